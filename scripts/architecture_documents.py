@@ -43,7 +43,10 @@ refused in these words before anything is traced, by the export or by PyTorch.""
 _NAMED: tuple[ExporterWish, ...] = ("torchscript", "dynamo")
 _EXPORTER_HEAD = """Written by `scripts/architecture_eval.py --docs` from this sweep:
 
-    winml sweep scripts/plans/architectures.json -o build/architectures --set export.exporter=torchscript,dynamo
+<!-- not run: takes hours -->
+```sh
+winml sweep scripts/plans/architectures.json -o build/architectures --set export.exporter=torchscript,dynamo
+```
 
 Each of torch's exporters was told to export the models above. `auto` takes TorchScript, and dynamo where that fails;
 a type whose attempt with TorchScript is known from it was not always run again. *Exported* means the same as above."""

@@ -35,6 +35,7 @@ LICENCE = ("LICENSE", "licence.md")
 _LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 _MERMAID = re.compile(r"^```mermaid\n.*?^```$", re.MULTILINE | re.DOTALL)
 _HOUSE = "pictures/house.svg"
+_CAPTION = "Drawn here as floors: a room imports only rooms on floors below it. `docs/architecture.md` has the arrows."
 _API_GROUPS = {
     "Export": (
         "export_pytorch",
@@ -95,7 +96,7 @@ def _sections_of_command(command: Any, name: str, sentence: str, level: int) -> 
     usage = " ".join([name, *command.collect_usage_pieces(context)])
     texts = [f"{'#' * level} {name}", sentence, f"```text\n{usage}\n```", *_paragraphs(command.help or "")]
     records = [record for param in command.get_params(context) if (record := param.get_help_record(context))]
-    rows = [f"| `{names}` | {_cell(words)} |" for names, words in records]
+    rows = [f"| {_names(names)} | {_cell(words)} |" for names, words in records]
     texts.append("\n".join(["| option | does |", "| --- | --- |", *rows]))
     if isinstance(command, click.Group):
         for inner in command.list_commands(context):
@@ -114,6 +115,11 @@ def _paragraphs(text: str) -> list[str]:
 
 def _prose(text: str) -> str:
     return " ".join(text.split()).replace("*", r"\*").replace("<", "&lt;")
+
+
+def _names(text: str) -> str:
+    """Return the names of an option, each as code."""
+    return re.sub(r"(.+?)(, | / |$)", r"`\1`\2", text)
 
 
 def _cell(text: str) -> str:
@@ -193,7 +199,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str: 
     path = page.file.src_uri
     house = os.path.relpath(_HOUSE, Path(path).parent).replace(os.sep, "/")
     return _MERMAID.sub(
-        f"![The rooms of the house, each above those it may import]({house})", with_site_links(markdown, path)
+        f"![The rooms of the house, each above those it may import]({house})\n\n{_CAPTION}",
+        with_site_links(markdown, path),
     )
 
 

@@ -6,8 +6,10 @@ Of a page, in its order:
 * a block of `text` that begins with `$`: commands, and below each what it prints;
 * a block of `python`: runs in the current directory, with the names of the blocks before it;
 * a block of `text` behind that: what it printed;
-* a block behind `<!-- file: NAME -->`: a file.
+* a block behind `<!-- file: NAME -->`: a file;
+* a block behind `<!-- not run: REASON -->`: nothing. The tests count these by page.
 
+`<!-- given: bert as checkpoint; reviews.csv -->` names what lies in the folder before: `supplies.py` makes it.
 A line with nothing but `…` stands for any lines, `…` in a line for anything in it. Behind `<!-- numbers differ -->`
 fractions and numbers with a unit are those of one run on one machine; words, paths and counts are compared.
 """
@@ -25,12 +27,14 @@ from typing import Any
 
 from e2e.workplace import Outcome
 
-__all__ = ["Block", "PageRun", "blocks_of", "matches"]
+__all__ = ["Block", "PageRun", "blocks_of", "given_of", "matches"]
 
 _BLOCK = re.compile(
     r"(?P<marks>(?:^<!-- [^\n]* -->\n+)*)^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 _FILE = re.compile(r"<!-- file: (\S+) -->")
+_NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
+_GIVEN = re.compile(r"<!-- given: (.+?) -->")
 _CODE = re.compile(r"#.*\bexit code (\d)")
 _NUMBER = re.compile(
     r"(?<![\w./-])-?(?:\d[\d,]*\.\d+(?:e[-+]?\d+)?%?|[1-9]e-\d+|\d+(?= ?(?:ms|s|MB|kB|GB|dB|×|%)(?!\w))%?)(?![\w/])"
@@ -48,6 +52,8 @@ class Block:
     text: str
     file: str | None
     is_measured: bool
+    why_not: str | None = None
+    """Why it is not run."""
 
 
 def blocks_of(page: str) -> list[Block]:
@@ -58,9 +64,17 @@ def blocks_of(page: str) -> list[Block]:
             found["text"],
             named[1] if (named := _FILE.search(found["marks"])) else None,
             _MEASURED in found["marks"],
+            reason[1] if (reason := _NOT_RUN.search(found["marks"])) else None,
         )
         for found in _BLOCK.finditer(page)
     ]
+
+
+def given_of(page: str) -> list[tuple[str, str]]:
+    """Return what lies in the folder before a page is run, each with its path there; "." where it has its own name."""
+    things = [thing.strip() for found in _GIVEN.findall(page) for thing in found.split(";")]
+    parts = [thing.partition(" as ") for thing in things]
+    return [(name, path or ".") for name, _, path in parts]
 
 
 def matches(shown: str, printed: str, *, measured: bool = False) -> bool:
@@ -94,6 +108,8 @@ class PageRun:
 
     def outputs(self, block: Block) -> Iterator[tuple[str, str]]:
         """Run a block; yield what the page shows and what was printed."""
+        if block.why_not is not None:
+            return
         printed, self.printed = self.printed, None
         if block.file is not None:
             Path(block.file).write_text(block.text, encoding="utf-8")
@@ -112,11 +128,15 @@ class PageRun:
 
     def _command(self, command: str) -> str:
         wanted = int(found[1]) if (found := _CODE.search(command)) else 0
-        words = shlex.split(command, comments=True)
-        assert words[0] == "winml", command
-        outcome = self.run(*words[1:])
-        assert wanted == outcome.code, f"{command}\n{outcome.err}"
-        return outcome.out if not wanted or outcome.out else "\n".join(outcome.complaint)
+        words, printed = shlex.split(command, comments=True), ""
+        while words:
+            assert words[0] == "winml", command
+            end = words.index("|") if "|" in words else len(words)
+            code = 0 if end < len(words) else wanted
+            outcome = self.run(*words[1:end], stdin=printed)
+            assert code == outcome.code, f"{command}\n{outcome.out}{outcome.err}"
+            words, printed = words[end + 1 :], outcome.out
+        return printed if not wanted or printed else "\n".join(outcome.complaint)
 
     def _python(self, text: str) -> str:
         printed = io.StringIO()

@@ -2,68 +2,82 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
-from docs.shown_pages import PageRun, blocks_of, matches
+from docs.shown_pages import PageRun, blocks_of, given_of, matches
+from docs.supplies import Supplies
 from e2e.in_process import run_here
-from e2e.workplace import Outcome
 from house.sources import REPOSITORY
 from winml.modelkit.cli.main import COMMANDS
 
-HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
-EXPORT = ("export", "-m", HUB_ID, "-o", "model.onnx")
-"""What most pages begin with; it is run once for all of them."""
-
-_FOLDERS = ("how_to", "coming_from")
-_PAGES = sorted(path for folder in _FOLDERS for path in (REPOSITORY / "docs" / folder).glob("*.md"))
+_FOLDERS = ("guide", "how_to", "coming_from", "reference")
+_PAGES = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "docs" / "architecture.md",
+    REPOSITORY / "benchmarks" / "README.md",
+    *sorted(path for folder in _FOLDERS for path in (REPOSITORY / "docs" / folder).glob("*.md")),
+]
 _RUNS = [path for path in _PAGES if re.search(r"^```(sh|python|text)$", path.read_text(encoding="utf-8"), re.MULTILINE)]
+NOT_RUN = {
+    "README": 2,
+    "docs/coming_from/optimum": 1,
+    "docs/guide/compile": 1,
+    "docs/guide/data_sets": 1,
+    "docs/guide/eval": 1,
+    "docs/guide/perf": 1,
+    "docs/guide/sweep": 3,
+    "docs/guide/tune": 3,
+    "docs/reference/architectures": 1,
+}
+"""Page to how many of its blocks are not run; why not stands before each."""
+
+
+def _name(page: Path) -> str:
+    return page.relative_to(REPOSITORY).with_suffix("").as_posix()
 
 
 @pytest.fixture(scope="module")
-def exported(minilm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
-    """The folder in which MiniLM was exported, and what the command answered."""
-    folder = tmp_path_factory.mktemp("exported")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        outcome = run_here(*(word.replace(HUB_ID, str(minilm_folder)) for word in EXPORT))
-    return folder, outcome
+def supplies(minilm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Supplies:
+    """What pages start from, made once."""
+    return Supplies(tmp_path_factory.mktemp("supplies"), minilm_folder)
 
 
 @pytest.mark.usefixtures("libraries_may_warn")
-@pytest.mark.parametrize("page", _RUNS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize("page", _RUNS, ids=_name)
 def test_examples_of_a_page_run_and_print_what_it_shows(
-    page: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    minilm_folder: Path,
-    exported: tuple[Path, Outcome],
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supplies: Supplies
 ) -> None:
-    """From top to bottom in one empty folder; the Hub id is answered by the same checkpoint on this disk."""
-    monkeypatch.chdir(tmp_path)
+    """From top to bottom in one folder; the Hub id is answered by the same checkpoint on this disk."""
+    text = page.read_text(encoding="utf-8")
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
     monkeypatch.setenv("WINML_CACHE", str(tmp_path / "cache"))
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def run(*words: str) -> Outcome:
-        if words == EXPORT:
-            # Links: whatever replaces a file puts another in its place.
-            shutil.copytree(exported[0], tmp_path, dirs_exist_ok=True, copy_function=os.link)
-            return exported[1]
-        return run_here(*(word.replace(HUB_ID, str(minilm_folder)) for word in words))
-
-    PageRun(run).check(page.read_text(encoding="utf-8"))
+    monkeypatch.syspath_prepend(str(here))
+    for name, path in given_of(text):
+        supplies.place(name, here / path)
+    PageRun(supplies.run).check(text)
 
 
-@pytest.mark.parametrize("page", _PAGES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_blocks_that_are_not_run_say_why_and_are_counted() -> None:
+    """Whoever adds one writes the reason before it, and the number here."""
+    reasons = {
+        _name(page): [block.why_not for block in blocks_of(page.read_text(encoding="utf-8")) if block.why_not]
+        for page in _PAGES
+    }
+    assert NOT_RUN == {page: len(found) for page, found in reasons.items() if found}
+    assert [] == [reason for found in reasons.values() for reason in found if len(reason.split()) < 3]
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=_name)
 def test_pages_show_commands_in_blocks_that_are_run(page: Path) -> None:
     """No indented block, and no command in a block of another kind."""
     text = page.read_text(encoding="utf-8")
-    assert [] == re.findall(r"^    +(?:winml|\$|python) .*$", text, re.MULTILINE)
-    kinds = {"sh", "text", "python", "json", "html"}
+    assert [] == re.findall(r"^\n    +(\S.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.MULTILINE)
+    kinds = {"sh", "text", "python", "json", "html", "mermaid", "bash", "zsh", "fish", "powershell"}
     assert set() == {block.kind for block in blocks_of(text)} - kinds
     assert text.count("\n```") == 2 * len(blocks_of(text))
 

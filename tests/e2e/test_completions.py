@@ -1,12 +1,30 @@
-"""Does a shell get its completions from the command, and nothing else?"""
+"""Does a shell get its completions from the command, and does Tab then complete what is typed?"""
 
 from __future__ import annotations
 
 import os
+import re
+import select
+import shutil
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+
+from house.sources import REPOSITORY
+
+_GUIDE = REPOSITORY / "docs" / "guide" / "completions.md"
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?>=]*[ -/]*[@-~]|\][^\x07]*\x07|[()][0-9A-B]|[=>78M])|[\x07\x0e\x0f]")
+_AT_A_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Runs a shell whose own terminal is its stdin; fish asks for that."""
+_PATIENCE_S = 60
+"""Longest wait for a shell, on a machine that does other work."""
 
 
 def _answer(**variables: str) -> str:
@@ -27,3 +45,105 @@ def test_verbs_and_options_are_completed() -> None:
     asked = {"_WINML_COMPLETE": "bash_complete"}
     assert ["plain,export", "plain,extract"] == _answer(**asked, COMP_WORDS="winml ex", COMP_CWORD="1").split()
     assert "plain,--dynamic-axes" in _answer(**asked, COMP_WORDS="winml export --dynamic", COMP_CWORD="2").split()
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["perf mod", "compare a.onnx mod", "export -m mod", "eval a.onnx --dataset mod", "build -c mod", "diff a.onnx mod"],
+)
+def test_paths_are_left_to_the_shell(words: str) -> None:
+    """Also where a value is a path or something else: a model, a data set, a config."""
+    count = str(len(words.split()))
+    assert "file,mod\n" == _answer(_WINML_COMPLETE="bash_complete", COMP_WORDS=f"winml {words}", COMP_CWORD=count)
+
+
+def test_names_are_no_paths() -> None:
+    """Of an execution provider, and of a module, nothing is offered."""
+    for words in ("perf a.onnx --ep mod", "perf a.onnx --module mod"):
+        assert "" == _answer(_WINML_COMPLETE="bash_complete", COMP_WORDS=f"winml {words}", COMP_CWORD="4").strip()
+
+
+class _Terminal:
+    """A shell at a terminal."""
+
+    def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
+        """Start it, and wait for its prompt."""
+        self._screen, terminal = os.openpty()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _AT_A_TERMINAL, *command],
+            cwd=folder,
+            env=environment,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            start_new_session=True,
+        )
+        os.close(terminal)
+        self._shown = ""
+
+    def type(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self._screen, keys.encode())
+
+    def shows(self, text: str) -> None:
+        """Wait until a text is among what was shown since the last call."""
+        end = time.monotonic() + _PATIENCE_S
+        while text not in (shown := _ESCAPES.sub("", self._shown).replace("\r", "")):
+            ready, _, _ = select.select([self._screen], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"{text!r} is not among {shown!r}"
+            self._shown += os.read(self._screen, 65536).decode("utf-8", "replace")
+        self._shown = ""
+
+    def end(self) -> None:
+        """Leave it."""
+        self._process.kill()
+        self._process.wait()
+        os.close(self._screen)
+
+
+def _lines_of_guide(shell: str) -> str:
+    (lines,) = re.findall(rf"^```{shell}\n(.*?)^```$", _GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return str(lines)
+
+
+def _shell_with_guide(shell: str, home: Path) -> list[str]:
+    """Write the lines of the guide where it says; return the command of the shell."""
+    if shell == "fish":
+        file = home / ".config" / "fish" / "completions" / "winml.fish"
+        prompt, command = "function fish_prompt; echo -n 'ready> '; end", ["fish", "-C"]
+        file.parent.mkdir(parents=True)
+        file.write_text(_lines_of_guide(shell), encoding="utf-8")
+        return [*command, prompt, "-i"]
+    file = home / f".{shell}rc"
+    file.write_text(f"PS1='ready> '\n{_lines_of_guide(shell)}", encoding="utf-8")
+    return [shell, "--rcfile", str(file), "-i"] if shell == "bash" else [shell, "-i"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_tab_completes_with_the_lines_of_the_guide(shell: str, tmp_path: Path) -> None:
+    """A verb, an option, one of its values, and a file, in a terminal."""
+    if sys.platform == "win32" or shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    home, programs, here = (tmp_path / name for name in ("home", "bin", "here"))
+    for folder in (home, programs, here):
+        folder.mkdir()
+    (here / "model_of_mine.onnx").touch()
+    program = programs / "winml"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m winml.modelkit "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    variables = {"HOME": str(home), "ZDOTDIR": str(home), "TERM": "xterm", "XDG_CONFIG_HOME": str(home / ".config")}
+    environment = {**os.environ, **variables, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    terminal = _Terminal(_shell_with_guide(shell, home), here, environment)
+    try:
+        terminal.shows("ready> ")
+        for typed, completed in (
+            ("winml insp", "winml inspect"),
+            ("winml optimize --enable-gelu-f", "winml optimize --enable-gelu-fusion"),
+            ("winml export --dtype bf", "winml export --dtype bf16"),
+            ("winml export -m mod", "winml export -m model_of_mine.onnx"),
+        ):
+            # Then "echo" at the begin of the line, and Enter.
+            terminal.type(f"{typed}\t\x01echo \r")
+            terminal.shows(f"\n{completed}\n")
+    finally:
+        terminal.end()

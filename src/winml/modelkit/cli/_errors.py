@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from winml.modelkit.cli._completion import complete_paths
 from winml.modelkit.cli._streams import tell
 from winml.modelkit.errors import WinMLError, first_line
 
@@ -32,6 +33,11 @@ _LOST_ERROR = "error return without exception set"
 
 class WinMLCommand(click.Command):
     """A verb: the errors we name end it with their sentence and exit code."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        """Take what any command of click takes."""
+        super().__init__(*arguments, **settings)
+        complete_paths(self.params)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line.

@@ -1,0 +1,234 @@
+"""What do the pages of the documentation start from? Checkpoints, exports and data, each made once for all pages.
+
+Checkpoints are small, of seeded random weights; the Hub id on the pages is answered by MiniLM's real weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from checkpoints import save_checkpoint, save_image_processor
+from e2e.in_process import run_here
+from e2e.workplace import Outcome
+from encoded import save_encoder_decoder
+from generating import save_decoder
+from judged_checkpoints import pipeline_of, save_images, save_judged, sentences, text_tokenizer
+from shown import save_picture, save_shown
+
+__all__ = ["HUB_ID", "Supplies"]
+
+HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
+_TEXT: Mapping[str, Any] = {"vocab_size": 30522, "max_position_embeddings": 512}
+_LABELS = ("negative", "positive")
+_OPEN = ("--dynamic-batch", "--dynamic-seq-len")
+
+
+class Supplies:
+    """Makes what a page starts from, and lays it into its folder."""
+
+    def __init__(self, folder: Path, minilm: Path) -> None:
+        """Keep everything in a folder; ``minilm`` is the checkpoint that answers for the Hub id."""
+        self._folder = folder
+        self._minilm = minilm
+        self._exports: dict[tuple[str, ...], tuple[Path, Outcome]] = {}
+
+    def place(self, name: str, target: Path) -> None:
+        """Lay a thing where a page has it: a folder, or a file; with the target "." under its own name."""
+        source = self._made(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, dirs_exist_ok=True, copy_function=_link)
+        else:
+            _link(source, target / source.name if target.is_dir() else target)
+
+    def run(self, *words: str, stdin: str = "") -> Outcome:
+        """Run a command of a page in its folder; MiniLM is exported once for all pages that ask for it alike."""
+        told = tuple(word.replace(HUB_ID, str(self._minilm)) for word in words)
+        if words[:3] != ("export", "-m", HUB_ID):
+            return run_here(*told, stdin=stdin)
+        if told not in self._exports:
+            folder = self._folder / f"minilm-{len(self._exports)}"
+            folder.mkdir()
+            with _inside(folder):
+                self._exports[told] = folder, run_here(*told)
+        folder, outcome = self._exports[told]
+        shutil.copytree(folder, Path.cwd(), dirs_exist_ok=True, copy_function=_link)
+        return outcome
+
+    def _made(self, name: str) -> Path:
+        path = self._folder / name
+        if not path.exists():
+            kind, _, source = name.rpartition(" of ")
+            if kind:
+                self._command(_FROM[kind], self._made(source), path)
+            else:
+                _MAKERS[name](path) if name in _MAKERS else _DATA[name](self, path)
+        return path
+
+    def _command(self, arguments: tuple[str, ...], source: Path, path: Path) -> None:
+        path.mkdir()
+        with _inside(path):
+            outcome = run_here(*(word.replace("SOURCE", str(source)) for word in arguments), "-q")
+        assert 0 == outcome.code, outcome.err
+
+    def _reviews(self, path: Path) -> None:
+        """Write the sentences of which the checkpoint is most certain, with its own answers as labels."""
+        answers = pipeline_of(self._made("classifier"), "text-classification")
+        judged = sorted(((answers(text)[0], text) for text in sentences(120)), key=lambda row: -row[0]["score"])
+        _write_table(path, [("text", "label"), *((text, answer["label"]) for answer, text in judged[:40])])
+
+    def _optimized(self, path: Path) -> None:
+        """Write what ONNX Runtime's offline optimizer makes of MiniLM, without tags."""
+        import onnxruntime
+
+        told = ("export", "-m", HUB_ID, "-o", "model.onnx")
+        with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+            patch.chdir(folder)
+            self.run(*told)
+            options = onnxruntime.SessionOptions()
+            options.optimized_model_filepath = str(path)
+            options.log_severity_level = 3
+            onnxruntime.InferenceSession("model.onnx", options, providers=["CPUExecutionProvider"])
+
+    def _sample(self, path: Path) -> None:
+        """Write values for the inputs of a model of text, as it is exported."""
+        generator = np.random.default_rng(0)
+        ids = generator.integers(5, 100, (1, 64))
+        np.savez(path, input_ids=ids, attention_mask=np.ones_like(ids), token_type_ids=np.zeros_like(ids))
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield
+
+
+def _link(source: str | Path, target: str | Path) -> str | Path:
+    """Give a file a second name where there is none yet: whatever replaces a file puts another in its place."""
+    if not Path(target).exists():
+        os.link(source, target)
+    return target
+
+
+def _write_table(path: Path, rows: list[tuple[Any, ...]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+def _save_vit(folder: Path) -> None:
+    save_checkpoint("vit", folder)
+    save_image_processor(folder, 32)
+
+
+def _save_pictures(folder: Path) -> None:
+    generator = np.random.default_rng(0)
+    pictures = {f"{number}.png": generator.integers(0, 255, (40, 48, 3), dtype=np.uint8) for number in range(8)}
+    save_images(folder, pictures)
+
+
+def _save_sentences(path: Path) -> None:
+    import datasets
+
+    datasets.Dataset.from_dict({"review": sentences(8)}).to_parquet(path)
+
+
+def _save_lines(path: Path) -> None:
+    path.write_text("\n".join(sentences(8)), encoding="utf-8")
+
+
+def _save_pairs(path: Path) -> None:
+    """Write pairs of sentences, the second of which has fewer and fewer words of the first."""
+    rows: list[tuple[Any, ...]] = [("sentence1", "sentence2", "score")]
+    for text in _SENTENCES:
+        words = text.split()
+        for left in range(10):
+            kept, other = words[: len(words) - left], _OTHER.split()[:left]
+            rows.append((text, " ".join([*kept, *other]), round(1 - left / 10, 1)))
+    _write_table(path, rows)
+
+
+def _save_net(path: Path) -> None:
+    path.write_text(_NET, encoding="utf-8")
+
+
+def _save_lecture(path: Path) -> None:
+    import soundfile
+
+    sound = np.random.default_rng(0).standard_normal(40_000).astype(np.float32) / 4
+    soundfile.write(path, sound, 16_000)
+
+
+def _save_whisper(folder: Path) -> None:
+    """Write one that tells times: its tokens from 60 on are times."""
+    save_encoder_decoder(folder, "whisper")
+    told = '{"decoder_start_token_id": 3, "eos_token_id": 2, "pad_token_id": 0, "no_timestamps_token_id": 60}'
+    (folder / "generation_config.json").write_text(told, encoding="utf-8")
+
+
+_SENTENCES = (
+    "the old man reads a long book in the quiet garden every morning",
+    "a red train leaves the small station at noon and carries fresh bread",
+    "two children build a large boat from wood beside the cold river",
+    "the new engine needs less fuel than the one it replaces at night",
+    "our neighbour sells sweet apples and dark honey on the busy market",
+)
+_NET = """
+import torch
+
+
+def build():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
+
+
+def example_inputs():
+    return torch.randn(1, 3, 32, 32)
+"""
+_OTHER = "stocks fell sharply after banks raised their rates again"
+
+_MAKERS: Mapping[str, Callable[[Path], object]] = {
+    "bert": lambda path: save_judged(path, "bert", "BertModel", text_tokenizer(), **_TEXT),
+    "classifier": lambda path: save_judged(
+        path, "bert", "BertForSequenceClassification", text_tokenizer(), labels=_LABELS, **_TEXT
+    ),
+    "llama": lambda path: save_decoder(path, max_position_embeddings=1024),
+    "gpt2": lambda path: save_decoder(path, "gpt2"),
+    "t5": lambda path: save_encoder_decoder(path, "t5"),
+    "whisper": _save_whisper,
+    "llava": save_shown,
+    "clip": lambda path: save_checkpoint("clip", path),
+    "resnet": lambda path: save_checkpoint("resnet", path),
+    "vit": _save_vit,
+    "pictures": _save_pictures,
+    "sentences.parquet": _save_sentences,
+    "net.py": _save_net,
+    "sentences.txt": _save_lines,
+    "pairs.csv": _save_pairs,
+    "photo.jpg": save_picture,
+    "lecture.wav": _save_lecture,
+}
+_DATA: Mapping[str, Callable[[Supplies, Path], None]] = {
+    "reviews.csv": Supplies._reviews,
+    "optimized.onnx": Supplies._optimized,
+    "sample.npz": Supplies._sample,
+}
+"""What is made from other things."""
+_FROM: Mapping[str, tuple[str, ...]] = {
+    "export": ("export", "-m", "SOURCE", "-o", "model.onnx"),
+    "open export": ("export", "-m", "SOURCE", "-o", "model.onnx", *_OPEN),
+    "build": ("build", "-m", "SOURCE", "-o", ".", "--no-verify"),
+    # As the tests do: dynamo, which is tried next, takes half a minute for a Whisper.
+    "quick build": ("build", "-m", "SOURCE", "-o", ".", "--no-verify", "-c", '{"export": {"exporter": "torchscript"}}'),
+}
+"""``export of bert``: the folder that a command makes of another thing."""
