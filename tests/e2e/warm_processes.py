@@ -13,6 +13,7 @@ import atexit
 import functools
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import pkgutil
@@ -122,10 +123,18 @@ def _server() -> subprocess.Popen[str]:
     return server
 
 
+def _is_there(name: str) -> bool:
+    """Not every version of a library has each module."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def _serve() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in (*LIBRARIES, *_names_of_ours()):
+        for name in (*filter(_is_there, LIBRARIES), *_names_of_ours()):
             importlib.import_module(name)
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from resting_threads import rest_where_cores_are_shared

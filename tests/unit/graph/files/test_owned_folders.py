@@ -51,6 +51,16 @@ def test_folder_goes_when_its_process_was_killed_and_not_before(tmp_path: Path) 
     assert [] == _names(tmp_path)
 
 
+def test_folder_that_its_owner_leaves_is_abandoned(tmp_path: Path) -> None:
+    """Whoever comes next may take what is in it, in the same process or another."""
+    folder = OwnedFolder.make(tmp_path, PREFIX)
+    (folder.path / "weights").write_bytes(b"many")
+    folder.release()
+    assert [OWNER_LOCK_NAME, "weights"] == _names(folder.path)
+    _remove_abandoned(tmp_path)
+    assert [] == _names(tmp_path)
+
+
 def test_folder_of_this_process_is_not_abandoned(tmp_path: Path) -> None:
     """Two commands in one process do not take each other's; whoever made it removes it."""
     folder = OwnedFolder.make(tmp_path, PREFIX)

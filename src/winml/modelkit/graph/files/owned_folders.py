@@ -78,15 +78,22 @@ class OwnedFolder:
                 self.release()
                 return
         if sys.platform == "win32":
-            self.release()  # an open file cannot be deleted there
+            self._unlock()  # an open file cannot be deleted there
         with contextlib.suppress(OSError):
             (self.path / OWNER_LOCK_NAME).unlink(missing_ok=True)
-        self.release()
+        self._unlock()
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
     def release(self) -> None:
         """Leave the folder as it is, without an owner."""
+        if self._lock is not None:
+            self._unlock()
+            with contextlib.suppress(OSError):
+                # filelock 3.29 takes the file away, without which nobody can tell that the owner is gone.
+                (self.path / OWNER_LOCK_NAME).touch()
+
+    def _unlock(self) -> None:
         if self._lock is not None:
             self._lock.release(force=True)
 
