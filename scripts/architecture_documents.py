@@ -43,7 +43,7 @@ refused in these words before anything is traced, by the export or by PyTorch.""
 _NAMED: tuple[ExporterWish, ...] = ("torchscript", "dynamo")
 _EXPORTER_HEAD = """Written by `scripts/architecture_eval.py --docs` from this sweep:
 
-<!-- not run: takes hours -->
+<!-- not run: takes hours, for all model types -->
 ```sh
 winml sweep scripts/plans/architectures.json -o build/architectures --set export.exporter=torchscript,dynamo
 ```
