@@ -78,9 +78,9 @@ def test_smallest_right_file_wins_and_is_a_build(tuned: Tuned) -> None:
     """The losers are gone; what was measured of them stays."""
     assert ("won", "dynamic-int8") == (rows(tuned.record)["dynamic-int8"]["status"], tuned.record["winner"]["name"])
     folder = tuned.folder / "tuned"
-    assert {".winml-tune.lock", "best", "tune.json", "tune.html", "tune_state.json"} == {
-        path.name for path in folder.iterdir()
-    }
+    # Some versions of filelock take their file away.
+    left = {path.name for path in folder.iterdir()} - {".winml-tune.lock"}
+    assert {"best", "tune.json", "tune.html", "tune_state.json"} == left
     assert rows(tuned.record)["dynamic-int8"]["size_bytes"] == (folder / "best" / "model.onnx").stat().st_size
     assert str(folder / "best") == tuned.record["winner"]["folder"]
 

@@ -10,6 +10,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
+from packaging.version import Version
 from transformers import (
     AutoModelForImageTextToText,
     AutoProcessor,
@@ -107,7 +108,13 @@ def test_generate_shown_pictures_writes_what_pytorch_writes(
         model(input_ids=given["input_ids"], pixel_values=given["pixel_values"][:1])
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "paligemma", "idefics3", "blip-2"])
+_IN_PIECES = pytest.mark.skipif(
+    Version(torch.__version__) < Version("2.12"),
+    reason="torch before 2.12 cannot follow attention over a number of pictures that the values decide",
+)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "paligemma", pytest.param("idefics3", marks=_IN_PIECES), "blip-2"])
 def test_other_forms_write_what_pytorch_writes(kind: str, tmp_path: Path) -> None:
     """Tokens of an image that see each other, pictures in pieces, and a language model that generates by itself."""
     folder = save_shown(tmp_path / kind, kind)
