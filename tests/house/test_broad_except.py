@@ -10,7 +10,7 @@ import ast
 from house.sources import functions, modules
 
 BOUNDARIES: dict[str, str] = {
-    "verify.generation:generate_reference": "a foreign generate() raises what it likes; it is then told as the reason",
+    "verify.generated_text:generate_reference": "a foreign generate() raises what it likes; told as the reason",
     "verify.parts.encoded_generation:_generate": "as generate_reference: a foreign generate()",
     "verify.parts.encoded_fidelity:measure_encoded_text": "as generate_reference: a foreign forward",
     "verify.parts.seen_generation:_generate": "as generate_reference: a foreign generate()",

@@ -25,7 +25,8 @@ from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.runtime.sessions import Session
-from winml.modelkit.verify.generation import GeneratedText, compare_generation, generate_reference
+from winml.modelkit.verify.generated_text import GeneratedText, generate_reference
+from winml.modelkit.verify.generation import compare_generation
 from winml.modelkit.verify.reference_run import prepared_part, run_reference
 
 Arrays = dict[str, NDArray[Any]]

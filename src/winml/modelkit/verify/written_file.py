@@ -18,7 +18,8 @@ from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
 from winml.modelkit.errors import ExportError, StageError, VerificationError
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.verify.failure_explanation import refuse_outputs_by_value
-from winml.modelkit.verify.generation import GeneratedText, compare_generation, generate_reference, generates_alone
+from winml.modelkit.verify.generated_text import GeneratedText, generate_reference, generates_alone
+from winml.modelkit.verify.generation import compare_generation
 from winml.modelkit.verify.input_draws import InputDraws, holds_nan
 from winml.modelkit.verify.other_sizes import Draw, WrittenGraph, compare_at_other_sizes, unchanged_attributes
 from winml.modelkit.verify.other_values import (

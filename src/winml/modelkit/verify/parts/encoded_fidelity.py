@@ -17,7 +17,7 @@ from winml.modelkit.compare.fidelity import OutputFidelity, answer_fidelity
 from winml.modelkit.errors import first_line
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.load.caches.arguments import TOKENS, empty_states
-from winml.modelkit.verify.generation import as_the_user_calls_it
+from winml.modelkit.verify.generated_text import as_the_user_calls_it
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.other_sizes import unchanged_attributes
 from winml.modelkit.verify.parts.encoded_generation import EncodedParts, new_tokens

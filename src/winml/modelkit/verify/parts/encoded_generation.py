@@ -24,12 +24,8 @@ from winml.modelkit.graph.bundle import PartFeed
 from winml.modelkit.load.caches.arguments import DECODER_TOKENS, ENCODED, ENCODER_MASK, ENCODER_STATES, TOKENS
 from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
-from winml.modelkit.verify.generation import (
-    GeneratedText,
-    as_the_user_calls_it,
-    compare_generation,
-    plain_generation,
-)
+from winml.modelkit.verify.generated_text import GeneratedText, as_the_user_calls_it, plain_generation
+from winml.modelkit.verify.generation import compare_generation
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
 from winml.modelkit.verify.parts.part_runs import SCORES, Arrays, is_rounding, opened_file, sizes_of_rows, told_failures
