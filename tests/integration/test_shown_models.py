@@ -109,8 +109,8 @@ def test_generate_shown_pictures_writes_what_pytorch_writes(
 
 
 _IN_PIECES = pytest.mark.skipif(
-    Version(torch.__version__) < Version("2.12"),
-    reason="torch before 2.12 cannot follow attention over a number of pictures that the values decide",
+    Version(torch.__version__) < Version("2.13"),
+    reason="torch before 2.13 cannot follow attention over a number of pictures that the values decide",
 )
 
 
