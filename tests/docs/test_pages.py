@@ -79,6 +79,8 @@ def test_pages_show_commands_in_blocks_that_are_run(page: Path) -> None:
     assert [] == re.findall(r"^\n    +(\S.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.MULTILINE)
     kinds = {"sh", "text", "python", "json", "html", "mermaid", "bash", "zsh", "fish", "powershell"}
     assert set() == {block.kind for block in blocks_of(text)} - kinds
+    of_shells = [block.text for block in blocks_of(text) if block.kind in {"bash", "zsh", "fish", "powershell"}]
+    assert [] == [shown for shown in of_shells if re.search(r"^(\$ )?winml ", shown, re.MULTILINE)]
     assert text.count("\n```") == 2 * len(blocks_of(text))
 
 

@@ -112,12 +112,16 @@ def test_calls_stop_and_go_on_with_the_process_that_runs_them(tmp_path: Path) ->
     command = [sys.executable, "-c", AWAITING, str(tmp_path / "go")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as caller:
         assert caller.stdout is not None
-        both = [psutil.Process(pid) for pid in (caller.pid, int(caller.stdout.readline()))]
-        for number, is_stopped in ((signal.SIGTSTP, True), (signal.SIGCONT, False)):
-            os.kill(caller.pid, number)
-            await_true(partial(are_stopped, both, is_stopped))
-        (tmp_path / "go").touch()
-        assert "returned" == caller.stdout.read().strip()
+        try:
+            both = [psutil.Process(pid) for pid in (caller.pid, int(caller.stdout.readline()))]
+            for number, is_stopped in ((signal.SIGTSTP, True), (signal.SIGCONT, False)):
+                os.kill(caller.pid, number)
+                await_true(partial(are_stopped, both, is_stopped))
+            (tmp_path / "go").touch()
+            assert "returned" == caller.stdout.read().strip()
+        finally:
+            # One that stands still is not waited for.
+            caller.kill()
 
 
 def are_stopped(processes: list[psutil.Process], expected: bool) -> bool:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["complete_paths"]
 
-_PATHS = frozenset({"MODEL", "FILE", "FOLDER", "PATH", "JSON"})
+_PATHS = frozenset({"MODEL", "CHECKPOINT", "DATA", "FILE", "FOLDER", "PATH", "JSON"})
 """Words of a metavar that stand for a path: ``PATH|NAME``, ``[MODEL]``. ``JSON`` is a file or text."""
 
 

@@ -99,8 +99,8 @@ def run_bounded(
 ) -> Generator[Ending]:
     """Run calls, ``jobs`` at a time, and yield how each ended, in the order they end.
 
-    Processes that still run are killed when the caller closes the iterator early. Where this process is stopped, they
-    stop with it, which does not count as their time.
+    Processes that still run are killed when the caller closes the iterator early. Where a terminal stops this process
+    (Ctrl-Z), they stop with it, which does not count as their time.
 
     Args:
         calls: Calls to run; read one by one as processes become free.
@@ -186,6 +186,16 @@ def _kill_group(pid: int | None) -> None:
         signal_group(pid, signal.SIGKILL)
 
 
+def _kill_started(pid: int | None) -> None:
+    """Kill what a process started, where the system has no groups; what an ended one left is in no tree."""
+    if pid is None or sys.platform != "win32":
+        return
+    with contextlib.suppress(psutil.Error):
+        for process in _processes_below(psutil.Process(pid)):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
 def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable[[Call, Any], None]) -> Ending | None:
     """Read the messages and the memory of a process; return how the call ended, or None while it may go on."""
     try:
@@ -197,14 +207,22 @@ def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable
             on_message(running_call.call, value)
     except (EOFError, OSError):  # OSError: the process died while it sent a message
         return running_call.ending("died")
-    pid = running_call.process.pid
-    resident_bytes = _resident_bytes(pid) + running_call.started_processes.bytes_below(pid)
-    running_call.peak_bytes = max(running_call.peak_bytes, resident_bytes)
+    running_call.peak_bytes = max(running_call.peak_bytes, _bytes_of_all(running_call))
     if running_call.peak_bytes > bounds.resident_bytes:
         return running_call.ending("memory")
     if time.monotonic() - running_call.started > bounds.seconds:
         return running_call.ending("time")
     return None
+
+
+def _bytes_of_all(running_call: _RunningCall) -> int:
+    """Return the memory of a process and of those it started; a new peak is looked at once more, all at one moment."""
+    pid, started = running_call.process.pid, running_call.started_processes
+    found = _resident_bytes(pid) + started.bytes_below(pid)
+    if found > running_call.peak_bytes and started.bytes_below(pid):
+        started.forget()
+        found = _resident_bytes(pid) + started.bytes_below(pid)
+    return found
 
 
 def _resident_bytes(pid: int | None) -> int:
@@ -232,15 +250,27 @@ class _StartedProcesses:
             self._bytes[pid] = sum(_own_bytes(process) for process, above in self._found if pid in above)
         return self._bytes[pid]
 
+    def forget(self) -> None:
+        """Look them up when they are asked for next."""
+        self._looked_at = -math.inf
+
     def _look(self) -> None:
         parents: dict[int, int] = {}
-        below = psutil.Process().children(recursive=True)
+        below = _processes_below(psutil.Process())
         for process in below:
             with contextlib.suppress(psutil.Error):
                 parents[process.pid] = process.ppid()
         self._found = [(process, set(_line(process.pid, parents))) for process in below]
         self._bytes = {}
         self._looked_at = time.monotonic()
+
+
+def _processes_below(process: psutil.Process) -> list[psutil.Process]:
+    """Return all that a process started; none where it has just ended, or the system does not say it."""
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
 
 
 def _line(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
@@ -255,17 +285,20 @@ def _line(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
 def _own_bytes(process: psutil.Process) -> int:
     """Return the memory that a started process adds; 0 where it has just ended."""
     try:
-        memory = process.memory_full_info()
+        if sys.platform == "linux":
+            with contextlib.suppress(psutil.AccessDenied):
+                # Pages that others have mapped as well count in parts.
+                return int(process.memory_full_info().pss)
+        return int(process.memory_info().rss)
     except psutil.Error:
         return 0
-    # Pages that others have mapped as well count in parts where the system tells it, else for none of them.
-    return int(getattr(memory, "pss", memory.uss))
 
 
 def _end_process(running_call: _RunningCall, *, may_finish: bool = False) -> None:
     if may_finish:
         running_call.process.join(_EXIT_SECONDS)
     _kill_group(running_call.process.pid)
+    _kill_started(running_call.process.pid)
     running_call.process.kill()
     running_call.process.join()
     running_call.messages.close()

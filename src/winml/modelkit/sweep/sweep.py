@@ -61,7 +61,7 @@ class SweepOptions:
     seconds: float = DEFAULT_SECONDS
     """Most that one cell may take."""
     resident_bytes: int | None = None
-    """Most memory that the process of one cell may take; None: its share of what is free."""
+    """Most memory that one cell may take, with all processes it starts; None: its share of what is free."""
     jobs: int | None = None
     """Processes at a time; None: one a core, as memory allows; one where latency is measured; on Ray, one a CPU."""
     ray: str | None = None

@@ -47,14 +47,14 @@ def four(mask: torch.Tensor) -> torch.Tensor:
 
 def written(mask: torch.Tensor) -> torch.Tensor:
     """Return a longer mask that one was written into."""
-    longer = mask.new_ones(mask.shape[0], mask.shape[1] + 4)
+    longer = torch.ones(mask.shape[0], mask.shape[1] + 4, dtype=mask.dtype, device=mask.device)
     longer[:, 4:] = mask
     return longer
 
 
 def copied(mask: torch.Tensor) -> torch.Tensor:
     """Return a longer mask that one was copied into."""
-    longer = mask.new_ones(mask.shape[0], mask.shape[1] + 4)
+    longer = torch.ones(mask.shape[0], mask.shape[1] + 4, dtype=mask.dtype, device=mask.device)
     longer[:, 4:].copy_(mask)
     return longer
 
@@ -104,6 +104,17 @@ def test_mask_that_is_widened_is_no_input(way: str, monkeypatch: pytest.MonkeyPa
     notes = [given_sizes(None, None, layout)[1] for layout in layouts]
     assert "takes no attention_mask" in notes[0][0]
     assert not notes[1]
+
+
+def test_longer_tensor_of_the_type_of_a_mask_does_not_widen_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made beside it holds nothing of it."""
+
+    def unchanged(mask: torch.Tensor) -> torch.Tensor:
+        mask.new_zeros(mask.shape[0], mask.shape[1] + 4)
+        return mask
+
+    monkeypatch.setattr(Widening, "widen", staticmethod(unchanged), raising=False)
+    assert layout_of_kind(Widening).is_masked
 
 
 def test_forward_of_one_token_after_others_is_refused() -> None:

@@ -45,7 +45,10 @@ Examples:
 @click.option("--max", "maximum", multiple=True, metavar="MEASURE=N", help="Largest value; else exit 3; repeatable.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Most for each.")
 @click.option(
-    "--memory", type=click.FloatRange(min=0, min_open=True), metavar="GB", help="Most memory for each process."
+    "--memory",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="GB",
+    help="Most memory for each, with what it starts.",
 )
 @click.option(
     "--jobs", type=click.IntRange(min=1), help="Processes at a time.  [default: the cores; one where perf is measured]"

@@ -13,11 +13,12 @@ from winml.modelkit.verify.by_module.sides import Side
 __all__ = ["few_shared_notes"]
 
 _FEW = 0.5
-"""Chosen: other forms of a model, such as optimized and quantized files, keep all modules in their metadata."""
+"""Chosen: other forms of a model, such as optimized and quantized files, keep all modules in their metadata. A tree of
+node names also holds modules of torch.nn, so the side with fewer modules is the one to ask."""
 
 
 def few_shared_notes(reference: Side, candidate: Side) -> tuple[str, ...]:
-    """Return one sentence where a side has less than half of its modules in common with the other; else nothing.
+    """Return one sentence where the side with fewer modules has less than half of them in common with the other.
 
     A PyTorch model beside a file has modules that do not run, which do not count.
 
@@ -30,7 +31,7 @@ def few_shared_notes(reference: Side, candidate: Side) -> tuple[str, ...]:
     numbers = [len(side.module_classes) for side in counted]
     shared = _shared(reference.module_classes, candidate.module_classes)
     # Nobody knows the modules of a file without tags and scopes.
-    if not all(numbers) or all(shared >= _FEW * number for number in numbers):
+    if not all(numbers) or shared >= _FEW * min(numbers):
         return ()
     counts = ", ".join(f"{shared} of {number} of {side.shown}" for side, number in zip(counted, numbers, strict=True))
     meaning = "These look like two models, not like two forms of one, and how near their answers are may mean nothing"

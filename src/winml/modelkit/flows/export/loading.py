@@ -23,15 +23,15 @@ from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.memory_check import refuse_verification_beyond_memory
 from winml.modelkit.verify.reference_run import prepared_part, run_reference
 
-__all__ = ["LARGE_HANDED_OVER_BYTES", "LARGE_WEIGHTS_BYTES", "load_for_export", "parameter_bytes"]
+__all__ = ["LARGE_UNREAD_BYTES", "LARGE_WEIGHTS_BYTES", "load_for_export", "parameter_bytes"]
 
 LARGE_WEIGHTS_BYTES = 2**31
 """Chosen: the largest protobuf file. Weights above it are not to be in memory."""
 
-LARGE_HANDED_OVER_BYTES = 2**27
-"""The same where the graph is changed in memory before it is written, so that the file may be small. Chosen: peak
-memory is to stay below 1.5 GB, of which 0.5 GB are the libraries; with half a gigabyte of weights held, a build peaked
-at 1.7 GB."""
+LARGE_UNREAD_BYTES = 2**27
+"""The same where no run in PyTorch reads them: the graph is changed in memory before it is written, or nothing is
+compared. Chosen: peak memory is to stay below 1.5 GB, of which 0.5 GB are the libraries; with half a gigabyte of
+weights held, a build peaked at 1.7 GB."""
 
 
 def load_for_export(
@@ -57,11 +57,12 @@ def load_for_export(
     if resolved.is_widened:
         request = replace(request, dtype="fp32")
     weight_bytes, use = parameter_bytes(resolved.model), first_choice(config)
-    are_large = weight_bytes > (LARGE_HANDED_OVER_BYTES if is_handed_over else LARGE_WEIGHTS_BYTES)
+    are_read = config.verify and not is_handed_over
+    are_large = weight_bytes > (LARGE_WEIGHTS_BYTES if are_read else LARGE_UNREAD_BYTES)
     if use.name == "torchscript" and not are_large:
         return load_resolved(resolved, request), use
     # A graph that is handed over is compared without them.
-    if config.verify and not is_handed_over:
+    if are_read:
         refuse_verification_beyond_memory(weight_bytes, available_bytes())
     loaded = load_weightless(resolved, request)
     for part in loaded.parts:

@@ -33,6 +33,9 @@ _CONTRACTING = frozenset(
 )
 """Functions whose answer has other columns than what they are given."""
 
+_ALLOCATING = frozenset(getattr(torch.Tensor, f"new_{kind}") for kind in ("empty", "full", "ones", "tensor", "zeros"))
+"""Functions that take nothing but dtype and device of what they are given."""
+
 
 class _CacheReached(Exception):  # noqa: N818  # no error, and none of those that mean a refusal
     """A forward put keys and values into the cache."""
@@ -62,7 +65,7 @@ class MaskUse(TorchFunctionMode):
         """Look at what is made of the mask."""
         answer = func(*args, **(kwargs or {}))
         given = [value for value in _tensors_in((args, kwargs)) if id(value) in self._followed]
-        if given and func not in _CONTRACTING:
+        if given and func not in _CONTRACTING | _ALLOCATING:
             for made in _tensors_in((answer, _written_into(func, args, answer))):
                 self.is_widened |= any(_is_wider(made, mask) for mask in given)
                 if made.dim() and made.shape[-1] == self._columns:
