@@ -188,12 +188,11 @@ def _kill_group(pid: int | None) -> None:
 
 def _kill_started(pid: int | None) -> None:
     """Kill what a process started, where the system has no groups; what an ended one left is in no tree."""
-    if pid is None or sys.platform != "win32":
-        return
-    with contextlib.suppress(psutil.Error):
-        for process in _processes_below(psutil.Process(pid)):
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+    if pid is not None and sys.platform == "win32":
+        with contextlib.suppress(psutil.Error):
+            for process in _processes_below(psutil.Process(pid)):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
 
 
 def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable[[Call, Any], None]) -> Ending | None:
@@ -268,9 +267,10 @@ class _StartedProcesses:
 def _processes_below(process: psutil.Process) -> list[psutil.Process]:
     """Return all that a process started; none where it has just ended, or the system does not say it."""
     try:
-        return process.children(recursive=True)
+        below: list[psutil.Process] = process.children(recursive=True)
     except psutil.Error:
         return []
+    return below
 
 
 def _line(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
