@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
 from encoded import save_encoder_decoder
 from winml.modelkit import build_hf_model
-from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity
+from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity, answer_fidelity
+from winml.modelkit.compare.files import refuse_little_left
 from winml.modelkit.compare.words import fidelity_words
+from winml.modelkit.errors import VerificationError
 from winml.modelkit.inference.generation.seq2seq import EncodedModel
+from winml.modelkit.verify.parts import part_runs
 
 CONFIG = {"export": {"exporter": "torchscript"}}
 
@@ -43,7 +47,10 @@ def test_parts_in_int4_are_compared_together(checkpoint: Path, tmp_path: Path) -
 
 
 def test_parts_in_int8_are_compared_together(checkpoint: Path, tmp_path: Path) -> None:
-    """Though each is made of a file: once all are there. What is used again is not compared a second time."""
+    """Though each is made of a file: once all are there. What is used again is not compared a second time.
+
+    Unless the build before was refused, which leaves what the one before it said.
+    """
     folder = tmp_path / "built"
     result = build_hf_model(checkpoint, folder, config=CONFIG, precision="int8")
     encoder, decoder = (part.stage("quantize") for part in result.manifest.parts)
@@ -55,6 +62,12 @@ def test_parts_in_int8_are_compared_together(checkpoint: Path, tmp_path: Path) -
     again = build_hf_model(checkpoint, folder, config=CONFIG, precision="int8").manifest.parts[1].stage("quantize")
     assert again is not None
     assert ("reused", decoder.together) == (again.status, again.together)
+    manifest = folder / "build_manifest.json"
+    left = manifest.read_text("utf-8").replace(decoder.together, "all parts together fine")
+    manifest.write_text(left.replace('"status": "done"', '"status": "unfinished"'), encoding="utf-8")
+    third = build_hf_model(checkpoint, folder, config=CONFIG, precision="int8").manifest.parts[1].stage("quantize")
+    assert third is not None
+    assert ("reused", decoder.together, decoder.summary) == (third.status, third.together, third.summary)
 
 
 def test_errors_of_two_parts_add_up() -> None:
@@ -68,3 +81,37 @@ def test_errors_of_two_parts_add_up() -> None:
         alone = replace(fidelity, has_encoder_of_source=True)
         assert "; after the encoder of the source SQNR" in fidelity_words(alone)
         assert "all parts" not in fidelity_words(alone)
+
+
+def test_text_of_three_parts_has_room_for_three_errors() -> None:
+    """It alone is refused or accepted; zeros, which any file might answer, prove neither."""
+    expected = [np.ones(8)]
+    text = answer_fidelity("logits", expected, [np.ones(8) * 1.5])
+    accepted = FidelityInfo((), 10.5, text.has_signal, draws=1, together=text, parts=3)
+    assert 10.5 - 4.77 == pytest.approx(accepted.least_together_db, abs=0.01)
+    refuse_little_left(accepted, "the model", {})
+    assert "all parts together SQNR 6.0 dB, cosine 1.0000 for logits (least 5.7 dB)" == fidelity_words(accepted)
+    with pytest.raises(VerificationError, match=r"answers of the model: all parts together .* \(least 6.2 dB\)"):
+        refuse_little_left(replace(accepted, least_sqnr_db=11.0), "the model", {})
+    zeros = answer_fidelity("logits", [np.zeros(8)], expected)
+    silent = FidelityInfo((), 11.0, zeros.has_signal, draws=1, together=zeros, parts=3, silent=("zeros",))
+    refuse_little_left(silent, "the model", {})
+    assert "inconclusive: the source answers nothing but zeros" in fidelity_words(silent)
+
+
+def test_files_beyond_a_size_are_not_run_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them together count."""
+    paths = [save_small(tmp_path / name) for name in ("a.onnx", "b.onnx")]
+    size = sum(path.stat().st_size for path in paths)
+    monkeypatch.setattr(part_runs, "MOST_WHOLE_BYTES", size)
+    assert "" == part_runs.beyond_memory(paths)
+    monkeypatch.setattr(part_runs, "MOST_WHOLE_BYTES", size - 1)
+    assert part_runs.beyond_memory(paths).startswith("the files have")
+
+
+def save_small(path: Path) -> Path:
+    """Write a graph of one node."""
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", values[:1], values[1:])), path)
+    return path

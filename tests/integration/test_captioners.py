@@ -15,6 +15,9 @@ from e2e.in_process import run_here
 from shown import save_picture, save_shown, shown_processor
 from winml.modelkit import WinMLModelForImageTextToText, build_hf_model
 from winml.modelkit.graph.bundle import TextTokens, read_part_description
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.model import load_model
+from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.build_result import BuildResult
 
 pytestmark = pytest.mark.usefixtures("libraries_may_warn")
@@ -71,3 +74,13 @@ def test_command_writes_what_pytorch_writes_of_a_picture(built: BuildResult, ref
     given = shown_processor("blip")(images=PIL.Image.open(picture), return_tensors="pt")
     written = reference.generate(given["pixel_values"], max_new_tokens=8)
     assert written[0, 1:].tolist() == json.loads(outcome.out)["tokens"]
+
+
+def test_inputs_that_are_described_make_one_graph_for_that_reason_alone(checkpoint: Path) -> None:
+    """It has a decoder inside, so that nobody says it has none."""
+    specs = (
+        InputTensorSpec(name="pixel_values", shape=(1, 3, 16, 16), dtype="float32"),
+        InputTensorSpec(name="input_ids", shape=(1, 5), dtype="int64", value_range=(0, 9)),
+    )
+    notes = load_model(ModelRequest(str(checkpoint), task="image-to-text", input_specs=specs)).only_part.notes
+    assert ["describes it"] == [word for note in notes for word in ("describes it", "nor a decoder") if word in note]

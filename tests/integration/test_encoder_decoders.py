@@ -127,10 +127,14 @@ def test_transformers_loop_writes_the_same_text(encoded: Encoded, settings: dict
 def test_text_begins_with_the_language_and_task_of_the_files(
     encoded: Encoded, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    """Also where the task is a token that is suppressed elsewhere; a call may ask for another language."""
+    """Also where the task is a token that is suppressed elsewhere; a call may ask for another language.
+
+    These tokens are beside those that were asked for, as far as there are positions.
+    """
     told = {
         "decoder_start_token_id": 2, "lang_to_id": {"<|en|>": 10, "<|de|>": 11}, "task_to_id": {"transcribe": 12},
         "no_timestamps_token_id": 13, "language": "de", "suppress_tokens": [12], "begin_suppress_tokens": [20],
+        "max_new_tokens": 9,
     }  # fmt: skip
     (tmp_path / "generation_config.json").write_text(json.dumps(told), encoding="utf-8")
     shutil.copy(encoded.folder / "config.json", tmp_path)
@@ -138,6 +142,12 @@ def test_text_begins_with_the_language_and_task_of_the_files(
     for asked, language in (({}, 11), ({"language": "en"}, 10)):
         written = model.generate(**encoded.inputs(), max_new_tokens=5, **settings, **asked)
         assert [[2, language, 12, 13]] * 2 == written[:, :4].tolist()
+        assert 9 == written.shape[1]
+    given = transformers.GenerationConfig(max_new_tokens=3)
+    assert 7 == model.generate(**encoded.inputs(), generation_config=given, **settings).shape[1]
+    assert 3 == given.max_new_tokens
+    limit = 64 if encoded.reference.config.model_type != "t5" else 66
+    assert limit == model.generate(**encoded.inputs(), max_new_tokens=62, **settings).shape[1]
 
 
 def test_loop_of_a_model_type_writes_long_recordings(encoded: Encoded, tmp_path: Path) -> None:

@@ -331,6 +331,21 @@ def test_reader_fetches_weights_outside(with_data: Path, expected: list[int]) ->
     assert expected == written
 
 
+def test_tokenizer_that_readers_cannot_open_is_told(built: Path, tmp_path: Path) -> None:
+    """A list of words is none to transformers.js; the note stays right where the folder is moved."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("model.onnx", "config.json"):
+        shutil.copyfile(built / name, source / name)
+    (source / "vocab.txt").write_text("[PAD]\n[UNK]\n", encoding="utf-8")
+    folder = laid_out(source / "model.onnx", tmp_path / "folder", "transformers.js", "--no-optimize")
+    manifest = read_manifest((folder / "build_manifest.json").read_bytes())
+    assert (folder / "vocab.txt").is_file()
+    (note,) = manifest.notes
+    assert note.startswith("transformers.js cannot prepare texts: no tokenizer came along with the model.")
+    assert note.endswith("Put its files into the folder of the build (tokenizer.json).")
+
+
 def test_layout_is_part_of_the_build(built: Path, tmp_path: Path) -> None:
     """Written down in config and manifest, reused, changed to another; what the earlier one added is gone."""
     folder = laid_out(built / "model.onnx", tmp_path / "folder", "transformers.js")

@@ -23,7 +23,7 @@ from transformers import (
 from checkpoints import save_checkpoint
 from e2e.in_process import run_here
 from shown import PLACE, save_picture, save_shown, shown_processor
-from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, WinMLModelForImageTextToText
+from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, WinMLModelForImageTextToText, build_hf_model
 from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.perf.pytorch_baseline import pytorch_run
 from winml.modelkit.graph.bundle import ModelBundle
@@ -66,6 +66,15 @@ def test_parts_are_tagged_as_the_whole_model_and_feed_each_other(exported: Expor
     assert [("image_features", "embedding")] == [(feed.output, feed.part) for feed in feeds["vision"]]
     assert [("inputs_embeds", "decoder")] == [(feed.output, feed.part) for feed in feeds["embedding"]]
     assert {"decoder"} == {feed.part for feed in feeds["decoder"]}
+
+
+def test_parts_in_int8_are_compared_together(checkpoint: Path, tmp_path: Path) -> None:
+    """All three, once they are there."""
+    config = {"export": {"exporter": "torchscript"}, "optim": None}
+    result = build_hf_model(checkpoint, tmp_path / "built", config=config, precision="int8")
+    stage = result.manifest.parts[-1].stage("quantize")
+    assert stage is not None
+    assert stage.together.startswith("all parts together SQNR")
 
 
 def test_baseline_of_a_part_is_that_part(checkpoint: Path, exported: ExportResult) -> None:

@@ -252,3 +252,9 @@ def test_graph_is_handed_over_where_all_bits_go_tensor_by_tensor(values: dict[st
     givers = [stage.name for stage in stages if stage.handed_to == "quantize"]
     assert (["export", "optimize"] if is_handed_over else []) == givers
     assert STAGES == handed_over_stages(STAGES, plan_build(WinMLBuildConfig(quant=None), ModelRequest("checkpoint")))
+
+
+def test_mode_that_is_a_list_is_refused_by_its_key() -> None:
+    """It is neither ours nor that of another tool."""
+    with pytest.raises(ConfigError, match=r"quant\.mode"):
+        section(mode=["weight-only"])

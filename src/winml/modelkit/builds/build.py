@@ -230,7 +230,7 @@ class _Build:
             for part in self._parts:
                 self._keep_records(self._runner.run(stage, part))
             if stage.takes_bits:
-                compared_together(self._job.plan, self._parts)
+                compared_together(self._job.plan, self._parts, self._earlier)
                 self._job.folder.save(self._make_manifest("unfinished", {}))
 
     def _keep_records(self, records: Mapping[str, StageRecord]) -> None:

@@ -82,7 +82,7 @@ def _is_of_winml_cli(config: Mapping[str, Any]) -> bool:
     own = keys("export") & _EXPORT_KEYS or keys("loader") & _LOADER_KEYS
     quant = config["quant"] if isinstance(config.get("quant"), dict) else {}
     # Ours has rtn as an algorithm, too.
-    is_quant = quant.get("mode") in _QUANT_MODES or quant.get("algorithm") in _QUANT_MODES - {"rtn"}
+    is_quant = str(quant.get("mode")) in _QUANT_MODES or str(quant.get("algorithm")) in _QUANT_MODES - {"rtn"}
     later = keys("quant") & _QUANT_KEYS or is_quant or "execution_provider" in keys("compile")
     return bool(own or later or specs or "skip_optimize" in config)
 

@@ -22,7 +22,6 @@ __all__ = [
     "FidelitySum",
     "OutputFidelity",
     "answer_fidelity",
-    "least_together_db",
     "measure_fidelity",
     "value_fidelity",
 ]
@@ -54,6 +53,8 @@ class OutputFidelity:
     """Why it cannot be compared: missing, another shape or text, NaN or infinity elsewhere, or nothing finite."""
     equal_share: float | None = None
     """Of symbols, the share of equal ones; the other measures are those of one-hot vectors. None: they are amounts."""
+    has_signal: bool = True
+    """Whether the reference holds an amount besides zero."""
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready form."""
@@ -76,6 +77,7 @@ class FidelityInfo:
     """Outcome of comparing a graph of fewer bits with the one it was made from."""
 
     outputs: tuple[OutputFidelity, ...]
+    """None where only the answer of all parts was compared."""
     least_sqnr_db: float
     """Below it, an output counts as wrong."""
     has_signal: bool
@@ -97,7 +99,8 @@ class FidelityInfo:
     @property
     def worst(self) -> OutputFidelity:
         """The output that is farthest from its reference."""
-        return min(self.outputs, key=lambda output: (not output.problem, output.sqnr_db))
+        compared = self.outputs or ((self.together,) if self.together is not None else ())
+        return min(compared, key=lambda output: (not output.problem, output.sqnr_db))
 
     @property
     def is_verified(self) -> bool:
@@ -115,7 +118,7 @@ class FidelityInfo:
     @property
     def least_together_db(self) -> float:
         """Below it, what all parts answer together counts as wrong: each may be wrong by the least, and errors add."""
-        return least_together_db(self.least_sqnr_db, self.parts)
+        return self.least_sqnr_db - 10 * math.log10(self.parts)
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready form."""
@@ -131,11 +134,6 @@ class FidelityInfo:
             **({"answers_only": list(self.silent)} if self.silent is not None else {}),
             "outputs": [output.as_record() for output in self.outputs],
         }
-
-
-def least_together_db(least_sqnr_db: float, parts: int) -> float:
-    """Return the ratio that so many parts have to reach together, each of which may cost as much as its own limit."""
-    return least_sqnr_db - 10 * math.log10(parts)
 
 
 def measure_fidelity(
@@ -240,7 +238,7 @@ class FidelitySum:
         signal, noise, other = self._signal, self._noise, self._other
         relative = math.sqrt(noise / signal) if signal else (0.0 if not noise else math.inf)
         cosine = self._product / math.sqrt(signal * other) if signal and other else float(signal == other)
-        return OutputFidelity(self._name, _decibels(relative), cosine, relative, self._largest)
+        return OutputFidelity(self._name, _decibels(relative), cosine, relative, self._largest, has_signal=bool(signal))
 
     def of_answer(self) -> OutputFidelity:
         """Return how near the output is over all draws; see :func:`answer_fidelity`."""

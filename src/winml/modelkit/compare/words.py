@@ -12,7 +12,6 @@ __all__ = [
     "equality_words",
     "fidelity_words",
     "nearness_words",
-    "together_words",
 ]
 
 
@@ -25,12 +24,15 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
     """Return how near the result is to its source, where it is farthest."""
     if not fidelity.has_signal:
         return _inconclusive(fidelity.silent)
+    if not fidelity.outputs:
+        return _together_words(fidelity)
     worst = fidelity.worst
     where = f"for {worst.name} over {fidelity.draws} {'draw' if fidelity.draws == 1 else 'draws'}"
     streamed = ", of the whole model, weights streamed" if fidelity.is_streamed else ""
     alone = "; compared without the other parts" if fidelity.is_part_alone else ""
     least = f"(least accepted {fidelity.least_sqnr_db:g} dB)"
-    return f"{nearness_words(worst)} {where}{streamed} {least}{alone}{_together_words(fidelity)}"
+    together = "" if fidelity.together is None else f"; {_together_words(fidelity)}"
+    return f"{nearness_words(worst)} {where}{streamed} {least}{alone}{together}"
 
 
 def _inconclusive(silent: tuple[str, ...] | None) -> str:
@@ -39,22 +41,12 @@ def _inconclusive(silent: tuple[str, ...] | None) -> str:
 
 
 def _together_words(fidelity: FidelityInfo) -> str:
+    """Return how near the text of several parts is, where it was compared."""
     text = fidelity.together
     if text is None:
         return ""
     which = "after the encoder of the source" if fidelity.has_encoder_of_source else "all parts together"
-    return f"; {together_words(text, fidelity.least_together_db, which)}"
-
-
-def together_words(text: OutputFidelity, least_db: float, which: str = "all parts together") -> str:
-    """Return how near the text of several parts is.
-
-    Args:
-        text: What was measured.
-        least_db: The ratio that it has to reach.
-        which: The parts, in words.
-    """
-    return f"{which} {nearness_words(text)} for {text.name} (least {least_db:.1f} dB)"
+    return f"{which} {nearness_words(text)} for {text.name} (least {fidelity.least_together_db:.1f} dB)"
 
 
 def nearness_words(output: OutputFidelity) -> str:

@@ -7,7 +7,7 @@ of its inputs, which are those of transformers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -68,15 +68,20 @@ def kinds_for(input_names: Iterable[str]) -> tuple[ProcessorKind, ...]:
 
 
 def missing_processors(
-    input_names: Iterable[str], folder: Path
+    input_names: Iterable[str], folder: Path, unread: Collection[str] = ()
 ) -> tuple[tuple[ProcessorKind, str, tuple[str, ...]], ...]:
-    """Return what would make the inputs of these names and is not in a folder: each with its data and its files."""
-    missing = (
-        (kind, _KINDS[kind].data, _KINDS[kind].files)
+    """Return what would make the inputs of these names and is not in a folder: each with its data and its files.
+
+    Args:
+        input_names: The names.
+        folder: The folder.
+        unread: Files that alone are not enough for whoever opens the folder.
+    """
+    found = (
+        (kind, _KINDS[kind].data, tuple(name for name in _KINDS[kind].files if name not in unread))
         for kind in kinds_for(input_names)
-        if not any((folder / name).is_file() for name in _KINDS[kind].files)
     )
-    return tuple(missing)
+    return tuple(item for item in found if not any((folder / name).is_file() for name in item[2]))
 
 
 def processor_files(folder: Path) -> tuple[Path, ...]:

@@ -116,8 +116,8 @@ class FolderLayout:
         inputs = {item.name: item.shape for model in models for item in inputs_of_file(model)}
         missing = [
             f"{self._layout.readers} cannot prepare {data}: no {kind} came along with the model. Put its files into "
-            f"{folder} ({' or '.join(files)})."
-            for kind, data, files in missing_processors(inputs, folder)
+            f"the folder of the build ({' or '.join(files)})."
+            for kind, data, files in missing_processors(inputs, folder, self._layout.unread)
         ]
         config = self._sources.get(CHECKPOINT_CONFIG_NAME)
         unfit = unfit_cache_words(config, inputs) if self._layout.name == "optimum" and config is not None else ""

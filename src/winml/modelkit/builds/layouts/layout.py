@@ -46,6 +46,8 @@ class Layout:
     """Whether licence and card of the checkpoint come along."""
     cross_keys: Literal["decoder"] | None = None
     """Which part of an encoder-decoder computes the keys and values of what was encoded; None: the encoder."""
+    unread: tuple[str, ...] = ()
+    """Files of a tokenizer that alone are none to the readers."""
     numbers_data: bool = False
     """Whether readers look for weights outside by name: ``<model>_data``, ``<model>_data_1`` and so on."""
 
@@ -122,6 +124,7 @@ LAYOUTS: Mapping[str, Layout] = {
             tasks=_ONE_ANSWER,
             cross_keys="decoder",
             written=(CHECKPOINT_CONFIG_NAME,),
+            unread=("vocab.txt", TOKENIZER_CONFIG_NAME),
             numbers_data=True,
         ),
     )

@@ -173,8 +173,8 @@ def _write_part(
 
 def _with_functions(
     run: ExportRun, result: ExportResult, part: ModelPart, tagged_graph: TaggedGraph
-) -> tuple[ir.Model, ModuleFunctions | None]:
-    """Return the model as it is written, and which modules are functions of it; of several parts, some may have none.
+) -> tuple[ir.Model, ModuleFunctions | str | None]:
+    """Return the model as it is written, and which modules are functions of it; of several parts, why one has none.
 
     Raises:
         UsageError: no module of any part can become one.
@@ -187,11 +187,12 @@ def _with_functions(
         is_last = part is run.loaded.wanted_parts[-1]
         if is_last and not any(earlier.functions for earlier in result.parts):
             raise
-        run.inputs(part).notes.append(f"Part {part.name} has no functions: {error.message}.")
-        return tagged_graph.model, None
+        return tagged_graph.model, f"Part {part.name} has no functions: {error.message}."
 
 
-def _told_functions(exported: ExportedPart, functions: ModuleFunctions | None) -> ExportedPart:
+def _told_functions(exported: ExportedPart, functions: ModuleFunctions | str | None) -> ExportedPart:
+    if isinstance(functions, str):
+        return replace(exported, notes=(*exported.notes, functions))
     notes = (*exported.notes, *(functions.notes() if functions is not None else ()))
     return replace(exported, functions=functions, notes=notes)
 

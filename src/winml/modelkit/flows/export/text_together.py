@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from winml.modelkit.compare.fidelity import OutputFidelity, least_together_db
-from winml.modelkit.compare.words import together_words
-from winml.modelkit.errors import VerificationError
+from winml.modelkit.compare.fidelity import FidelityInfo
+from winml.modelkit.compare.files import refuse_little_left
+from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.left_as_found import process_left_as_found
 from winml.modelkit.flows.export.loading import load_for_export
@@ -51,18 +51,15 @@ def words_of_text_together(
             text = measure_text_together(loaded.parts, prepared, paths, request.seed)
     if isinstance(text, str):
         return f"not compared together: {text}"
-    least_db = least_together_db(least_sqnr_db, len(loaded.parts))
-    which = "all parts together" if len(paths) == len(loaded.parts) else "after the encoder of the source"
-    words = together_words(text, least_db, which)
-    _refuse_little_left(text, words, least_db)
-    return words
-
-
-def _refuse_little_left(text: OutputFidelity, words: str, least_db: float) -> None:
-    if text.problem or text.sqnr_db < least_db:
-        raise VerificationError(
-            f"too little is left of the answers of the model in PyTorch: {words}",
-            hint="Exclude the modules that suffer (--exclude), choose another --precision or --mode, lower --min-sqnr, "
-            "or build it all the same with --no-verify.",
-            is_graph_wrong=text.sqnr_db < 0,
-        )
+    # Of scores that are zero everywhere, a wrong graph would give the same.
+    fidelity = FidelityInfo(
+        (),
+        least_sqnr_db,
+        has_signal=text.has_signal,
+        draws=1,
+        together=text,
+        parts=len(loaded.parts),
+        silent=None if text.has_signal else ("zeros",),
+    )
+    refuse_little_left(fidelity, "the model in PyTorch", {})
+    return fidelity_words(fidelity)

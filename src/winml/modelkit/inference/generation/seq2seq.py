@@ -5,6 +5,7 @@ The loop encodes once and hands what came of it to every step; rows that beams n
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from winml.modelkit.inference.generation.causal_lm import DecoderModel
 from winml.modelkit.inference.generation.encoded import EncodedDecoder
 from winml.modelkit.inference.generation.graph import GraphCache
 from winml.modelkit.inference.generation.library_loop import asks_own_loop, looping_model, own_loop
+from winml.modelkit.inference.generation.settings import position_limit
 from winml.modelkit.inference.generation.writing import files_folder
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.sessions import Session
@@ -104,12 +106,30 @@ class EncodedModel(DecoderModel):
             first = tuple(getattr(self.generation_config, "begin_suppress_tokens", None) or ())
             own = _Beginning(allowed, first)
             settings["logits_processor"] = LogitsProcessorList([*(settings.get("logits_processor") or ()), own])
-            longest = settings.get("max_new_tokens", self.generation_config.max_new_tokens)
-            if longest is not None:
-                # The loop counts these tokens as new ones, and that of transformers for such a model as given.
-                settings["max_new_tokens"] = longest + len(allowed)
+            self._lengthen(settings, len(allowed))
         loop: Any = super()  # declared for models of torch
         return loop.generate(*inputs, **settings)
+
+    def _lengthen(self, settings: dict[str, Any], count: int) -> None:
+        """Allow more new tokens where their number is given: in a call, its config, or that of the model.
+
+        transformers' loop for such a model counts the tokens of the beginning as given, and this one as new.
+        """
+        given = settings.get("generation_config")
+        asked = self.generation_config.max_new_tokens
+        if given is not None and given.max_new_tokens is not None:
+            asked = given.max_new_tokens
+        asked = settings.get("max_new_tokens", asked)
+        if asked is None:
+            return
+        positions = position_limit(self._folder)
+        # The first token stands at a position, too.
+        longest = asked + count if positions is None else max(asked, min(asked + count, positions - 1))
+        if given is None or "max_new_tokens" in settings:
+            settings["max_new_tokens"] = longest
+        else:
+            settings["generation_config"] = given = copy.deepcopy(given)
+            given.max_new_tokens = longest
 
     def _asked_loop(self, inputs: tuple[Any, ...], settings: Mapping[str, Any]) -> Any | None:
         """Return the model with the loop that a call asks for; None where the general one does."""

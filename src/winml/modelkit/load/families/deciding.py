@@ -40,7 +40,7 @@ def decide_parts(
     parts: tuple[ModelPart, ...] = ()
     for family in FAMILIES:
         found = family(model, checkpoint, canonical_task(task), request)
-        notes += found.notes
+        notes = notes or [*found.notes]  # the first that says why it is one graph has said it
         if parts := found.parts:
             break
     parts = parts or (whole_model(model, checkpoint, canonical_task(task), request, tuple(notes)),)

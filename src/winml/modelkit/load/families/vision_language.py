@@ -77,7 +77,9 @@ def vision_language_parts(
 def _undivided_notes(model: Any, task: str, request: ModelRequest) -> tuple[str, ...]:
     """Say why a model that writes texts about images becomes one graph; nothing where that is told elsewhere."""
     is_encoded = bool(getattr(model.config, "is_encoder_decoder", False))
-    if task == "text-generation" or not request.cache or is_encoded or not callable(getattr(model, "generate", None)):
+    if task == "text-generation" or not request.cache or request.input_specs is not None:
+        return ()
+    if is_encoded or not callable(getattr(model, "generate", None)):
         return ()
     note = (
         f"One graph without a cache, since {type(model).__name__} has neither {FEATURES_METHOD}() nor a decoder inside "

@@ -22,6 +22,7 @@ from winml.modelkit.verify.stable_draws import is_decided_by_rounding
 from winml.modelkit.words import size_words
 
 __all__ = [
+    "MOST_WHOLE_BYTES",
     "SCORES",
     "Arrays",
     "beyond_memory",
@@ -35,15 +36,15 @@ __all__ = [
 Arrays = Mapping[str, NDArray[Any]]
 SCORES = "logits"
 """Output whose values are compared."""
-_MOST_BYTES = 1_000_000_000
-"""Chosen: files of more are not run as a whole, since comparing is to take no more memory than building."""
+MOST_WHOLE_BYTES = 1_000_000_000
+"""Chosen: files of more are not run as a whole, nor more weights held, since building takes less."""
 
 
 def beyond_memory(paths: Iterable[Path]) -> str:
     """Return why files are not run one after another where only few bits are compared; empty where they are."""
     size = sum(file.stat().st_size for path in paths for file in (path, *external_files(path)))
-    words = f"the files have {size_words(size)}, and are run as a whole up to {size_words(_MOST_BYTES)}"
-    return words if size > _MOST_BYTES else ""
+    words = f"the files have {size_words(size)}, and are run as a whole up to {size_words(MOST_WHOLE_BYTES)}"
+    return words if size > MOST_WHOLE_BYTES else ""
 
 
 def opened_file(path: Path) -> Callable[[Arrays], Arrays]:

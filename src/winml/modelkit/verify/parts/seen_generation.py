@@ -30,6 +30,7 @@ from winml.modelkit.verify.generation import compare_generation, plain_value, re
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
 from winml.modelkit.verify.parts.part_runs import (
+    MOST_WHOLE_BYTES,
     SCORES,
     beyond_memory,
     is_rounding,
@@ -51,8 +52,6 @@ _TEXT, _PADDING = 7, 3
 _SECOND_PROMPT = 4
 _ROWS = 2
 _TOKENS = "input_ids"
-_MOST_BYTES = 1_000_000_000
-"""Chosen: weights that are held to compare files of few bits, whose building holds less of them."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +129,9 @@ def _missing_words(parts: SeenParts) -> str:
 def _held_words(decoder: PreparedPart) -> str:
     """Say why PyTorch does not generate with a model whose weights are read piece by piece; empty where it does."""
     size = sum(parameter.numel() * parameter.element_size() for parameter in decoder.model.parameters())
-    if decoder.part.stored is None or size <= _MOST_BYTES:
+    if decoder.part.stored is None or size <= MOST_WHOLE_BYTES:
         return ""
-    return f"its weights have {size_words(size)}, and PyTorch generates with up to {size_words(_MOST_BYTES)}"
+    return f"its weights have {size_words(size)}, and PyTorch generates with up to {size_words(MOST_WHOLE_BYTES)}"
 
 
 def _runs(parts: SeenParts) -> Callable[[Draw], Mapping[str, NDArray[Any]]]:
