@@ -199,7 +199,8 @@ def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
         hint = f"Give the folder that holds it beside its {CHECKPOINT_CONFIG_NAME}: {path.parent}"
         raise ModelPathError(f"{name}: is a weights file, which does not say what model it is", hint=hint)
     raise ModelPathError(
-        f"{name}: is a file that is no model", hint=f"Give a folder with {CHECKPOINT_CONFIG_NAME}, or file.py:factory."
+        f"{name}: is a file that is no model",
+        hint=f"Give a folder with {CHECKPOINT_CONFIG_NAME}, file.py:factory, or where it fits an ONNX file.",
     )
 
 

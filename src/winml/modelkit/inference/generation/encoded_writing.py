@@ -55,10 +55,10 @@ def prepare_encoded(
     content = given.get(wanted or "")
     if wanted is None or content is None or any(value for key, value in given.items() if key != wanted):
         named = next((f"--{key}" for key, value in given.items() if value and key != wanted), "nothing")
-        raise UsageError(
-            f"{named} is given, and {encoder.name} takes {', '.join(names)}",
-            hint=f"Give --{wanted}." if wanted else "Run the parts with WinMLAutoModel.",
-        )
+        advice = "Run the parts with WinMLAutoModel."
+        if wanted is not None:
+            advice = f"Give --{wanted}." if content is None else f"Leave {named} out."
+        raise UsageError(f"{named} is given, and {encoder.name} takes {', '.join(names)}", hint=advice)
     folder = files_folder(decoder)
     tokenizer = read_tokenizer(folder)
     described = read_part_description(decoder)
