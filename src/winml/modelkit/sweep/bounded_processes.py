@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import psutil
 
+from winml.modelkit.runtime.processes import process_context, start_process
 from winml.modelkit.sweep.stopping import signal_group, stopping_together
 
 __all__ = ["Bounds", "Call", "Ending", "run_bounded"]
@@ -109,7 +110,7 @@ def run_bounded(
         preload: Modules that are imported before a process starts its call.
         on_message: Called with each progress message.
     """
-    context = _process_context(preload)
+    context = process_context(preload)
     pending_calls = iter(calls)
     running: list[_RunningCall] = []
     started_processes = _StartedProcesses()
@@ -136,30 +137,16 @@ def run_bounded(
             _end_process(running_call)
 
 
-def _process_context(preload: Iterable[str]) -> BaseContext:
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preload))
-    return context
-
-
 def _start_call(context: BaseContext, call: Call, started_processes: _StartedProcesses) -> _RunningCall:
     receiver, sender = context.Pipe(duplex=False)
     try:
-        process = _started(context, sender, call)
+        process = start_process(context, _run_call, sender, call)
     except (EOFError, ConnectionError):
         # The server ended while it imported what is preloaded; a new one imports nothing, and the call tells why.
         context.set_forkserver_preload([])
-        process = _started(context, sender, call)
+        process = start_process(context, _run_call, sender, call)
     sender.close()
     return _RunningCall(call, process, receiver, started_processes)
-
-
-def _started(context: BaseContext, sender: Connection, call: Call) -> BaseProcess:
-    process: BaseProcess = context.Process(target=_run_call, args=(sender, call), daemon=True)  # type: ignore[attr-defined]
-    process.start()
-    return process
 
 
 def _run_call(messages: Connection, call: Call) -> None:

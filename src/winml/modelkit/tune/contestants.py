@@ -9,7 +9,6 @@ import contextlib
 import json
 import queue
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from typing import IO, Any
 from winml.modelkit.errors import MeasureError
 from winml.modelkit.results.tuning import Candidate
 from winml.modelkit.runtime.available_memory import available_bytes
+from winml.modelkit.runtime.processes import start_python
 
 __all__ = ["Contestant", "Contestants"]
 
@@ -95,8 +95,8 @@ class Contestant:
             self._lines = queue.Queue()
             # Closed with the process.
             self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "winml.modelkit.tune.worker"],
+            self._process = start_python(
+                "winml.modelkit.tune.worker",
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 from winml.modelkit.errors import StageError
 from winml.modelkit.graph.files.temporary import temporary_folder
+from winml.modelkit.runtime.processes import start_python
 
 __all__ = ["answered"]
 
@@ -32,17 +31,22 @@ def answered(question: Mapping[str, Any], who: str, seconds: float) -> Iterator[
     with temporary_folder() as folder:
         answer, log = folder / "answer.json", folder / "log.txt"
         task = json.dumps({**question, "answer": str(answer)})
-        command = [sys.executable, "-m", "winml.modelkit.runtime.placement.asking", task]
-        with log.open("wb") as stream:
-            # In a folder of ours: providers write files into the working directory.
-            settings: dict[str, Any] = {"cwd": folder, "env": _environment(), "timeout": seconds, "check": False}
+        # In a folder of ours: providers write files into the working directory.
+        with (
+            log.open("wb") as stream,
+            start_python(
+                "winml.modelkit.runtime.placement.asking", task, stdout=stream, stderr=stream, cwd=folder
+            ) as process,
+        ):
             try:
-                subprocess.run(command, stdout=stream, stderr=stream, **settings)  # noqa: S603, PLW1510 - ours
+                process.wait(seconds)
             except subprocess.TimeoutExpired:
                 raise StageError(
                     f"{who} did not answer within {seconds:g} s, and its process was ended",
                     hint=f"{_last_line(log)} Give other --ep-options, or another --ep.".strip(),
                 ) from None
+            finally:
+                process.kill()  # nothing where it has ended
         told = _read(answer)
         if told is None:
             raise StageError(
@@ -62,8 +66,3 @@ def _read(answer: Path) -> dict[str, Any] | None:
 def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     return next((f"Its last words: {line.strip()[:200]}." for line in reversed(lines) if line.strip()), "")
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment in which the same packages are found from another working directory."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(entry or ".").absolute()) for entry in sys.path)}
