@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import filelock
 import pytest
 
+from winml.modelkit.builds.file_records import FileRecords
 from winml.modelkit.builds.folder import BuildFolder, held_folder, refuse_input_as_output
 from winml.modelkit.errors import OutputExistsError, UsageError, WriteError
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME, OWNER_LOCK_NAME
@@ -39,6 +41,42 @@ def test_folder_with_a_foreign_file_of_our_name_is_refused(tmp_path: Path) -> No
     (tmp_path / "model.onnx").write_text("mine")
     with pytest.raises(OutputExistsError, match=r"model\.onnx exists already, and no build wrote it"):
         BuildFolder(tmp_path, NAMES, is_cache=False)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_file_behind_a_link_is_not_ours_whatever_the_manifest_lists(tmp_path: Path) -> None:
+    """A folder that somebody else made cannot have a file of another place removed."""
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "letter.txt").write_text("mine")
+    place = tmp_path / "built"
+    place.mkdir()
+    (place / "link").symlink_to(tmp_path / "precious")
+    (place / "old.onnx").touch()
+    manifest(place, files=["old.onnx", "link/letter.txt", "../precious/letter.txt", BUILD_MANIFEST_NAME])
+    with held_folder(place, NAMES, is_cache=False, tell=silent) as folder:
+        folder.remove_all_but([])
+    assert (tmp_path / "precious" / "letter.txt").exists()
+    assert not (place / "old.onnx").exists()
+
+
+def test_part_that_is_called_like_a_place_elsewhere_is_not_used(tmp_path: Path) -> None:
+    """Names of files are made of it."""
+    manifest(tmp_path, manifest_version=2, parts=[{"name": "../elsewhere"}])
+    assert BuildFolder(tmp_path, NAMES, is_cache=False).manifest is None
+    manifest(tmp_path, manifest_version=2, parts=[{"name": "encoder"}])
+    assert BuildFolder(tmp_path, NAMES, is_cache=False).manifest is not None
+
+
+@pytest.mark.parametrize("name", ["../export.onnx", "{place}/export.onnx"])
+def test_recorded_file_that_lies_elsewhere_counts_as_changed(tmp_path: Path, name: str) -> None:
+    """Its content is as recorded; a result that is not in the folder is made anew."""
+    place = tmp_path / "built"
+    place.mkdir()
+    (tmp_path / "export.onnx").write_bytes(b"graph")
+    record = FileRecords(tmp_path).of([tmp_path / "export.onnx"])[0]
+    assert "" == FileRecords(tmp_path).first_changed([record])
+    elsewhere = record.model_copy(update={"name": name.format(place=tmp_path)})
+    assert elsewhere.name == FileRecords(place).first_changed([elsewhere])
 
 
 def test_folder_with_other_foreign_files_is_fine(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from module_chains import save_chain
-from winml.modelkit.errors import MeasureError, OutputExistsError, UsageError
+from winml.modelkit.errors import InputError, MeasureError, OutputExistsError, UsageError
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.tune.candidates import PLAIN
 from winml.modelkit.tune.contestants import Contestant, Contestants
@@ -51,6 +52,23 @@ def test_state_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tune_state.json").write_text('{"request": {', encoding="utf-8")
     with pytest.raises(UsageError, match="cannot be read"):
         TuneState(tmp_path, REQUEST, overwrite=False)
+
+
+@pytest.mark.parametrize("name", ["../../secret.onnx", "/etc/passwd", "", 7, ["a"]])
+def test_export_that_lies_elsewhere_is_refused(tmp_path: Path, name: object) -> None:
+    """A state says only which file below its folder was exported."""
+    (tmp_path / "secret.onnx").touch()
+    folder = tmp_path / "tuned"
+    (folder / "exported").mkdir(parents=True)
+    TuneState(folder, REQUEST, overwrite=False).keep_exported(folder / "exported" / "model.onnx")
+    state = folder / "tune_state.json"
+    record = json.loads(state.read_text(encoding="utf-8"))
+    assert TuneState(folder, REQUEST, overwrite=False).exported is None  # it is not there
+    state.write_text(json.dumps({**record, "exported": name}), encoding="utf-8")
+    with pytest.raises(InputError) as refused:
+        _ = TuneState(folder, REQUEST, overwrite=False).exported
+    assert str(state) in refused.value.message
+    assert repr(name) in refused.value.message
 
 
 def test_folder_with_other_files_is_refused_and_keeps_them(tmp_path: Path) -> None:

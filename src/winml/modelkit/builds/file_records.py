@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from winml.modelkit.builds.cache import hash_file
+from winml.modelkit.graph.files.foreign_names import look_up_name
 from winml.modelkit.results.build_manifest import FileRecord
 
 __all__ = ["FileRecords"]
@@ -35,12 +36,12 @@ class FileRecords:
         )
 
     def first_changed(self, records: Sequence[FileRecord]) -> str:
-        """Return the name of the first file that is missing or not as recorded, or an empty string."""
+        """Return the name of the first file that is missing, outside of the folder or not as recorded, or ``""``."""
         for record in records:
-            path = self._folder / record.name
+            found = look_up_name(self._folder, record.name)
             try:
-                is_same = path.stat().st_size == record.size_bytes and self._read_digest(path) == record.sha256
-            except (OSError, ValueError):  # a name that no file has
+                is_same = found.size_bytes == record.size_bytes and self._read_digest(found.path) == record.sha256
+            except OSError:
                 is_same = False
             if not is_same:
                 return record.name

@@ -19,7 +19,8 @@ import filelock
 
 from winml.modelkit.builds.cache import write_atomically
 from winml.modelkit.errors import OutputExistsError, UsageError
-from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME, stays_inside
+from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
+from winml.modelkit.graph.files.foreign_names import lies_within
 from winml.modelkit.graph.files.interrupted import settle_interrupted
 from winml.modelkit.graph.files.output_files import refuse_existing, refuse_special, write_error
 from winml.modelkit.options import read_json_file
@@ -174,7 +175,7 @@ def _version_and_files(path: Path) -> tuple[int | None, tuple[str, ...]]:
         return None, ()
     if not isinstance(version, int) or not isinstance(files, list) or not all(isinstance(name, str) for name in files):
         return None, ()
-    return version, tuple(name for name in files if stays_inside(name))
+    return version, tuple(name for name in files if lies_within(path.parent, name))
 
 
 def refuse_input_as_output(folder: Path, inputs: Iterable[Path], names: Iterable[str]) -> None:

@@ -17,8 +17,8 @@ from winml.modelkit.file_names import (
     BUILT_MODEL_NAME,
     CHECKPOINT_CONFIG_NAME,
     MODEL_SUFFIX,
-    stays_inside,
 )
+from winml.modelkit.graph.files.foreign_names import file_within
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, resolve_source
@@ -116,13 +116,7 @@ def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:
     if folder is None:
         return {}
     if (folder / BUILD_MANIFEST_NAME).is_file():
-        from winml.modelkit.results.build_manifest import read_manifest
-
-        try:
-            manifest = read_manifest((folder / BUILD_MANIFEST_NAME).read_bytes())
-        except (OSError, ValueError):
-            return {}
-        parts = {part.name: folder / part.model[0].name for part in manifest.parts if part.model}
+        parts = _built_parts(folder)
         return parts if len(parts) > 1 and all(path.is_file() for path in parts.values()) else {}
     files = sorted(folder.glob(f"*{MODEL_SUFFIX}"))
     if len(files) < 2 or (not beside_weights and _holds_weights(folder)):
@@ -143,9 +137,14 @@ def _built_model(folder: Path) -> Path | None:
         # A checkpoint may hold an export beside its weights; the weights are the model then.
         return None if not is_built and _holds_weights(folder) else model
     if is_built:
-        if (placed := _placed_model(folder)) is not None:
-            return placed
-        _refuse_several_parts(folder)
+        parts = [*_built_parts(folder).values()]
+        if len(parts) == 1 and parts[0].is_file():
+            return parts[0]  # the layout of the build gave it another place
+        if len(parts) > 1:
+            raise ModelPathError(
+                f"{folder}: holds a model of several parts: {', '.join(path.name for path in parts)}",
+                hint=f"Name one of them: {parts[0]}",
+            )
         raise ModelPathError(
             f"{folder}: is the folder of a build and has no {BUILT_MODEL_NAME}", hint="Build it again: winml build."
         )
@@ -172,36 +171,24 @@ _OF_CHECKPOINTS = (CHECKPOINT_CONFIG_NAME, "adapter_config.json")
 """Files of which a folder has one where it is a checkpoint; what is missing there is said when it is loaded."""
 
 
-def _placed_model(folder: Path) -> Path | None:
-    """Return the model of a finished build whose layout gives it another place; None where it is not there."""
-    from winml.modelkit.results.build_manifest import read_manifest
-
-    try:
-        manifest = read_manifest((folder / BUILD_MANIFEST_NAME).read_bytes())
-    except (OSError, ValueError):
-        return None
-    models = [folder / part.model[0].name for part in manifest.parts if part.model and stays_inside(part.model[0].name)]
-    return models[0] if len(models) == 1 and models[0].is_file() else None
-
-
-def _refuse_several_parts(folder: Path) -> None:
-    """Refuse the folder of a finished build whose model has several parts, each a file of its own.
+def _built_parts(folder: Path) -> dict[str, Path]:
+    """Return the files that the manifest of a finished build names, by part; empty of any other.
 
     Raises:
-        ModelPathError: names them.
+        InputError: it names a file that is not below the folder.
     """
     from winml.modelkit.results.build_manifest import read_manifest
 
+    path = folder / BUILD_MANIFEST_NAME
     try:
-        manifest = read_manifest((folder / BUILD_MANIFEST_NAME).read_bytes())
+        manifest = read_manifest(path.read_bytes())
     except (OSError, ValueError):
-        return
-    files = [folder / part.model[0].name for part in manifest.parts if part.model]
-    if manifest.status == "done" and len(files) > 1:
-        raise ModelPathError(
-            f"{folder}: holds a model of several parts: {', '.join(path.name for path in files)}",
-            hint=f"Name one of them: {files[0]}",
-        )
+        return {}
+    return {
+        part.name: file_within(folder, part.model[0].name, f"{path}: part {part.name!r}", missing_ok=True)
+        for part in manifest.parts
+        if part.model and manifest.status == "done"
+    }
 
 
 def exported_model(

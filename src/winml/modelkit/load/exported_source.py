@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import PureWindowsPath
 
 from winml.modelkit.errors import UsageError, WinMLError
 from winml.modelkit.load.request import ModelRequest, resolve_source
@@ -12,15 +13,20 @@ from winml.modelkit.metadata_keys import MODEL_KEY
 __all__ = ["exported_from"]
 
 _HINT = "Give the model itself: -m with a Hub id, checkpoint folder or file.py:factory, and --baseline pytorch."
+_SHARE = "\\\\"
+"""Start of the drive of a path on another machine, which Windows asks for."""
 
 
-def exported_from(metadata: Mapping[str, str], shown: str, hint: str = _HINT) -> ModelRequest:
+def exported_from(
+    metadata: Mapping[str, str], shown: str, hint: str = _HINT, option: str = "--baseline pytorch"
+) -> ModelRequest:
     """Return the checkpoint a file says it was exported from.
 
     Args:
         metadata: What the file says about itself.
         shown: The file, for messages.
         hint: What to do where the checkpoint is not found.
+        option: What asks for it, for messages.
 
     Raises:
         UsageError: it does not say, or what it names is no checkpoint on this machine. A file never makes us ask a
@@ -33,17 +39,16 @@ def exported_from(metadata: Mapping[str, str], shown: str, hint: str = _HINT) ->
             task=record.get("task"),
             random_weights=bool(record.get("random_weights")),
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UsageError(
-            f"--baseline pytorch: {shown} does not say which model it was exported from", hint=hint
-        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UsageError(f"{option}: {shown} does not say which model it was exported from", hint=hint) from None
     try:
-        kind = resolve_source(request).kind
+        is_remote = PureWindowsPath(request.model.strip()).drive.startswith(_SHARE)
+        kind = "type" if is_remote else resolve_source(request).kind
     except WinMLError:
         kind = "type"
     if kind not in ("folder", "config"):
         raise UsageError(
-            f"--baseline pytorch: {shown} was exported from {request.model}, which is no checkpoint at this place",
+            f"{option}: {shown} was exported from {request.model}, which is no checkpoint at this place",
             hint=hint,
         )
     return request

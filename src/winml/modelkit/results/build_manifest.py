@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 import pydantic
 
-from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.file_names import ONLY_PART, is_plain_name
 from winml.modelkit.graph.bundle import only_part
 from winml.modelkit.options import Options, load_json
 
@@ -106,6 +106,18 @@ class PartRecord(Options):
     sidecar: FileRecord | None = None
     """Describes the model: the sidecar of the export, with the nodes as they are now; null where it wrote none."""
     stages: tuple[StageRecord, ...] = ()
+
+    @pydantic.field_validator("name")
+    @classmethod
+    def _name_files(cls, name: str) -> str:
+        """Refuse a name that cannot be that of files in the folder, as it is made into them.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        if not is_plain_name(name):
+            raise ValueError(f"{name!r} is no name of a part")
+        return name
 
     def stage(self, name: str) -> StageRecord | None:
         """Return the record of a stage, or None where there is none."""

@@ -27,6 +27,7 @@ from winml.modelkit.file_names import (
     TUNE_STATE_NAME,
     TUNED_NAME,
 )
+from winml.modelkit.graph.files.foreign_names import file_within
 from winml.modelkit.graph.files.output_files import refuse_existing, write_error
 from winml.modelkit.options import read_json_file
 from winml.modelkit.results.tuning import CandidateFacts, CandidateStatus
@@ -91,10 +92,16 @@ class TuneState:
 
     @property
     def exported(self) -> Path | None:
-        """The export that all candidates are made from, where a model cannot be exported twice the same."""
+        """The export that all candidates are made from, where a model cannot be exported twice the same.
+
+        Raises:
+            InputError: the state names a file that is not below the folder of the export.
+        """
         name = self._content["exported"]
-        path = None if name is None else self._path.parent / TUNE_EXPORT_NAME / name
-        return path if path is not None and path.is_file() else None
+        if name is None:
+            return None
+        path = file_within(self._path.parent / TUNE_EXPORT_NAME, name, f"{self._path}: 'exported'", missing_ok=True)
+        return path if path.exists() else None
 
     def keep_exported(self, path: Path) -> None:
         """Remember that the export is whole."""

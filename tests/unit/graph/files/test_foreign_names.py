@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from winml.modelkit.errors import CheckpointError, InputError
-from winml.modelkit.graph.files.foreign_names import file_within, look_up_name
+from winml.modelkit.graph.files.foreign_names import file_within, lies_within, look_up_name
 
 needs_links = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes need rights there")
 
@@ -49,9 +49,9 @@ def test_name_below_the_folder_is_found(folder: Path, name: str | Path) -> None:
         ("\\\\server\\share\\weights.bin", "outside"),
         ("missing.bin", "missing"),
         ("sub/weights.bin/more", "missing"),
-        ("nul\0.bin", "missing"),
-        ("\ud800.bin", "missing"),
-        ("a" * 5000, "missing"),
+        ("nul\0.bin", "unusable"),
+        ("\ud800.bin", "unusable"),
+        ("a" * 5000, "unusable"),
         ("sub", "not regular"),
         (".", "not regular"),
     ],
@@ -92,10 +92,21 @@ def test_links_and_pipes_are_followed_below_the_folder_only(folder: Path) -> Non
         "inside.bin": None,
         "leaves.bin": "outside",
         "up/outside.bin": "outside",
-        "loop": "missing",
+        "loop": "unusable",
         "device": "outside",
         "pipe": "not regular",
     }
+
+
+@needs_links
+def test_place_to_write_is_below_the_folder_whatever_is_there(folder: Path) -> None:
+    """A link of the name itself is replaced, and one above it would be followed."""
+    (folder / "up").symlink_to("..")
+    (folder / "link.bin").symlink_to("../outside.bin")
+    assert lies_within(folder, "link.bin")
+    assert lies_within(folder, "new/file.bin")
+    assert not lies_within(folder, "up/outside.bin")
+    assert not lies_within(folder, "../outside.bin")
 
 
 @needs_links

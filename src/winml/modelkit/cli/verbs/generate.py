@@ -67,8 +67,8 @@ Examples:
     is_flag=False,
     flag_value=RECORDED,
     metavar="[CHECKPOINT]",
-    help="Run PyTorch too, and show the first token that differs; without a value, the checkpoint the model was "
-    "made from.",
+    help="Run PyTorch too, and show the first token that differs; without a value, the checkpoint on this disk that "
+    "the model was made from.",
 )
 @provider_options
 @click.option("-q", "--quiet", is_flag=True, help="Print the text alone.")
@@ -81,6 +81,7 @@ def command(**options: Any) -> None:
     PyTorch writes another text.
     """
     files = _refuse_early(options)
+    checkpoint = _checkpoint(files, options["reference"])
     text = sys.stdin.read() if options["prompt"] == STDIN else options["prompt"]
     silence_library_warnings(debug=options["debug"])
     prompt = _prepare(files, text, options)
@@ -89,7 +90,7 @@ def command(**options: Any) -> None:
             "--reference compares token by token, and tokens are drawn at random",
             hint="Add --temperature 0, which takes the token with the highest score.",
         )
-    result = _write(prompt, options)
+    result = _write(prompt, checkpoint, options)
     if options["format_"] == "json":
         print_json(result.as_record())
     _tell_result(result, options)
@@ -161,7 +162,24 @@ def _refuse_early(options: dict[str, Any]) -> Mapping[str, Path]:
     return {ONLY_PART: path}
 
 
-def _write(prompt: PreparedPrompt, options: dict[str, Any]) -> GeneratedText:
+def _checkpoint(files: Mapping[str, Path], reference: str | None) -> str | None:
+    """Return the checkpoint to compare with, None without one.
+
+    Raises:
+        UsageError: the user named none, and the model names none on this disk: the Hub is not asked for a name that
+            is from a file.
+    """
+    if reference != RECORDED:
+        return reference
+    from winml.modelkit.graph.files.reading import read_structure
+    from winml.modelkit.load.exported_source import exported_from
+
+    path = files.get(DECODER) or files[ONLY_PART]
+    metadata = {entry.key: entry.value for entry in read_structure(path).metadata_props}
+    return exported_from(metadata, str(path), "Name the checkpoint: --reference CHECKPOINT", "--reference").model
+
+
+def _write(prompt: PreparedPrompt, checkpoint: str | None, options: dict[str, Any]) -> GeneratedText:
     """Write the text, on stdout unless all of the answer is to be one JSON object."""
     from winml.modelkit.inference.generation.writing import write_text
     from winml.modelkit.runtime.devices import choose_provider
@@ -179,11 +197,10 @@ def _write(prompt: PreparedPrompt, options: dict[str, Any]) -> GeneratedText:
         )
         if is_table:
             show("\n")
-        if options["reference"] is not None:
+        if checkpoint is not None:
             from winml.modelkit.inference.generation.reference import compare_with_pytorch
 
-            given = None if options["reference"] == RECORDED else options["reference"]
-            result = compare_with_pytorch(result, prompt, given)
+            result = compare_with_pytorch(result, prompt, checkpoint)
     return result
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from winml.modelkit.errors import InternalError
 from winml.modelkit.file_names import MODEL_SUFFIX, stays_inside
 from winml.modelkit.graph.files.content_digest import hash_file
+from winml.modelkit.graph.files.foreign_names import lies_within
 from winml.modelkit.graph.files.output_files import OutputFiles
 
 __all__ = [
@@ -159,7 +160,7 @@ def earlier_companions(sidecar: Path) -> tuple[str, ...]:
         return ()
     if not isinstance(names, list):
         return ()
-    named = (name for name in names if isinstance(name, str) and stays_inside(name))
+    named = (name for name in names if isinstance(name, str) and lies_within(sidecar.parent, name))
     # Sidecars of earlier versions hold no digests.
     known = digests if isinstance(digests, dict) else {}
     return tuple(name for name in named if not _is_changed(sidecar.parent / name, known.get(name)))

@@ -5,16 +5,17 @@ Returns what is wrong as a value: ``placing`` refuses such a model, ``inspect`` 
 
 from __future__ import annotations
 
-import stat
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Literal
+
+from winml.modelkit.graph.files.foreign_names import look_up_name
 
 __all__ = ["DataFile", "DataProblem", "check_data_file"]
 
 DataProblem = Literal["outside", "missing", "cut off"]
-"""What is wrong with a data file. ``outside``: its name leads out of the folder of the model. ``missing``: there is no
-such file. ``cut off``: it ends before the data does."""
+"""What is wrong with a data file. ``outside``: its name leads out of the folder of the model, by itself or by a link.
+``missing``: there is no such regular file. ``cut off``: it ends before the data does."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,9 @@ def check_data_file(folder: Path, name: str, needed_bytes: int = 0) -> DataFile:
             file of the machine.
         needed_bytes: Smallest size of the file that holds all the data.
     """
-    path = folder / name
-    paths = (PurePosixPath(name), PureWindowsPath(name))
-    if not name or any(part.is_absolute() or part.anchor or ".." in part.parts for part in paths):
-        return DataFile(path, None, "outside")
-    try:
-        status = path.stat()
-    except (OSError, ValueError):
-        return DataFile(path, None, "missing")
-    if not stat.S_ISREG(status.st_mode):
-        return DataFile(path, None, "missing")
-    return DataFile(path, status.st_size, "cut off" if status.st_size < needed_bytes else None)
+    found = look_up_name(folder, name)
+    if found.problem in ("no name", "outside"):
+        return DataFile(found.path, None, "outside")
+    if found.size_bytes is None:
+        return DataFile(found.path, None, "missing")
+    return DataFile(found.path, found.size_bytes, "cut off" if found.size_bytes < needed_bytes else None)

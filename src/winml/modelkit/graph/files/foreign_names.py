@@ -14,12 +14,14 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
 
 from winml.modelkit.errors import InputError
+from winml.modelkit.file_names import stays_inside
 
-__all__ = ["FoundName", "NameProblem", "file_within", "look_up_name"]
+__all__ = ["FoundName", "NameProblem", "file_within", "lies_within", "look_up_name"]
 
-NameProblem = Literal["no name", "outside", "missing", "not regular"]
+NameProblem = Literal["no name", "outside", "missing", "unusable", "not regular"]
 """What is wrong with a name. ``no name``: it is no text, or empty. ``outside``: it leads out of the folder, by itself
-or by a link. ``missing``: nothing is there. ``not regular``: it is a device, a pipe or of the other kind."""
+or by a link. ``missing``: nothing is there. ``unusable``: the system does not look it up. ``not regular``: it is a
+device, a pipe or of the other kind."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ def file_within(
     holder: Path | str,
     *,
     kind: Literal["file", "folder"] = "file",
+    missing_ok: bool = False,
     error: type[InputError] = InputError,
 ) -> Path:
     """Return the regular file (or the folder) below ``folder`` that a name in another file leads to.
@@ -48,18 +51,20 @@ def file_within(
         name: As the other file holds it, of whatever type.
         holder: The file that holds the name, with the key or the row where there are many; for the message.
         kind: What is expected there.
+        missing_ok: Return the path also where nothing is there.
         error: What to raise.
 
     Raises:
         InputError: the name is no text, leads out of the folder, or such a file is not there; of the type ``error``.
     """
     found = look_up_name(folder, name, kind=kind)
-    if found.problem is None:
+    if found.problem is None or (missing_ok and found.problem == "missing"):
         return found.path
     problem = {
         "no name": "which is no name",
         "outside": f"which leads out of {folder}; it was not read",
         "missing": "which is not there",
+        "unusable": "which cannot be looked up",
         "not regular": f"which is no {'regular file' if kind == 'file' else 'folder'}",
     }[found.problem]
     raise error(
@@ -88,13 +93,25 @@ def look_up_name(folder: Path, name: Any, *, kind: Literal["file", "folder"] = "
     try:
         place, target = (Path(os.path.realpath(item, strict=True)) for item in (folder, path))
         status = target.stat()
-    except (OSError, ValueError):  # ValueError: a character that no name has
+    except (FileNotFoundError, NotADirectoryError):
         return FoundName(path, "missing")
+    except (OSError, ValueError):  # ValueError: a character that no name has
+        return FoundName(path, "unusable")
     if not target.is_relative_to(place) and not _is_hub_blob(place, target):
         return FoundName(path, "outside")
     if kind == "folder":
         return FoundName(path, None if stat.S_ISDIR(status.st_mode) else "not regular")
     return FoundName(path, None, status.st_size) if stat.S_ISREG(status.st_mode) else FoundName(path, "not regular")
+
+
+def lies_within(folder: Path, name: str) -> bool:
+    """Say whether a file of a name that another file holds may be written to a folder, or removed from it.
+
+    The name is one that this tool writes, with ``/`` between parts, and no folder in it leads out of this one by a
+    link. What the name itself leads to does not count: it is replaced or removed, never followed.
+    """
+    above = str(PurePosixPath(name).parent)
+    return stays_inside(name) and look_up_name(folder, above, kind="folder").problem in (None, "missing")
 
 
 def _leads_out(name: str) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.file_names import JOURNAL_NAME, MODEL_SUFFIX, is_data_of
+from winml.modelkit.file_names import JOURNAL_NAME, MODEL_SUFFIX, is_data_of, is_plain_name
 
 __all__ = [
     "MOVED_ASIDE",
@@ -217,7 +217,7 @@ def _plain_name(name: Any) -> str:
     Raises:
         ValueError: it may.
     """
-    if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name or "\0" in name:
+    if not isinstance(name, str) or not is_plain_name(name):
         raise ValueError(name)
     return name
 

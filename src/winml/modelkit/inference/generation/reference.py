@@ -5,7 +5,6 @@ PyTorch runs the checkpoint with transformers' own loop and its own cache.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,45 +17,27 @@ from winml.modelkit.inference.generation.text import TextTokenizer
 from winml.modelkit.inference.generation.writing import PreparedPrompt, files_folder
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.results.generated_text import GeneratedText, ReferenceText, TokenDifference
 
 __all__ = ["compare_with_pytorch"]
 
 
-def compare_with_pytorch(result: GeneratedText, prompt: PreparedPrompt, checkpoint: str | None) -> GeneratedText:
+def compare_with_pytorch(result: GeneratedText, prompt: PreparedPrompt, name: str) -> GeneratedText:
     """Return a result with what PyTorch writes after the same prompt.
 
     Args:
         result: What ONNX Runtime wrote, greedily.
         prompt: What it began with.
-        checkpoint: Hub id or folder; None: what the model was made from, as its file says.
+        name: Hub id or folder of the checkpoint.
 
     Raises:
-        UsageError: the file does not say what it was made from, or that does not generate.
+        UsageError: it does not generate.
         WinMLError: the checkpoint cannot be loaded.
     """
-    name = checkpoint or _recorded_checkpoint(prompt)
     tokens, scores = _pytorch_tokens(name, prompt)
     difference = _first_difference(result.tokens, tokens, scores, prompt)
     text = _text_of(prompt.tokenizer, tokens, prompt.before)
     return replace(result, reference=ReferenceText(name, tuple(tokens), text, difference))
-
-
-def _recorded_checkpoint(prompt: PreparedPrompt) -> str:
-    from winml.modelkit.graph.files.reading import read_structure
-
-    texts = [entry.value for entry in read_structure(prompt.model).metadata_props if entry.key == MODEL_KEY]
-    try:
-        name = json.loads(texts[0]).get("name_or_path") if texts else None
-    except (ValueError, AttributeError):
-        name = None
-    if not name:
-        raise UsageError(
-            f"--reference: {prompt.model} does not say which checkpoint it was made from",
-            hint="Name the checkpoint: --reference CHECKPOINT",
-        )
-    return str(name)
 
 
 def _pytorch_tokens(name: str, prompt: PreparedPrompt) -> tuple[list[int], Sequence[torch.Tensor]]:

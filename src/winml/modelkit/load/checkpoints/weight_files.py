@@ -10,10 +10,11 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import CheckpointError, first_line
+from winml.modelkit.graph.files.foreign_names import file_within, look_up_name
 from winml.modelkit.options import JsonError, load_json, read_json_file
 
 __all__ = [
@@ -103,7 +104,7 @@ def check_index(folder: Path) -> None:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Return tensor → file, which is to lie in the folder of the index.
+    """Return tensor → file, which lies in the folder of the index, or is missing.
 
     Raises:
         CheckpointError: the index is malformed or empty, or leads out of its folder; names the entry.
@@ -111,14 +112,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     entries = _index_entries(index)
     if not entries:
         raise CheckpointError(f"{index}: its weight_map is empty: it names no tensor and no file", hint=_RESAVE)
-    for tensor, file in entries.items():
-        place = PureWindowsPath(file)  # which knows the separators of every system
-        if place.anchor or ".." in place.parts:
-            raise CheckpointError(
-                f"{index}: says that tensor {tensor!r} is in {file!r}, which is outside of the checkpoint's folder; it "
-                "was not read",
-                hint="Put that file beside the index and name it without a folder, or fetch the checkpoint again.",
-            )
+    # Of each file, the first tensor that is said to be in it.
+    for file, tensor in {file: tensor for tensor, file in reversed(entries.items())}.items():
+        file_within(index.parent, file, f"{index}: tensor {tensor!r}", missing_ok=True, error=CheckpointError)
     return entries
 
 
@@ -135,21 +131,13 @@ def _index_entries(index: Path) -> dict[str, str]:
 
 def _complete_shards(index: Path) -> tuple[Path, ...]:
     shards = tuple(index.parent / name for name in sorted(set(_weight_map(index).values())))
-    missing = [shard.name for shard in shards if not _is_file(shard)]
+    missing = [shard.name for shard in shards if look_up_name(index.parent, shard.relative_to(index.parent)).problem]
     if missing:
         raise CheckpointError(
             f"{index}: names {len(shards)} shards, of which {len(missing)} missing: {', '.join(missing[:3])}",
             hint="Put the missing file beside the others, or fetch the checkpoint again.",
         )
     return shards
-
-
-def _is_file(path: Path) -> bool:
-    """Say whether a file is there; a name that no file system takes names none."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def check_safetensors(path: Path) -> None:
