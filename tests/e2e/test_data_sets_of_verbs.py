@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +179,37 @@ def test_words_about_a_data_set_that_is_none_are_refused() -> None:
     ):
         done = run_here(*command)
         assert (2, True) == (done.code, words in done.err), done.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes in folders")
+def test_foreign_images_start_nothing_and_the_others_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An EPS called .png, a pipe and a link to a file of this machine; the images beside them count."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(2):
+        Image.fromarray(np.full((20, 40, 3), number, np.uint8)).save(folder / f"{number}.png")
+    (folder / "2.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n%%EOF\n")
+    os.mkfifo(folder / "3.png")
+    (folder / "4.png").symlink_to("/etc/passwd")
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\necho >> {tmp_path / 'started'}\ncat > /dev/null\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    record = _answer(run_here("compare", "vit-checkpoint", "vit/model.onnx", "--dataset", folder, "--format", "json"))
+    assert 2 == record["draws"]
+    for name in ("2.png", "3.png", "4.png"):
+        assert any(name in note for note in record["notes"])
+    assert not (tmp_path / "started").exists()
+
+
+def test_foreign_card_of_a_data_set_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    """What it names is not looked for."""
+    folder = tmp_path / "words"
+    folder.mkdir()
+    (folder / "a.csv").write_text("text\nthe dog\n")
+    for name in ("http://127.0.0.1:9/x.csv", "/etc/passwd", "../**", "!!python/name:os.system"):
+        (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: a\n  data_files: {name}\n---\n")
+        done = run_here("compare", "bert-checkpoint", "bert/model.onnx", "--dataset", folder)
+        assert (1, "") == (done.code, done.out)
+        assert str(folder) in done.err
+        assert "README.md" in done.err

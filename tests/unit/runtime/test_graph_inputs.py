@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +195,23 @@ def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     for name in ("junk", "objects", "text", "empty"):
         with pytest.raises(InputError, match=r"no \.npz file, or damaged"):
             load_feeds(tmp_path / f"{name}.npz", [IDS])
+
+
+def test_array_that_declares_too_much_is_refused_by_its_header(tmp_path: Path) -> None:
+    """More than its file holds, or than there is memory; other files of an archive are no arrays."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": (1, 2**40)})
+    foreign = {"lying": header.getvalue() + bytes(64), "text": b"ids", "new": b"\x93NUMPY\x03\x00" + bytes(64)}
+    for name, content in foreign.items():
+        with zipfile.ZipFile(tmp_path / f"{name}.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("ids.npy", content)
+        with pytest.raises(InputError) as caught:
+            load_feeds(tmp_path / f"{name}.npz", [IDS])
+        assert f"{name}.npz" in caught.value.message
+        assert (name == "lying") == ("array 'ids' declares 8796.09 GB" in caught.value.message)
+    (tmp_path / "one.npy").write_bytes(header.getvalue())
+    with pytest.raises(UsageError, match="one array without a name"):
+        load_feeds(tmp_path / "one.npy", [IDS])
 
 
 def test_batch_is_the_dimension_of_that_name() -> None:

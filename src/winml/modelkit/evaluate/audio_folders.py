@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import InputError
-from winml.modelkit.evaluate.data_sources import AUDIO_SUFFIXES
+from winml.modelkit.evaluate.data_sources import AUDIO_SUFFIXES, SourceKind
+from winml.modelkit.evaluate.local_files import read_files
+from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
 
 if TYPE_CHECKING:
     import datasets
@@ -21,7 +23,7 @@ __all__ = ["read_audio_folder"]
 
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "dev": "validation", "test": "test"}
 """Name of a folder → the split it is, as datasets calls it."""
-_METADATA = {"metadata.csv": "csv", "metadata.jsonl": "json"}
+_METADATA: dict[str, SourceKind] = {"metadata.csv": "csv", "metadata.jsonl": "json"}
 _NAME_COLUMN = "file_name"
 
 
@@ -62,11 +64,12 @@ def _with_recordings(columns: dict[str, list[Any]], paths: list[str], split: str
 
 
 def _read_metadata(folder: Path, name: str, cache: Path) -> dict[str, list[Any]]:
-    import datasets
-
-    builder = datasets.load_dataset_builder(_METADATA[name], data_files=str(folder / name), cache_dir=str(cache))
-    builder.download_and_prepare()
-    columns: dict[str, list[Any]] = builder.as_dataset(split="train").to_dict()
+    try:
+        metadata = file_below(folder, name)
+    except ForeignNameError as error:
+        raise InputError(f"{folder / name}: {error}", hint="Only regular files below the folder are read.") from error
+    tables = read_files(_METADATA[name], {"train": [metadata]}, cache)
+    columns: dict[str, list[Any]] = tables["train"].to_dict()
     if _NAME_COLUMN not in columns:
         raise InputError(
             f"{folder / name}: has no column {_NAME_COLUMN}; its columns: {', '.join(columns)}",

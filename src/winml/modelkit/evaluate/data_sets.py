@@ -10,7 +10,7 @@ import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,18 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.errors import HubError, InputError, UsageError
 from winml.modelkit.evaluate.audio_folders import read_audio_folder
 from winml.modelkit.evaluate.columns import IMAGE_ROLES
+from winml.modelkit.evaluate.data_folders import FolderLayout, read_layout
 from winml.modelkit.evaluate.data_sources import DATA_SET_FORMS, DataSource, find_source
-from winml.modelkit.evaluate.datasets_library import ask_hub, local_data_only, quiet_datasets, refuse_missing_datasets
+from winml.modelkit.evaluate.datasets_library import (
+    ask_hub,
+    hub_folders,
+    local_data_only,
+    quiet_datasets,
+    refuse_missing_datasets,
+)
+from winml.modelkit.evaluate.local_files import prepared_splits, read_files, read_saved
 from winml.modelkit.evaluate.media import Unreadable, open_image, open_recording
+from winml.modelkit.evaluate.model_config import UNREADABLE
 from winml.modelkit.graph.files.temporary import temporary_folder
 
 if TYPE_CHECKING:
@@ -88,7 +97,7 @@ class DataSet:
         self.features: Mapping[str, Any] = dict(table.features)
         self.notes: tuple[str, ...] = ()
         self.unreadable: dict[int, Unreadable] = {}
-        self._folder = source.folder
+        self._folders = (source.folder,) if source.folder is not None else hub_folders()
         self._table = table
         self._close = weakref.finalize(self, resources.close)
 
@@ -115,7 +124,7 @@ class DataSet:
         count = 0
         for number, cells in enumerate(self._table.select_columns(sorted(set(columns.values())))):
             row = {
-                key: cells[column] if media[key] is None else media[key](cells[column], self._folder, f"row {number}")
+                key: cells[column] if media[key] is None else media[key](cells[column], self._folders, f"row {number}")
                 for key, column in columns.items()
             }
             if failed := [value for value in row.values() if isinstance(value, Unreadable)]:
@@ -180,8 +189,8 @@ def open_data_set(request: DataSetRequest) -> DataSet:
     with ExitStack() as resources:
         quiet: AbstractContextManager[None] = nullcontext() if source.path is None else local_data_only()
         with quiet_datasets(), quiet:
-            splits = _read_splits(request, source, resources)
-        split, notes = _choose_split(request, source, splits)
+            splits, notes = _read_splits(request, source, resources)
+        split, chosen = _choose_split(request, source, splits)
         table = _undecoded(splits[split])
         if source.kind == "text":
             table = table.select([number for number, text in enumerate(table["text"]) if text.strip()])
@@ -189,13 +198,16 @@ def open_data_set(request: DataSetRequest) -> DataSet:
             raise UsageError(f"{request.words}: split {split} holds no sample", hint="Give another --split, or data.")
         data_set = DataSet(request, source, _drawn(request, table), resources.pop_all())
     data_set.split = split
-    data_set.notes = notes
+    data_set.notes = (*chosen, *notes)
     return data_set
 
 
-def _read_splits(request: DataSetRequest, source: DataSource, resources: ExitStack) -> Mapping[str, datasets.Dataset]:
+def _read_splits(
+    request: DataSetRequest, source: DataSource, resources: ExitStack
+) -> tuple[Mapping[str, datasets.Dataset], tuple[str, ...]]:
+    """Return the splits, and what is to be said of their files."""
     if source.kind == "hub":
-        return _from_hub(request, source)
+        return _from_hub(request, source), ()
     import datasets
 
     assert source.path is not None
@@ -203,21 +215,19 @@ def _read_splits(request: DataSetRequest, source: DataSource, resources: ExitSta
         raise UsageError(f"{request.words}: is an empty file: holds no sample", hint=DATA_SET_FORMS)
     try:
         if source.kind == "saved":
-            saved = datasets.load_from_disk(str(source.path))
-            return saved if isinstance(saved, datasets.DatasetDict) else {str(saved.split or "train"): saved}
+            return read_saved(source.path), ()
         cache = resources.enter_context(temporary_folder())
         if source.kind == "audio":
-            return read_audio_folder(source.path, cache)
+            return read_audio_folder(source.path, cache), ()
         if source.path.is_file():
-            arguments: dict[str, Any] = {"path": source.kind, "data_files": str(source.path)}
-            if source.path.suffix.lower() == ".tsv":
-                arguments["sep"] = "\t"
-        else:
-            arguments = {"path": str(source.path), "name": request.config}
-            if source.kind == "images" and _is_one_class(source.path):
-                arguments["drop_labels"] = False  # datasets takes the name of a single folder for no label
-        return _prepared(datasets.load_dataset_builder(**arguments, cache_dir=str(cache)))
-    except (OSError, ValueError, LookupError, TypeError, ImportError, datasets.exceptions.DatasetsError) as error:
+            options = {"sep": "\t"} if source.path.suffix.lower() == ".tsv" else {}
+            return read_files(source.kind, {"train": [source.path]}, cache, options=options), ()
+        layout = read_layout(source.path, request.config, request.words)
+        options = dict(layout.options)
+        if layout.kind == "images" and _is_one_class(source.path, layout):
+            options.setdefault("drop_labels", False)  # datasets takes the name of a single folder for no label
+        return read_files(layout.kind, layout.splits, cache, options=options, info=layout.info), layout.notes
+    except (*_DAMAGED, datasets.exceptions.DatasetsError) as error:
         raise InputError(
             f"{request.words}: cannot be read as {_KIND_WORDS.get(source.kind, source.kind)}: {_reason(error)}",
             hint="Mend the file, or give the data in another form; texts are read as UTF-8.",
@@ -227,12 +237,17 @@ def _read_splits(request: DataSetRequest, source: DataSource, resources: ExitSta
 _KIND_WORDS = {"saved": "a folder that save_to_disk wrote", "images": "a folder of images"}
 
 
-def _is_one_class(folder: Path) -> bool:
+_DAMAGED = (*UNREADABLE, ArithmeticError, AssertionError, MemoryError, RuntimeError)
+"""What datasets, pandas and pyarrow raise for files that are missing or damaged."""
+
+
+def _is_one_class(folder: Path, layout: FolderLayout) -> bool:
     """Say whether all pictures lie in one folder, whose name is their label and not that of a split."""
-    pictures = {path.parent for path in folder.glob("**/*.*") if path.is_file() and not path.name.startswith(".")}
-    if any(folder.glob("**/metadata.*")) or len(pictures) != 1:
+    files = [path for paths in layout.splits.values() for path in paths]
+    places = {path.parent for path in files}
+    if any(path.stem == "metadata" for path in files) or len(places) != 1:
         return False
-    parts = pictures.pop().relative_to(folder).parts
+    parts = places.pop().relative_to(folder).parts
     return len(parts) in (1, 2) and parts[-1].lower() not in _SPLIT_FOLDERS
 
 
@@ -256,7 +271,7 @@ def _from_hub(request: DataSetRequest, source: DataSource) -> Mapping[str, datas
                     f"{request.words}: has several configurations: {', '.join(names)}",
                     hint=f"Give one of them: {request.option} {source.name}:{names[0]}",
                 )
-            return _prepared(datasets.load_dataset_builder(source.name, config))
+            return prepared_splits(datasets.load_dataset_builder(source.name, config))
     except (OSError, ValueError, LookupError, ImportError, datasets.exceptions.DatasetsError) as error:
         if unreachable:
             raise HubError(
@@ -266,18 +281,6 @@ def _from_hub(request: DataSetRequest, source: DataSource) -> Mapping[str, datas
         raise InputError(
             f"{request.words}: cannot be read: {_reason(error)}", hint="Give files of it in another form."
         ) from error
-
-
-def _prepared(builder: datasets.DatasetBuilder) -> dict[str, datasets.Dataset]:
-    """Return the splits of a builder that hold a sample, and an empty table for each that does not."""
-    import datasets
-
-    builder.download_and_prepare()
-    sizes = {str(name): split.num_examples for name, split in (builder.info.splits or {}).items()}
-    return {
-        name: builder.as_dataset(split=name) if size else datasets.Dataset.from_dict({}, split=name)
-        for name, size in sizes.items()
-    }
 
 
 def _choose_split(request: DataSetRequest, source: DataSource, splits: Iterable[str]) -> tuple[str, tuple[str, ...]]:
@@ -300,13 +303,27 @@ def _choose_split(request: DataSetRequest, source: DataSource, splits: Iterable[
 
 
 def _undecoded(table: datasets.Dataset) -> datasets.Dataset:
-    """Leave opening pictures and recordings to us: one that does not open would end the iteration."""
+    """Leave opening pictures and recordings to us: one that does not open would end the iteration.
+
+    Within lists and records as well: datasets opens any file or address that a cell names.
+    """
     import datasets
 
-    for name, feature in table.features.items():
-        if isinstance(feature, (datasets.Image, datasets.Audio)):
-            table = table.cast_column(name, type(feature)(decode=False))
+    table = table.select_columns(table.column_names)  # a copy, whose description is changed
+    table.info.features = datasets.Features({name: _as_stored(item) for name, item in table.features.items()})
     return table
+
+
+def _as_stored(feature: Any) -> Any:
+    if isinstance(feature, Mapping):
+        return {name: _as_stored(item) for name, item in feature.items()}
+    if isinstance(feature, list):
+        return [_as_stored(item) for item in feature]
+    if hasattr(feature, "feature"):
+        return replace(feature, feature=_as_stored(feature.feature))
+    # JSON is text, whose values name no file.
+    is_opened = hasattr(feature, "decode") and type(feature).__name__ != "Json"
+    return replace(feature, decode=False) if is_opened else feature
 
 
 def _drawn(request: DataSetRequest, table: datasets.Dataset) -> datasets.Dataset:

@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
 
 __all__ = [
     "AUDIO_SUFFIXES",
     "DATA_SET_FORMS",
+    "DESCRIPTION_NAMES",
     "IMAGE_SUFFIXES",
+    "TABLE_SUFFIXES",
     "DataSource",
     "SourceKind",
     "find_source",
+    "folder_files",
     "source_files",
 ]
 
 SourceKind = Literal["text", "csv", "json", "parquet", "arrow", "images", "audio", "saved", "hub"]
 """``saved`` is a folder that ``save_to_disk`` of datasets wrote; the others name the files in it, or the one file."""
 
-_TABLE_SUFFIXES: dict[str, SourceKind] = {
+TABLE_SUFFIXES: dict[str, SourceKind] = {
     ".parquet": "parquet",
     ".arrow": "arrow",
     ".jsonl": "json",
@@ -38,10 +42,12 @@ _TABLE_SUFFIXES: dict[str, SourceKind] = {
     ".txt": "text",
 }
 """In the order in which they are looked for in a folder: a data set of parquet files may have a JSON file beside."""
-IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+IMAGE_SUFFIXES = frozenset(
+    (".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
+)
 AUDIO_SUFFIXES = frozenset({".aiff", ".flac", ".mp3", ".ogg", ".opus", ".wav"})
 _SAVED_NAMES = ("dataset_dict.json", "state.json")
-_DESCRIPTIONS = frozenset({"config.json", "dataset_info.json", "dataset_infos.json", "license.txt", "readme.txt"})
+DESCRIPTION_NAMES = frozenset({"config.json", "dataset_info.json", "dataset_infos.json", "license.txt", "readme.txt"})
 """Files about a data set, with endings of data."""
 _HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]*\w")
 """Specified: names of repositories of the Hub, ``name`` or ``owner/name``."""
@@ -88,7 +94,7 @@ def find_source(text: str | os.PathLike[str], option: str = "--dataset") -> Data
         return DataSource(_kind_of(path, option), path, path.absolute().name)
     name, _, config = given.partition(":")
     suffix = Path(given).suffix.lower()
-    is_file_name = suffix in _TABLE_SUFFIXES or suffix in IMAGE_SUFFIXES | AUDIO_SUFFIXES | {".npz", ".zip"}
+    is_file_name = suffix in TABLE_SUFFIXES or suffix in IMAGE_SUFFIXES | AUDIO_SUFFIXES | {".npz", ".zip"}
     is_path = bool(_DRIVE.match(given)) or "\\" in given or "/" in config
     if is_file_name or is_path or not _HUB_NAME.fullmatch(name) or name.startswith("."):
         raise UsageError(f"{option} {given}: no such file or folder", hint=DATA_SET_FORMS)
@@ -99,26 +105,26 @@ def source_files(source: DataSource) -> tuple[Path, ...]:
     """Return the files on this disk that a data set consists of, in their order; none of one at the Hub."""
     if source.path is None:
         return ()
-    return (source.path,) if source.path.is_file() else tuple(sorted(_files_below(source.path)))
+    return (source.path,) if source.path.is_file() else tuple(sorted(folder_files(source.path)[0]))
 
 
 def _kind_of(path: Path, option: str) -> SourceKind:
     if path.is_file():
-        kind = _TABLE_SUFFIXES.get(path.suffix.lower())
+        kind = TABLE_SUFFIXES.get(path.suffix.lower())
         if kind is None:
             raise UsageError(f"{option} {path}: a {path.suffix or 'nameless'} file is not read", hint=DATA_SET_FORMS)
         return kind
     if any((path / name).is_file() for name in _SAVED_NAMES):
         return "saved"
     suffixes: set[str] = set()
-    for file in _files_below(path):
+    for file in folder_files(path)[0]:
         if file.suffix.lower() in IMAGE_SUFFIXES:
             return "images"
-        if file.name.lower() not in _DESCRIPTIONS:
+        if file.name.lower() not in DESCRIPTION_NAMES:
             suffixes.add(file.suffix.lower())
     if suffixes & AUDIO_SUFFIXES:
         return "audio"
-    kind = next((kind for suffix, kind in _TABLE_SUFFIXES.items() if suffix in suffixes), None)
+    kind = next((kind for suffix, kind in TABLE_SUFFIXES.items() if suffix in suffixes), None)
     if kind is None:
         shown = ", ".join(sorted(suffix or "no ending" for suffix in suffixes)[:5])
         what = f"has files with {shown}, of which none is read" if suffixes else "is an empty folder: holds no sample"
@@ -126,8 +132,23 @@ def _kind_of(path: Path, option: str) -> SourceKind:
     return kind
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder and below that are not hidden."""
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(place, name) for name in sorted(files) if not name.startswith("."))
+def folder_files(folder: Path) -> tuple[list[Path], dict[Path, str]]:
+    """Return the files in a folder and below that are not hidden, in their order, and those that are not to be read.
+
+    Returns:
+        Regular files and links to them within the folder; and file → why it is not read: a link that leads out of the
+        folder or nowhere, a pipe, a socket, a device. Folders that are links are not entered.
+    """
+    files: list[Path] = []
+    refused: dict[Path, str] = {}
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+        for name in sorted(name for name in names if not name.startswith(".")):
+            path = Path(place, name)
+            try:
+                if not stat.S_ISREG(path.lstat().st_mode):
+                    file_below(folder, path.relative_to(folder))
+                files.append(path)
+            except (OSError, ForeignNameError) as error:
+                refused[path] = str(error)
+    return files, refused

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 from winml.modelkit.errors import HubError, UsageError
 from winml.modelkit.evaluate.media import INSTALL_HINT
 from winml.modelkit.runtime.shared_settings import shared_by_threads
 
-__all__ = ["ask_hub", "local_data_only", "quiet_datasets", "refuse_missing_datasets"]
+__all__ = ["ask_hub", "hub_folders", "local_data_only", "quiet_datasets", "refuse_missing_datasets"]
 
 
 def refuse_missing_datasets(words: str) -> None:
@@ -62,6 +63,14 @@ def quiet_datasets() -> Iterator[None]:
         hub_messages.set_verbosity(hub_level)
         if has_bars:
             datasets.enable_progress_bars()
+
+
+def hub_folders() -> tuple[Path, ...]:
+    """Return the folders in which files of data sets of the Hub lie once they were fetched or unpacked."""
+    from datasets import config
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE), Path(config.DOWNLOADED_DATASETS_PATH)
 
 
 def ask_hub(name: str, words: str) -> str:

@@ -8,12 +8,16 @@ from __future__ import annotations
 import io
 import math
 import struct
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below, refuse_special_file
+from winml.modelkit.runtime.available_memory import available_bytes
+from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,8 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["INSTALL_HINT", "Recording", "Unreadable", "open_image", "open_recording", "resampled"]
 
 INSTALL_HINT = 'pip install "winml-modelkit[eval]"'
+IMAGE_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Of Pillow, whatever the name of a file says. Among the others is one that starts a program (EPS)."""
 _ORIENTATION = 0x0112
 """Specified by Exif: the tag that says how a picture is turned; 1 is not at all."""
+_SAMPLE_BYTES = 4
+_DAMAGED = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError,
+    SyntaxError, EOFError, struct.error, zlib.error,
+)  # fmt: skip
+"""What Pillow and soundfile raise for files that are damaged."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +58,13 @@ class Unreadable:
     """What the library that opens it says."""
 
 
-def open_image(cell: Any, folder: Path | None, place: str) -> Image | Unreadable:
+def open_image(cell: Any, folders: Sequence[Path] | None, place: str) -> Image | Unreadable:
     """Return the picture of a cell with all its pixels, turned as it is to be looked at, or why it does not open.
 
     Args:
         cell: A picture, a path, bytes, or a record of ``bytes`` and ``path`` as datasets has them.
-        folder: What a relative path is relative to.
+        folders: Where a path of the cell has to lie; the first is what a relative one is relative to. None: the user
+            gave the path, which may lead to any regular file.
         place: What to call a cell without a file name.
 
     Raises:
@@ -62,27 +75,30 @@ def open_image(cell: Any, folder: Path | None, place: str) -> Image | Unreadable
         import PIL.ImageOps
     except ImportError as error:
         raise UsageError("pictures need Pillow, which is not installed", hint=INSTALL_HINT) from error
-    source, name = (cell, place) if isinstance(cell, PIL.Image.Image) else _source_of(cell, folder, place)
-    if source is None:
-        return Unreadable(name, f"holds {type(cell).__name__}, which is no file and no bytes")
+    source, name = (cell, place) if isinstance(cell, PIL.Image.Image) else _source_of(cell, folders, place)
+    if isinstance(source, Unreadable):
+        return source
     try:
-        image = source if isinstance(source, PIL.Image.Image) else PIL.Image.open(source)
+        image = source if isinstance(source, PIL.Image.Image) else PIL.Image.open(source, formats=IMAGE_FORMATS)
         image.load()
         if image.getexif().get(_ORIENTATION, 1) != 1:
             # Cameras write how the picture is turned beside the pixels; the pipelines turn it, too.
             image = PIL.ImageOps.exif_transpose(image)
-    except (OSError, ValueError, SyntaxError, EOFError, struct.error, PIL.Image.DecompressionBombError) as error:
-        return Unreadable(name, str(error))
+    except PIL.UnidentifiedImageError:
+        return Unreadable(name, f"is none of {', '.join(IMAGE_FORMATS)}")
+    except (*_DAMAGED, PIL.Image.DecompressionBombError) as error:
+        return Unreadable(name, str(error) or type(error).__name__)
     return image
 
 
-def open_recording(cell: Any, folder: Path | None, place: str) -> Recording | Unreadable:
+def open_recording(cell: Any, folders: Sequence[Path] | None, place: str) -> Recording | Unreadable:
     """Return the sound of a cell, or why it does not open.
 
     Args:
         cell: A recording, a path, bytes, or a record as datasets has them: ``bytes`` and ``path``, or ``array`` and
             ``sampling_rate``.
-        folder: What a relative path is relative to.
+        folders: Where a path of the cell has to lie; the first is what a relative one is relative to. None: the user
+            gave the path, which may lead to any regular file.
         place: What to call a cell without a file name.
 
     Raises:
@@ -98,13 +114,20 @@ def open_recording(cell: Any, folder: Path | None, place: str) -> Recording | Un
         import soundfile
     except (ImportError, OSError) as error:
         raise UsageError(f"recordings need soundfile: {error}", hint=INSTALL_HINT) from error
-    source, name = _source_of(cell, folder, place)
-    if source is None:
-        return Unreadable(name, f"holds {type(cell).__name__}, which is no file and no bytes")
+    source, name = _source_of(cell, folders, place)
+    if isinstance(source, Unreadable):
+        return source
     try:
-        samples, rate_hz = soundfile.read(source, dtype="float32")
-    except (OSError, ValueError, TypeError, soundfile.SoundFileError) as error:
-        return Unreadable(name, str(error))
+        with soundfile.SoundFile(source) as file:
+            declared, free = file.frames * file.channels * _SAMPLE_BYTES, available_bytes()
+            if free is not None and declared > free // 2:
+                return Unreadable(
+                    name,
+                    f"its header declares {size_words(declared)} of samples; {size_words(free)} of memory are free",
+                )
+            samples, rate_hz = file.read(dtype="float32"), file.samplerate
+    except (*_DAMAGED, soundfile.SoundFileError) as error:
+        return Unreadable(name, str(error) or type(error).__name__)
     return Recording(_one_channel(samples), int(rate_hz))
 
 
@@ -135,17 +158,26 @@ def _one_channel(samples: NDArray[np.float32]) -> NDArray[np.float32]:
     return samples if samples.ndim == 1 else samples.mean(axis=-1, dtype="float32")
 
 
-def _source_of(cell: Any, folder: Path | None, place: str) -> tuple[Any, str]:
-    """Return what a library opens, None where there is nothing, and a name without folders."""
+def _source_of(cell: Any, folders: Sequence[Path] | None, place: str) -> tuple[Any, str]:
+    """Return what a library opens, or why nothing is opened; and a name without folders."""
     content, path = cell, None
     if isinstance(cell, Mapping):
         content, path = cell.get("bytes"), cell.get("path")
     elif isinstance(cell, (str, Path)):
         content, path = None, cell
     if isinstance(content, (bytes, bytearray)):
-        return io.BytesIO(content), Path(path).name if path else place
+        return io.BytesIO(content), Path(path).name if isinstance(path, (str, Path)) else place
     if not isinstance(path, (str, Path)):
-        return None, place
-    found = (folder or Path()) / path
-    is_below = folder is not None and found.is_relative_to(folder)
-    return found, found.relative_to(folder).as_posix() if folder is not None and is_below else found.name
+        return Unreadable(place, f"holds {type(cell).__name__}, which is no file and no bytes"), place
+    path, name = Path(path), Path(path).name
+    try:
+        if folders is None:
+            refuse_special_file(path)
+            return path, name
+        # datasets makes absolute paths of the files that it was handed.
+        folder = next((item for item in folders if path.is_relative_to(item.absolute())), folders[0])
+        below = path.relative_to(folder.absolute()) if path.is_relative_to(folder.absolute()) else path
+        name = name if below.is_absolute() else below.as_posix()
+        return file_below(folder, below), name
+    except ForeignNameError as error:
+        return Unreadable(name, str(error)), name

@@ -6,7 +6,6 @@ of its inputs, which are those of transformers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import INSTALL_HINT
 from winml.modelkit.evaluate.model_config import UNREADABLE
+from winml.modelkit.options import read_json_file
 
 __all__ = [
     "ProcessorKind",
@@ -126,9 +126,9 @@ def open_processor(kind: ProcessorKind, folder: Path, option: str) -> Any:
 def position_count(folder: Path) -> int | None:
     """Return how many positions of tokens the config in a folder says the model has; None where it does not say."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_json_file(folder / "config.json")
         values = (config.get(name) for name in ("max_position_embeddings", "n_positions"))
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError, AttributeError):
         return None
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
@@ -136,8 +136,8 @@ def position_count(folder: Path) -> int | None:
 def sentence_length(folder: Path) -> int | None:
     """Return how many tokens of a text sentence-transformers reads, by its file in a folder; None without one."""
     try:
-        value = json.loads((folder / "sentence_bert_config.json").read_text(encoding="utf-8")).get("max_seq_length")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        value = read_json_file(folder / "sentence_bert_config.json").get("max_seq_length")
+    except (OSError, ValueError, AttributeError):
         return None
     return value if isinstance(value, int) and value > 0 else None
 

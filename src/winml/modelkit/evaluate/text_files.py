@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import functools
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.data_sets import DataSetRequest
 from winml.modelkit.evaluate.media import Unreadable
+from winml.modelkit.options import load_json
 
 __all__ = ["TEXT_SUFFIXES", "TextFile"]
 
@@ -103,7 +103,7 @@ class TextFile:
                 elif self.path.suffix == ".csv":
                     rows = csv.DictReader(file)
                 else:
-                    rows = (json.loads(line) for line in file if line.strip())
+                    rows = (load_json(line) for line in file if line.strip())
                 for row in rows:
                     if not isinstance(row, Mapping):
                         raise InputError(

@@ -7,8 +7,6 @@ What the file says about the values that make sense (``winml.io.inputs``) is hon
 from __future__ import annotations
 
 import json
-import stat
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES, resolve_names
 from winml.modelkit.graph.specs import DTYPES, GridSlot, InputTensorSpec, summed_sizes
 from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.options import nearest
+from winml.modelkit.runtime.array_files import read_arrays
 from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.sessions import Session
@@ -404,7 +403,7 @@ def load_feeds(path: Path, inputs: Sequence[GraphInput], option: str = "--input-
         InputError: the file is damaged, or holds Python objects.
     """
     source = f"{option} {path}"
-    arrays = _read_npz(path, source)
+    arrays = read_arrays(path, source)
     names = [item.name for item in inputs]
     for name in arrays:
         if name not in names:
@@ -421,28 +420,6 @@ def load_feeds(path: Path, inputs: Sequence[GraphInput], option: str = "--input-
     feeds = {item.name: _fit_array(item, arrays[item.name], source) for item in inputs}
     _check_shared_names(inputs, feeds, source)
     return feeds
-
-
-def _read_npz(path: Path, source: str) -> dict[str, Array]:
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise UsageError(f"{source}: is no regular file", hint="Give a file that numpy.savez wrote.")
-        with path.open("rb") as file:
-            content = np.load(file, allow_pickle=False)
-            if isinstance(content, np.lib.npyio.NpzFile):
-                return {name: content[name] for name in content.files}
-    except OSError as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        raise UsageError(f"{source}: {reason}", hint="Give a file that numpy.savez wrote.") from None
-    except (ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
-        raise InputError(
-            f"{source}: is no .npz file, or damaged, or holds Python objects",
-            hint="Give a file that numpy.savez wrote from arrays of numbers or of text (dtype U).",
-        ) from error
-    raise UsageError(
-        f"{source}: holds one array without a name",
-        hint='Save it with the name of the input: numpy.savez("inputs.npz", input_ids=array).',
-    )
 
 
 def _fit_array(item: GraphInput, array: Array, source: str) -> Array:

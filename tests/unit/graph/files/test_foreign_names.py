@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from winml.modelkit.errors import CheckpointError, InputError
-from winml.modelkit.graph.files.foreign_names import file_within, lies_within, look_up_name
+from winml.modelkit.graph.files.foreign_names import (
+    ForeignNameError,
+    file_below,
+    file_within,
+    lies_within,
+    look_up_name,
+    refuse_special_file,
+)
 
 needs_links = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes need rights there")
 
@@ -129,3 +136,26 @@ def test_snapshot_of_the_hub_cache_leads_to_its_own_blobs(tmp_path: Path, below:
     (snapshot / "other.bin").symlink_to(tmp_path / "models--a--two" / "blobs" / "0123")
     assert look_up_name(snapshot, "own.bin").size_bytes == 5
     assert look_up_name(snapshot, "other.bin").problem == "outside"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../outside.bin", "/etc/passwd", "", ".", "sub", "gone", "C:x", "a\0b", "..", "x" * 300, "http://127.0.0.1/x",
+     "\\\\server\\share\\x", "\ud800"],
+)  # fmt: skip
+def test_cell_that_names_no_file_below_the_folder_is_refused(folder: Path, name: str) -> None:
+    """Readers of many names get the reason alone, and say themselves where the name stands."""
+    assert file_below(folder, "sub/weights.bin").samefile(folder / "sub" / "weights.bin")
+    with pytest.raises(ForeignNameError):
+        file_below(folder, name)
+
+
+@needs_links
+def test_special_files_are_refused_and_a_link_the_user_named_is_not(folder: Path) -> None:
+    """Reading a pipe that nobody writes to would wait for ever."""
+    os.mkfifo(folder / "pipe")
+    (folder / "outside").symlink_to("../outside.bin")
+    for path in (folder / "pipe", folder, folder / "gone", Path(os.devnull)):
+        with pytest.raises(ForeignNameError):
+            refuse_special_file(path)
+    refuse_special_file(folder / "outside")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ from winml.modelkit.evaluate.tasks.task import (
     named_output,
     token_masks,
 )
+from winml.modelkit.graph.files.foreign_names import file_below
+from winml.modelkit.options import read_json_file
 
 __all__ = ["FEATURE_EXTRACTION"]
 
@@ -122,13 +123,13 @@ def _pooled(states: Array, places: Array, mode: str) -> Array:
 
 def _pooling(folder: Path) -> _Pooling:
     """Return the pooling that sentence-transformers wrote beside the model, else the usual one, which is told."""
-    modules = _read(folder / _MODULES)
+    modules = _read(folder, _MODULES)
     entries = [entry for entry in modules if isinstance(entry, Mapping)] if isinstance(modules, list) else []
     kinds = [str(entry.get("type", "")).rpartition(".")[2] for entry in entries]
     if "Pooling" not in kinds:
         told = "No file of sentence-transformers says how tokens become one embedding: their mean is taken."
         return _Pooling(("mean",), _other_modules(kinds), (told,))
-    said = _read(folder / str(entries[kinds.index("Pooling")].get("path")) / _CONFIG)
+    said = _read(folder, f"{entries[kinds.index('Pooling')].get('path')}/{_CONFIG}")
     modes, problem = _modes(said if isinstance(said, Mapping) else {})
     return _Pooling(modes, problem or _other_modules(kinds))
 
@@ -150,9 +151,10 @@ def _modes(said: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
     return tuple(mode for mode in _MODES.values() if mode in chosen) or ("mean",), ""
 
 
-def _read(path: Path) -> Any:
+def _read(folder: Path, name: str) -> Any:
+    """Return what a file below a folder says; None where there is none, or it is damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json_file(file_below(folder, name))
     except (OSError, ValueError):
         return None
 

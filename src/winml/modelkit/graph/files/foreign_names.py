@@ -16,12 +16,25 @@ from typing import Any, Literal
 from winml.modelkit.errors import InputError
 from winml.modelkit.file_names import stays_inside
 
-__all__ = ["FoundName", "NameProblem", "file_within", "lies_within", "look_up_name"]
+__all__ = [
+    "ForeignNameError",
+    "FoundName",
+    "NameProblem",
+    "file_below",
+    "file_within",
+    "lies_within",
+    "look_up_name",
+    "refuse_special_file",
+]
 
 NameProblem = Literal["no name", "outside", "missing", "unusable", "not regular"]
 """What is wrong with a name. ``no name``: it is no text, or empty. ``outside``: it leads out of the folder, by itself
 or by a link. ``missing``: nothing is there. ``unusable``: the system does not look it up. ``not regular``: it is a
 device, a pipe or of the other kind."""
+
+
+class ForeignNameError(ValueError):
+    """A name leads to no file that may be read; the message says why, without the name."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +73,39 @@ def file_within(
     found = look_up_name(folder, name, kind=kind)
     if found.problem is None or (missing_ok and found.problem == "missing"):
         return found.path
-    problem = {
-        "no name": "which is no name",
-        "outside": f"which leads out of {folder}; it was not read",
-        "missing": "which is not there",
-        "unusable": "which cannot be looked up",
-        "not regular": f"which is no {'regular file' if kind == 'file' else 'folder'}",
-    }[found.problem]
     raise error(
-        f"{holder}: names {name!r}, {problem}; expected the name of a {kind} below {folder}",
+        f"{holder}: names {name!r}, which {_in_words(found.problem, kind)}; expected the name of a {kind} "
+        f"below {folder}",
         hint=f"Put the {kind} there and name it by its path from that folder, or get {holder} again from who made it.",
     )
+
+
+def file_below(folder: Path, name: str | os.PathLike[str]) -> Path:
+    """Return the regular file below a folder that a cell, a row or an entry of another file names.
+
+    For readers of many names, which say themselves in which row the name stands and go on with the next.
+
+    Raises:
+        ForeignNameError: the name leads out of the folder, or to no regular file.
+    """
+    found = look_up_name(folder, os.fspath(name))
+    if found.problem is not None:
+        raise ForeignNameError(_in_words(found.problem, "file"))
+    return found.path
+
+
+def refuse_special_file(path: Path) -> None:
+    """Refuse what is no regular file: opening a pipe that nobody writes to would wait for ever.
+
+    Raises:
+        ForeignNameError: it is missing, a folder, a pipe, a socket or a device.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        raise ForeignNameError(_in_words("missing", "file")) from None
+    if not stat.S_ISREG(mode):
+        raise ForeignNameError("is a folder" if stat.S_ISDIR(mode) else _in_words("not regular", "file"))
 
 
 def look_up_name(folder: Path, name: Any, *, kind: Literal["file", "folder"] = "file") -> FoundName:
@@ -112,6 +147,16 @@ def lies_within(folder: Path, name: str) -> bool:
     """
     above = str(PurePosixPath(name).parent)
     return stays_inside(name) and look_up_name(folder, above, kind="folder").problem in (None, "missing")
+
+
+def _in_words(problem: NameProblem, kind: Literal["file", "folder"]) -> str:
+    return {
+        "no name": "is no name",
+        "outside": "leads out of the folder; it was not read",
+        "missing": "is not there",
+        "unusable": "cannot be looked up",
+        "not regular": f"is no {'regular file' if kind == 'file' else 'folder'}",
+    }[problem]
 
 
 def _leads_out(name: str) -> bool:

@@ -9,24 +9,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from winml.modelkit.file_names import MODEL_CARD_NAME
+from winml.modelkit.graph.files.front_matter import FrontMatterError, front_matter_value
 
 __all__ = ["card_task"]
 
-_MOST_BYTES = 4 * 10**6
-"""Chosen: cards are text of some thousand words."""
+_LONGEST_TAG = 1000
+"""Bytes of the line of the tag. Chosen: the longest name of a task has 30 letters."""
 
 
 def card_task(folder: Path | None) -> str | None:
     """Return the ``pipeline_tag`` of the card in a folder; None where there is no card, or none is named."""
-    path = None if folder is None else folder / MODEL_CARD_NAME
-    if path is None or not path.is_file() or path.stat().st_size > _MOST_BYTES:
+    if folder is None:
         return None
-    import yaml
-    from huggingface_hub import metadata_load
-
     try:
-        facts = metadata_load(path)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        tag = front_matter_value(folder / MODEL_CARD_NAME, "pipeline_tag", _LONGEST_TAG)
+    except FrontMatterError:
         return None
-    tag = facts.get("pipeline_tag") if isinstance(facts, dict) else None
     return tag if isinstance(tag, str) else None
