@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from winml.modelkit.errors import InputError, UsageError, first_line
+from winml.modelkit.evaluate.model_config import UNREADABLE
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
-from winml.modelkit.inference.generation.settings import read_record
+from winml.modelkit.inference.generation.config_file import read_record
 
-__all__ = ["TextSegment", "TextTokenizer", "TimedText", "chat_prompt", "read_tokenizer"]
+__all__ = ["TextSegment", "TextTokenizer", "TimedText", "chat_prompt", "open_tokenizer", "read_tokenizer"]
 
 _TEMPLATE_NAME = "chat_template.jinja"
 """Specified: the file transformers keeps a chat template in; before, it was a key of the tokenizer's config."""
@@ -183,18 +184,27 @@ class _TokenizerOfFile:
             yield stream.step(self._tokenizer, token) or ""
 
 
+def open_tokenizer(folder: Path) -> Any:
+    """Return transformers' tokenizer in a folder.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except UNREADABLE as error:
+        raise InputError(
+            f"{folder}: its tokenizer cannot be read: {first_line(error)}", hint="Build the model again."
+        ) from error
+
+
 class _TokenizerOfTransformers:
     """Any tokenizer transformers can read from a folder."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoTokenizer
-
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError) as error:
-            raise InputError(
-                f"{folder}: its tokenizer cannot be read: {first_line(error)}", hint="Build the model again."
-            ) from error
+        self._tokenizer = open_tokenizer(folder)
 
     def encode(self, text: str, *, with_special: bool = True) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=with_special))
