@@ -6,6 +6,7 @@ the graph, and stays in ONNX Runtime's memory.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -20,6 +21,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from winml.modelkit.errors import InputError, UsageError, first_line
+from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.file_names import GENERATION_CONFIG_NAME
 from winml.modelkit.inference.generation.config_file import SPEED_ONLY, read_generation_config
@@ -192,10 +194,12 @@ def generation_call(model: DecoderModel, **arguments: Any) -> Any:
         WinMLError: whatever a run of a graph raises.
     """
     folder = model.tokenizer_folder
-    if model.generation_config.stop_strings is not None:
+    ends_by_strings = model.generation_config.stop_strings is not None
+    if ends_by_strings:
         arguments["tokenizer"] = open_tokenizer(folder)
     try:
-        return model.generate(**arguments)  # type: ignore[misc]  # declared for models of torch
+        with tokenizer_call(folder) if ends_by_strings else contextlib.nullcontext():
+            return model.generate(**arguments)  # type: ignore[misc]  # declared for models of torch
     except (ValueError, TypeError) as error:  # its words for settings that do not go together
         if _comes_from_graph(error):
             raise
@@ -208,7 +212,8 @@ def generation_call(model: DecoderModel, **arguments: Any) -> Any:
 def _comes_from_graph(error: Exception) -> bool:
     """Say whether an error was raised while a graph ran, or by code of ours: then no setting is wrong."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    ours = [frame for frame in frames if str(frame.f_globals.get("__name__")).startswith("winml.")]
+    own = __name__.partition(".")[0]
+    ours = [frame for frame in frames if str(frame.f_globals.get("__name__")).partition(".")[0] == own]
     return frames[-1] in ours or any(frame.f_code.co_name == "forward" for frame in ours)
 
 

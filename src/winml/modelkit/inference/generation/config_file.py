@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import pydantic
 
 from winml.modelkit.errors import ConfigError, InputError, UsageError
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME
+from winml.modelkit.file_names import GENERATION_CONFIG_NAME
 from winml.modelkit.options import JsonError, Options, parse_options, read_json_file
 
 __all__ = ["SPEED_ONLY", "UNSUPPORTED", "check_kinds", "read_generation_config", "read_record"]
