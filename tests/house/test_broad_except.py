@@ -26,7 +26,7 @@ BOUNDARIES: dict[str, str] = {
     "graph.files.orphaned_data:_named_data": "what is replaced may be anything at all; then it names no data of ours",
     "graph.stage:run_passes": "a library pass raises what it likes; said again with its name and place",
     "inference.generation.causal_lm:generated_by.work": "raised again in the thread that waits",
-    "inference.generation.text:_TokenizerOfFile.__init__": "the tokenizers library raises nothing more narrow",
+    "evaluate.tokenizer_calls:tokenizer_call": "tokenizers raises nothing more narrow, and panics; the rest is raised",
     "inference.generation.text:chat_prompt": "a template is foreign code and raises what it likes; said again as its",
     "inference.generation.shown_writing:_chat_text": "as chat_prompt: a template is foreign code",
     "inspect.weightless:run_weightless": "a foreign forward may need values; becomes a result with its reason",

@@ -228,9 +228,16 @@ def missing_name(error: BaseException) -> str:
     return f"{library} {version} has no {name}" if is_ours and version and library in _LIBRARIES else ""
 
 
+def is_panic(error: BaseException) -> bool:
+    """Say whether a library written in Rust panicked: such an exception is no ``Exception``, and has no public type."""
+    return type(error).__name__ == "PanicException" and not isinstance(error, Exception)
+
+
 def ended_by_foreign_code(error: BaseException) -> InputError:
     """Return the error for code of a model that ends the process, by ``sys.exit`` or an exception of its own kind."""
     text = " ".join(str(error).split())
+    if is_panic(error):
+        return InputError(f"{place_of(error)}a library failed on what it was given: {text}", hint="Check the files.")
     return InputError(
         f"{place_of(error)}code of the model ended the process: {type(error).__name__}{f': {text}' if text else ''}",
         hint="Let it return, or raise an Exception that says what is wrong.",

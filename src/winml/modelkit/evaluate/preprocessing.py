@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import resampled
 from winml.modelkit.evaluate.processors import ProcessorKind, kinds_for, open_processor, position_count, sentence_length
+from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, empty_state_sizes
 
 __all__ = ["LONGEST_TEXT", "Batch", "Preprocessor", "Row"]
@@ -207,21 +208,23 @@ class Preprocessor:
         texts, arguments = _text_arguments([row.sample for row in rows], self._option)
         if (length or len(rows) > 1 or "text_pair" in arguments) and tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
+        label = f"{self._option}, samples from {rows[0].number}"
         windowed = "question" in rows[0].sample
         longest = length or self._longest_text
         if windowed:
             stride = min(_STRIDE, longest // 4, _room_for_context(tokenizer, rows, longest, self._option) // 2)
             arguments |= {"return_overflowing_tokens": True, "stride": stride}
-        tokens = tokenizer(
-            texts,
-            truncation="only_second" if windowed else True,
-            max_length=longest,
-            padding="max_length" if length else len(rows) > 1 or windowed,
-            return_tensors="np",
-            return_token_type_ids="token_type_ids" in self._inputs,
-            return_offsets_mapping=tokenizer.is_fast,
-            **arguments,
-        )
+        with tokenizer_call(tokenizer, texts, arguments.get("text_pair"), label=label):
+            tokens = tokenizer(
+                texts,
+                truncation="only_second" if windowed else True,
+                max_length=longest,
+                padding="max_length" if length else len(rows) > 1 or windowed,
+                return_tensors="np",
+                return_token_type_ids="token_type_ids" in self._inputs,
+                return_offsets_mapping=tokenizer.is_fast,
+                **arguments,
+            )
         sources = tokens.get("overflow_to_sample_mapping", range(len(rows)))
         if not tokenizer.is_fast:
             return dict(tokens), [rows[source] for source in sources]
@@ -373,7 +376,8 @@ def _room_for_context(tokenizer: Any, rows: Sequence[Row], longest: int, option:
         InputError: none does.
     """
     questions = [_text(row.sample, "question", option) for row in rows]
-    tokens = tokenizer(questions, add_special_tokens=False, verbose=False)["input_ids"]
+    with tokenizer_call(tokenizer, questions, label=f"{option}, samples from {rows[0].number}"):
+        tokens = tokenizer(questions, add_special_tokens=False, verbose=False)["input_ids"]
     lengths = [len(numbers) for numbers in tokens]
     room = longest - tokenizer.num_special_tokens_to_add(pair=True) - max(lengths)
     if room > 0:

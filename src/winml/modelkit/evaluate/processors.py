@@ -14,6 +14,7 @@ from typing import Any, Literal
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import INSTALL_HINT
 from winml.modelkit.evaluate.model_config import UNREADABLE
+from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 from winml.modelkit.options import read_json_file
 
 __all__ = [
@@ -114,9 +115,10 @@ def open_processor(kind: ProcessorKind, folder: Path, option: str) -> Any:
     import transformers
 
     try:
-        return getattr(transformers, about.class_name).from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        with tokenizer_call(folder):
+            return getattr(transformers, about.class_name).from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
     except UNREADABLE as error:
         raise InputError(
             f"the {kind} in {folder} cannot be read: {' '.join(str(error).split())}", hint="Mend or replace its files."

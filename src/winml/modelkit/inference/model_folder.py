@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml.modelkit.evaluate.model_config import UNREADABLE
+from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def pad_token_beside(model: Path, config: PretrainedConfig | None) -> int | None
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model.parent, local_files_only=True, trust_remote_code=False)
+        with tokenizer_call(model.parent):
+            tokenizer = AutoTokenizer.from_pretrained(model.parent, local_files_only=True, trust_remote_code=False)
     except UNREADABLE:
         return None
     token: int | None = tokenizer.pad_token_id

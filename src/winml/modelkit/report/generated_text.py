@@ -9,7 +9,7 @@ from winml.modelkit.words import size_words
 
 __all__ = ["generated_lines"]
 
-_ENDS = {"eos": "ended by the model", "length": "as long as it may become"}
+_ENDS = {"eos": "ended by the model", "stop": "ended by stop_strings or max_time", "length": "as long as it may become"}
 
 
 def generated_lines(result: GeneratedText) -> Iterator[str]:

@@ -54,8 +54,8 @@ class GeneratedText:
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
     text: str
-    end: Literal["eos", "length"]
-    """Why it ended: with an end token, or because it may not become longer."""
+    end: Literal["eos", "stop", "length"]
+    """Why it ended: with an end token, by ``stop_strings`` or ``max_time`` of the files, or at its greatest length."""
     loop: Literal["winml", "transformers"]
     """Whose generation loop chose the tokens."""
     settings: Mapping[str, Any]

@@ -13,6 +13,7 @@ from winml.modelkit.evaluate.metrics.classes import ACCURACY
 from winml.modelkit.evaluate.metrics.metric import Metric, SampleRows
 from winml.modelkit.evaluate.preprocessing import Batch
 from winml.modelkit.evaluate.tasks.task import Judge, JudgeContext, Outputs, Sample, TaskDefinition, named_output
+from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 
 __all__ = ["FILL_MASK"]
 
@@ -37,7 +38,8 @@ class _MaskedWordJudge(Judge):
         before, _, _ = str(sample["text"]).partition(self.tokenizer.mask_token)
         spellings = (f" {word}", word) if before[-1:].isspace() else (word, f" {word}")
         for spelled in spellings:
-            tokens = self.tokenizer(spelled, add_special_tokens=False)["input_ids"]
+            with tokenizer_call(self.tokenizer, spelled):
+                tokens = self.tokenizer(spelled, add_special_tokens=False)["input_ids"]
             if len(tokens) == 1:
                 return int(tokens[0])
         raise UsageError(

@@ -10,6 +10,7 @@ import numpy as np
 from winml.modelkit.evaluate.metrics.texts import CHARACTER_ERROR_RATE, WORD_ERROR_RATE
 from winml.modelkit.evaluate.preprocessing import Batch
 from winml.modelkit.evaluate.tasks.task import Judge, JudgeContext, Outputs, Sample, TaskDefinition, named_output
+from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 
 __all__ = ["SPEECH_RECOGNITION"]
 
@@ -29,7 +30,8 @@ class _SpeechJudge(Judge):
     def answers(self, outputs: Outputs, batch: Batch) -> list[str]:  # noqa: ARG002  # scores say it all
         tokens = np.argmax(named_output(outputs, "logits"), axis=-1)
         # Frames are decoded in Python, where numpy numbers are slow.
-        return [self.tokenizer.decode(row, skip_special_tokens=False) for row in tokens.tolist()]
+        with tokenizer_call(self.tokenizer):
+            return [self.tokenizer.decode(row, skip_special_tokens=False) for row in tokens.tolist()]
 
 
 def _judge(context: JudgeContext) -> _SpeechJudge:

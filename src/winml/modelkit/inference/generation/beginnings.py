@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from winml.modelkit.errors import InputError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME
 from winml.modelkit.graph.bundle import TextTokens
-from winml.modelkit.inference.generation.settings import GenerationSettings, read_record, read_settings
+from winml.modelkit.inference.generation.config_file import check_kinds, read_generation_config, read_record
+from winml.modelkit.inference.generation.settings import GenerationSettings, read_settings
 
 __all__ = ["TextBeginning", "read_beginning", "read_prompt"]
 
@@ -26,6 +27,11 @@ _READ_HERE = {
     "max_initial_timestamp_index", "prev_sot_token_id", "return_timestamps", "language", "task",
 }  # fmt: skip
 """Keys of ``generation_config.json`` about the first and the last tokens, or about times, of which none are told."""
+
+_OF_CONFIG = {
+    "forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids", "suppress_tokens", "begin_suppress_tokens",
+}  # fmt: skip
+"""Those that older checkpoints have in ``config.json``."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +58,23 @@ class TextBeginning:
             logits: Of every token of the vocabulary.
             position: Where the token will stand.
             is_last: Whether the text may not become longer.
+
+        Raises:
+            InputError: a token that has to stand there is none of the model.
         """
         if (allowed := self._only(position, is_last=is_last)) is not None:
             kept = np.full_like(logits, -np.inf)
+            if outside := [token for token in allowed if not 0 <= token < len(logits)]:
+                raise InputError(
+                    f"{GENERATION_CONFIG_NAME}: token {outside[0]} is to stand at position {position}, and the model "
+                    f"has {len(logits)} tokens",
+                    hint="Correct it there (forced_bos_token_id, forced_decoder_ids, lang_to_id and the like).",
+                )
             kept[list(allowed)] = logits[list(allowed)]
             return kept
         first_free = next((place for place in range(1, position + 1) if place not in self.allowed), position)
-        out = [*self.suppressed, *(self.first_suppressed if position == first_free else ())]
+        suppressed = (*self.suppressed, *(self.first_suppressed if position == first_free else ()))
+        out = [token for token in suppressed if 0 <= token < len(logits)]
         if not out:
             return logits
         kept = logits.copy()
@@ -82,11 +98,11 @@ def read_beginning(folder: Path, text: TextTokens | None = None) -> tuple[TextBe
         InputError: they do not say what it begins with, or are damaged.
     """
     settings = read_settings(folder)
-    given = {key: value for key, value in read_record(folder / GENERATION_CONFIG_NAME).items() if value is not None}
-    config = read_record(folder / CHECKPOINT_CONFIG_NAME)
-    keys = ("decoder_start_token_id", "bos_token_id")
-    found = (record.get(key) for key in keys for record in (given, config, config.get("decoder") or {}))
-    start = next((value for value in found if isinstance(value, int)), None)
+    given, config = read_generation_config(folder), _read_config(folder)
+    decoder = config["decoder"] if isinstance(config.get("decoder"), dict) else {}
+    records = (given, config, decoder)
+    numbers = (_number(record, key) for key in ("decoder_start_token_id", "bos_token_id") for record in records)
+    start = next((value for value in numbers if value is not None), None)
     if text is not None:
         start, settings = text.first, replace(settings, eos_token_ids=text.ends or settings.eos_token_ids)
     if start is None:
@@ -123,8 +139,7 @@ def read_prompt(folder: Path, **asked: Any) -> dict[int, tuple[int, ...]]:
     Raises:
         InputError: a language or task is not one of the model, or times are asked for.
     """
-    given = read_record(folder / GENERATION_CONFIG_NAME)
-    given = _without_none({**given, **_without_none(asked)})
+    given = {**read_generation_config(folder), **_without_none(asked)}
     language, task = given.get("language"), given.get("task")
     if given.get("return_timestamps"):
         raise InputError(
@@ -138,11 +153,9 @@ def read_prompt(folder: Path, **asked: Any) -> dict[int, tuple[int, ...]]:
             f"{folder}: language {language!r} and task {task!r} are asked of a model that is not multilingual",
             hint=f"Leave them out of {GENERATION_CONFIG_NAME}.",
         )
-    forced = given.get("forced_decoder_ids") or read_record(folder / CHECKPOINT_CONFIG_NAME).get("forced_decoder_ids")
+    forced = given.get("forced_decoder_ids") or _read_config(folder).get("forced_decoder_ids")
     pairs = () if is_named else forced or ()
-    allowed: dict[int, tuple[int, ...]] = {
-        int(position): (int(token),) for position, token in pairs if token is not None
-    }
+    allowed: dict[int, tuple[int, ...]] = {position: (token,) for position, token in pairs if token is not None}
     languages = given.get("lang_to_id") or {}
     if language is not None:
         allowed[1] = (_token_of(language, languages, "language", folder),)
@@ -173,7 +186,15 @@ def _token_of(name: Any, known: Mapping[str, int], key: str, folder: Path) -> in
             f"{folder}: {key} is {name!r}, and {key}s of the model are {', '.join(list(known)[:8]) or 'not named'}",
             hint=f"Name one of them in {GENERATION_CONFIG_NAME} (lang_to_id, task_to_id).",
         )
-    return int(found)
+    return found
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Return ``config.json``, in which older checkpoints keep what ``generation_config.json`` holds now."""
+    path = folder / CHECKPOINT_CONFIG_NAME
+    record = _without_none(read_record(path))
+    check_kinds({key: record[key] for key in record.keys() & _OF_CONFIG}, path)
+    return record
 
 
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,4 +203,4 @@ def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _number(given: Mapping[str, Any], key: str) -> int | None:
     value = given.get(key)
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

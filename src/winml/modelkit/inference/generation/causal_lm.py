@@ -6,9 +6,11 @@ the graph, and stays in ONNX Runtime's memory.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,18 @@ from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, se
 from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, first_line
+from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 from winml.modelkit.export.tensors import to_numpy, to_torch
+from winml.modelkit.file_names import GENERATION_CONFIG_NAME
+from winml.modelkit.inference.generation.config_file import SPEED_ONLY, read_generation_config
 from winml.modelkit.inference.generation.graph import DecoderGraph, GraphCache
 from winml.modelkit.inference.generation.loop import GeneratedToken
 from winml.modelkit.inference.generation.settings import GenerationSettings
+from winml.modelkit.inference.generation.text import open_tokenizer
 from winml.modelkit.inference.model_folder import config_beside
 
-__all__ = ["DecoderModel", "generate_with_transformers", "generated_by", "generation_config_beside"]
+__all__ = ["DecoderModel", "generate_with_transformers", "generated_by", "generation_call", "generation_config_beside"]
 
 
 class DecoderModel(GenerationMixin):
@@ -44,6 +50,8 @@ class DecoderModel(GenerationMixin):
     graph: DecoderGraph
     config: Any
     generation_config: GenerationConfig
+    tokenizer_folder: Path
+    """Where the tokenizer is, which finds the strings that end a text."""
 
     @classmethod
     def can_generate(cls) -> bool:
@@ -64,6 +72,13 @@ class DecoderModel(GenerationMixin):
     def get_experts_implementation() -> dict[str, str]:
         """Say that transformers has no experts of its own to run here."""
         return {}
+
+    def prepare_inputs_for_generation(self, *arguments: Any, **named: Any) -> dict[str, Any]:
+        """Return what a step is given: not the tokenizer, which the loop hands on with what a model takes."""
+        named.pop("tokenizer", None)
+        loop: Any = super()  # declared for models of torch
+        prepared: dict[str, Any] = loop.prepare_inputs_for_generation(*arguments, **named)
+        return prepared
 
     def forward(
         self,
@@ -118,6 +133,7 @@ class DecoderModel(GenerationMixin):
                 hint="Build the model again without --no-tokenizer.",
             )
         self.config = config
+        self.tokenizer_folder = folder
         self.generation_config = generation_config_beside(folder, config, has_cache=has_cache)
 
     def _new_cache(self, rows: int) -> GraphCache | None:
@@ -155,13 +171,50 @@ def generation_config_beside(folder: Path, config: PretrainedConfig, *, has_cach
         folder: Where the files are.
         config: The model's config, which says it where ``generation_config.json`` is missing.
         has_cache: Whether the graph has a cache.
+
+    Raises:
+        InputError: a file is damaged, or transformers refuses its values.
+        UsageError: a way to choose tokens is asked for that is not supported.
     """
+    path = folder / GENERATION_CONFIG_NAME
+    given = {key: value for key, value in read_generation_config(folder).items() if key not in SPEED_ONLY}
     try:
-        found = GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except OSError:
-        found = GenerationConfig.from_model_config(config)
+        found = GenerationConfig.from_dict(given) if path.is_file() else GenerationConfig.from_model_config(config)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: transformers refuses it: {first_line(error)}", hint="Correct it there.") from error
     found.use_cache = has_cache
     return found
+
+
+def generation_call(model: DecoderModel, **arguments: Any) -> Any:
+    """Return what ``generate()`` answers, with the tokenizer where a string ends the text.
+
+    Raises:
+        InputError: transformers refuses the settings beside the model, or the tokenizer cannot be read.
+        WinMLError: whatever a run of a graph raises.
+    """
+    folder = model.tokenizer_folder
+    ends_by_strings = model.generation_config.stop_strings is not None
+    if ends_by_strings:
+        arguments["tokenizer"] = open_tokenizer(folder)
+    try:
+        with tokenizer_call(folder) if ends_by_strings else contextlib.nullcontext():
+            return model.generate(**arguments)  # type: ignore[misc]  # declared for models of torch
+    except (ValueError, TypeError) as error:  # its words for settings that do not go together
+        if _comes_from_graph(error):
+            raise
+        raise InputError(
+            f"{folder / GENERATION_CONFIG_NAME}: transformers' generation loop refuses it: {first_line(error)}",
+            hint="Correct or remove the key in question.",
+        ) from error
+
+
+def _comes_from_graph(error: Exception) -> bool:
+    """Say whether an error was raised while a graph ran, or by code of ours: then no setting is wrong."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = __name__.partition(".")[0]
+    ours = [frame for frame in frames if str(frame.f_globals.get("__name__")).partition(".")[0] == own]
+    return frames[-1] in ours or any(frame.f_code.co_name == "forward" for frame in ours)
 
 
 def generate_with_transformers(
@@ -204,7 +257,8 @@ def generated_by(
 
     def work() -> None:
         try:
-            answer = model.generate(
+            answer = generation_call(
+                model,
                 **inputs,
                 max_new_tokens=settings.max_new_tokens,
                 do_sample=step.is_sampled,

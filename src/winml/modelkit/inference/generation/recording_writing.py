@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.errors import InputError, UsageError, first_line
+from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import Recording, Unreadable, open_recording, resampled
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME
+from winml.modelkit.inference.generation.config_file import read_generation_config
 from winml.modelkit.inference.generation.encoded import EncodedDecoder
 from winml.modelkit.inference.generation.loop import GeneratedToken
-from winml.modelkit.inference.generation.settings import read_record
 from winml.modelkit.inference.generation.text import TextSegment, TimedText
 from winml.modelkit.inference.generation.writing import PreparedPrompt, files_folder
 from winml.modelkit.load.checkpoints.processor_files import read_processor_files
@@ -45,7 +45,7 @@ def recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedProm
     from winml.modelkit.inference.generation.library_loop import own_loop
 
     config = open_config(folder)
-    has_times = read_record(folder / GENERATION_CONFIG_NAME).get("no_timestamps_token_id") is not None
+    has_times = read_generation_config(folder).get("no_timestamps_token_id") is not None
     if own_loop(config) is None or not has_times:
         asked = "--timestamps" if with_times else f"--audio {Path(prompt.text)} is longer than {seconds:g} s"
         raise UsageError(
@@ -65,6 +65,7 @@ def recorded_tokens(graphs: EncodedDecoder, prompt: PreparedPrompt, timed: Timed
     """
     from transformers import AutoFeatureExtractor, set_seed
 
+    from winml.modelkit.inference.generation.causal_lm import generation_call
     from winml.modelkit.inference.generation.seq2seq import EncodedModel
 
     started = time.perf_counter()
@@ -82,14 +83,7 @@ def recorded_tokens(graphs: EncodedDecoder, prompt: PreparedPrompt, timed: Timed
     drawn = {"temperature": settings.step.temperature, "top_p": settings.step.top_p} if settings.step.is_sampled else {}
     set_seed(settings.seed)
     asked |= {"return_timestamps": True, "return_segments": True, "do_sample": settings.step.is_sampled}
-    try:
-        answer = model.generate(**given, **asked, **drawn)
-    except ValueError as error:  # its words for configs it cannot use
-        raise InputError(
-            f"{folder}: transformers' loop for recordings refuses it: {first_line(error)}",
-            hint=f"See {GENERATION_CONFIG_NAME} there; one that was made from the model's config "
-            "(_from_model_config) is not read.",
-        ) from error
+    answer = generation_call(model, **given, **asked, **drawn)
     first_time = int(model.generation_config.no_timestamps_token_id) + 1
     timed.segments = tuple(
         TextSegment(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.inference.generation.causal_lm import generation_config_beside
+from winml.modelkit.inference.generation.causal_lm import generation_call, generation_config_beside
 from winml.modelkit.inference.generation.text import TextTokenizer
 from winml.modelkit.inference.generation.writing import PreparedPrompt, files_folder
 from winml.modelkit.load.model import load_model
@@ -50,8 +50,10 @@ def _pytorch_tokens(name: str, prompt: PreparedPrompt) -> tuple[list[int], Seque
             hint="Name a checkpoint for text-generation.",
         )
     model.generation_config = generation_config_beside(files_folder(prompt.model), model.config, has_cache=True)
-    answer = model.generate(
-        torch.tensor([list(prompt.tokens)]),
+    model.tokenizer_folder = files_folder(prompt.model)
+    answer = generation_call(
+        model,
+        inputs=torch.tensor([list(prompt.tokens)]),
         max_new_tokens=prompt.settings.max_new_tokens,
         do_sample=False,
         return_dict_in_generate=True,

@@ -10,9 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, GENERATION_CONFIG_NAME
-from winml.modelkit.options import JsonError, read_json_file
+from winml.modelkit.inference.generation.config_file import (
+    SPEED_ONLY,
+    UNSUPPORTED,
+    read_generation_config,
+    read_record,
+)
 
 __all__ = [
     "DEFAULT_NEW_TOKENS",
@@ -20,7 +25,6 @@ __all__ = [
     "StepSettings",
     "part_position_limit",
     "position_limit",
-    "read_record",
     "read_settings",
 ]
 
@@ -41,20 +45,19 @@ _OF_STEPS = {"do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_
 _OF_ENDS = {"max_new_tokens", "max_length", "eos_token_id"}
 _WITHOUT_EFFECT = {
     "bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "use_cache", "_from_model_config",
-    "num_return_sequences", "length_penalty", "early_stopping", "num_beam_groups", "output_attentions",
-    "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate", "cache_implementation",
-    "cache_config", "max_cache_len", "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind", "max_matching_ngram_size",
-    "disable_compile", "compile_config", "prefill_chunk_size", "_name_or_path", "chat_format", "max_window_size",
+    "num_return_sequences", "length_penalty", "early_stopping", "output_attentions", "output_hidden_states",
+    "output_scores", "output_logits", "return_dict_in_generate", "_name_or_path", "chat_format", "max_window_size",
 }  # fmt: skip
 """Keys that change no token of one text that is written without beams and without a second model."""
 _NEUTRAL: Mapping[str, Any] = {
     "num_beams": 1, "typical_p": 1.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "min_length": 0,
     "min_new_tokens": 0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "encoder_repetition_penalty": 1.0,
-    "diversity_penalty": 0.0, "guidance_scale": 1, "remove_invalid_values": False, "renormalize_logits": False,
-    "token_healing": False,
+    "guidance_scale": 1, "remove_invalid_values": False, "renormalize_logits": False,
 }  # fmt: skip
 """Specified: values with which a key changes nothing."""
+
+_NOTED = {"prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp"}
+"""Those of ``SPEED_ONLY`` that switch another way to generate on; the others say how it or a cache is laid out."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ class GenerationSettings:
     seed: int = 0
     for_transformers: Mapping[str, Any] | None = None
     """Keys of the files that only transformers' own generation loop honours; None: there are none."""
+    notes: tuple[str, ...] = ()
+    """What the files ask for and is left out, one sentence each."""
 
     @property
     def is_stepwise(self) -> bool:
@@ -169,30 +174,38 @@ def read_settings(folder: Path) -> GenerationSettings:
     """Return what the files in the folder of a model say.
 
     Raises:
-        InputError: a file is damaged.
+        InputError: a file is damaged, or a value is of the wrong kind.
+        UsageError: a way to choose tokens is asked for that is not supported.
     """
     config = read_record(folder / CHECKPOINT_CONFIG_NAME)
-    given = {key: value for key, value in read_record(folder / GENERATION_CONFIG_NAME).items() if value is not None}
+    given = read_generation_config(folder)
     eos = given.get("eos_token_id", _first_of(config, ("eos_token_id",)))
-    ids = tuple(eos) if isinstance(eos, list) else (eos,)
+    ids = eos if isinstance(eos, list) else [eos]
+    read_here = _OF_STEPS | _OF_ENDS | _WITHOUT_EFFECT | SPEED_ONLY | UNSUPPORTED.keys()
     other = {
         key: value
         for key, value in given.items()
-        if key not in _OF_STEPS | _OF_ENDS | _WITHOUT_EFFECT and (key not in _NEUTRAL or value != _NEUTRAL[key])
+        if key not in read_here and (key not in _NEUTRAL or value != _NEUTRAL[key])
     }
+    temperature = float(given.get("temperature", 1.0))
     step = StepSettings(
-        is_sampled=bool(given.get("do_sample", False)),
-        temperature=float(given.get("temperature", 1.0)),
-        top_k=int(given.get("top_k", _DEFAULT_TOP_K)),
+        # As --temperature 0 does: the token with the highest score.
+        is_sampled=given.get("do_sample", False) and temperature > 0,
+        temperature=temperature or 1.0,
+        top_k=given.get("top_k", _DEFAULT_TOP_K),
         top_p=float(given.get("top_p", 1.0)),
         min_p=given.get("min_p"),
         repetition_penalty=float(given.get("repetition_penalty", 1.0)),
     )
     return GenerationSettings(
         step,
-        max_new_tokens=int(given.get("max_new_tokens", DEFAULT_NEW_TOKENS)),
-        eos_token_ids=tuple(token for token in ids if isinstance(token, int)),
+        max_new_tokens=given.get("max_new_tokens", DEFAULT_NEW_TOKENS),
+        eos_token_ids=tuple(token for token in ids if isinstance(token, int) and not isinstance(token, bool)),
         for_transformers=other or None,
+        notes=tuple(
+            f"{folder / GENERATION_CONFIG_NAME}: {key} is ignored: it changes no token"
+            for key in sorted(given.keys() & _NOTED)
+        ),
     )
 
 
@@ -239,20 +252,3 @@ def _first_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     sections = (config, *(config[name] for name in _TEXT_CONFIGS if isinstance(config.get(name), dict)))
     found = (section[key] for section in sections for key in keys if section.get(key) is not None)
     return next(found, None)
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file beside a model; empty where there is no such file.
-
-    Raises:
-        InputError: it is damaged.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        record = read_json_file(path)
-    except JsonError as error:
-        raise InputError(f"{path}: {error}", hint=error.hint or "Build the model again.") from error
-    if not isinstance(record, dict):
-        raise InputError(f"{path}: is no JSON object", hint="Build the model again.")
-    return record

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError, UsageError, first_line
+from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.inference.generation.graph import TOKEN_TYPES
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
@@ -124,7 +125,10 @@ def _processed(
     processor = _open_processor(folder)
     text = _chat_text(processor, folder, text, len(images)) if is_chat else _placed_text(processor, text, len(images))
     try:
-        made = processor(images=list(images) or None, text=[text], add_special_tokens=not is_chat, return_tensors="pt")
+        with tokenizer_call(folder, text):
+            made = processor(
+                images=list(images) or None, text=[text], add_special_tokens=not is_chat, return_tensors="pt"
+            )
     except _FAILURES as error:
         raise InputError(
             f"--image: the processor in {folder} fails: {first_line(error)}",
@@ -155,7 +159,8 @@ def _open_processor(folder: Path) -> Any:
     from winml.modelkit.evaluate.model_config import UNREADABLE
 
     try:
-        processor = _processor_class(folder).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with tokenizer_call(folder):
+            processor = _processor_class(folder).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except UNREADABLE as error:
         raise InputError(f"{folder}: its processor cannot be read: {first_line(error)}", hint=_COPY_HINT) from error
     if not hasattr(processor, "image_processor"):

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from winml.modelkit.errors import InputError, UsageError, first_line
+from winml.modelkit.evaluate.model_config import UNREADABLE
+from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
-from winml.modelkit.inference.generation.settings import read_record
+from winml.modelkit.inference.generation.config_file import read_record
 
-__all__ = ["TextSegment", "TextTokenizer", "TimedText", "chat_prompt", "read_tokenizer"]
+__all__ = ["TextSegment", "TextTokenizer", "TimedText", "chat_prompt", "open_tokenizer", "read_tokenizer"]
 
 _TEMPLATE_NAME = "chat_template.jinja"
 """Specified: the file transformers keeps a chat template in; before, it was a key of the tokenizer's config."""
@@ -164,40 +166,53 @@ class _TokenizerOfFile:
     def __init__(self, path: Path) -> None:
         import tokenizers
 
-        try:
+        self._folder = path.parent
+        with tokenizer_call(self._folder):
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library knows no other
-            raise InputError(f"{path}: cannot be read: {first_line(error)}", hint="Build the model again.") from error
         # What a training needed: a prompt is neither cut nor filled up.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
     def encode(self, text: str, *, with_special: bool = True) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=with_special).ids)
+        with tokenizer_call(self._folder, text):
+            return list(self._tokenizer.encode(text, add_special_tokens=with_special).ids)
 
     def pieces(self, tokens: Iterable[int], *, after: Sequence[int]) -> Iterator[str]:
         from tokenizers.decoders import DecodeStream
 
         stream = DecodeStream(ids=list(after), skip_special_tokens=True)
         for token in tokens:
-            yield stream.step(self._tokenizer, token) or ""
+            with tokenizer_call(self._folder):
+                piece = stream.step(self._tokenizer, token)
+            yield piece or ""
+
+
+def open_tokenizer(folder: Path) -> Any:
+    """Return transformers' tokenizer in a folder.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        with tokenizer_call(folder):
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except UNREADABLE as error:
+        raise InputError(
+            f"{folder}: its tokenizer cannot be read: {first_line(error)}", hint="Build the model again."
+        ) from error
 
 
 class _TokenizerOfTransformers:
     """Any tokenizer transformers can read from a folder."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoTokenizer
-
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError) as error:
-            raise InputError(
-                f"{folder}: its tokenizer cannot be read: {first_line(error)}", hint="Build the model again."
-            ) from error
+        self._tokenizer = open_tokenizer(folder)
 
     def encode(self, text: str, *, with_special: bool = True) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=with_special))
+        with tokenizer_call(self._tokenizer, text):
+            return list(self._tokenizer.encode(text, add_special_tokens=with_special))
 
     def pieces(self, tokens: Iterable[int], *, after: Sequence[int]) -> Iterator[str]:
         written = list(after)
@@ -212,4 +227,5 @@ class _TokenizerOfTransformers:
             told = text
 
     def _decoded(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+        with tokenizer_call(self._tokenizer):
+            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))

@@ -65,7 +65,7 @@ class _Progress:
 
     tokens: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    end: Literal["eos", "length"] = "length"
+    end: Literal["eos", "stop", "length"] = "length"
 
     def add(self, entry: GeneratedToken) -> int:
         """Take note of a token and return it."""
@@ -137,6 +137,9 @@ def write_text(
         pieces.append(piece)
         if piece:
             show(piece)
+    ends_early = {"stop_strings", "max_time"} & (prompt.settings.for_transformers or {}).keys()
+    if progress.end == "length" and ends_early and len(progress.tokens) < prompt.settings.max_new_tokens:
+        progress.end = "stop"
     return GeneratedText(
         model=str(prompt.model),
         prompt=prompt.text,
@@ -150,7 +153,7 @@ def write_text(
         first_token_ms=next(iter(progress.seconds), 0.0) * 1000,
         tokens_per_second=progress.tokens_per_second if prompt.settings.is_stepwise else None,
         cache_bytes=graph.last_cache.size_bytes() if graph.last_cache is not None else None,
-        notes=() if graph.has_cache else _NO_CACHE,
+        notes=(*prompt.settings.notes, *(() if graph.has_cache else _NO_CACHE)),
         segments=prompt.tokenizer.as_records(prompt.before) if isinstance(prompt.tokenizer, TimedText) else None,
     )
 

@@ -1,0 +1,96 @@
+"""What does the command say of a tokenizer whose library panics, and of a text that it has no memory for?"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.workplace import Workplace
+from generating import PROMPT, build_decoder, save_decoder
+from winml.modelkit.errors import InputError
+from winml.modelkit.evaluate.tokenizer_calls import LONGEST_TEXT_CHARACTERS, tokenizer_call
+from winml.modelkit.inference.generation.text import TextTokenizer, open_tokenizer, read_tokenizer
+
+PRECOMPILED = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
+"""The library panics while it reads the file."""
+RETRIES = {
+    "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+}
+"""It panics while it encodes a text, after so many tries."""
+WORDS = "a" * 60 + "b"
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama with its cache."""
+    return build_decoder(save_decoder(tmp_path_factory.mktemp("llama") / "checkpoint"), tmp_path_factory.mktemp("b"))
+
+
+@pytest.fixture
+def built(llama: Path, tmp_path: Path) -> Path:
+    """A copy of it, whose files may be changed."""
+    return Path(shutil.copytree(llama, tmp_path / "built"))
+
+
+def change(folder: Path, **values: Any) -> Path:
+    """Change parts of the tokenizer in a folder, and return it."""
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    return folder
+
+
+@pytest.mark.parametrize(("part", "prompt"), [(PRECOMPILED, PROMPT), (RETRIES, WORDS)], ids=["reading", "encoding"])
+def test_panic_is_told_as_an_error_of_the_file(
+    built: Path, workplace: Workplace, part: dict[str, Any], prompt: str
+) -> None:
+    """In two lines, without the traceback that Rust writes to the descriptor itself."""
+    change(built, **part)
+    outcome = workplace.winml("generate", built, "-p", prompt)
+    assert (1, "", 2) == (outcome.code, outcome.out, len(outcome.err.splitlines())), outcome.err
+    assert str(built / "tokenizer.json") in outcome.err
+
+
+def test_panic_is_told_by_eval(built: Path, workplace: Workplace) -> None:
+    """Which rows it was is said as well."""
+    rows = workplace.folder / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in (PROMPT, WORDS)))
+    change(built, **RETRIES)
+    outcome = workplace.winml("eval", built, "--dataset", rows, "--task", "text-generation")
+    assert 1 == outcome.code, outcome.err
+    assert "samples from 1" in outcome.err
+    assert str(built / "tokenizer.json") in outcome.err
+    assert "panicked" not in outcome.err
+
+
+@pytest.mark.parametrize("open_one", [read_tokenizer, lambda folder: _Whole(open_tokenizer(folder))])
+def test_text_that_is_too_long_is_refused(llama: Path, open_one: Any) -> None:
+    """Before the library is given it: what it needs of memory ends the process."""
+    tokenizer: TextTokenizer = open_one(llama)
+    assert tokenizer.encode(PROMPT)
+    with pytest.raises(InputError, match=f"{LONGEST_TEXT_CHARACTERS + 1} characters"):
+        tokenizer.encode("a" * (LONGEST_TEXT_CHARACTERS + 1))
+
+
+class _Whole:
+    """A tokenizer of transformers behind the guard, as evaluations call it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> Any:
+        with tokenizer_call(self._tokenizer, [[text]]):
+            return self._tokenizer(text)["input_ids"]
+
+
+def test_words_of_others_on_stderr_stay(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """They come after the call; errors of another kind are left as they are."""
+    with tokenizer_call(llama):
+        os.write(2, b"some words\n")
+    assert "some words\n" == capfd.readouterr().err
+    with pytest.raises(KeyError), tokenizer_call(llama):
+        raise KeyError
