@@ -7,7 +7,7 @@ one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml.modelkit.errors import CheckpointError, ModelPathError
@@ -235,7 +235,8 @@ def exported_model(
 
     stages = tuple(stage for stage in STAGES if stage.makes_graph)
     export_only = WinMLBuildConfig(export=config, optim=None, quant=None, compile=None)
-    result = build_in_cache(plan_build(export_only, request), stages=stages, listener=BuildListener(on_step=on_step))
+    plan = replace(plan_build(export_only, request), is_deployed=False)
+    result = build_in_cache(plan, stages=stages, listener=BuildListener(on_step=on_step))
     record = only_part(result.manifest.parts).stage(stages[-1].name)
     assert record is not None  # the stage ran, or its result was taken from the cache
     return result.folder / record.files[0].name
