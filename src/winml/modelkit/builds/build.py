@@ -40,7 +40,7 @@ from winml.modelkit.file_names import (
 )
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.placing import external_files
-from winml.modelkit.optimize.capabilities import LEVEL_WORDS
+from winml.modelkit.optimize.capabilities import LEVELS
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord, StageRecord
 from winml.modelkit.results.build_result import BuildResult
@@ -204,7 +204,7 @@ class _Build:
             manifest = _without_stage_files(manifest)
         folder.remove_all_but(manifest.files)
         folder.save(manifest)
-        notes = [note for part in self._parts for record in part.records for note in record.notes]
+        notes = self._stage_notes()
         notes += [*self._companions.placed.notes, *self._unoptimized_notes()]
         result = BuildResult(folder.path, manifest, (*folder.notes, *manifest.notes, *notes))
         section = self._job.plan.config.eval
@@ -287,6 +287,13 @@ class _Build:
         records = self._files.of(folder / name for name in dict.fromkeys(beside))
         return (*(file for model in models.values() for file in model.files), *records)
 
+    def _stage_notes(self) -> list[str]:
+        """Return the notes of all stages; of several parts with its name, unless all say the same."""
+        notes = {part.name: [note for record in part.records for note in record.notes] for part in self._parts}
+        common = {note for found in notes.values() for note in found if all(note in other for other in notes.values())}
+        told = (note if note in common else f"{name}: {note}" for name, found in notes.items() for note in found)
+        return list(dict.fromkeys(told))
+
     def _unoptimized_notes(self) -> tuple[str, ...]:
         """Say that nothing was optimized, where nobody said whether anything should be."""
         section = self._job.plan.config.optim
@@ -296,10 +303,12 @@ class _Build:
 
         if any(part.current is not None and is_fused(part.current, self._job.plan) for part in self._parts):
             return ()
-        levels = "; ".join(f"{level}: {words}" for level, words in LEVEL_WORDS.items() if level != "none")
-        return (
-            f"Nothing was optimized, since no level was given. --level (optim.level in the config) takes {levels}.",
+        *levels, last = (level for level in LEVELS if level != "none")
+        note = (
+            f"Nothing was optimized, since no level was given: --level {', '.join(levels)} or {last} "
+            "(optim.level in the config). What each does: winml optimize --list."
         )
+        return (note,)
 
     def _part_record(self, part: BuiltPart, status: str, placed: _PlacedModel) -> PartRecord:
         finished = {record.name for record in part.records}
