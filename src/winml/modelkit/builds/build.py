@@ -40,6 +40,7 @@ from winml.modelkit.file_names import (
 )
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.optimize.capabilities import LEVELS
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord, StageRecord
 from winml.modelkit.results.build_result import BuildResult
@@ -199,12 +200,13 @@ class _Build:
                 folder.forget()  # nothing is finished: the folder is left as it was found
             raise
         manifest = self._make_manifest("done", self._place_models())
+        if self._job.plan.deploy_only:
+            manifest = _without_stage_files(manifest)
         folder.remove_all_but(manifest.files)
         folder.save(manifest)
-        notes = (note for part in self._parts for record in part.records for note in record.notes)
-        result = BuildResult(
-            folder.path, manifest, (*folder.notes, *manifest.notes, *notes, *self._companions.placed.notes)
-        )
+        notes = self._stage_notes()
+        notes += [*self._companions.placed.notes, *self._unoptimized_notes()]
+        result = BuildResult(folder.path, manifest, (*folder.notes, *manifest.notes, *notes))
         section = self._job.plan.config.eval
         return result if section is None else _judged(self._job, result, section, self._clock)
 
@@ -267,6 +269,7 @@ class _Build:
             files=names,
             parts=parts,
             companions=self._companions.records,
+            deploy=self._deployed_files(models) if status == "done" else (),
             layout=job.plan.config.layout,
             input=self._input_record(),
             started=self._started.isoformat(timespec="seconds"),
@@ -275,6 +278,37 @@ class _Build:
             versions={TOOL_NAME: __version__, "python": platform.python_version(), **library_versions(libraries)},
             notes=self._layout.notes(self._parts, job.folder.path) if status == "done" else (),
         )
+
+    def _deployed_files(self, models: Mapping[str, _PlacedModel]) -> tuple[FileRecord, ...]:
+        """Return what is needed where the model is used: the models, and what their readers look for beside them."""
+        placed = self._companions.placed
+        beside = (*placed.names, *placed.kept, *self._layout.written_names)
+        folder = self._job.folder.path
+        records = self._files.of(folder / name for name in dict.fromkeys(beside))
+        return (*(file for model in models.values() for file in model.files), *records)
+
+    def _stage_notes(self) -> list[str]:
+        """Return the notes of all stages; of several parts with its name, unless all say the same."""
+        notes = {part.name: [note for record in part.records for note in record.notes] for part in self._parts}
+        common = {note for found in notes.values() for note in found if all(note in other for other in notes.values())}
+        told = (note if note in common else f"{name}: {note}" for name, found in notes.items() for note in found)
+        return list(dict.fromkeys(told))
+
+    def _unoptimized_notes(self) -> tuple[str, ...]:
+        """Say that nothing was optimized, where nobody said whether anything should be."""
+        section = self._job.plan.config.optim
+        if section is None or not section.is_empty or "level" in section.model_fields_set:
+            return ()
+        from winml.modelkit.builds.decoder_fusions import is_fused  # imports onnx
+
+        if any(part.current is not None and is_fused(part.current, self._job.plan) for part in self._parts):
+            return ()
+        *levels, last = (level for level in LEVELS if level != "none")
+        note = (
+            f"Nothing was optimized, since no level was given: --level {', '.join(levels)} or {last} "
+            "(optim.level in the config). What each does: winml optimize --list."
+        )
+        return (note,)
 
     def _part_record(self, part: BuiltPart, status: str, placed: _PlacedModel) -> PartRecord:
         finished = {record.name for record in part.records}
@@ -352,6 +386,21 @@ class _Build:
             for record in part.records:
                 config.update(record.resolved)
         return config
+
+
+def _without_stage_files(manifest: BuildManifest) -> BuildManifest:
+    """Return the manifest of a folder that holds only what is deployed, and the manifest itself."""
+    parts = tuple(
+        part.model_copy(
+            update={
+                "sidecar": None,
+                "stages": tuple(stage.model_copy(update={"files": ()}) for stage in part.stages),
+            }
+        )
+        for part in manifest.parts
+    )
+    files = tuple(sorted({*(file.name for file in manifest.deploy), BUILD_MANIFEST_NAME} & {*manifest.files}))
+    return manifest.model_copy(update={"parts": parts, "files": files})
 
 
 def _skip_reason(stage: Stage, plan: BuildPlan) -> str:

@@ -40,6 +40,8 @@ __all__ = [
 _KEY_VERSION = 1
 """Part of the key of a folder in the cache, under the name it had in the first version. Raised when such folders must
 not be used any more; a newer manifest alone is no reason."""
+_FOLDER_WORDS = {"--deploy-only": "deploy_only", "-o FOLDER": "output"}
+"""Option of the command that says how the folder is left → keyword of Python."""
 _SLUG_LENGTH = 40
 """Characters of the model's name in the name of a folder of the cache; the digest behind it tells entries apart."""
 
@@ -53,6 +55,7 @@ def build_hf_model(
     verify: bool = True,
     rebuild: bool = False,
     with_companions: bool = True,
+    deploy_only: bool = False,
     listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
     **load: Any,
 ) -> BuildResult:
@@ -69,6 +72,7 @@ def build_hf_model(
         verify: Compare what each stage makes with what it was made from.
         rebuild: Run every stage, whatever is there.
         with_companions: Copy config, tokenizer and processor files of the checkpoint beside the result.
+        deploy_only: Leave only the files that are deployed in the folder, and the manifest; see ``deploy`` in it.
         listener: Who is told about progress.
         **load: How the model is loaded, with the names of the command's options, such as ``task`` or ``dtype``; all of
             them are fields of :class:`~winml.modelkit.load.load_options.LoadOptions`.
@@ -87,6 +91,7 @@ def build_hf_model(
             ModelRequest(os.fspath(model) if isinstance(model, os.PathLike) else model, **load),
             verify=verify,
             with_companions=with_companions,
+            deploy_only=deploy_only,
         )
         return _build_plan(plan, output, rebuild=rebuild, listener=listener)
 
@@ -99,6 +104,7 @@ def build_onnx_model(
     precision: str | None = None,
     verify: bool = True,
     rebuild: bool = False,
+    deploy_only: bool = False,
     listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
 ) -> BuildResult:
     """Build from an ONNX file, whoever made it; see :func:`build_hf_model` for the arguments and errors."""
@@ -106,7 +112,9 @@ def build_onnx_model(
     if Path(request.model).suffix.lower() != ".onnx":
         raise UsageError(f"{request.model}: does not end in .onnx", hint="build_hf_model builds PyTorch models.")
     return _build_plan(
-        plan_build(given_build_config(config, listener, precision=precision), request, verify=verify),
+        plan_build(
+            given_build_config(config, listener, precision=precision), request, verify=verify, deploy_only=deploy_only
+        ),
         output,
         rebuild=rebuild,
         listener=listener,
@@ -123,8 +131,14 @@ def build_in_cache(
     """Build in the cache, in the folder that belongs to this model, config, and versions of the libraries.
 
     Raises:
+        UsageError: only what is deployed is to be left in the folder.
         WinMLError: as :func:`~winml.modelkit.builds.build.run_build`.
     """
+    if plan.deploy_only:
+        raise UsageError(
+            "--deploy-only removes the results of stages, which the cache keeps for other builds",
+            hint="Build in a folder of its own: -o FOLDER.",
+        )
     identity = identify_plan(plan)
     key = cache_key(plan, identity, stages)
     folder = cache_root() / "builds" / f"{_name_slug(plan.request.model)}-{key[:16]}"
@@ -207,7 +221,7 @@ def _build_plan(
 
 def _python_words() -> dict[str, str]:
     sections = {flag: f"export.{key}" for key, flag in COMMAND_OPTIONS.items()}
-    return {**PYTHON_WORDS, **sections, **{option.flag: option.name for option in declared_options()}}
+    return {**PYTHON_WORDS, **_FOLDER_WORDS, **sections, **{option.flag: option.name for option in declared_options()}}
 
 
 def _name_slug(name: str) -> str:

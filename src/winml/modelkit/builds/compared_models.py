@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.builds.found_models import onnx_file, part_files
+from winml.modelkit.builds.found_models import onnx_file, part_files, refuse_unknown_parts
 from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.load.request import ModelRequest, resolve_source
@@ -158,10 +158,7 @@ def found_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) ->
             )
         return FoundPairs(names, {ONLY_PART: (found_side(reference), found_side(candidate))})
     parts = next(folder for folder in folders if folder)
-    for part in submodel:
-        if part not in parts:
-            shown = names[folders.index(parts)]
-            raise UsageError(f"--submodel {part}: {shown} has no such part", hint=f"It has {', '.join(parts)}.")
+    refuse_unknown_parts(submodel, parts, names[folders.index(parts)])
     wanted = [part for part in parts if not submodel or part in submodel]
     left, right = (
         dict(folder) if folder else _other_side(name, parts, wanted)

@@ -6,14 +6,17 @@ bits are its own, and onnxruntime-genai is built on it. A level that is given de
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import onnx_ir as ir
 
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.quantization import idle_quantization, quantize_options
+from winml.modelkit.graph.files.foreign_reading import load_by_reference
 from winml.modelkit.optimize.decoders.interface import DecoderInterface
 from winml.modelkit.optimize.options import OptimizeOptions
 
-__all__ = ["is_for_onnxruntime", "optimization_of"]
+__all__ = ["is_for_onnxruntime", "is_fused", "optimization_of"]
 
 _RUNTIME_LAYOUT = "genai"
 _RUNTIME_MODE = "weight-only"
@@ -31,6 +34,11 @@ def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) 
     if not is_for_onnxruntime(plan) or DecoderInterface.of(model) is None:
         return section
     return section.with_decoder_fusions()
+
+
+def is_fused(model: Path, plan: BuildPlan) -> bool:
+    """Say whether a graph that a build made was fused although nobody asked for it."""
+    return is_for_onnxruntime(plan) and DecoderInterface.of(load_by_reference(model)) is not None
 
 
 def is_for_onnxruntime(plan: BuildPlan) -> bool:

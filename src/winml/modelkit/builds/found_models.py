@@ -6,25 +6,41 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from winml.modelkit.errors import CheckpointError, ModelPathError
+from winml.modelkit.errors import CheckpointError, InputError, ModelPathError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import (
     BUILD_MANIFEST_NAME,
     BUILT_MODEL_NAME,
     CHECKPOINT_CONFIG_NAME,
     MODEL_SUFFIX,
+    ONLY_PART,
 )
-from winml.modelkit.graph.files.foreign_names import file_within
+from winml.modelkit.graph.files.foreign_names import file_within, look_up_name
 from winml.modelkit.graph.files.named_paths import named_path
+from winml.modelkit.load.checkpoints.companion_files import companion_files
 from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, resolve_source
 from winml.modelkit.progress import StepEvent
 
-__all__ = ["FoundModel", "exported_model", "onnx_file", "onnx_file_in", "part_files"]
+if TYPE_CHECKING:
+    from winml.modelkit.results.build_manifest import BuildManifest
+
+__all__ = [
+    "FoundFolder",
+    "FoundModel",
+    "chosen_parts",
+    "exported_model",
+    "found_folder",
+    "onnx_file",
+    "onnx_file_in",
+    "part_files",
+    "refuse_unknown_parts",
+]
 
 
 @dataclass(frozen=True)
@@ -61,6 +77,88 @@ class FoundModel:
 
         assert self.path is not None
         return files_of_model(self.path)
+
+
+@dataclass(frozen=True)
+class FoundFolder:
+    """The folder of a build or of an export, for a verb that makes files of its files."""
+
+    path: Path
+    parts: Mapping[str, Path]
+    """Name of the part → its file, in the order in which they run; ``model`` alone for a model of one part."""
+    chosen: tuple[str, ...]
+    """The parts that are worked on."""
+    companions: Mapping[str, Path]
+    """What readers look for beside the models: name in the folder, ``/`` between parts → file."""
+    layout: str | None = None
+    """Tool whose readers it is laid out for."""
+
+    def name_of(self, part: str) -> str:
+        """Return the name of the file of a part in the folder, ``/`` between parts."""
+        return self.parts[part].relative_to(self.path).as_posix()
+
+
+def found_folder(path: Path, submodel: Sequence[str] = ()) -> FoundFolder:
+    """Return what the folder of a build or of an export holds.
+
+    Args:
+        path: The folder.
+        submodel: The parts that are meant; empty: all.
+
+    Raises:
+        ModelPathError: it is none, is a checkpoint, or lacks its model.
+        UsageError: it has no part of a name.
+        InputError: a file in it is damaged.
+    """
+    parts = part_files(str(path))
+    if not parts:
+        model = onnx_file(str(path))
+        if model is None:
+            raise ModelPathError(
+                f"{path}: is a checkpoint, and no ONNX file was made of it yet",
+                hint=f"Build it first, and give the folder of the build: winml build -m {path} -o built",
+            )
+        parts = {ONLY_PART: model}
+    refuse_unknown_parts(submodel, parts, str(path))
+    chosen = tuple(part for part in parts if not submodel or part in submodel)
+    manifest = _manifest_in(path)
+    if manifest is None or not manifest.deploy:
+        return FoundFolder(path, parts, chosen, companion_files(path), None if manifest is None else manifest.layout)
+    models = {file.name for part in manifest.parts for file in part.model}
+    names = [file.name for file in manifest.deploy if file.name not in models]
+    beside = {name: path / name for name in names if look_up_name(path, name).problem is None}
+    return FoundFolder(path, parts, chosen, beside, manifest.layout)
+
+
+def chosen_parts(name: str, submodel: Sequence[str] = (), *, beside_weights: bool = False) -> Mapping[str, Path]:
+    """Return the files of the parts that are meant, where a name is the folder of several parts; else nothing.
+
+    Args:
+        name: As the user wrote it.
+        submodel: The parts that are meant; empty: all.
+        beside_weights: See :func:`part_files`.
+
+    Raises:
+        UsageError: the folder has no part of a name.
+    """
+    try:
+        parts = part_files(name, beside_weights=beside_weights)
+    except InputError:  # a file in it is damaged: what is to be named is told as of any other folder
+        return {}
+    if parts:
+        refuse_unknown_parts(submodel, parts, name)
+    return {part: path for part, path in parts.items() if not submodel or part in submodel}
+
+
+def refuse_unknown_parts(submodel: Iterable[str], parts: Mapping[str, object], name: str) -> None:
+    """Refuse parts that a folder does not have.
+
+    Raises:
+        UsageError: names the part, and those there are.
+    """
+    for part in submodel:
+        if part not in parts:
+            raise UsageError(f"--submodel {part}: {name} has no such part", hint=f"It has {', '.join(parts)}.")
 
 
 def onnx_file(name: str) -> Path | None:
@@ -128,6 +226,16 @@ def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:
     return ModelBundle.read(of_several).paths if len(of_several) > 1 else {}
 
 
+def _manifest_in(folder: Path) -> BuildManifest | None:
+    """Return the manifest of a build in a folder; None where there is none that can be read."""
+    from winml.modelkit.results.build_manifest import read_manifest
+
+    try:
+        return read_manifest((folder / BUILD_MANIFEST_NAME).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
 def _built_model(folder: Path) -> Path | None:
     is_built = (folder / BUILD_MANIFEST_NAME).is_file()
     models = sorted(folder.glob(f"*{MODEL_SUFFIX}"))
@@ -177,15 +285,13 @@ def _built_parts(folder: Path) -> dict[str, Path]:
     Raises:
         InputError: it names a file that is not below the folder.
     """
-    from winml.modelkit.results.build_manifest import read_manifest
-
-    path = folder / BUILD_MANIFEST_NAME
-    try:
-        manifest = read_manifest(path.read_bytes())
-    except (OSError, ValueError):
+    manifest = _manifest_in(folder)
+    if manifest is None:
         return {}
     return {
-        part.name: file_within(folder, part.model[0].name, f"{path}: part {part.name!r}", missing_ok=True)
+        part.name: file_within(
+            folder, part.model[0].name, f"{folder / BUILD_MANIFEST_NAME}: part {part.name!r}", missing_ok=True
+        )
         for part in manifest.parts
         if part.model and manifest.status == "done"
     }
@@ -222,7 +328,8 @@ def exported_model(
 
     stages = tuple(stage for stage in STAGES if stage.makes_graph)
     export_only = WinMLBuildConfig(export=config, optim=None, quant=None, compile=None)
-    result = build_in_cache(plan_build(export_only, request), stages=stages, listener=BuildListener(on_step=on_step))
+    plan = replace(plan_build(export_only, request), is_deployed=False)
+    result = build_in_cache(plan, stages=stages, listener=BuildListener(on_step=on_step))
     record = only_part(result.manifest.parts).stage(stages[-1].name)
     assert record is not None  # the stage ran, or its result was taken from the cache
     return result.folder / record.files[0].name

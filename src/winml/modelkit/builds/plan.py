@@ -44,6 +44,11 @@ class BuildPlan:
     """Compare what each stage makes with what it was made from."""
     with_companions: bool = True
     """Copy config, tokenizer and processor files of the checkpoint beside the result."""
+    is_deployed: bool = True
+    """Whether somebody takes the finished model out of the folder. One that is only read there shares the data files of
+    its last stage."""
+    deploy_only: bool = False
+    """Leave only what is deployed in the folder: no file of a stage, no sidecar, no config of the build."""
 
 
 def is_onnx_path(model: str) -> bool:
@@ -59,6 +64,7 @@ def plan_build(
     skip_pre_normalization: bool = False,
     verify: bool = True,
     with_companions: bool = True,
+    deploy_only: bool = False,
 ) -> BuildPlan:
     """Put together what a build is to do.
 
@@ -69,6 +75,7 @@ def plan_build(
         skip_pre_normalization: See :class:`BuildPlan`.
         verify: See :class:`BuildPlan`; the export section may leave out its own comparison alone.
         with_companions: See :class:`BuildPlan`.
+        deploy_only: See :class:`BuildPlan`.
 
     Raises:
         ModelPathError: an ONNX file that does not exist.
@@ -91,7 +98,13 @@ def plan_build(
             raise ModelPathError(f"{path}: {problem}", hint="Give the path of an ONNX file.")
         _refuse_torch_options(request)
         return BuildPlan(
-            config.model_copy(update={"export": None}), request, path, sections_off, skip_pre_normalization, verify
+            config.model_copy(update={"export": None}),
+            request,
+            path,
+            sections_off,
+            skip_pre_normalization,
+            verify,
+            deploy_only=deploy_only,
         )
     if config.export is None:
         raise ConfigError(
@@ -109,7 +122,16 @@ def plan_build(
     request = dataclasses.replace(request, dynamic=dynamic, cross_keys=find_layout(config.layout).cross_keys)
     if not verify:
         config = config.model_copy(update={"export": config.export.model_copy(update={"verify": False})})
-    return BuildPlan(config, request, None, sections_off, skip_pre_normalization, verify, with_companions)
+    return BuildPlan(
+        config,
+        request,
+        None,
+        sections_off,
+        skip_pre_normalization,
+        verify,
+        with_companions,
+        deploy_only=deploy_only,
+    )
 
 
 def _refuse_quantization(options: QuantizeOptions) -> None:

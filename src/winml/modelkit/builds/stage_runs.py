@@ -124,7 +124,8 @@ class StageRunner:
         records = {
             item.name: item.stage(stage.name) for item in self._earlier.parts if part is None or item.name == part.name
         }
-        results = {name: record for name, record in records.items() if record is not None and record.origin is not None}
+        # A build that left only what is deployed kept no file of a stage.
+        results = {name: record for name, record in records.items() if record is not None and record.files}
         return results if len(results) == len(records) else {}
 
     def _origin_of(self, stage: Stage, part: BuiltPart | None) -> Origin:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from winml.modelkit.errors import WriteError
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.files.committed import unrecorded
 from winml.modelkit.graph.files.output_files import OutputFiles
-from winml.modelkit.graph.files.placing import link_or_copy
+from winml.modelkit.graph.files.placing import copy_data, link_or_copy
 from winml.modelkit.options import read_json_file
 from winml.modelkit.results.build_manifest import Origin, StageRecord
 
@@ -104,5 +103,5 @@ def _link_all(paths: Iterable[Path], folder: Path) -> None:
         for path in paths:
             place = staged.reserve(folder / path.name)
             # onnx refuses data files that have two names.
-            shutil.copyfile(path, place) if path.suffix == ".data" else link_or_copy(path, place)
+            copy_data(path, place) if path.suffix == ".data" else link_or_copy(path, place)
         staged.commit()

@@ -26,6 +26,7 @@ __all__ = [
     "output_options",
     "random_options",
     "source_options",
+    "submodel_option",
     "tree_options",
     "verbose_option",
     "weight_options",
@@ -146,6 +147,13 @@ def functions_option(command: _F) -> _F:
         metavar="SELECTOR",
         help="Write modules as ONNX functions: all; classes, where those of a class with equal graphs share one; or "
         "those a selector names.",
+    )(command)
+
+
+def submodel_option(command: _F) -> _F:
+    """Add the option that names parts in the folder of a build."""
+    return click.option(
+        "--submodel", multiple=True, metavar="PART", help="Of a folder with several parts, only this one; repeatable."
     )(command)
 
 

@@ -10,7 +10,7 @@ import contextlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -110,6 +110,9 @@ class GraphFileTask:
     """Size of the weights from which they get a file of their own, where nothing else is asked. None: where they must,
     being too large for the model file."""
     copying: CopyRules = CopyRules()
+    transaction: OutputFiles | None = None
+    """Where the result is written to, to be put in place together with other files by who began it. None: the result is
+    put in place by itself."""
 
     @property
     def paths(self) -> ExportPaths:
@@ -434,7 +437,8 @@ def _write_result(
 ) -> _Written:
     """Write the model, or the source under another name where there is none; compare, count and put in place."""
     paths = task.paths
-    with clock.step(_WRITING) as step, OutputFiles() as files:
+    with clock.step(_WRITING) as step, _output_files(task) as files:
+        others = files.written_sizes()
         staged = files.reserve(paths.model)
         files.keep(external_files(task.source))
         comparison = functions = None
@@ -452,12 +456,24 @@ def _write_result(
             step.summary = comparison_words(comparison)
         # Counted in the file that ships, not in the graph it was written from.
         shipped = graph_of(read_structure(staged), staged)
-        coverage, summary = measure_coverage(shipped), summarize_graph(shipped, sum(files.written_sizes().values()))
-        written = files.commit(overwrite=task.overwrite)
+        written = {path: size for path, size in files.written_sizes().items() if path not in others}
+        coverage, summary = measure_coverage(shipped), summarize_graph(shipped, sum(written.values()))
+        if task.transaction is None:
+            files.commit(overwrite=task.overwrite)
     # As the user named them, the model first.
     named = [WrittenFile(paths.model.with_name(path.name), size) for path, size in written.items()]
     ordered = sorted(named, key=lambda file: (file.path != paths.model, file.path.name))
     return _Written(tuple(ordered), summary, coverage, comparison, functions)
+
+
+@contextlib.contextmanager
+def _output_files(task: GraphFileTask) -> Iterator[OutputFiles]:
+    """Yield the transaction of a task, which stays open, or one that ends with the block."""
+    if task.transaction is not None:
+        yield task.transaction
+        return
+    with OutputFiles() as files:
+        yield files
 
 
 def refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: bool) -> None:

@@ -142,6 +142,9 @@ class BuildManifest(Options):
     companions: tuple[FileRecord, ...] = ()
     """Config, tokenizer and processor files of the checkpoint, as the build wrote them; one that was changed since is
     the user's."""
+    deploy: tuple[FileRecord, ...] = ()
+    """All that is needed where the model is used: the models with their data, and what their readers look for beside
+    them. The other files of the folder serve later builds. Empty until the build is done."""
     layout: str | None = None
     """Tool whose readers the folder is laid out for; null: none."""
     input: dict[str, Any] = pydantic.Field(default_factory=dict)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.results.build_manifest import BuildManifest, StageRecord
+from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, StageRecord
 from winml.modelkit.results.evaluation import Evaluation, evaluation_words
 from winml.modelkit.words import size_words
 
@@ -47,14 +47,24 @@ def build_lines(result: BuildResult) -> Iterator[tuple[str, str]]:
     for part in parts:
         prefix = f"{part.name} " if len(parts) > 1 else ""
         yield from ((f"{prefix}{stage.name}", _stage_words(stage)) for stage in part.stages)
-        last = next((stage for stage in reversed(part.stages) if stage.files), None)
-        size = size_words(sum(file.size_bytes for file in part.model))
-        path = result.folder / part.model[0].name
-        yield f"{prefix}model", f"{path} ({size}), from {last.name if last else 'the input as it is'}"
+        last = next((stage for stage in reversed(part.stages) if stage.status != "skipped"), None)
+        model = " and ".join(_file_words(file, result.folder) for file in part.model)
+        yield f"{prefix}model", f"{model}, from {last.name if last else 'the input as it is'}"
+    yield "deploy", _deploy_words(result.manifest)
     yield "normalized", _times_words(result.manifest.normalizations)
     if result.evaluation is not None:
         yield "judged", evaluation_words(result.evaluation)
     yield from (("note", note) for note in result.notes)
+
+
+def _file_words(file: FileRecord, folder: Path = Path()) -> str:
+    return f"{folder / file.name} ({size_words(file.size_bytes)})"
+
+
+def _deploy_words(manifest: BuildManifest) -> str:
+    """Say which files of the folder are needed where the model is used."""
+    size = size_words(sum(file.size_bytes for file in manifest.deploy))
+    return f"{', '.join(map(_file_words, manifest.deploy))}; {size} in all"
 
 
 def _stage_words(stage: StageRecord) -> str:

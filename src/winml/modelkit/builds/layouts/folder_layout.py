@@ -14,7 +14,7 @@ from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import BuiltPart
 from winml.modelkit.builds.stages import built_name
 from winml.modelkit.evaluate.processors import missing_processors
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENAI_CONFIG_NAME, numbered_data_path
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENAI_CONFIG_NAME, is_data_of, numbered_data_path
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.load.checkpoints.companion_files import companion_files
 
@@ -65,10 +65,12 @@ class FolderLayout:
             files: Where it is written to.
 
         Returns:
-            The names of the files in the folder, the model first; without data that the part shares with its stages.
+            The names of the files in the folder, the model first; without data that the part shares with its stages,
+            where nobody takes the model out of the folder.
         """
         from winml.modelkit.graph.files.numbered_data import place_numbered  # imports onnx
         from winml.modelkit.graph.files.placing import place_copy
+        from winml.modelkit.graph.files.self_contained import place_self_contained
 
         assert part.current is not None  # an export ran, or the model was an ONNX file
         path = folder / self.model_name(part)
@@ -79,16 +81,19 @@ class FolderLayout:
             made = place_numbered(part.current, staged, may_link=is_ours)
             for data in made[1:]:
                 files.reserve(path.with_name(data.name))  # replaces that of an earlier build, which has the same name
+        elif self._plan.is_deployed:
+            made = place_self_contained(part.current, staged, may_link=is_ours)
         else:
             shares = is_ours and path.parent == folder  # a model names data files of its own folder only
             made = place_copy(part.current, staged, share_data=shares, may_link=is_ours)
         return tuple(path.with_name(file.name).relative_to(folder).as_posix() for file in made)
 
     def names_data_of(self, names: Sequence[str]) -> bool:
-        """Say whether files are called as the readers look for them, the model first."""
+        """Say whether data is called after its model, and as the readers look for it; the model comes first."""
         model, data = Path(names[0]), names[1:]
-        expected = [numbered_data_path(model, number).as_posix() for number in range(len(data))]
-        return not self._layout.numbers_data or list(data) == expected
+        if self._layout.numbers_data:
+            return list(data) == [numbered_data_path(model, number).as_posix() for number in range(len(data))]
+        return not self._plan.is_deployed or all(is_data_of(model.name, Path(name).name) for name in data)
 
     def refuse(self, parts: Sequence[BuiltPart]) -> None:
         """Refuse graphs that the readers do not know, before anything else is done with them.

@@ -81,6 +81,11 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
     type=click.Choice(tuple(LAYOUTS)),
     help="Lay the folder out for this tool, which then opens it unchanged.",
 )
+@click.option(
+    "--deploy-only",
+    is_flag=True,
+    help="Leave in the folder only what is deployed: the model, and the files its readers look for beside it.",
+)
 @click.option("--ep", metavar="NAME", help="Execution provider the model is for, such as qnn.")
 @click.option(
     "--dynamo/--no-dynamo",
@@ -152,6 +157,7 @@ def _plan_build(context: click.Context, options: dict[str, Any]) -> tuple[BuildP
             skip_pre_normalization=options["skip_pre_normalization"],
             verify=options["verify"],
             with_companions=options["tokenizer"],
+            deploy_only=options["deploy_only"],
         )
         _refuse_early(plan, options)
     return plan, words

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from winml.modelkit.cli._answers import print_json, show_result
 from winml.modelkit.cli._build_configs import config_option, read_build_config
 from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._folders import file_or_folder, refuse_early_in_folder, transform_folder
 from winml.modelkit.cli._measuring import parse_ep_options, refuse_unknown_ep
-from winml.modelkit.cli._options import NonEmptyPath, debug_option, device_option, format_option, verbose_option
+from winml.modelkit.cli._options import (
+    NonEmptyPath,
+    debug_option,
+    device_option,
+    format_option,
+    submodel_option,
+    verbose_option,
+)
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import sizes_by_name
 from winml.modelkit.cli._streams import silence_library_warnings
 from winml.modelkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from winml.modelkit.builds.found_models import FoundFolder
+    from winml.modelkit.progress import StepEvent
 
 __all__ = ["command"]
 
@@ -24,14 +39,16 @@ EPILOG = """\b
 Examples:
   winml compile -m model.onnx -o fast.onnx --ep cpu
   winml compile -m model.onnx -o npu.onnx --ep qnn
+  winml compile -m built -o built-cpu --ep cpu
   winml compile -m model.onnx -o npu.onnx --ep qnn --embed --ep-options htp_arch=73
   winml compile --list
 """
 
 
 @click.command(name="compile", cls=WinMLCommand, epilog=EPILOG)
-@click.option("-m", "--model", type=NonEmptyPath(), help="ONNX file; it stays as it is.")
-@click.option("-o", "--output", type=NonEmptyPath(), help="File to write.")
+@click.option("-m", "--model", type=NonEmptyPath(), help="ONNX file, or folder of a build; it stays as it is.")
+@click.option("-o", "--output", type=NonEmptyPath(), help="File to write; of a folder, the folder.")
+@submodel_option
 @click.option("--ep", metavar="NAME", help="Execution provider that compiles, such as qnn; see --list.")
 @device_option("Kind of device; else the provider's default.")
 @click.option("--ep-options", multiple=True, metavar="KEY=VALUE", help="Option of the provider; repeatable.")
@@ -65,7 +82,13 @@ def command(**options: Any) -> None:
     if options["list_"]:
         _list_providers(options)
         return
-    _compile_file(_refuse_early(options))
+    options, folder = file_or_folder(options)
+    options = _refuse_early(options, folder)
+    silence_library_warnings(debug=options["debug"])
+    if folder is not None:
+        _compile_folder(folder, options)
+    else:
+        _compile_file(options)
 
 
 def _list_providers(options: dict[str, Any]) -> None:
@@ -81,7 +104,7 @@ def _list_providers(options: dict[str, Any]) -> None:
     print_compilable_providers(providers, console_for(sys.stdout))
 
 
-def _refuse_early(options: dict[str, Any]) -> dict[str, Any]:
+def _refuse_early(options: dict[str, Any], folder: FoundFolder | None) -> dict[str, Any]:
     """Return the options with what the config says; refuse what they show to be wrong, before anything is read."""
     from winml.modelkit.compile.options import CompileOptions
     from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
@@ -103,17 +126,35 @@ def _refuse_early(options: dict[str, Any]) -> dict[str, Any]:
     if requested.ep is None:
         raise UsageError("no execution provider was given", hint="Give one with --ep; --list shows which there are.")
     refuse_unknown_ep(requested.ep)
-    paths = ExportPaths.for_output(options["output"], with_sidecar=False, with_report=False)
-    refuse_inputs([paths.model], [model])
-    refuse_existing([paths.model], overwrite=options["overwrite"])
-    if not model.is_file():
-        raise UsageError(f"{model}: no such file", hint="Give the path of an ONNX file.")
+    if folder is not None:
+        refuse_early_in_folder(folder, options)
+    else:
+        paths = ExportPaths.for_output(options["output"], with_sidecar=False, with_report=False)
+        refuse_inputs([paths.model], [model])
+        refuse_existing([paths.model], overwrite=options["overwrite"])
+        if not model.is_file():
+            raise UsageError(f"{model}: no such file", hint="Give the path of an ONNX file.")
     sizes = sizes_by_name({**options, "batch_size": None})
     return {**options, "requested": requested, "sizes": sizes}
 
 
+def _compile_folder(folder: FoundFolder, options: dict[str, Any]) -> None:
+    from winml.modelkit.compile.options import CompileOptions
+    from winml.modelkit.flows.compile import compile_file
+    from winml.modelkit.flows.graph_file import GraphFileTask
+    from winml.modelkit.report.compilation_summary import print_compilation
+    from winml.modelkit.results.compiled_model import CompiledFile
+
+    def work(task: GraphFileTask, asked: CompileOptions, on_step: Callable[[StepEvent], None] | None) -> CompiledFile:
+        return compile_file(task, asked, on_step, sizes=options["sizes"])
+
+    def render(result: CompiledFile, console: Console) -> None:
+        print_compilation(result, console, verbose=options["verbose"])
+
+    transform_folder(folder, options["requested"], options, work, render)
+
+
 def _compile_file(options: dict[str, Any]) -> None:
-    silence_library_warnings(debug=options["debug"])
     from winml.modelkit.cli._streams import library_output_to_stderr
     from winml.modelkit.flows.compile import compile_onnx
 

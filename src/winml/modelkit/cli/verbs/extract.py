@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record, print_parts
 from winml.modelkit.cli._options import (
     NonEmptyPath,
     debug_option,
@@ -23,7 +26,10 @@ from winml.modelkit.cli._streams import library_output_to_stderr, silence_librar
 from winml.modelkit.hierarchy.selector import Selector
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from winml.modelkit.builds.found_models import FoundModel
+    from winml.modelkit.results.extract_result import ExtractResult
 
 __all__ = ["command"]
 
@@ -55,10 +61,64 @@ Examples:
 def command(context: click.Context, /, **options: Any) -> None:
     """Cut modules out of a model, each as an ONNX model of its own that answers as it does inside.
 
-    A model that is not an ONNX file yet is exported first, once. Exit codes: 0 done, 1 failed or some module could
+    A model that is not an ONNX file yet is exported first, once. Of a folder with several parts, the modules of each
+    go to a folder of its name. Exit codes: 0 done, 1 failed or some module could
     not be cut out, 2 wrong usage, 3 a cut model does not answer as the whole model does.
     """
-    model, run_options = _refuse_early(options)
+    parts = named_parts(options)
+    if len(parts) == 1:
+        options = options_of_part(options, next(iter(parts.values())))
+    if len(parts) < 2:
+        results = {"": _extract(options, *_refuse_early(options))}
+    else:
+        results = _extract_parts(parts, options)
+    records = {part: {"folder": str(item.folder), **item.as_record()} for part, item in results.items()}
+    if options["format_"] == "json":
+        print_json(records[""] if len(parts) < 2 else parts_record(options, records))
+    elif not options["quiet"]:
+        from winml.modelkit.report.terminal import console_for
+
+        console = console_for(sys.stdout)
+        if len(parts) < 2:
+            _print_extract(results[""], console)
+        else:
+            print_parts(results, _print_extract, console)
+    refused, modules = (sum(len(getattr(item, name)) for item in results.values()) for name in ("refused", "modules"))
+    if refused or not modules:
+        what = (
+            f"{refused} module{'' if refused == 1 else 's'} could not be cut out"
+            if refused
+            else "nothing was there to cut"
+        )
+        tell(f"error: {what}; the others were written" if modules else f"error: {what}")
+        context.exit(1)
+
+
+def _print_extract(result: ExtractResult, console: Console) -> None:
+    from winml.modelkit.report.extract import extract_lines
+    from winml.modelkit.report.terminal import print_rows
+
+    print_rows(extract_lines(result), console, width=9)
+
+
+def _extract_parts(parts: Mapping[str, Path], options: dict[str, Any]) -> dict[str, ExtractResult]:
+    """Cut modules out of the parts that have them, each into a folder of the name of the part.
+
+    Raises:
+        UsageError: no part has such a module.
+        WinMLError: whatever cutting them out raises.
+    """
+    from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
+
+    Selector(options["module"])
+    requests = {}
+    for part in parts_with_module(part_modules(parts), options["module"]):
+        asked = {**options_of_part(options, parts[part]), "output": options["output"] / part}
+        requests[part] = (asked, *_refuse_early(asked))
+    return {part: _extract(*request) for part, request in requests.items()}
+
+
+def _extract(options: dict[str, Any], model: FoundModel, run_options: dict[str, Any]) -> ExtractResult:
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.cli._progress import show_step
     from winml.modelkit.flows.modules.extract import ExtractOptions, extract_modules
@@ -66,7 +126,7 @@ def command(context: click.Context, /, **options: Any) -> None:
 
     with library_output_to_stderr():
         on_step = None if options["quiet"] else show_step
-        result = extract_modules(
+        return extract_modules(
             exported_path(model, on_step),
             options["module"],
             options["output"],
@@ -78,20 +138,6 @@ def command(context: click.Context, /, **options: Any) -> None:
             ),
             on_step=on_step,
         )
-    if options["format_"] == "json":
-        print_json({"folder": str(result.folder), **result.as_record()})
-    elif not options["quiet"]:
-        from winml.modelkit.report.extract import extract_lines
-        from winml.modelkit.report.terminal import console_for, print_rows
-
-        print_rows(extract_lines(result), console_for(sys.stdout), width=9)
-    if result.refused or not result.modules:
-        count = len(result.refused)
-        what = (
-            f"{count} module{'' if count == 1 else 's'} could not be cut out" if count else "nothing was there to cut"
-        )
-        tell(f"error: {what}; the others were written" if result.modules else f"error: {what}")
-        context.exit(1)
 
 
 def _refuse_early(options: dict[str, Any]) -> tuple[FoundModel, dict[str, Any]]:

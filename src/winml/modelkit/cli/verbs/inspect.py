@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import click
 from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._exit_codes import NEGATIVE_ANSWER
+from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record, print_parts
 from winml.modelkit.cli._measuring import parse_ep_options, refuse_unknown_ep
 from winml.modelkit.cli._options import (
     debug_option,
@@ -30,6 +32,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.load.load_options import declared_options
 
 if TYPE_CHECKING:
+    from winml.modelkit.inspect.onnx_inspection import OnnxInspection
     from winml.modelkit.inspect.provider_fit import ProviderFit
     from winml.modelkit.report.module_tree import TreeLimits
 
@@ -81,6 +84,12 @@ def command(**options: Any) -> None:
     yet is exported for that, once. Exit codes: 0 done, 1 the files are wrong, 2 wrong usage, 3 the provider does not
     run all of it.
     """
+    parts = named_parts(options)
+    if len(parts) == 1:
+        options = options_of_part(options, next(iter(parts.values())))
+    elif parts:
+        _inspect_parts(parts, options)
+        return
     model = _refuse_early(options)
     if model is not None and model.lower().endswith(".onnx"):
         _inspect_file(Path(model), options)
@@ -147,30 +156,71 @@ def _file_in_folder(name: str) -> str:
 
 
 def _inspect_file(path: Path, options: dict[str, Any]) -> None:
+    inspected = _inspected_file(path, options)
+    if options["format_"] == "json":
+        print_json(inspected.as_record(options))
+    else:
+        _print_file(inspected, options)
+    _end(inspected.fit)
+
+
+def _inspect_parts(parts: Mapping[str, Path], options: dict[str, Any]) -> None:
+    """Show what is in each part of a folder; ``--module`` in those that have such a module."""
+    from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
+
+    asked = {part: options_of_part(options, path) for part, path in parts.items()}
+    for part_options in asked.values():
+        _refuse_early(part_options)
+    shown = list(parts)
+    if options["module"] is not None:
+        shown = parts_with_module(part_modules(parts), options["module"])
+    inspected = {part: _inspected_file(parts[part], asked[part]) for part in shown}
+    if options["format_"] == "json":
+        print_json(parts_record(options, {part: item.as_record(options) for part, item in inspected.items()}))
+    else:
+        from winml.modelkit.report.terminal import console_for
+
+        print_parts(inspected, lambda item, _console: _print_file(item, options), console_for(sys.stdout))
+    for item in inspected.values():
+        _end(item.fit)
+
+
+@dataclass(frozen=True)
+class _InspectedFile:
+    """What is in a file, and whether the provider that was named runs it."""
+
+    inspection: OnnxInspection
+    fit: ProviderFit | None
+
+    def as_record(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        record = self.inspection.as_record(with_hierarchy=_with_hierarchy(options), with_weights=options["verbose"])
+        return {**record, "execution_provider": None if self.fit is None else self.fit.as_record()}
+
+
+def _with_hierarchy(options: Mapping[str, Any]) -> bool:
+    return options["hierarchy"] or options["module"] is not None
+
+
+def _inspected_file(path: Path, options: dict[str, Any]) -> _InspectedFile:
     hint = "Leave it out, or inspect the checkpoint the file was made from."
     refuse_checkpoint_options(path, options, FOR_CHECKPOINTS, hint)
     from winml.modelkit.inspect.onnx_file import inspect_onnx
 
-    inspection = inspect_onnx(path, selector=options["module"])
-    with_hierarchy = options["hierarchy"] or options["module"] is not None
-    fit = _provider_fit(path, options)
-    if options["format_"] == "json":
-        record = inspection.as_record(with_hierarchy=with_hierarchy, with_weights=options["verbose"])
-        print_json({**record, "execution_provider": None if fit is None else fit.as_record()})
-        _end(fit)
-        return
+    return _InspectedFile(inspect_onnx(path, selector=options["module"]), _provider_fit(path, options))
+
+
+def _print_file(inspected: _InspectedFile, options: dict[str, Any]) -> None:
     from winml.modelkit.report.onnx_inspection import print_onnx_inspection
     from winml.modelkit.report.terminal import console_for
 
     print_onnx_inspection(
-        inspection,
+        inspected.inspection,
         console_for(sys.stdout),
-        with_hierarchy=with_hierarchy,
+        with_hierarchy=_with_hierarchy(options),
         verbose=bool(options["verbose"]),
         limits=_limits(options),
     )
-    _print_fit(fit, options)
-    _end(fit)
+    _print_fit(inspected.fit, options)
 
 
 def _provider_fit(path: Path, options: Mapping[str, Any]) -> ProviderFit | None:

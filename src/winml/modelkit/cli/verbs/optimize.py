@@ -12,7 +12,21 @@ import click
 from winml.modelkit.cli._answers import print_json, show_result
 from winml.modelkit.cli._build_configs import config_option, read_build_config
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, functions_option, verbose_option
+from winml.modelkit.cli._folders import (
+    file_or_folder,
+    parts_record,
+    print_parts,
+    refuse_early_in_folder,
+    transform_folder,
+)
+from winml.modelkit.cli._options import (
+    NonEmptyPath,
+    debug_option,
+    format_option,
+    functions_option,
+    submodel_option,
+    verbose_option,
+)
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import sizes_by_name
 from winml.modelkit.cli._streams import silence_library_warnings
@@ -21,7 +35,12 @@ from winml.modelkit.file_names import OPTIMIZED_SUFFIX, optimized_path
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVEL_WORDS, LEVELS
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from winml.modelkit.builds.found_models import FoundFolder
     from winml.modelkit.optimize.options import OptimizeOptions
+    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.results.optimization_check import OptimizationCheck
 
 __all__ = ["command"]
 
@@ -29,6 +48,7 @@ EPILOG = """\b
 Examples:
   winml optimize -m model.onnx -o fast.onnx --level full
   winml optimize -m model.onnx -o npu.onnx --level full --ep qnn
+  winml optimize -m built -o built-fast --level full
   winml optimize -m model.onnx -o gelu.onnx --enable-gelu-fusion
   winml optimize -m model.onnx -o part.onnx --level full --module 'encoder.layer.0'
   winml optimize -m model.onnx -o model21.onnx --opset 21
@@ -54,13 +74,14 @@ def _capability_options(command: _F) -> _F:
 
 
 @click.command(name="optimize", cls=WinMLCommand, epilog=EPILOG)
-@click.option("-m", "--model", type=NonEmptyPath(), help="ONNX file; it stays as it is.")
+@click.option("-m", "--model", type=NonEmptyPath(), help="ONNX file, or folder of a build; it stays as it is.")
 @click.option(
     "-o",
     "--output",
     type=NonEmptyPath(),
-    help=f"File to write.  [default: <stem>{OPTIMIZED_SUFFIX}.onnx beside the input]",
+    help=f"File to write; of a folder, the folder.  [default: <stem>{OPTIMIZED_SUFFIX}.onnx beside the input]",
 )
+@submodel_option
 @click.option(
     "--level",
     type=click.Choice(LEVELS),
@@ -107,10 +128,13 @@ def command(**options: Any) -> None:
     if options["list_"]:
         _list_capabilities(requested, options)
         return
+    options, folder = file_or_folder(options)
     if options["check"]:
-        _check_file(requested, options)
-        return
-    _optimize_file(requested, {**options, "output": _refuse_early(options)})
+        _check_files(requested, options, folder)
+    elif folder is not None:
+        _optimize_folder(folder, requested, {**options, "output": options["output"] or _default_folder(folder.path)})
+    else:
+        _optimize_file(requested, {**options, "output": _refuse_early(options)})
 
 
 def _optimize_options(options: dict[str, Any]) -> OptimizeOptions:
@@ -186,26 +210,57 @@ def _refuse_early(options: dict[str, Any]) -> Path:
     return output
 
 
-def _check_file(requested: OptimizeOptions, options: dict[str, Any]) -> None:
+def _default_folder(folder: Path) -> Path:
+    """Return the folder that is written where none is named: beside the one that is read."""
+    named = folder if folder.name else folder.absolute()  # the working directory is "."
+    return named.with_name(f"{named.name}{OPTIMIZED_SUFFIX}")
+
+
+def _check_files(requested: OptimizeOptions, options: dict[str, Any], folder: FoundFolder | None) -> None:
     model: Path | None = options["model"]
     for name in ("output", "overwrite", "shape_config", "external_data"):
         if options[name]:
             flag = name.replace("_", "-")
             raise UsageError(f"--{flag} is about a file, and --check writes none", hint="Leave one of them out.")
-    if model is None or not model.is_file():
+    if model is None or (folder is None and not model.is_file()):
         problem = "no model was given" if model is None else f"{model}: no such file"
         raise UsageError(problem, hint="Give the path of an ONNX file with --model.")
+    paths = {"": model} if folder is None else {part: folder.parts[part] for part in folder.chosen}
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.cli._streams import library_output_to_stderr
     from winml.modelkit.flows.optimize_check import check_optimization
 
     with library_output_to_stderr():
-        check = check_optimization(model, options=requested)
+        checks = {part: check_optimization(path, options=requested) for part, path in paths.items()}
     from winml.modelkit.report.optimization_check import print_optimization_check
 
-    show_result(
-        check.as_record(), options, lambda console: print_optimization_check(check, console, verbose=options["verbose"])
-    )
+    def render(check: OptimizationCheck, console: Console) -> None:
+        print_optimization_check(check, console, verbose=options["verbose"])
+
+    if len(checks) == 1:
+        (check,) = checks.values()
+        show_result(check.as_record(), options, lambda console: render(check, console))
+        return
+    record = parts_record({"target": str(model)}, {part: check.as_record() for part, check in checks.items()})
+    show_result(record, options, lambda console: print_parts(checks, render, console))
+
+
+def _optimize_folder(folder: FoundFolder, requested: OptimizeOptions, options: dict[str, Any]) -> None:
+    refuse_early_in_folder(folder, options)
+    sizes = sizes_by_name({**options, "batch_size": None})
+    silence_library_warnings(debug=options["debug"])
+    from winml.modelkit.flows.graph_file import GraphFileTask
+    from winml.modelkit.flows.optimize import optimize_file
+    from winml.modelkit.report.optimization_summary import print_optimization
+    from winml.modelkit.results.optimized_model import OptimizedFile
+
+    def work(task: GraphFileTask, asked: OptimizeOptions, on_step: Callable[[StepEvent], None] | None) -> OptimizedFile:
+        return optimize_file(task, asked, on_step, sizes=sizes)
+
+    def render(result: OptimizedFile, console: Console) -> None:
+        print_optimization(result, console, verbose=options["verbose"])
+
+    transform_folder(folder, requested, options, work, render)
 
 
 def _optimize_file(requested: OptimizeOptions, options: dict[str, Any]) -> None:

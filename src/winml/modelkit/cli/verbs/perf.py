@@ -9,6 +9,7 @@ import click
 
 from winml.modelkit.cli._answers import refuse_outputs, show_answer
 from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._folders import named_parts, options_of_part
 from winml.modelkit.cli._measuring import (
     latency_options,
     live_progress,
@@ -31,7 +32,7 @@ from winml.modelkit.cli._streams import library_output_to_stderr, silence_librar
 from winml.modelkit.cli.verbs._generation_perf import check_generation, generation_option, show_generation
 from winml.modelkit.cli.verbs._module_perf import check_module, module_option, show_module_perf
 from winml.modelkit.cli.verbs._module_times import by_module_options, check_by_module, show_by_module
-from winml.modelkit.cli.verbs._parts_perf import named_parts, show_parts_perf
+from winml.modelkit.cli.verbs._parts_perf import show_parts_perf
 from winml.modelkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,7 +81,10 @@ def command(**options: Any) -> None:
 
     A model that is not an ONNX file yet is exported first, once. Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
-    if parts := named_parts(options):
+    parts = named_parts(options, beside_weights=True)
+    if len(parts) == 1:
+        options = options_of_part(options, next(iter(parts.values())))
+    elif parts:
         _refuse_combinations(options)
         show_parts_perf(parts, latency_options(options), options)
         return

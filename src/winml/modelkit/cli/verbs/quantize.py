@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ import click
 from winml.modelkit.cli._answers import show_result
 from winml.modelkit.cli._build_configs import config_option, read_build_config
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
+from winml.modelkit.cli._folders import file_or_folder, refuse_early_in_folder, transform_folder, transformed_one
+from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, submodel_option, verbose_option
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import sizes_by_name
 from winml.modelkit.cli._streams import silence_library_warnings, tell
@@ -20,7 +22,11 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from winml.modelkit.builds.config import QuantSection
+    from winml.modelkit.builds.found_models import FoundFolder
+    from winml.modelkit.progress import StepEvent
     from winml.modelkit.quantize.options import QuantizeOptions
 
 __all__ = ["command"]
@@ -29,6 +35,7 @@ EPILOG = """\b
 Examples:
   winml quantize -m model.onnx -o int8.onnx
   winml quantize -m model.onnx -o int4.onnx --precision int4
+  winml quantize -m built -o built-int8
   winml quantize -m model.onnx -o int8.onnx --exclude BertPooler --exclude 'encoder.layer.0.**'
   winml quantize -m model.onnx -o mixed.onnx --per-module rules.json
   winml quantize -m model.onnx -o qdq.onnx --mode qdq --calibration-data samples
@@ -39,8 +46,11 @@ Examples:
 
 
 @click.command(name="quantize", cls=WinMLCommand, epilog=EPILOG)
-@click.option("-m", "--model", type=NonEmptyPath(), required=True, help="ONNX file; it stays as it is.")
-@click.option("-o", "--output", type=NonEmptyPath(), help="File to write.")
+@click.option(
+    "-m", "--model", type=NonEmptyPath(), required=True, help="ONNX file, or folder of a build; it stays as it is."
+)
+@click.option("-o", "--output", type=NonEmptyPath(), help="File to write; of a folder, the folder.")
+@submodel_option
 @quantization_options(
     [name for name in PRECISIONS if name != FLOAT32],
     unset="int8",
@@ -72,12 +82,17 @@ def command(**options: Any) -> None:
     source, or --target was not met.
     """
     requested = _quantize_options(options)
-    _refuse_early(requested, options)
+    options, folder = file_or_folder(options)
+    if folder is not None and options["sensitivity"]:
+        options, folder = transformed_one(options, folder, "--sensitivity is for one graph"), None
+    _refuse_early(requested, options, folder)
     silence_library_warnings(debug=options["debug"])
     if options["sensitivity"]:
         show_sensitivity(requested, options)
-        return
-    _quantize_file(requested, options)
+    elif folder is not None:
+        _quantize_folder(folder, requested, options)
+    else:
+        _quantize_file(requested, options)
 
 
 def _quantize_options(options: dict[str, Any]) -> QuantizeOptions:
@@ -111,7 +126,7 @@ def _options_of_section(section: QuantSection) -> QuantizeOptions:
     return quantize_options(section)
 
 
-def _refuse_early(requested: QuantizeOptions, options: dict[str, Any]) -> None:
+def _refuse_early(requested: QuantizeOptions, options: dict[str, Any], folder: FoundFolder | None) -> None:
     """Refuse what paths show to be wrong, before a model library is imported."""
     from winml.modelkit.flows.quantize.calibration_files import refuse_missing_files
 
@@ -119,6 +134,9 @@ def _refuse_early(requested: QuantizeOptions, options: dict[str, Any]) -> None:
     sizes_by_name({**options, "batch_size": None})
     refuse_missing_files(requested)
     if options["sensitivity"]:
+        return
+    if folder is not None:
+        refuse_early_in_folder(folder, options)
         return
     from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
     from winml.modelkit.graph.files.output_paths import ExportPaths
@@ -129,6 +147,23 @@ def _refuse_early(requested: QuantizeOptions, options: dict[str, Any]) -> None:
     refuse_existing([paths.model], overwrite=options["overwrite"])
     if not model.is_file():
         raise UsageError(f"{model}: no such file", hint="Give the path of an ONNX file.")
+
+
+def _quantize_folder(folder: FoundFolder, requested: QuantizeOptions, options: dict[str, Any]) -> None:
+    from winml.modelkit.flows.graph_file import GraphFileTask
+    from winml.modelkit.flows.quantize.quantize import quantize_file
+    from winml.modelkit.report.quantization_summary import print_quantization
+    from winml.modelkit.results.quantized_model import QuantizedFile
+
+    sizes = sizes_by_name({**options, "batch_size": None})
+
+    def work(task: GraphFileTask, asked: QuantizeOptions, on_step: Callable[[StepEvent], None] | None) -> QuantizedFile:
+        return quantize_file(task, asked, on_step, sizes=sizes, processors=folder.path)
+
+    def render(result: QuantizedFile, console: Console) -> None:
+        print_quantization(result, console, verbose=options["verbose"])
+
+    transform_folder(folder, requested, options, work, render)
 
 
 def _quantize_file(requested: QuantizeOptions, options: dict[str, Any]) -> None:

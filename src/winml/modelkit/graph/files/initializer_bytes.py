@@ -17,7 +17,7 @@ from winml.modelkit.errors import InputError
 from winml.modelkit.graph.files.external_data import check_data_file
 from winml.modelkit.graph.files.reading import VALUE_FIELDS, read_located
 
-__all__ = ["StoredBytes", "WeightEquality", "bytes_digest", "have_equal_bytes", "locate_initializers"]
+__all__ = ["StoredBytes", "WeightEquality", "bytes_digest", "have_equal_bytes", "locate_initializers", "stored_outside"]
 
 PIECE_BYTES = 1 << 22
 """Read and compared at a time. Chosen: larger pieces save no time."""
@@ -67,7 +67,7 @@ def locate_initializers(path: Path) -> dict[str, StoredBytes]:
         InputError: a data file is missing, shorter than the model says, or outside of its folder.
     """
     return {
-        tensor.name: _place_outside(path, tensor)
+        tensor.name: stored_outside(path, tensor)
         if tensor.data_location == onnx.TensorProto.EXTERNAL
         else _place_inside(path, tensor)
         for tensor in read_located(path).graph.initializer
@@ -96,7 +96,12 @@ def _small_values(tensor: onnx.TensorProto) -> bytes:
     return content
 
 
-def _place_outside(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
+def stored_outside(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
+    """Return where the values of a tensor lie that a model keeps in a data file.
+
+    Raises:
+        InputError: the data file is missing, shorter than the model says, or outside of its folder.
+    """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     offset = int(entries.get("offset") or 0)
     length = entries.get("length")

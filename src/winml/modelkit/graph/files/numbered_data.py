@@ -14,6 +14,7 @@ import onnx
 from winml.modelkit.errors import InputError
 from winml.modelkit.file_names import numbered_data_path
 from winml.modelkit.graph.files.placing import (
+    copy_data,
     data_names,
     external_files,
     external_tensors,
@@ -61,7 +62,7 @@ def place_numbered(
     model = onnx.load(original, load_external_data=False)
     if len(data) == 1 and data[0].stat().st_size <= piece_bytes:
         piece = numbered_data_path(target, 0)
-        shutil.copyfile(data[0], piece)
+        copy_data(data[0], piece)
         rename_locations(model, dict.fromkeys(data_names(original), piece.name))
         pieces = [piece]
     else:

@@ -1,14 +1,17 @@
 """Places an ONNX file under a second name without a second copy of its content.
 
 Uses a hard link where the file system supports them. External data files are copied, or shared by both models: onnx
-refuses data files with more than one hard link. Does not look at what the graph computes.
+refuses data files with more than one hard link. A copy is a reflink where the file system has them. Does not look at
+what the graph computes.
 """
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from winml.modelkit.graph.files.external_data import check_data_file
 from winml.modelkit.graph.files.reading import read_structure
 
 __all__ = [
+    "copy_data",
     "data_names",
     "external_files",
     "external_tensors",
@@ -34,6 +38,8 @@ __all__ = [
     "stored_bytes",
 ]
 
+_NOT_SUPPORTED = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF})
+"""Errors of a system or file system that does not copy a range of one file to another."""
 _LOCATION, _OFFSET, _LENGTH = "location", "offset", "length"
 """Specified: keys of a tensor's external data: its file, and the bytes in it."""
 
@@ -95,7 +101,7 @@ def place_data(files: Iterable[Path], target: Path) -> dict[Path, Path]:
     copies = {}
     for file in files:
         copy = unfinished_data_path(target)
-        shutil.copyfile(file, copy)
+        copy_data(file, copy)
         copies[file] = name_data(copy, target)
     return copies
 
@@ -158,6 +164,32 @@ def link_or_copy(original: Path, target: Path) -> None:
         raise
     except (OSError, NotImplementedError):
         shutil.copyfile(original, target)
+
+
+def copy_data(original: Path, target: Path) -> None:
+    """Copy a data file; both share their blocks where the file system has reflinks, and nothing is held in memory.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    if not _copied_by_system(original, target):
+        shutil.copyfile(original, target)
+
+
+def _copied_by_system(original: Path, target: Path) -> bool:
+    """Let the system copy a file, which makes a reflink where it can; say whether it did."""
+    if sys.platform != "linux":
+        return False
+    with original.open("rb") as read, target.open("wb") as written:
+        left = os.fstat(read.fileno()).st_size
+        try:
+            while left and (copied := os.copy_file_range(read.fileno(), written.fileno(), left)):
+                left -= copied
+        except OSError as error:
+            if error.errno in _NOT_SUPPORTED:
+                return False
+            raise
+    return not left
 
 
 def _existing_data_file(model: Path, name: str) -> Path:

@@ -8,9 +8,9 @@ largest tensors. Why weights travel by reference: docs/decisions/0006-weights-as
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol, cast
 
 import onnx
 import onnx_ir as ir
@@ -21,7 +21,7 @@ from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.graph.files.placing import name_data, rename_locations
 from winml.modelkit.graph.files.wire import varint
 
-__all__ = ["INLINE_LIMIT_BYTES", "write_model"]
+__all__ = ["INLINE_LIMIT_BYTES", "ModelFraming", "StreamedTensor", "write_model"]
 
 INLINE_LIMIT_BYTES = 2_000_000_000
 """Largest file with its weights inside. Specified: protobuf reads no message of 2**31 bytes. Chosen: 7 % less, so that
@@ -73,7 +73,8 @@ def write_model(
         with _untyped_initializers(model), _placeholders_for_weights(model) as streamed:
             proto = ir.serde.serialize_model(model)
             _refuse_foreign_data(proto, path)
-            framing = _Framing(proto, streamed)
+            # Every tensor class of onnx_ir has ``tofile``; its protocol does not say so.
+            framing = ModelFraming(proto, cast("Mapping[str, StreamedTensor]", streamed))
             if external is False and framing.size_bytes > inline_limit_bytes:
                 raise WriteError(
                     f"cannot write {path}: with its weights inside it takes {framing.size_bytes} bytes, "
@@ -200,15 +201,35 @@ def _refuse_foreign_data(proto: onnx.ModelProto, path: Path) -> None:
                 )
 
 
-class _Framing:
+class StreamedTensor(Protocol):
+    """A tensor whose bytes are read when they are written."""
+
+    @property
+    def name(self) -> str | None:
+        """For messages."""
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes that :meth:`tofile` writes."""
+
+    def tofile(self, file: BinaryIO, /) -> None:
+        """Write the bytes at the position of a file."""
+
+
+class ModelFraming:
     """The serialized pieces of a model file in order, and its exact length.
 
     Protobuf accepts fields in any order, but every message starts with its length. All lengths are computed before a
     weight is read.
     """
 
-    def __init__(self, proto: onnx.ModelProto, streamed: dict[str, ir.TensorProtocol]) -> None:
-        """Split the model into pieces; clears ``proto``."""
+    def __init__(self, proto: onnx.ModelProto, streamed: Mapping[str, StreamedTensor]) -> None:
+        """Split the model into pieces; clears ``proto``.
+
+        Args:
+            proto: The model, without the values of the streamed tensors.
+            streamed: Name of an initializer of the main graph → its values.
+        """
         initializers = list(proto.graph.initializer)
         proto.graph.ClearField("initializer")
         self._graph = proto.graph.SerializeToString()
@@ -230,7 +251,7 @@ class _Framing:
 class _FramedTensor:
     """One initializer; its data is read when it is written."""
 
-    def __init__(self, proto: onnx.TensorProto, data: ir.TensorProtocol | None) -> None:
+    def __init__(self, proto: onnx.TensorProto, data: StreamedTensor | None) -> None:
         self._data = data
         if data is not None:
             proto.ClearField("data_location")
@@ -248,8 +269,7 @@ class _FramedTensor:
         if self._data is None:
             return
         start = file.tell()
-        # Part of TensorBase, not of the protocol; every tensor class of onnx_ir has it.
-        self._data.tofile(file)  # type: ignore[attr-defined]
+        self._data.tofile(file)
         if (written_bytes := file.tell() - start) != self._data.nbytes:
             raise InternalError(
                 f"tensor {self._data.name} of {self._data.nbytes} bytes was written as {written_bytes} bytes"

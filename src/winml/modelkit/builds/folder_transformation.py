@@ -1,0 +1,210 @@
+"""Makes a folder of the folder of a build: each part becomes what a verb makes of a file, companions come along.
+
+The result is the folder of a build without stages: every verb opens it, and the next build in it knows its files. All
+files appear together, or none. Which verb it is decides who calls it.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypeVar
+
+from winml.modelkit.builds.file_records import FileRecords
+from winml.modelkit.builds.found_models import FoundFolder
+from winml.modelkit.builds.layouts.layout import find_layout
+from winml.modelkit.builds.stage_runs import TOOL_NAME
+from winml.modelkit.errors import UsageError
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME
+from winml.modelkit.flows.graph_file import GraphFileTask
+from winml.modelkit.flows.graph_modules import graph_modules
+from winml.modelkit.graph.files.foreign_reading import load_by_reference
+from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing, refuse_inputs
+from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.graph.files.self_contained import place_self_contained
+from winml.modelkit.hierarchy.selector import HasAddress, Selector, select
+from winml.modelkit.options import Options
+from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord, read_manifest
+from winml.modelkit.results.transformed_folder import RecordT, TransformedFolder
+from winml.modelkit.version import __version__
+
+__all__ = ["part_modules", "parts_with_module", "refuse_folder_outputs", "transform_folder"]
+
+OptionsT = TypeVar("OptionsT", bound=Options)
+Modules = Mapping[str, list[HasAddress]]
+"""Name of a part → its modules."""
+
+_LIMITING = ("module", "include")
+"""Options whose selectors name the only modules that change."""
+_SELECTING = (*_LIMITING, "exclude", "per_module")
+
+
+def refuse_folder_outputs(found: FoundFolder, output: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that cannot be written, before anything is read.
+
+    Raises:
+        UsageError: it is a file or the folder that is read, a file in it exists already, or the readers of the folder
+            look for data files by name.
+        WriteError: it cannot be written to.
+    """
+    if output.is_file():
+        raise UsageError(f"output {output} is a file", hint=f"Name a folder: {found.path} holds several files.")
+    models = [output / found.name_of(part) for part in found.parts]
+    outputs = [*models, *(output / name for name in found.companions), output / BUILD_MANIFEST_NAME]
+    refuse_inputs(outputs, (*found.parts.values(), *found.companions.values()))
+    refuse_existing(outputs, overwrite=overwrite)
+    layout = find_layout(found.layout)
+    if layout.numbers_data and (outside := [file for path in found.parts.values() for file in external_files(path)]):
+        raise UsageError(
+            f"{found.path} is laid out for {layout.readers}, and its config counts data files: {outside[0].name}",
+            hint=f"Name a file of it, or ask for this when it is built: winml build … --layout {layout.name}.",
+        )
+
+
+def transform_folder(
+    found: FoundFolder,
+    task: GraphFileTask,
+    options: OptionsT,
+    work: Callable[[str, GraphFileTask, OptionsT], RecordT],
+) -> TransformedFolder[RecordT]:
+    """Do something with the chosen parts of a folder, and put the result beside what came along.
+
+    Args:
+        found: The folder.
+        task: Its output is the folder to write; all else of it holds for each part.
+        options: What is to be done. A selector counts for the parts that have modules of it.
+        work: Turns one file into another: name of the part, task, options.
+
+    Raises:
+        UsageError: the output is no folder that can be written, or a selector names no module of any part.
+        WinMLError: whatever the work raises; nothing is written.
+    """
+    output = task.output
+    refuse_folder_outputs(found, output, overwrite=task.overwrite)
+    started, clock = datetime.now(timezone.utc).astimezone(), time.perf_counter()
+    wanted = _options_by_part(found, options)
+    records: dict[str, RecordT] = {}
+    with OutputFiles() as files:
+        manifest = files.reserve(output / BUILD_MANIFEST_NAME)  # moved last
+        staged: dict[str, tuple[str, tuple[Path, ...]]] = {}
+        for part, source in found.parts.items():
+            name = found.name_of(part)
+            place = files.reserve(output / name)
+            asked = wanted.get(part)
+            if asked is None:
+                place_self_contained(source, place, may_link=False)
+            else:
+                part_task = replace(task, source=source, output=output / name, transaction=files)
+                records[part] = work(part, part_task, asked)
+            staged[part] = (name, (place, *external_files(place)))
+        for name, source in found.companions.items():
+            place = files.reserve(output / name)
+            shutil.copyfile(source, place)
+            staged[f"/{name}"] = (name, (place,))
+        described = {key: _described(name, paths) for key, (name, paths) in staged.items()}
+        text = _manifest_text(found, output, described, started, time.perf_counter() - clock)
+        manifest.write_text(text, encoding="utf-8")
+        size_bytes = sum(files.commit(overwrite=task.overwrite).values())
+    unchanged = {part: _why_unchanged(part, found) for part in found.parts if part not in records}
+    return TransformedFolder(found.path, output, records, unchanged, tuple(found.companions), size_bytes)
+
+
+def _why_unchanged(part: str, found: FoundFolder) -> str:
+    return "no module of it is named" if part in found.chosen else f"--submodel {' '.join(found.chosen)}"
+
+
+def _described(name: str, staged: Iterable[Path]) -> tuple[FileRecord, ...]:
+    """Return the records of the files of one part, with the names they get in the folder."""
+    folder = Path(name).parent
+    return tuple(
+        record.model_copy(update={"name": (folder / record.name).as_posix()})
+        for path in staged
+        for record in FileRecords(path.parent).of([path])
+    )
+
+
+def _manifest_text(
+    found: FoundFolder,
+    output: Path,
+    described: Mapping[str, tuple[FileRecord, ...]],
+    started: datetime,
+    seconds: float,
+) -> str:
+    parts = tuple(PartRecord(name=part, model=described[part]) for part in found.parts)
+    companions = tuple(record for name in found.companions for record in described[f"/{name}"])
+    written = (*(file for part in parts for file in part.model), *companions)
+    manifest = BuildManifest(
+        status="done",
+        files=tuple(sorted({*_earlier_names(output), *(file.name for file in written), BUILD_MANIFEST_NAME})),
+        parts=parts,
+        companions=companions,
+        deploy=written,
+        layout=found.layout,
+        input={"model": str(found.path)},
+        started=started.isoformat(timespec="seconds"),
+        seconds=round(seconds, 3),
+        versions={TOOL_NAME: __version__, "python": platform.python_version()},
+    )
+    return json.dumps(manifest.as_record(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _earlier_names(output: Path) -> tuple[str, ...]:
+    """Return what a build left in the folder before, which the next one may remove."""
+    try:
+        return read_manifest((output / BUILD_MANIFEST_NAME).read_bytes()).files
+    except (OSError, ValueError):
+        return ()
+
+
+def _options_by_part(found: FoundFolder, options: OptionsT) -> dict[str, OptionsT]:
+    """Return what is to be done with each part; without those of which nothing is to change.
+
+    Raises:
+        UsageError: a selector names no module of any part.
+    """
+    selectors = {key: value for key in _SELECTING if (value := getattr(options, key, None))}
+    if not selectors or len(found.chosen) == 1:
+        return dict.fromkeys(found.chosen, options)
+    modules = part_modules({part: found.parts[part] for part in found.chosen})
+    for text in (text for value in selectors.values() for text in value):
+        parts_with_module(modules, text)
+    narrowed = {}
+    for part in found.chosen:
+        changes: dict[str, Any] = {key: _matching(value, modules[part]) for key, value in selectors.items()}
+        if all(changes[key] for key in _LIMITING if key in changes):
+            narrowed[part] = options.model_copy(update=changes)
+    return narrowed
+
+
+def _matching(selectors: Any, modules: Iterable[HasAddress]) -> Any:
+    """Return the selectors that name a module, in the form they have."""
+    modules = list(modules)
+    kept = [text for text in selectors if any(map(Selector(text).matches, modules))]
+    return {text: selectors[text] for text in kept} if isinstance(selectors, Mapping) else type(selectors)(kept)
+
+
+def part_modules(parts: Mapping[str, Path]) -> Modules:
+    """Return the modules of each part, by tags or by names of nodes; no weight is read.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    return {part: [*graph_modules(load_by_reference(path), path.stem).modules] for part, path in parts.items()}
+
+
+def parts_with_module(modules: Modules, selector: str) -> list[str]:
+    """Return the parts that have a module of a selector.
+
+    Raises:
+        UsageError: none has; the nearest addresses are listed.
+    """
+    found = [part for part, candidates in modules.items() if any(map(Selector(selector).matches, candidates))]
+    if not found:
+        select([module for candidates in modules.values() for module in candidates], selector)
+    return found

@@ -1,0 +1,210 @@
+"""Verbs that take an ONNX file take the folder of a build, and work on all of its parts unless one is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from checkpoints import save_checkpoint
+from e2e.in_process import run_here
+
+PARTS = ["encoder", "decoder"]
+CROSS = "T5LayerCrossAttention"
+FEW_RUNS = ("--iterations", "1", "--warmup", "0")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two builds: ``t5`` of an encoder and a decoder, ``bert`` of one part; and the checkpoint of the second."""
+    place = tmp_path_factory.mktemp("place")
+    for name in ("t5", "bert"):
+        checkpoint = save_checkpoint(name, place / f"{name}-checkpoint")
+        outcome = run_here("build", "-m", checkpoint, "-o", place / name, "--no-verify", "-q")
+        assert 0 == outcome.code, outcome.err
+    return place
+
+
+def answer(*arguments: str | Path) -> dict[str, Any]:
+    """Run a verb, and return what it says to a program."""
+    outcome = run_here(*arguments, "-f", "json")
+    assert 0 == outcome.code, outcome.err
+    record: dict[str, Any] = json.loads(outcome.out)
+    return record
+
+
+def operators(path: Path) -> Counter[str]:
+    return Counter(node.op_type for node in onnx.load(path).graph.node)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_quantized_folder_is_the_folder_of_a_build(place: Path, tmp_path: Path) -> None:
+    """Its parts have their names, the config comes along, and other verbs take it."""
+    out = tmp_path / "int8"
+    record = answer("quantize", "-m", place / "t5", "-o", out)
+    assert PARTS == list(record["parts"])
+    assert {} == record["unchanged"]
+    assert {"config.json", "generation_config.json"} == set(record["companions"])
+    assert {"encoder.onnx", "decoder.onnx", "build_manifest.json", *record["companions"]} == names(out)
+    assert all(operators(out / f"{part}.onnx")["MatMulInteger"] for part in PARTS)
+    compared = answer("compare", place / "t5", out)
+    assert PARTS == list(compared["parts"])
+    measured = answer("perf", out, *FEW_RUNS, "-q")
+    assert PARTS == list(measured["parts"])
+    built = answer("build", "-m", place / "t5-checkpoint", "-o", out, "--no-verify", "-q")
+    assert {*built["files"]} == names(out)
+    assert not operators(out / "encoder.onnx")["MatMulInteger"]
+
+
+def test_one_part_of_a_folder_is_changed_and_the_other_comes_along(place: Path, tmp_path: Path) -> None:
+    """As it is; the summary says which."""
+    out = tmp_path / "int8"
+    record = answer("quantize", "-m", place / "t5", "-o", out, "--submodel", "decoder")
+    assert (["decoder"], ["encoder"]) == (list(record["parts"]), list(record["unchanged"]))
+    assert (out / "encoder.onnx").read_bytes() == (place / "t5" / "encoder.onnx").read_bytes()
+    assert not (out / "encoder.onnx").samefile(place / "t5" / "encoder.onnx")
+    outcome = run_here("quantize", "-m", place / "t5", "-o", out, "--submodel", "decoder", "--overwrite", "--no-verify")
+    assert "as it is" in next(line for line in outcome.out.splitlines() if line.startswith("encoder"))
+
+
+def test_one_part_becomes_one_file(place: Path, tmp_path: Path) -> None:
+    """Where the output is a file; several parts have no place in one."""
+    record = answer("quantize", "-m", place / "t5", "-o", tmp_path / "d.onnx", "--submodel", "decoder", "-q")
+    assert str(place / "t5" / "decoder.onnx") == record["source"]
+    assert {"d.onnx"} == names(tmp_path)
+    outcome = run_here("quantize", "-m", place / "t5", "-o", tmp_path / "all.onnx")
+    assert 2 == outcome.code
+    assert "--submodel decoder" in outcome.err
+    assert {"d.onnx"} == names(tmp_path)
+
+
+def test_folder_of_one_part_is_quantized(place: Path, tmp_path: Path) -> None:
+    """The record is that of the file, and the folder; its own sidecar and stages stay behind."""
+    record = answer("quantize", "-m", place / "bert", "-o", tmp_path / "out", "-q")
+    assert str(tmp_path / "out" / "model.onnx") == record["model_path"]
+    assert record["quantized"]
+    assert str(tmp_path / "out") == record["folder"]
+    assert {"model.onnx", "config.json", "build_manifest.json"} == names(tmp_path / "out")
+    alone = answer("quantize", "-m", place / "bert", "-o", tmp_path / "alone.onnx", "-q")
+    assert alone["quantized"] == record["quantized"]
+
+
+@pytest.mark.parametrize("verb", [("optimize", "--level", "full"), ("compile", "--ep", "cpu")])
+def test_folder_is_optimized_and_compiled(place: Path, tmp_path: Path, verb: tuple[str, ...]) -> None:
+    """All parts, each compared with its source."""
+    out = tmp_path / "out"
+    record = answer(*verb, "-m", place / "t5", "-o", out, "-q")
+    assert PARTS == list(record["parts"])
+    assert all(item["verification"] is not None for item in record["parts"].values())
+    manifest = json.loads((out / "build_manifest.json").read_bytes())
+    deployed = {file["name"] for file in manifest["deploy"]}
+    assert {*deployed, "build_manifest.json"} == names(out) == {*manifest["files"]}
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for name in deployed:
+        shutil.copy(out / name, alone / name)
+    assert PARTS == list(answer("compare", place / "t5", alone)["parts"])
+
+
+def test_steps_and_notes_name_their_part(place: Path, tmp_path: Path) -> None:
+    """On stderr while it runs, on stdout in the summary."""
+    outcome = run_here("optimize", "-m", place / "t5", "-o", tmp_path / "out", "--no-verify")
+    assert 0 == outcome.code
+    assert all(any(f"] {part}: " in line for line in outcome.err.splitlines()) for part in PARTS)
+    assert set(PARTS) <= set(outcome.out.splitlines())
+
+
+def test_selector_counts_for_the_parts_that_have_its_modules(place: Path, tmp_path: Path) -> None:
+    """Others are quantized whole, or not at all where it names what is; one that names nothing anywhere is refused."""
+    first = "encoder.block.0.**"
+    excluded = answer("quantize", "-m", place / "t5", "-o", tmp_path / "a", "--exclude", first, "-q")
+    left = {part: sum(item["left"].values()) for part, item in excluded["parts"].items()}
+    assert left["encoder"]
+    assert not left["decoder"]
+    included = answer("quantize", "-m", place / "t5", "-o", tmp_path / "b", "--include", first, "-q")
+    assert (["encoder"], ["decoder"]) == (list(included["parts"]), list(included["unchanged"]))
+    outcome = run_here("quantize", "-m", place / "t5", "-o", tmp_path / "c", "--exclude", "Nothing")
+    assert 2 == outcome.code
+    assert "Nothing" in outcome.err
+    assert {"a", "b"} == names(tmp_path)
+
+
+def test_failed_part_leaves_the_folder_as_it_was(place: Path, tmp_path: Path) -> None:
+    """The set of before, or none: a part that is finished is not put in place alone."""
+    arguments = ("quantize", "-m", place / "t5", "-o", tmp_path / "out", "-q")
+    assert 3 == run_here(*arguments, "--min-sqnr", "200").code
+    assert not (tmp_path / "out").exists()
+    assert 0 == run_here(*arguments).code
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert 2 == run_here(*arguments).code  # it is there
+    assert 3 == run_here(*arguments, "--overwrite", "--min-sqnr", "200").code
+    assert before == {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+
+
+def test_folder_is_not_written_over_itself_or_a_file(place: Path, tmp_path: Path) -> None:
+    """Nor is a checkpoint taken for a build, or a part for one that is there."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    for arguments in (
+        ("-m", place / "t5", "-o", place / "t5", "--overwrite"),
+        ("-m", place / "t5", "-o", tmp_path / "file"),
+        ("-m", place / "bert-checkpoint", "-o", tmp_path / "out"),
+        ("-m", place / "t5", "-o", tmp_path / "out", "--submodel", "vision"),
+        ("-m", place / "t5" / "encoder.onnx", "-o", tmp_path / "out.onnx", "--submodel", "encoder"),
+        ("-m", place / "t5", "--sensitivity"),
+    ):
+        outcome = run_here("quantize", *arguments)
+        assert 2 == outcome.code, outcome.err
+    assert {"file"} == names(tmp_path)
+
+
+def test_check_looks_at_every_part(place: Path) -> None:
+    """Or at the one that is named."""
+    checked = answer("optimize", "-m", place / "t5", "--check", "--level", "full")
+    assert PARTS == list(checked["parts"])
+    one = answer("optimize", "-m", place / "t5", "--check", "--level", "full", "--submodel", "encoder")
+    assert one == checked["parts"]["encoder"]
+
+
+def test_inspect_shows_every_part(place: Path) -> None:
+    """Or the one that is named."""
+    inspected = answer("inspect", place / "t5")
+    assert PARTS == list(inspected["parts"])
+    assert inspected["parts"]["decoder"] == answer("inspect", place / "t5", "--submodel", "decoder")
+    assert inspected["parts"]["decoder"] == answer("inspect", place / "t5" / "decoder.onnx")
+    shown = run_here("inspect", place / "t5", "--module", "decoder.block.0").out.splitlines()
+    assert set(PARTS) & set(shown)
+
+
+def test_extract_cuts_modules_out_of_every_part(place: Path, tmp_path: Path) -> None:
+    """Each part into a folder of its own; a part without such a module has none."""
+    record = answer("extract", place / "t5", "--module", CROSS, "-o", tmp_path / "out", "-q")
+    assert PARTS == list(record["parts"])
+    assert all((tmp_path / "out" / part / "extract_manifest.json").is_file() for part in PARTS)
+    only = answer("extract", place / "t5", "--module", "encoder.block.0.layer.0", "-o", tmp_path / "only", "-q")
+    assert ["encoder"] == list(only["parts"])
+    one = answer("extract", place / "t5", "--submodel", "decoder", "--module", CROSS, "-o", tmp_path / "one", "-q")
+    assert {module["file"] for module in record["parts"]["decoder"]["modules"]} == {
+        module["file"] for module in one["modules"]
+    }
+    assert (tmp_path / "one" / "extract_manifest.json").is_file()
+
+
+def test_perf_measures_modules_of_every_part(place: Path) -> None:
+    """Those that have them; one graph by name, where an option is for one."""
+    measured = answer("perf", place / "t5", "--module", CROSS, *FEW_RUNS, "-q")
+    assert PARTS == list(measured["parts"])
+    only = answer("perf", place / "t5", "--module", "encoder.block.0.layer.0", *FEW_RUNS, "-q")
+    assert ["encoder"] == list(only["parts"])
+    one = answer("perf", place / "t5", "--submodel", "encoder", "--by-module", *FEW_RUNS, "-q")
+    assert one["by_module"] is not None
+    refused = run_here("perf", place / "t5", "--by-module", *FEW_RUNS)
+    assert 2 == refused.code
+    assert "--submodel" in refused.err

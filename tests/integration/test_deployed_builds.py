@@ -1,0 +1,151 @@
+"""What a build says is deployed runs in another folder, and nothing else of the build is needed for that."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from checkpoints import save_checkpoint
+from e2e.in_process import run_here
+from winml.modelkit.file_names import is_data_of
+from winml.modelkit.runtime.sessions import Session
+
+NET = """import torch
+
+
+def build():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3000, 3000), torch.nn.ReLU(), torch.nn.Linear(3000, 4))
+
+def example_inputs():
+    return torch.ones(2, 3000)
+"""
+"""36 MB of weights: the stage that optimizes keeps them in a file of their own."""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The export of such a model."""
+    folder = tmp_path_factory.mktemp("net")
+    (folder / "net.py").write_text(NET, encoding="utf-8")
+    outcome = run_here("export", "-m", f"{folder / 'net.py'}:build", "-o", folder / "net.onnx", "-q")
+    assert 0 == outcome.code, outcome.err
+    return folder / "net.onnx"
+
+
+def build(*arguments: str | Path) -> dict[str, Any]:
+    outcome = run_here("build", *arguments, "-q", "-f", "json")
+    assert 0 == outcome.code, outcome.err
+    record: dict[str, Any] = json.loads(outcome.out)
+    return record
+
+
+def statuses(record: dict[str, Any]) -> list[str]:
+    return [stage["status"] for stage in record["parts"][0]["stages"]]
+
+
+def answer(path: Path) -> Any:
+    (values,) = Session(path).run({"input": np.ones((2, 3000), np.float32)}).values()
+    return values
+
+
+def test_model_of_a_build_runs_alone(source: Path, tmp_path: Path) -> None:
+    """Copied by itself, beside a stage that keeps its weights outside; the second build makes nothing anew."""
+    record = build("-m", source, "-o", tmp_path / "out", "--level", "full")
+    assert any(is_data_of("optimized.onnx", name) for name in record["files"])
+    (tmp_path / "alone").mkdir()
+    alone = Path(shutil.copy(tmp_path / "out" / "model.onnx", tmp_path / "alone"))
+    assert np.allclose(answer(source), answer(alone), atol=1e-4)
+    assert (
+        [file["name"] for file in record["deploy"]]
+        == ["model.onnx"]
+        == [file["name"] for file in record["parts"][0]["model"]]
+    )
+    state = (tmp_path / "out" / "model.onnx").stat()
+    again = build("-m", source, "-o", tmp_path / "out", "--level", "full")
+    assert ["skipped", "reused", "skipped", "skipped"] == statuses(again)
+    assert (state.st_ino, state.st_mtime_ns) == (
+        (tmp_path / "out" / "model.onnx").stat().st_ino,
+        (tmp_path / "out" / "model.onnx").stat().st_mtime_ns,
+    )
+
+
+def test_model_that_is_too_large_for_one_file_names_data_of_its_own(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The summary tells of both with their sizes, and both are deployed."""
+    from winml.modelkit.graph.files import self_contained
+
+    monkeypatch.setitem(self_contained.place_self_contained.__kwdefaults__, "inline_limit_bytes", 1_000_000)
+    outcome = run_here("build", "-m", source, "-o", tmp_path / "out", "--level", "full")
+    assert 0 == outcome.code, outcome.err
+    manifest = json.loads((tmp_path / "out" / "build_manifest.json").read_bytes())
+    model, data = (file["name"] for file in manifest["deploy"])
+    assert is_data_of(model, data)
+    for line in ("model ", "deploy "):
+        (told,) = (words for words in outcome.out.splitlines() if words.startswith(line))
+        assert all(words in told for words in (model, data, "36.1 MB"))
+    for name in (model, data):
+        (tmp_path / "alone").mkdir(exist_ok=True)
+        shutil.copy(tmp_path / "out" / name, tmp_path / "alone")
+    assert np.allclose(answer(source), answer(tmp_path / "alone" / model), atol=1e-4)
+    onnx.checker.check_model(str(tmp_path / "alone" / model))
+
+
+def test_model_that_shares_the_data_of_its_stage_is_placed_anew(source: Path, tmp_path: Path) -> None:
+    """As builds of earlier versions left it; the stage is used again."""
+    out = tmp_path / "out"
+    build("-m", source, "-o", out, "--level", "full")
+    manifest = json.loads((out / "build_manifest.json").read_bytes())
+    (part,) = manifest["parts"]
+    shutil.copy(out / "optimized.onnx", out / "model.onnx")
+    files = part["stages"][1]["files"]
+    part["model"] = [{**files[0], "name": "model.onnx"}, *files[1:]]
+    (out / "build_manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    record = build("-m", source, "-o", out, "--level", "full")
+    assert "reused" == statuses(record)[1]
+    assert ["model.onnx"] == [file["name"] for file in record["parts"][0]["model"]]
+
+
+def test_folder_holds_only_what_is_deployed(tmp_path: Path) -> None:
+    """The models of all parts and the files of the checkpoint; the next build knows them for its own."""
+    checkpoint = save_checkpoint("t5", tmp_path / "t5")
+    out = tmp_path / "out"
+    command = ("-m", checkpoint, "-o", out, "--no-verify", "--layout", "optimum")
+    record = build(*command, "--deploy-only")
+    deployed = {file["name"] for file in record["deploy"]}
+    assert {"encoder_model.onnx", "decoder_model_merged.onnx", "config.json"} <= deployed
+    assert {*deployed, "build_manifest.json"} == {path.name for path in out.iterdir()} == {*record["files"]}
+    outcome = run_here("perf", out, "--iterations", "1", "--warmup", "0", "-q", "-f", "json")
+    assert {"encoder", "decoder"} == {*json.loads(outcome.out)["parts"]}
+    complete = build(*command)
+    assert {"run", "skipped"} == {*statuses(complete)}
+    assert deployed == {file["name"] for file in complete["deploy"]}
+    assert {"export_encoder.onnx", "winml_build_config.json"} <= {path.name for path in out.iterdir()}
+
+
+def test_deploy_only_is_refused_for_the_cache(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folders keep results for other builds."""
+    monkeypatch.setenv("WINML_CACHE", str(tmp_path / "cache"))
+    outcome = run_here("build", "-m", source, "--use-cache", "--deploy-only")
+    assert 2 == outcome.code
+    assert "-o FOLDER" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("options", "is_told"),
+    [((), True), (("--level", "none"), False), (("--no-optimize",), False), (("--level", "full"), False)],
+)
+def test_build_says_that_nothing_was_optimized_where_nobody_said_anything(
+    source: Path, tmp_path: Path, options: tuple[str, ...], is_told: bool
+) -> None:
+    """With the levels there are."""
+    outcome = run_here("build", "-m", source, "-o", tmp_path / "out", "--no-verify", *options)
+    notes = [line for line in outcome.out.splitlines() if "--level (optim.level" in line]
+    assert is_told == any(all(level in note for level in ("basic", "extended", "full")) for note in notes)
