@@ -81,9 +81,10 @@ def build_hf_model(
         VerificationError: a stage's result does not answer as its input does.
     """
     check_load_keywords(load, "build_hf_model")
-    with told_as(_python_words()):
+    given = given_build_config(config, listener, precision=precision)
+    with told_as(_python_words(given)):
         plan = plan_build(
-            given_build_config(config, listener, precision=precision),
+            given,
             ModelRequest(os.fspath(model) if isinstance(model, os.PathLike) else model, **load),
             verify=verify,
             with_companions=with_companions,
@@ -105,12 +106,9 @@ def build_onnx_model(
     request = ModelRequest(model=os.fspath(model))
     if Path(request.model).suffix.lower() != ".onnx":
         raise UsageError(f"{request.model}: does not end in .onnx", hint="build_hf_model builds PyTorch models.")
-    return _build_plan(
-        plan_build(given_build_config(config, listener, precision=precision), request, verify=verify),
-        output,
-        rebuild=rebuild,
-        listener=listener,
-    )
+    given = given_build_config(config, listener, precision=precision)
+    with told_as(_python_words(given)):
+        return _build_plan(plan_build(given, request, verify=verify), output, rebuild=rebuild, listener=listener)
 
 
 def build_in_cache(
@@ -205,9 +203,12 @@ def _build_plan(
     return run_build(plan, Path(output), rebuild=rebuild, listener=listener)
 
 
-def _python_words() -> dict[str, str]:
+def _python_words(config: WinMLBuildConfig) -> dict[str, str]:
     sections = {flag: f"export.{key}" for key, flag in COMMAND_OPTIONS.items()}
-    return {**PYTHON_WORDS, **sections, **{option.flag: option.name for option in declared_options()}}
+    place = {"--ep-options": "compile.ep_options", "--device": "compile.device"}
+    if config.export is None or config.export.ep is None:
+        place["--ep"] = "compile.ep"
+    return {**PYTHON_WORDS, **sections, **place, **{option.flag: option.name for option in declared_options()}}
 
 
 def _name_slug(name: str) -> str:

@@ -20,7 +20,7 @@ from winml.modelkit.compare.files import reference_answers, refuse_different, re
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compile.options import DEFAULT_MIN_SQNR_DB, CompileOptions
 from winml.modelkit.compile.pipeline import CompileResult, compile_graph
-from winml.modelkit.compile.providers import can_compile, choose_compiler, unreadable_reason
+from winml.modelkit.compile.providers import choose_compiler, unreadable_reason
 from winml.modelkit.errors import StageError, UsageError, VerificationError
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
 from winml.modelkit.graph.contexts import context_file_names, rename_context_files
@@ -131,7 +131,7 @@ def compilable_providers() -> tuple[CompilableProvider, ...]:
             package=provider.packages.get(sys.platform),
         )
         for short, provider in EXECUTION_PROVIDERS.items()
-        if can_compile(provider)
+        if provider.has_compiled_form
     )
 
 
