@@ -205,7 +205,7 @@ def _build_plan(
 
 def _python_words(config: WinMLBuildConfig) -> dict[str, str]:
     sections = {flag: f"export.{key}" for key, flag in COMMAND_OPTIONS.items()}
-    place = {"--ep-options": "compile.ep_options", "--device": "compile.device"}
+    place = {"--ep-options": "compile.ep_options", "--device": "compile.device", "--no-compile": "compile: null"}
     if config.export is None or config.export.ep is None:
         place["--ep"] = "compile.ep"
     return {**PYTHON_WORDS, **sections, **place, **{option.flag: option.name for option in declared_options()}}

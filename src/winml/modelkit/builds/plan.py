@@ -6,6 +6,7 @@ Plain data, decided before anything is loaded. Does not know how a stage works.
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.runtime.execution_providers import find_execution_provider, refuse_dynamic, short_name
 
 __all__ = [
+    "WITHOUT_COMPILATION",
     "BuildPlan",
     "idle_compilation",
     "is_onnx_path",
@@ -35,6 +37,9 @@ __all__ = [
     "refuse_sizes",
     "request_record",
 ]
+
+WITHOUT_COMPILATION = " --no-compile leaves the stage out."
+"""What can be done besides, where the last stage cannot."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +203,8 @@ def refuse_missing_compiler(plan: BuildPlan, given: Collection[str] = ()) -> Non
         try:
             choose_compiler(section.ep, section.device, section.ep_options or {})
         except UsageError as error:
-            error.hint += " --no-compile leaves the stage out."
+            if "--ep-options" not in given:  # which is of this stage alone
+                error.hint += WITHOUT_COMPILATION
             raise
         refuse_dynamic(section.ep, is_dynamic=plan.request.is_dynamic, allow_dynamic=False)
 
@@ -261,18 +267,20 @@ def _refuse_torch_options(request: ModelRequest) -> None:
                 f"{option} has no meaning for {request.model}, which is an ONNX file",
                 hint="Leave it out, or build from the PyTorch model.",
             )
-    for option, size in {"--shape-config": request.shape_config, "--batch-size": request.batch_size}.items():
-        if size is not None:
-            refuse_sizes(request.model, option)
+    if request.shape_config is not None:
+        refuse_sizes(request.model, "--shape-config", request.shape_config.model_dump_json(exclude_none=True))
+    if request.batch_size is not None:
+        refuse_sizes(request.model, "--batch-size", str(request.batch_size))
 
 
-def refuse_sizes(model: str, option: str) -> NoReturn:
+def refuse_sizes(model: str, option: str, value: str) -> NoReturn:
     """Refuse sizes for a build of an ONNX file, whose stages keep open dimensions open.
 
     Raises:
         UsageError: always.
     """
+    command = f"winml export -m {shlex.quote(model)} -o fixed.onnx {option} {shlex.quote(value)}"
     raise UsageError(
         f"{option}: a build keeps the sizes of an ONNX file, and {model} is one",
-        hint=f"Fix them first: winml export -m {model} -o fixed.onnx {option} …; then build fixed.onnx.",
+        hint=f"Fix them first: {command}; then build fixed.onnx.",
     )

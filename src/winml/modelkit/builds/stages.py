@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.layouts.layout import find_layout
-from winml.modelkit.builds.plan import BuildPlan, idle_compilation, request_record
+from winml.modelkit.builds.plan import WITHOUT_COMPILATION, BuildPlan, idle_compilation, request_record
 from winml.modelkit.builds.quantization import auto_words, idle_quantization, quantize_options
-from winml.modelkit.errors import told_as
+from winml.modelkit.errors import StageError, UsageError, told_as
 from winml.modelkit.evaluate.processors import processor_files
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import (
@@ -398,7 +398,11 @@ def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
     assert section is not None  # skipped otherwise
     assert task.source is not None  # an earlier stage ran, or the build starts from an ONNX file
     file_task = GraphFileTask(task.source, task.output, overwrite=True, verify=task.plan.verify, seed=seed)
-    result = compile_file(file_task, section)
+    try:
+        result = compile_file(file_task, section)
+    except (UsageError, StageError) as error:
+        error.hint += WITHOUT_COMPILATION
+        raise
     files = tuple(file.path for file in result.files)
     return (StageOutcome(files, result.normalizations, _compiled_words(result), notes=result.notes),)
 

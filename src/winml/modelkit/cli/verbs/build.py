@@ -149,7 +149,7 @@ def _plan_build(context: click.Context, options: dict[str, Any]) -> tuple[BuildP
     # Before its text is read: the names of an ONNX file are not the keys of a checkpoint.
     for option in ("shape_config", "batch_size"):
         if is_onnx_path(model) and options[option]:
-            refuse_sizes(model, f"--{option.replace('_', '-')}")
+            refuse_sizes(model, f"--{option.replace('_', '-')}", str(options[option]))
     sections_off = {section: f"--no-{name}" for name, section in SWITCHES.items() if options[name] is False}
     place = {
         option: f"compile.{key}"
