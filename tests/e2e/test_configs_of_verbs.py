@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from e2e.in_process import run_here
@@ -284,3 +285,70 @@ def test_export_of_a_file_names_what_means_nothing_there(
     """With sizes and without."""
     _refused("export", "-m", small_file, "-o", "s.onnx", *options, words=words)
     _refused("export", "-m", "missing.onnx", "-o", "s.onnx", words="missing.onnx: no such file")
+
+
+def _stages_of(*arguments: str | Path) -> dict[str, dict[str, Any]]:
+    built = run_here("build", *arguments, "-o", "out", "--rebuild", "-f", "json")
+    assert 0 == built.code, built.err
+    (part,) = json.loads(built.out)["parts"]
+    return {stage["name"]: stage for stage in part["stages"]}
+
+
+def test_provider_of_the_command_is_the_one_that_the_compile_section_names(here: Path, small_file: Path) -> None:
+    """Both compile the result, and tell the stages before what it is for; ``--no-compile`` leaves out one stage."""
+    asked = ("-m", small_file, "--level", "extended")
+    for ep, switch, status in (("cpu", (), "run"), ("qnn", ("--no-compile",), "skipped")):
+        for place in (("--ep", ep), ("-c", json.dumps({"compile": {"ep": ep}}))):
+            stages = _stages_of(*asked, *place, *switch)
+            assert ep == stages["optimize"]["origin"]["options"]["optim"]["ep"]
+            assert status == stages["compile"]["status"]
+
+
+def test_reason_to_compile_nothing_is_none_that_is_not_true(here: Path, small_file: Path) -> None:
+    """A provider was named: it has no form for a file, or another section is the one that names it."""
+    told = {
+        place: _stages_of("-m", small_file, *place)["compile"]["reason"]
+        for place in (
+            ("--ep", "dml"),
+            ("-c", '{"compile": {"ep": "dml"}}'),
+            ("-c", '{"optim": {"ep": "qnn"}}'),
+            ("--level", "basic"),
+        )
+    }
+    unnamed = [place for place, reason in told.items() if "no execution provider is named" in reason]
+    assert [("--level", "basic")] == unnamed
+    assert len(set(told.values())) == 3
+    _refused("build", "-m", small_file, "-o", "new", "--ep", "dml", "--compile", words="--ep dml: DmlExecutionProvider")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--ep-options", "soc_model=60"), "--ep-options: no execution provider is named"),
+        (("--ep", "cpu", "--ep-options", "soc_model"), "is not KEY=VALUE"),
+        (("--ep", "cpu", "--ep-options", "a=b"), "--ep-options a: CPUExecutionProvider has no options"),
+        (("-c", '{"compile": {"ep": "cpu", "ep_options": {"a": "b"}}}'), "compile.ep_options a: CPUExecutionProvider"),
+        (("--ep", "cpu", "--ep-options", "a=b", "--no-compile"), "--ep-options has no meaning with --no-compile"),
+        (("--ep", "vitisai"), "--ep vitisai: VitisAIExecutionProvider is not part of"),
+        (("-c", '{"compile": {"ep": "vitisai"}}'), "compile.ep vitisai: VitisAIExecutionProvider is not part of"),
+    ],
+)
+def test_options_of_the_provider_are_read_or_refused(
+    here: Path, small_file: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    """What was given is what is named."""
+    _refused("build", "-m", small_file, "-o", "out", *arguments, words=words)
+    assert not (here / "out").exists()
+
+
+def test_capability_that_does_nothing_for_the_provider_is_refused_before_the_export(
+    here: Path, small_bert: Path
+) -> None:
+    """By its key, with the key that helps; the build does it then."""
+    optim = {"gelu_fusion": True}
+    asked = ("build", "-m", small_bert, "-o", "out", "--ep", "qnn", "--no-compile", "--no-quant", "-c")
+    _refused(*asked, json.dumps({"optim": optim}), words="optim.opset 20")
+    assert not (here / "out").exists()
+    built = run_here(*asked, json.dumps({"optim": {**optim, "opset": 20}}))
+    assert 0 == built.code, built.err
+    assert "Gelu" in {node.op_type for node in onnx.load(here / "out" / "model.onnx").graph.node}

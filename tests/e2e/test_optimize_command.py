@@ -98,6 +98,7 @@ def test_list_shows_what_is_on_where(workplace: Workplace) -> None:
         (["-o", "out.onnx", "--enable-glu-fusion"], 2, "--enable-gelu-fusion"),
         (["-o", "out.onnx", "--ep", "qmn"], 2, "Did you mean 'qnn'"),
         (["-o", "out.onnx", "--ep", "qnn", "--enable-attention-fusion"], 2, "does not run the operators"),
+        (["-o", "out.onnx", "--ep", "qnn", "--enable-gelu-fusion"], 2, "--opset 20"),
         (["-o", "out.onnx", "--config", '{"optim": {"gelu_fuson": true}}'], 2, "did you mean 'gelu_fusion'"),
         (["-o", "model.onnx", "--level", "full", "--overwrite"], 2, "which must stay as it is"),
         (["-o", "out.txt", "--level", "full"], 2, "out.txt"),
@@ -113,6 +114,16 @@ def test_wrong_request_is_refused_and_writes_nothing(
     assert (code, "") == (outcome.code, outcome.out)
     assert words in outcome.err
     assert before == workplace.files()
+
+
+@pytest.mark.usefixtures("model")
+def test_fusion_for_an_npu_fires_at_the_opset_that_the_refusal_names(workplace: Workplace) -> None:
+    """All of the GELUs become operators of ONNX, none of ONNX Runtime."""
+    asked = ("-m", "model.onnx", "-o", "npu.onnx", "--ep", "qnn", "--enable-gelu-fusion", "--opset", "20")
+    outcome = workplace.winml("optimize", *asked)
+    assert 0 == outcome.code, outcome.err
+    nodes = onnx.load(workplace.folder / "npu.onnx").graph.node
+    assert 2 == sum(node.op_type == "Gelu" and not node.domain for node in nodes)
 
 
 @pytest.mark.usefixtures("model")

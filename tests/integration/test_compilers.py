@@ -87,6 +87,20 @@ def test_plug_in_compiles_for_its_npu_and_answers_as_the_source_does(model: Path
 
 
 @needs(QNN_PACKAGES)
+def test_build_for_an_npu_compiles_with_the_options_of_the_provider(model: Path, tmp_path: Path) -> None:
+    """As a config does that says the same, of which the command line wins."""
+    built = tmp_path / "built"
+    config = json.dumps({"compile": {"ep": "qnn", "ep_options": {"soc_model": "0"}}})
+    asked = ("build", "-m", model, "-o", built, "-c", config, "--ep-options", "soc_model=60")
+    code, record, err = winml(QNN_PACKAGES, *asked)
+    assert 0 == code, err
+    stages = {stage["name"]: stage for stage in record["parts"][0]["stages"]}
+    options = stages["compile"]["origin"]["options"]["compile"]
+    assert ("run", {"soc_model": "60"}) == (stages["compile"]["status"], options["ep_options"])
+    assert ["EPContext"] == [node.op_type for node in onnx.load(built / "model.onnx").graph.node]
+
+
+@needs(QNN_PACKAGES)
 def test_open_sizes_are_refused_by_a_provider_that_plans_its_memory(tmp_path: Path) -> None:
     """The message names the size and the command that fixes it."""
     ir.save(parse("m (float[N, 3] x) => (float[N, 3] y) { y = Relu (x) }"), tmp_path / "open.onnx")

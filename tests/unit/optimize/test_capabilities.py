@@ -13,6 +13,7 @@ import pytest
 
 from graphs import parse
 from unit.optimize.capability_graphs import CASES, CapabilityCase
+from winml.modelkit.errors import UsageError
 from winml.modelkit.hierarchy.coverage import measure_coverage
 from winml.modelkit.optimize.capabilities import CAPABILITIES
 from winml.modelkit.optimize.operator_counts import GraphCensus
@@ -102,3 +103,29 @@ def _marks_in_model(model: ir.Model) -> set[str]:
     census = GraphCensus.of(model)
     marks = {mark for entry in CAPABILITIES.values() for mark in entry.marks}
     return {*census.operators, *(mark for mark in marks if any(mark in name for name in census.names))}
+
+
+@pytest.mark.parametrize("ep", ["qnn", "cuda", "cpu"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.capability)
+def test_capability_enabled_by_name_for_a_provider_fires_or_is_refused(case: CapabilityCase, ep: str) -> None:
+    """Nothing that is asked for by name is dropped; the way out that the refusal names is one."""
+    asked = {case.capability: True, "ep": ep}
+    try:
+        assert optimize(_parse_case(case, case.graph), OptimizeOptions.model_validate(asked)).changed
+    except UsageError as error:
+        found = re.search(r"--opset (\d+)", error.hint)
+        assert (found is not None) == bool(CAPABILITIES[case.capability].transformers)
+        if found is not None:
+            options = OptimizeOptions.model_validate({**asked, "opset": int(found[1])})
+            assert 1 == optimize(_parse_case(case, case.graph), options).fired[case.capability]
+
+
+def test_opset_that_a_capability_needs_is_the_first_at_which_it_fires() -> None:
+    """One before, the provider is told to have no operator for it; of ONNX Runtime's it would have one."""
+    for case in CASES:
+        since = CAPABILITIES[case.capability].since_opset
+        if since:
+            for opset, fires in ((since - 1, False), (since, True)):
+                model = optimize(_parse_case(case, case.graph), OptimizeOptions(opset=opset)).model
+                only_onnx = OptimizeOptions.model_validate({"level": "basic", "ep": "qnn"})
+                assert fires == (1 == optimize(model, only_onnx).fired[case.capability])

@@ -85,9 +85,10 @@ def build_hf_model(
         VerificationError: a stage's result does not answer as its input does.
     """
     check_load_keywords(load, "build_hf_model")
-    with told_as(_python_words()):
+    given = given_build_config(config, listener, precision=precision)
+    with told_as(_python_words(given)):
         plan = plan_build(
-            given_build_config(config, listener, precision=precision),
+            given,
             ModelRequest(os.fspath(model) if isinstance(model, os.PathLike) else model, **load),
             verify=verify,
             with_companions=with_companions,
@@ -111,14 +112,10 @@ def build_onnx_model(
     request = ModelRequest(model=os.fspath(model))
     if Path(request.model).suffix.lower() != ".onnx":
         raise UsageError(f"{request.model}: does not end in .onnx", hint="build_hf_model builds PyTorch models.")
-    return _build_plan(
-        plan_build(
-            given_build_config(config, listener, precision=precision), request, verify=verify, deploy_only=deploy_only
-        ),
-        output,
-        rebuild=rebuild,
-        listener=listener,
-    )
+    given = given_build_config(config, listener, precision=precision)
+    with told_as(_python_words(given)):
+        plan = plan_build(given, request, verify=verify, deploy_only=deploy_only)
+        return _build_plan(plan, output, rebuild=rebuild, listener=listener)
 
 
 def build_in_cache(
@@ -219,9 +216,13 @@ def _build_plan(
     return run_build(plan, Path(output), rebuild=rebuild, listener=listener)
 
 
-def _python_words() -> dict[str, str]:
+def _python_words(config: WinMLBuildConfig) -> dict[str, str]:
     sections = {flag: f"export.{key}" for key, flag in COMMAND_OPTIONS.items()}
-    return {**PYTHON_WORDS, **_FOLDER_WORDS, **sections, **{option.flag: option.name for option in declared_options()}}
+    place = {"--ep-options": "compile.ep_options", "--device": "compile.device", "--no-compile": "compile: null"}
+    if config.export is None or config.export.ep is None:
+        place["--ep"] = "compile.ep"
+    declared = {option.flag: option.name for option in declared_options()}
+    return {**PYTHON_WORDS, **_FOLDER_WORDS, **sections, **place, **declared}
 
 
 def _name_slug(name: str) -> str:

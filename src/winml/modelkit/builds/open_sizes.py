@@ -71,13 +71,12 @@ def build_with_open_sizes(
     Raises:
         WinMLError: as :func:`~winml.modelkit.build_hf_model`; of the build with fixed sizes, where none is taken open.
     """
-    given = given_build_config(config, precision=precision)
-    export = given.export
+    plan = plan_build(given_build_config(config, precision=precision), request)
+    export = plan.config.export
     providers = [name for name in (ep, export and export.ep) if name]
     is_free = all(find_execution_provider(name).takes_dynamic for name in providers)
     if export is None or not is_free or export.model_fields_set & _SIZES:
-        return build_in_cache(plan_build(given, request))
-    plan = plan_build(given, request)
+        return build_in_cache(plan)
     note = cache_root() / "open_sizes" / f"{cache_key(plan, identify_plan(plan))}.json"
     return build_most_open(plan, build_in_cache, note)
 

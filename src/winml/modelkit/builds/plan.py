@@ -6,24 +6,40 @@ Plain data, decided before anything is loaded. Does not know how a stage works.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import shlex
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
+from winml.modelkit.builds.config import AUTO_PRECISION, WinMLBuildConfig, loader_section
 from winml.modelkit.builds.judged_models import refuse_missing_judges, refuse_unfit_limits
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.quantization import quantize_options
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError, told_as
+from winml.modelkit.export.config import DEFAULT_OPSETS, WinMLExportConfig
 from winml.modelkit.flows.quantize.calibration_files import refuse_missing_files
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import declared_options, is_given
 from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.optimize.options import CONFIG_WORDS, OptimizeOptions
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.runtime.execution_providers import refuse_dynamic
+from winml.modelkit.runtime.execution_providers import find_execution_provider, refuse_dynamic, short_name
 
-__all__ = ["BuildPlan", "is_onnx_path", "plan_build", "refuse_missing_compiler", "refuse_sizes", "request_record"]
+__all__ = [
+    "WITHOUT_COMPILATION",
+    "BuildPlan",
+    "idle_compilation",
+    "is_onnx_path",
+    "open_sizes_words",
+    "plan_build",
+    "refuse_missing_compiler",
+    "refuse_sizes",
+    "request_record",
+]
+
+WITHOUT_COMPILATION = " --no-compile leaves the stage out."
+"""What can be done besides, where the last stage cannot."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +101,10 @@ def plan_build(
             model needs.
     """
     sections_off = dict(switched_off or {})
+    config = _for_provider(config)
     config = config.model_copy(update={"loader": loader_section(request), **dict.fromkeys(sections_off)})
+    if config.optim is not None:
+        _refuse_optimization(config.optim, None if is_onnx_path(request.model) else config.export)
     if config.quant is not None:
         _refuse_quantization(quantize_options(config.quant))
     if config.eval is not None:
@@ -134,6 +153,47 @@ def plan_build(
     )
 
 
+def _for_provider(config: WinMLBuildConfig) -> WinMLBuildConfig:
+    """Return a config in which every stage knows the provider that ``compile.ep`` names, where it names none itself.
+
+    Raises:
+        UsageError: there is no such provider.
+    """
+    section, export, optim, quant = config.compile, config.export, config.optim, config.quant
+    if section is None or section.ep is None:
+        return config
+    provider = short_name(find_execution_provider(section.ep).name)
+    changed: dict[str, Any] = {}
+    if export is not None and export.ep is None:
+        changed["export"] = export.model_copy(update={"ep": provider})
+    if optim is not None and optim.ep is None:
+        changed["optim"] = optim.model_copy(update={"ep": provider})
+    # Of a quantization, the place decides what ``auto`` stands for, and nothing else.
+    if quant is not None and quant.precision == AUTO_PRECISION and quant.ep is None and quant.device is None:
+        changed["quant"] = quant.model_copy(update={"ep": provider, "device": section.device})
+    return config.model_copy(update=changed)
+
+
+def _refuse_optimization(options: OptimizeOptions, export: WinMLExportConfig | None) -> None:
+    """Refuse capabilities that can do nothing for the provider, before the export that they would follow.
+
+    Args:
+        options: What the optimizer is asked for.
+        export: What says the opset of the graph; None where it is a file's.
+
+    Raises:
+        UsageError: names them by their keys.
+    """
+    opset = options.opset
+    if opset is None and export is not None:
+        # Which exporter makes the graph shows later.
+        opset = export.opset_version or max(DEFAULT_OPSETS.values())
+    with told_as(CONFIG_WORDS):
+        list(options.enabled())
+        if opset is not None:
+            options.refuse_older_opset(opset)
+
+
 def _refuse_quantization(options: QuantizeOptions) -> None:
     """Refuse what no quantization could be done with, before the export that it would follow.
 
@@ -144,25 +204,57 @@ def _refuse_quantization(options: QuantizeOptions) -> None:
     refuse_missing_files(options)
 
 
-def refuse_missing_compiler(plan: BuildPlan) -> None:
+def refuse_missing_compiler(plan: BuildPlan, given: Collection[str] = ()) -> None:
     """Refuse a build whose last stage cannot run here, before the export that it would follow.
+
+    Args:
+        plan: The build.
+        given: Options of the command that were given, for messages; else keys of the config are named.
 
     Raises:
         UsageError: its execution provider is not installed or compiles nothing, or needs fixed sizes.
         StageError: it is a plug-in that the installed ONNX Runtime does not load.
     """
     section = plan.config.compile
-    if section is None or section.ep is None:
+    if section is None or section.ep is None or idle_compilation(plan.config):
         return
     from winml.modelkit.compile.providers import choose_compiler
 
-    with told_as({"--ep": "compile.ep", "--device": "compile.device", "--ep-options": "compile.ep_options"}):
+    keys = {"--ep": "compile.ep", "--device": "compile.device", "--ep-options": "compile.ep_options"}
+    with told_as({option: key for option, key in keys.items() if option not in given} | open_sizes_words(plan.config)):
         try:
             choose_compiler(section.ep, section.device, section.ep_options or {})
         except UsageError as error:
-            error.hint += " --no-compile leaves the stage out."
+            if "--ep-options" not in given:  # which is of this stage alone
+                error.hint += WITHOUT_COMPILATION
             raise
-    refuse_dynamic(section.ep, is_dynamic=plan.request.is_dynamic, allow_dynamic=False)
+        refuse_dynamic(section.ep, is_dynamic=plan.request.is_dynamic, allow_dynamic=False)
+
+
+def idle_compilation(config: WinMLBuildConfig) -> str:
+    """Return why a build with this config compiles nothing, or an empty string where it does."""
+    section = config.compile
+    if section is None:
+        return ""
+    if section.ep is None:
+        others = [stage.ep for stage in (config.export, config.optim, config.quant) if stage is not None and stage.ep]
+        if others:
+            return f"compile.ep does not name {others[0]}, which other sections name"
+        return "no execution provider is named (compile.ep)"
+    provider = find_execution_provider(section.ep)
+    # How it is to be compiled is said of no provider that a result is merely for.
+    is_merely_for = not section.model_dump(exclude_none=True, exclude={"ep", "device"})
+    if is_merely_for and not provider.has_compiled_form:
+        return f"{provider.name} compiles when a session opens, and has no form for a file"
+    return ""
+
+
+def open_sizes_words(config: WinMLBuildConfig) -> Mapping[str, str]:
+    """Return how messages have to name the option that leaves sizes open: what is compiled may need fixed ones."""
+    section = config.compile
+    if section is None or section.ep is None or find_execution_provider(section.ep).takes_dynamic:
+        return {}
+    return {"--allow-dynamic": "--no-compile --allow-dynamic"}
 
 
 def request_record(request: ModelRequest) -> dict[str, Any]:
@@ -197,18 +289,20 @@ def _refuse_torch_options(request: ModelRequest) -> None:
                 f"{option} has no meaning for {request.model}, which is an ONNX file",
                 hint="Leave it out, or build from the PyTorch model.",
             )
-    for option, size in {"--shape-config": request.shape_config, "--batch-size": request.batch_size}.items():
-        if size is not None:
-            refuse_sizes(request.model, option)
+    if request.shape_config is not None:
+        refuse_sizes(request.model, "--shape-config", request.shape_config.model_dump_json(exclude_none=True))
+    if request.batch_size is not None:
+        refuse_sizes(request.model, "--batch-size", str(request.batch_size))
 
 
-def refuse_sizes(model: str, option: str) -> NoReturn:
+def refuse_sizes(model: str, option: str, value: str) -> NoReturn:
     """Refuse sizes for a build of an ONNX file, whose stages keep open dimensions open.
 
     Raises:
         UsageError: always.
     """
+    command = f"winml export -m {shlex.quote(model)} -o fixed.onnx {option} {shlex.quote(value)}"
     raise UsageError(
         f"{option}: a build keeps the sizes of an ONNX file, and {model} is one",
-        hint=f"Fix them first: winml export -m {model} -o fixed.onnx {option} …; then build fixed.onnx.",
+        hint=f"Fix them first: {command}; then build fixed.onnx.",
     )

@@ -17,9 +17,10 @@ from winml.modelkit.builds.cache import library_versions
 from winml.modelkit.builds.file_records import FileRecords
 from winml.modelkit.builds.folder import BuildFolder
 from winml.modelkit.builds.identity import ModelIdentity
-from winml.modelkit.builds.plan import BuildPlan
+from winml.modelkit.builds.plan import BuildPlan, open_sizes_words
 from winml.modelkit.builds.stage_store import StageStore
 from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, names_of
+from winml.modelkit.errors import told_as
 from winml.modelkit.file_names import ONLY_PART, SIDECAR_SUFFIX, part_path
 from winml.modelkit.graph.files.graph_reading import graph_of
 from winml.modelkit.graph.files.reading import read_structure
@@ -192,7 +193,8 @@ class StageRunner:
         started = time.perf_counter()
         with PeakMemory() as memory:
             source = None if part is None else part.current
-            outcomes = stage.work(StageTask(job.plan, source, output, job.on_step, self._claim_parts))
+            with told_as(open_sizes_words(job.plan.config)):
+                outcomes = stage.work(StageTask(job.plan, source, output, job.on_step, self._claim_parts))
         seconds = time.perf_counter() - started
         origin = self._origin_of(stage, part)
         if part is None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.layouts.layout import find_layout
-from winml.modelkit.builds.plan import BuildPlan, request_record
+from winml.modelkit.builds.plan import WITHOUT_COMPILATION, BuildPlan, idle_compilation, request_record
 from winml.modelkit.builds.quantization import auto_words, idle_quantization, quantize_options
+from winml.modelkit.errors import StageError, UsageError, told_as
 from winml.modelkit.evaluate.processors import processor_files
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import (
@@ -238,6 +239,7 @@ def _optimize_options(plan: BuildPlan) -> dict[str, Any]:
 def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, CopyRules, GraphFileTask
     from winml.modelkit.flows.optimize import optimize_file
+    from winml.modelkit.optimize.options import CONFIG_WORDS
 
     section = task.plan.config.optim
     assert section is not None  # skipped otherwise
@@ -246,19 +248,18 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     # Files of this build may share data and name each other; the user's file must stay free to be changed.
     is_ours = task.source != task.plan.onnx_path
     skips = task.plan.skip_pre_normalization
-    result = optimize_file(
-        GraphFileTask(
-            task.source,
-            task.output,
-            overwrite=True,
-            verify=task.plan.verify,
-            seed=task.plan.request.seed,
-            skip_normalization=skips and options.is_empty,
-            external_from_bytes=EXTERNAL_BYTES,
-            copying=CopyRules(share_data=is_ours, may_link=is_ours, of_any_form=skips),
-        ),
-        options,
+    file_task = GraphFileTask(
+        task.source,
+        task.output,
+        overwrite=True,
+        verify=task.plan.verify,
+        seed=task.plan.request.seed,
+        skip_normalization=skips and options.is_empty,
+        external_from_bytes=EXTERNAL_BYTES,
+        copying=CopyRules(share_data=is_ours, may_link=is_ours, of_any_form=skips),
     )
+    with told_as(CONFIG_WORDS):
+        result = optimize_file(file_task, options)
     if result.is_copy:
         return (_copied_by_reference(result),)
     ignored = (_IGNORED_SKIP,) if skips else ()
@@ -389,10 +390,6 @@ def _compile_options(plan: BuildPlan) -> dict[str, Any]:
     return {"compile": section.model_dump(mode="json", exclude_none=True), "verify": plan.verify, "made_by": made_by}
 
 
-def _idle_compilation(config: WinMLBuildConfig) -> str:
-    return "" if config.compile is None or config.compile.ep else "no execution provider is named (compile.ep)"
-
-
 def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.flows.compile import compile_file
     from winml.modelkit.flows.graph_file import GraphFileTask
@@ -401,7 +398,11 @@ def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
     assert section is not None  # skipped otherwise
     assert task.source is not None  # an earlier stage ran, or the build starts from an ONNX file
     file_task = GraphFileTask(task.source, task.output, overwrite=True, verify=task.plan.verify, seed=seed)
-    result = compile_file(file_task, section)
+    try:
+        result = compile_file(file_task, section)
+    except (UsageError, StageError) as error:
+        error.hint += WITHOUT_COMPILATION
+        raise
     files = tuple(file.path for file in result.files)
     return (StageOutcome(files, result.normalizations, _compiled_words(result), notes=result.notes),)
 
@@ -452,7 +453,7 @@ STAGES: tuple[Stage, ...] = (
         libraries=_GRAPH_LIBRARIES,
         options=_compile_options,
         work=_run_compile,
-        idle=_idle_compilation,
+        idle=idle_compilation,
     ),
 )
 

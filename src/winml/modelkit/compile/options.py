@@ -21,7 +21,8 @@ class CompileOptions(Options):
     """What a graph is compiled for."""
 
     ep: Annotated[str, pydantic.Field(min_length=1)] | None = None
-    """Execution provider that compiles it, such as `qnn`. Null: a build does not compile."""
+    """Execution provider that compiles it, such as `qnn`; sections of a build config that name none are for it, too.
+    Null: a build does not compile."""
     device: Device | None = None
     """Kind of device. Null: the provider's default."""
     ep_options: Mapping[str, str] | None = None

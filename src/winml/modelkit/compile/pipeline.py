@@ -7,7 +7,7 @@ as ONNX Runtime runs it. Either way every node keeps its module, and an ``EPCont
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,19 +23,20 @@ from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.contexts import context_nodes, is_context, refuse_compiled
 from winml.modelkit.graph.files.foreign_reading import load_foreign
 from winml.modelkit.graph.foreign_metadata import restore_description
-from winml.modelkit.graph.pinning import open_dimensions
+from winml.modelkit.graph.pinning import open_dimensions, stated_sums
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.metadata_keys import COMPILE_KEY, MODULES_KEY
+from winml.modelkit.runtime.default_sizes import fixing_command
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.offline_optimization import rewrite_file
 from winml.modelkit.runtime.processor import instruction_sets
 from winml.modelkit.runtime.provider_versions import provider_version
 from winml.modelkit.runtime.sessions import onnxruntime_version
 
-__all__ = ["CompileResult", "CompiledPart", "OutsideNode", "compile_graph"]
+__all__ = ["UNNAMED_FILE", "CompileResult", "CompiledPart", "OutsideNode", "compile_graph"]
 
 _SENT, _RETURNED = "sent.onnx", "returned.onnx"
 
@@ -81,6 +82,10 @@ class CompileResult(StageResult):
     """Beside compiled parts, the nodes that stayed; empty for the CPU provider."""
     record: Mapping[str, Any]
     """What the file says of it (``winml.compile``)."""
+
+
+UNNAMED_FILE = "MODEL.onnx"
+"""What messages call the file of the graph, whose path is not known here."""
 
 
 def compile_graph(model: ir.Model, options: CompileOptions, chosen: ChosenProvider, folder: Path) -> CompileResult:
@@ -130,9 +135,15 @@ def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider) -> None:
         name, where = next(iter(places.items()))
         raise UsageError(
             f"{chosen.provider.name} needs fixed sizes, and {name} is open in {', '.join(where)}",
-            hint="Fix the sizes first: winml export -m MODEL.onnx -o fixed.onnx --shape-config "
-            f"'{{\"{name}\": 1}}'; then compile fixed.onnx.",
+            hint=f"Fix the sizes first: {fixing_command(UNNAMED_FILE, _independent(model, places))}; then compile "
+            "fixed.onnx.",
         )
+
+
+def _independent(model: ir.Model, names: Iterable[str]) -> list[str]:
+    """Return the names of sizes that are no sums of others."""
+    sums = stated_sums(model)
+    return [name for name in names if name not in sums]
 
 
 def _compiled_part(node: ir.Node) -> CompiledPart:

@@ -12,10 +12,9 @@ import onnxruntime as ort
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.runtime.devices import ChosenProvider, choose_provider
-from winml.modelkit.runtime.execution_providers import Device, ExecutionProvider
-from winml.modelkit.runtime.sessions import CPU
+from winml.modelkit.runtime.execution_providers import Device, refuse_uncompilable
 
-__all__ = ["can_compile", "choose_compiler", "unreadable_reason"]
+__all__ = ["choose_compiler", "unreadable_reason"]
 
 
 def choose_compiler(ep: str | None, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
@@ -35,24 +34,14 @@ def choose_compiler(ep: str | None, device: Device | None, options: Mapping[str,
             "no execution provider is named to compile for",
             hint="Give one with --ep; winml compile --list shows which there are.",
         )
+    refuse_uncompilable(ep)
     chosen = choose_provider(ep, device, options)
-    if not can_compile(chosen.provider):
-        raise UsageError(
-            f"--ep {ep}: {chosen.provider.name} has no form for a file of what it compiled",
-            hint="Run the file as it is: the provider compiles it when a session opens. winml compile --list shows "
-            "those that have one.",
-        )
     if chosen.provider.compiles and not hasattr(ort, "ModelCompiler"):
         raise UsageError(
             f"--ep {ep}: ONNX Runtime {ort.__version__} cannot write what a provider compiled",
             hint="Update it: ModelCompiler came with version 1.23.",
         )
     return chosen
-
-
-def can_compile(provider: ExecutionProvider) -> bool:
-    """Say whether a provider has a form for a file of what it compiled."""
-    return provider.compiles or provider.name in CPU
 
 
 def unreadable_reason(chosen: ChosenProvider) -> str:

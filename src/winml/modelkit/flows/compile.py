@@ -19,9 +19,9 @@ from winml.modelkit.compare.fidelity import FidelityInfo, measure_fidelity
 from winml.modelkit.compare.files import reference_answers, refuse_different, refuse_little_left
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compile.options import DEFAULT_MIN_SQNR_DB, CompileOptions
-from winml.modelkit.compile.pipeline import CompileResult, compile_graph
-from winml.modelkit.compile.providers import can_compile, choose_compiler, unreadable_reason
-from winml.modelkit.errors import StageError, UsageError, VerificationError
+from winml.modelkit.compile.pipeline import UNNAMED_FILE, CompileResult, compile_graph
+from winml.modelkit.compile.providers import choose_compiler, unreadable_reason
+from winml.modelkit.errors import StageError, UsageError, VerificationError, told_as
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
 from winml.modelkit.graph.contexts import context_file_names, rename_context_files
 from winml.modelkit.graph.files.output_files import write_error
@@ -96,7 +96,7 @@ def compile_file(
     task.refuse_early()
     chosen = choose_compiler(options.ep, options.device, options.ep_options or {})
     try:
-        with temporary_folder(beside=task.output) as folder:
+        with temporary_folder(beside=task.output) as folder, told_as({UNNAMED_FILE: str(task.source)}):
             done = transform_file(task, _Compiling(options, chosen, sizes or {}, folder), on_step)
     except OSError as error:
         raise write_error(task.output, error) from error
@@ -131,7 +131,7 @@ def compilable_providers() -> tuple[CompilableProvider, ...]:
             package=provider.packages.get(sys.platform),
         )
         for short, provider in EXECUTION_PROVIDERS.items()
-        if can_compile(provider)
+        if provider.has_compiled_form
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -82,6 +83,11 @@ class ModelRequest(LoadOptions):
                 hint="Give a checkpoint folder, a Hub id or file.py:factory.",
             )
         object.__setattr__(self, "model", os.fsdecode(self.model))
+
+    @property
+    def given_sizes(self) -> Mapping[str, int]:
+        """Sizes that ``shape_config`` sets to a number, by its keys."""
+        return {} if self.shape_config is None else self.shape_config.given()
 
     @property
     def is_dynamic(self) -> bool:

@@ -57,6 +57,9 @@ class Capability:
     engine: Engine
     transformers: tuple[str, ...] = ()
     """ONNX Runtime's graph transformers and rewrite rules that do it with operators of ONNX itself."""
+    since_opset: int = 0
+    """Version of ONNX's operators from which on ``transformers`` fire: they make an operator that came with it. 0: any.
+    Specified by ONNX."""
     contrib_transformers: tuple[str, ...] = ()
     """Those that make operators of ONNX Runtime; only from level ``extended`` on, or when enabled by name."""
     providers: tuple[str, ...] = ()
@@ -157,12 +160,13 @@ _ENTRIES = (
     ),
     Capability(
         "gelu_fusion", "replace the operators of a GELU by one", "basic", _ORT,
-        transformers=("GeluFusionL1",), contrib_transformers=("GeluFusionL2",), providers=_CPU_CUDA_DML, makes=_GELUS,
+        transformers=("GeluFusionL1",), since_opset=20, contrib_transformers=("GeluFusionL2",),
+        providers=_CPU_CUDA_DML, makes=_GELUS,
     ),
     Capability(
         "layer_norm_fusion", "replace the operators of a layer normalization by one", "basic", _ORT,
-        transformers=("LayerNormFusionL1",), contrib_transformers=("LayerNormFusionL2",), providers=_CPU_CUDA_DML,
-        makes=_LAYER_NORMS,
+        transformers=("LayerNormFusionL1",), since_opset=17, contrib_transformers=("LayerNormFusionL2",),
+        providers=_CPU_CUDA_DML, makes=_LAYER_NORMS,
     ),
     # Operators of ONNX Runtime.
     Capability(

@@ -6,7 +6,7 @@ heavy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import pydantic
@@ -23,7 +23,13 @@ from winml.modelkit.optimize.capabilities import (
 from winml.modelkit.options import Options
 from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
 
-__all__ = ["OptimizeOptions"]
+__all__ = ["CONFIG_WORDS", "OptimizeOptions"]
+
+CONFIG_WORDS: Mapping[str, str] = {
+    **{f"--enable-{entry.flag}": f"optim.{entry.name}" for entry in CAPABILITIES.values()},
+    "--opset": "optim.opset",
+}
+"""Option of ``winml optimize``, as messages name it → the key of a build config that says the same."""
 
 SelectorText = Annotated[str, pydantic.Field(min_length=1)]
 
@@ -98,6 +104,33 @@ class OptimizeOptions(_Flags):
                 f"{flag} limits what is done, and nothing is", hint="Give a --level, or enable a capability by name."
             )
 
+    def refuse_older_opset(self, opset: int) -> None:
+        """Refuse capabilities that are enabled by name and can make nothing in a graph.
+
+        Where the execution provider lacks the operators of ONNX Runtime, only those of ONNX are left, some of which
+        came late.
+
+        Args:
+            opset: Version of ONNX's operators in the graph, once it is converted.
+
+        Raises:
+            UsageError: names the capabilities, and the version that they need.
+        """
+        idle = [
+            entry
+            for entry in CAPABILITIES.values()
+            if self._flag_of(entry) and not self._suits_provider(entry) and entry.since_opset > opset
+        ]
+        if not idle:
+            return
+        needed = max(entry.since_opset for entry in idle)
+        raise UsageError(
+            f"{', '.join(f'--enable-{entry.flag}' for entry in idle)}: execution provider {self.ep} runs no operator "
+            f"of opset {opset} that it would make",
+            hint=f"ONNX has one from opset {needed} on: --opset {needed} converts the graph first. Or leave it out, or "
+            "choose another provider.",
+        )
+
     def with_decoder_fusions(self) -> OptimizeOptions:
         """Return the options with what fuses a decoder with a cache on.
 
@@ -125,7 +158,7 @@ class OptimizeOptions(_Flags):
         if flag and not self._suits_provider(capability) and not capability.transformers:
             raise UsageError(
                 f"--enable-{capability.flag}: execution provider {self.ep} does not run the operators it makes",
-                hint=f"It suits {', '.join(capability.providers)}; leave it out, or choose another --ep.",
+                hint=f"It suits {', '.join(capability.providers)}; leave it out, or choose another provider.",
             )
         return flag
 

@@ -69,10 +69,14 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
         The optimized model, which capabilities fired and how often, and its coverage.
 
     Raises:
-        UsageError: a capability was enabled by name that the execution provider has no operators for.
+        UsageError: a capability was enabled by name that the execution provider has no operators for, or none at the
+            opset of the graph.
         OptimizeError: an engine failed, or tags were lost.
     """
     enabled = list(options.enabled())
+    opset = options.opset or model.opset_imports.get("")
+    if opset is not None:
+        options.refuse_older_opset(opset)
     if options.is_empty:
         return OptimizeResult(
             model, changed=False, notes=_provider_notes(model, options), coverage=measure_coverage(model)

@@ -1,12 +1,16 @@
 """Which size does a dimension get when neither the user nor the model says one?
 
 The one table of default sizes: ``load/`` takes them for the inputs of a model, ``runtime/`` for open dimensions of any
-ONNX graph. Plain numbers; imports nothing.
+ONNX graph. Plain numbers; imports nothing heavy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+
+from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES
 
 __all__ = [
     "AUDIO_FRAMES",
@@ -21,6 +25,7 @@ __all__ = [
     "TOKENS",
     "USUAL_MEL_BINS",
     "VIDEO_FRAMES",
+    "fixing_command",
 ]
 
 BATCH = 1
@@ -69,3 +74,14 @@ DEFAULT_SIZES: Mapping[str, int] = {
     "samples": SAMPLING_RATE_HZ,
 }
 """Conventional name of an open dimension → the size a graph is run with where nobody gave one."""
+
+
+def fixing_command(model: str, open_names: Iterable[str]) -> str:
+    """Return the command that fixes the open dimensions of a file, at sizes of an example; for messages.
+
+    Args:
+        model: The file, as the user calls it.
+        open_names: Its open dimensions, without those that are sums of others.
+    """
+    sizes = {name: DEFAULT_SIZES.get(CONVENTIONAL_NAMES.get(name, name), 1) for name in open_names}
+    return f"winml export -m {shlex.quote(model)} -o fixed.onnx --shape-config '{json.dumps(sizes)}'"

@@ -85,7 +85,7 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
     if options and not provider.has_options:
         raise UsageError(
             f"--ep-options {next(iter(options))}: {provider.name} has no options",
-            hint="--threads sets the number of threads.",
+            hint="Leave --ep-options out; winml perf takes the number of threads with --threads.",
         )
     is_plug_in = provider.name in installed_plug_ins()
     # A plug-in does not know which of its devices is the default.

@@ -19,6 +19,7 @@ __all__ = [
     "ExecutionProvider",
     "find_execution_provider",
     "refuse_dynamic",
+    "refuse_uncompilable",
     "short_name",
 ]
 
@@ -51,6 +52,11 @@ class ExecutionProvider:
     """Kinds of processors that it simulates on x86-64 where they are absent; specified by its documentation."""
     compiles: bool = False
     """Whether it writes what it compiled into a file (``EPContext``); specified by its documentation."""
+
+    @property
+    def has_compiled_form(self) -> bool:
+        """Whether there is a form for a file of what it compiled; of the CPU provider it is the optimized graph."""
+        return self.compiles or self.name == "CPUExecutionProvider"
 
     def is_beside(self, package: str) -> bool:
         """Say whether a package of it is the plug-in, and stands beside ONNX Runtime; any other one contains it."""
@@ -172,4 +178,19 @@ def refuse_dynamic(ep: str | None, *, is_dynamic: bool, allow_dynamic: bool) -> 
         raise UsageError(
             f"--ep {ep}: {provider.name} needs fixed sizes, and dimensions are to be left open",
             hint="Leave the dynamic options out, or add --allow-dynamic and fix the sizes later.",
+        )
+
+
+def refuse_uncompilable(ep: str) -> None:
+    """Refuse to compile for a provider that has no form for a file of what it compiled.
+
+    Raises:
+        UsageError: the provider is unknown, or has none.
+    """
+    provider = find_execution_provider(ep)
+    if not provider.has_compiled_form:
+        raise UsageError(
+            f"--ep {ep}: {provider.name} has no form for a file of what it compiled",
+            hint="Run the file as it is: the provider compiles it when a session opens. winml compile --list shows "
+            "those that have one.",
         )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.errors import MeasureError, StageError, UsageError
 from winml.modelkit.runtime.decoder_inputs import DecoderRun, decoder_feeds
+from winml.modelkit.runtime.default_sizes import fixing_command
 from winml.modelkit.runtime.devices import ChosenProvider, choose_provider
 from winml.modelkit.runtime.execution_providers import Device
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, load_feeds, settle_sizes
@@ -256,11 +257,12 @@ def refuse_dynamic_inputs(provider: ChosenProvider, inputs: tuple[GraphInput, ..
     Raises:
         UsageError: it does.
     """
-    is_dynamic = any(not isinstance(size, int) for item in inputs for size in item.shape)
-    if is_dynamic and not provider.provider.takes_dynamic:
+    names = dict.fromkeys(size for item in inputs for size in item.keys if isinstance(size, str))
+    sums = {name for item in inputs for name in item.sums}
+    if names and not provider.provider.takes_dynamic:
         raise UsageError(
             f"--ep {options.ep}: {provider.provider.name} needs fixed sizes, and {options.shown} leaves some open",
-            hint=f"Fix them first: winml export -m {options.shown} -o fixed.onnx --shape-config JSON",
+            hint=f"Fix them first: {fixing_command(options.shown, [name for name in names if name not in sums])}",
         )
 
 

@@ -20,6 +20,7 @@ from winml.modelkit.cli._build_configs import (
 from winml.modelkit.cli._endings import Interrupted
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._exit_codes import NEGATIVE_ANSWER
+from winml.modelkit.cli._measuring import parse_ep_options
 from winml.modelkit.cli._options import (
     NonEmptyPath,
     dynamic_options,
@@ -38,7 +39,7 @@ from winml.modelkit.optimize.capabilities import LEVELS
 from winml.modelkit.quantize.precisions import PRECISIONS
 
 if TYPE_CHECKING:
-    from winml.modelkit.builds.config import WinMLBuildConfig
+    from winml.modelkit.builds.config import CompileSection, WinMLBuildConfig
     from winml.modelkit.builds.plan import BuildPlan
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.results.build_result import BuildResult
@@ -49,13 +50,17 @@ EPILOG = """\b
 Examples:
   winml build -m sentence-transformers/all-MiniLM-L6-v2 -o built --level basic
   winml config -m ./checkpoint -o config.json && winml build -c config.json -o built
-  winml build -m model.onnx -o built --level extended --ep cpu
+  winml build -m model.onnx -o built --level extended --ep dml
+  winml build -m ./checkpoint -o built --ep qnn --ep-options soc_model=60
   winml build -m ./checkpoint -o built --precision int8 --exclude BertPooler
   winml build -m ./checkpoint --use-cache --format json
 """
 
 SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
 """Option that leaves a stage out → section of the config."""
+
+_PLACE = {"--ep": "ep", "--ep-options": "ep_options"}
+"""Option that says where the model is to run → key of the section ``compile`` that says the same."""
 
 
 @click.command(name="build", cls=WinMLCommand, epilog=EPILOG)
@@ -72,7 +77,7 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
 @click.option(
     "--compile/--no-compile",
     default=None,
-    help="Compile the result for --ep, or not.  [default: where the config names a provider in its compile section]",
+    help="Compile the result, or not.  [default: where --ep or compile.ep of the config names a provider]",
 )
 @click.option("--level", type=click.Choice(LEVELS), help="How much the optimizer does; winml optimize --list.")
 @quantization_options([*PRECISIONS, "auto"], unset="as the model has them", auto="; auto: by the device in the config")
@@ -86,7 +91,10 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
     is_flag=True,
     help="Leave in the folder only what is deployed: the model, and the files its readers look for beside it.",
 )
-@click.option("--ep", metavar="NAME", help="Execution provider the model is for, such as qnn.")
+@click.option(
+    "--ep", metavar="NAME", help="Execution provider the model is for, and compiled for where it compiles, such as qnn."
+)
+@click.option("--ep-options", multiple=True, metavar="KEY=VALUE", help="Option of the provider; repeatable.")
 @click.option(
     "--dynamo/--no-dynamo",
     default=None,
@@ -146,9 +154,14 @@ def _plan_build(context: click.Context, options: dict[str, Any]) -> tuple[BuildP
     # Before its text is read: the names of an ONNX file are not the keys of a checkpoint.
     for option in ("shape_config", "batch_size"):
         if is_onnx_path(model) and options[option]:
-            refuse_sizes(model, f"--{option.replace('_', '-')}")
+            refuse_sizes(model, f"--{option.replace('_', '-')}", str(options[option]))
     sections_off = {section: f"--no-{name}" for name, section in SWITCHES.items() if options[name] is False}
-    words = {**given.words, **told_sections(config.export, options, "export.{}")}
+    place = {
+        option: f"compile.{key}"
+        for option, key in _PLACE.items()
+        if not options[key] and config.compile is not None and getattr(config.compile, key)
+    }
+    words = {**given.words, **place, **told_sections(config.export, options, "export.{}")}
     with told_as(words):
         plan = plan_build(
             _with_flags(config, options, sections_off),
@@ -180,17 +193,17 @@ def _with_flags(
         sections["optim"]["level"] = options["level"]
     if options["ep"] is not None:
         provider = short_name(find_execution_provider(options["ep"]).name)
-        for name, given in sections.items():
-            # A file for a provider is not yet one that it compiled: that takes the provider itself.
-            if name != "compile" or options["compile"]:
-                given["ep"] = provider
-    if options["compile"]:
-        _refuse_unnamed_compiler(config, options)
+        for given in sections.values():
+            given["ep"] = provider
+    if options["ep_options"]:
+        sections["compile"]["ep_options"] = parse_ep_options(options["ep_options"])
     if options["dynamo"] is not None:
         sections["export"]["exporter"] = "dynamo" if options["dynamo"] else "torchscript"
     if options["allow_dynamic"]:
         sections["export"]["allow_dynamic"] = True
     changed: dict[str, Any] = {"export": with_sizes(config.export, options)} if config.export is not None else {}
+    if options["compile"] or options["ep_options"]:
+        changed["compile"] = _asked_compilation(config, options)
     if "quant" in sections_off:
         refuse_flags_without_stage(options)
     changed["quant"] = filled_section(config.quant, options)
@@ -204,17 +217,27 @@ def _with_flags(
     return config.model_copy(update=changed)
 
 
-def _refuse_unnamed_compiler(config: WinMLBuildConfig, options: Mapping[str, Any]) -> None:
-    """Refuse ``--compile`` where nothing says for which provider.
+def _asked_compilation(config: WinMLBuildConfig, options: Mapping[str, Any]) -> CompileSection:
+    """Return the section of the stage that options ask for.
 
     Raises:
-        UsageError: nothing does.
+        UsageError: the stage is left out, or nothing names a provider that it can compile for.
     """
-    if options["ep"] is None and (config.compile is None or config.compile.ep is None):
+    from winml.modelkit.builds.config import CompileSection
+    from winml.modelkit.runtime.execution_providers import refuse_uncompilable
+
+    flag = "--compile" if options["compile"] else "--ep-options"
+    if options["compile"] is False:
+        raise UsageError(f"{flag} has no meaning with --no-compile", hint="Leave one of them out.")
+    section = config.compile or CompileSection()
+    ep = options["ep"] or section.ep
+    if ep is None:
         raise UsageError(
-            "--compile: no execution provider is named to compile for",
+            f"{flag}: no execution provider is named to compile for",
             hint="Give one with --ep; winml compile --list shows which there are.",
         )
+    refuse_uncompilable(ep)
+    return section
 
 
 def _refuse_early(plan: BuildPlan, options: Mapping[str, Any]) -> None:
@@ -225,7 +248,7 @@ def _refuse_early(plan: BuildPlan, options: Mapping[str, Any]) -> None:
     from winml.modelkit.load.request import resolve_source
     from winml.modelkit.runtime.execution_providers import refuse_dynamic
 
-    refuse_missing_compiler(plan)
+    refuse_missing_compiler(plan, [option for option, key in _PLACE.items() if options[key]])
     places = [plan.onnx_path] if plan.onnx_path is not None else []
     if plan.config.export is not None:
         config, request = plan.config.export, plan.request

@@ -7,7 +7,7 @@ model are put in place together at the end: a failure or an interruption leaves 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -19,6 +19,7 @@ from winml.modelkit.errors import UsageError, told_as
 from winml.modelkit.export.config import PYTHON_WORDS, WinMLExportConfig
 from winml.modelkit.export.exporter_choice import ExporterUse, first_choice
 from winml.modelkit.export.left_as_found import module_left_as_found, process_left_as_found
+from winml.modelkit.flows.export.cache_sizes import fixed_cache_hint
 from winml.modelkit.flows.export.export_run import ExportRun, ExportTarget
 from winml.modelkit.flows.export.graph_making import calls_of_all_parts
 from winml.modelkit.flows.export.loading import load_for_export
@@ -50,12 +51,6 @@ STEPS = (
     "metadata and reports",
 )
 """A model of several parts goes through all but the first once for each part."""
-
-_FIXED_CACHE_HINT = (
-    "A graph with a cache is open by default. Fix its sizes with --shape-config "
-    '\'{"batch_size": 1, "sequence_length": 1, "past_sequence_length": 127}\', give --no-cache, or add --allow-dynamic '
-    "and fix them later."
-)
 
 
 def export_pytorch(
@@ -166,7 +161,11 @@ class HTPExporter:
         target = self._target(output, overwrite=overwrite, with_report=with_report)
         target = replace(target, with_companions=with_companions, functions=functions)
         is_handed_over = self.handover is not None
-        return self._export_parts(lambda: load_for_export(request, self.config, is_handed_over=is_handed_over), target)
+        return self._export_parts(
+            lambda: load_for_export(request, self.config, is_handed_over=is_handed_over),
+            target,
+            sizes=request.given_sizes,
+        )
 
     def export_loaded(
         self,
@@ -190,8 +189,12 @@ class HTPExporter:
         load: Callable[[], tuple[LoadedModel, ExporterUse]],
         target: ExportTarget,
         live_module: nn.Module | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> ExportResult:
-        """Load a model and export its parts, one at a time; what the forwards leave behind is put back."""
+        """Load a model and export its parts, one at a time; what the forwards leave behind is put back.
+
+        ``sizes`` are those the user gave, by key of ``--shape-config``, for messages.
+        """
         started = datetime.now(timezone.utc)
         target.paths().refuse_existing(overwrite=target.overwrite)
         if target.functions is not None:
@@ -207,7 +210,7 @@ class HTPExporter:
                 loaded, exporter = load()
                 if live_module is None:
                     kept = left_as_found.enter_context(module_left_as_found(loaded.model))
-                self._refuse_options(loaded, target)
+                self._refuse_options(loaded, target, sizes or {})
                 parameter_count = sum(parameter.numel() for parameter in loaded.model.parameters())
                 step.summary = f"{loaded.info.class_name}, {count_words(parameter_count)} parameters"
                 if self.on_parts is not None:
@@ -223,7 +226,7 @@ class HTPExporter:
         result = replace(result, model_notes=(*result.model_notes, *kept.notes))
         return result.in_folder(target.named_folder)
 
-    def _refuse_options(self, loaded: LoadedModel, target: ExportTarget) -> None:
+    def _refuse_options(self, loaded: LoadedModel, target: ExportTarget, sizes: Mapping[str, int]) -> None:
         """Refuse options that do not fit what was loaded.
 
         Raises:
@@ -245,7 +248,7 @@ class HTPExporter:
             refuse_dynamic(self.config.ep, is_dynamic=is_dynamic, allow_dynamic=self.config.allow_dynamic)
         except UsageError as error:
             if any(part.cache is not None for part in loaded.parts):
-                error.hint = _FIXED_CACHE_HINT
+                error.hint = fixed_cache_hint(loaded.wanted_parts, sizes)
             raise
         if len(loaded.parts) == 1:
             return

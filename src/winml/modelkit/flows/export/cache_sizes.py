@@ -1,0 +1,62 @@
+"""Which sizes close a graph with a cache, whose sizes are open by default?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES, DynamicDimension
+from winml.modelkit.load.parts import ModelPart
+from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
+
+__all__ = ["fixed_cache_hint"]
+
+_PAST = "past_sequence"
+_CACHED = 127
+"""Chosen: tokens in the cache, so that a mask over them and one more has 128."""
+_KEYS = {name: key for key, name in CONVENTIONAL_NAMES.items()}
+
+
+def fixed_cache_hint(parts: Sequence[ModelPart], given: Mapping[str, int]) -> str:
+    """Return what to do where the execution provider needs fixed sizes, and a graph with a cache leaves some open.
+
+    Args:
+        parts: What is to be exported.
+        given: Sizes the user gave, by key of ``--shape-config``: those that are named stand beside them.
+    """
+    sizes = _closing_sizes(parts)
+    opening = "A graph with a cache is open by default."
+    if sizes is None:
+        return f"{opening} Give --no-cache, or add --allow-dynamic and fix the sizes later."
+    text = json.dumps({**given, **sizes})
+    return (
+        f"{opening} Fix its sizes with --shape-config '{text}', give --no-cache, or add --allow-dynamic and fix them "
+        "later."
+    )
+
+
+def _closing_sizes(parts: Sequence[ModelPart]) -> dict[str, int] | None:
+    """Return a size for every open dimension, by key of ``--shape-config``: those of one step over a filled cache.
+
+    None where a dimension has no key.
+    """
+    bounds: dict[str, list[DynamicDimension]] = {}
+    for part in parts:
+        for dimension in part.dimensions:
+            bounds.setdefault(dimension.name, []).append(dimension)
+    if not bounds.keys() <= _KEYS.keys():
+        return None
+    step = "decoder_sequence" if "decoder_sequence" in bounds else "sequence"
+    wanted = {**DEFAULT_SIZES, step: 1, _PAST: _CACHED}
+    sizes = {name: _within(wanted[name], DEFAULT_SIZES[name], items) for name, items in bounds.items()}
+    for item in bounds.get(_PAST, ()):
+        if item.max is not None:  # which leaves room for one token of a step
+            sizes[_PAST] = max(1, min(sizes[_PAST], item.max + 1 - sizes.get(step, 1)))
+    return {key: sizes[name] for key, name in CONVENTIONAL_NAMES.items() if name in sizes}
+
+
+def _within(wanted: int, usual: int, bounds: Sequence[DynamicDimension]) -> int:
+    """Return the size that is wanted, or the usual one where a part takes no size as small, within what all take."""
+    least = max(item.min for item in bounds)
+    most = [item.max for item in bounds if item.max is not None]
+    return min([wanted if wanted >= least else max(least, usual), *most])

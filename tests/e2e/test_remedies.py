@@ -1,0 +1,156 @@
+"""Does what a refusal advises help? Each command is refused; what its message says to do is then done.
+
+The remedy is taken from the message itself. That every verb and option named in any message exists is tested in
+``tests/house/test_remedies.py``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import onnx_ir as ir
+import pytest
+
+from e2e.in_process import run_here
+from e2e.workplace import Outcome
+from encoded import save_encoder_decoder
+from generating import save_decoder
+from graphs import parse
+from shown import save_shown
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One way out of one refusal."""
+
+    asked: str
+    """The command that is refused."""
+    advice: str
+    """Where the message says what to do, as a pattern whose group is the remedy: a command, an option to add, or one
+    to leave out."""
+    then: str = ""
+    """For a command that makes a file: what takes the place of what in the refused one, ``OLD=NEW``."""
+
+
+CACHED = ("t5", "gpt2", "llama", "whisper", "llava", "blip")
+"""Checkpoints of the test whose graphs take a cache, one for each kind of parts."""
+FIXED_SIZES = r"(--shape-config '.*?')"
+
+REMEDIES = (
+    *(Remedy(f"export -m {name} -o m/m.onnx --ep qnn --no-verify", FIXED_SIZES) for name in CACHED),
+    Remedy("build -m t5 -o new --ep qnn --no-compile --no-verify", FIXED_SIZES),
+    Remedy("build -m t5 -o new --ep qnn --no-compile --no-verify", "(--no-cache)"),
+    Remedy("build -m gpt2 -o new --ep qnn --no-compile --no-verify", "(--allow-dynamic)"),
+    # A size that is given stands in the advice, too: the option is given once.
+    Remedy("""export -m t5 -o m.onnx --ep qnn --no-verify --shape-config '{"sequence_length": 9}'""", FIXED_SIZES),
+    Remedy("export -m bert -o m.onnx --ep qnn --dynamic-batch --no-verify", "add (--allow-dynamic)"),
+    Remedy("build -m bert -o new --ep qnn", "(--no-compile) leaves"),
+    Remedy("build -m bert -o new --ep-options a=b --compile", "(winml compile --list)"),
+    Remedy("build -m file.onnx -o new --ep dml --compile", "(winml compile --list)"),
+    Remedy("build -m file.onnx -o new --ep cpu --ep-options a=b", "Leave (--ep-options) out"),
+    Remedy("""build -m file.onnx -o new -c '{"compile": {"ep": "vitisai"}}'""", "(--no-compile) leaves"),
+    Remedy(
+        """build -m file.onnx -o new --shape-config '{"batch": 1}'""",
+        "first: (winml export .*?);",
+        "file.onnx=fixed.onnx",
+    ),
+    Remedy("build -m file.onnx -o new --batch-size 2", "first: (winml export .*?);", "file.onnx=fixed.onnx"),
+    Remedy("build -m bert", "or (--use-cache)"),
+    Remedy("build -m bert -o new --layout genai", "(?i)leave (--layout) out"),
+    Remedy("build -m bert -o new --submodel decoder", "Leave (--submodel) out"),
+    Remedy("optimize -m file.onnx -o o.onnx --ep qnn --enable-gelu-fusion", "(--opset 20)"),
+    Remedy("compile -m file.onnx -o c.onnx --ep cpu --ep-options a=b", "Leave (--ep-options) out"),
+    Remedy("compile -m file.onnx -o there.onnx --ep cpu", "Use (--overwrite)"),
+    Remedy("perf plain.onnx --iterations 2", FIXED_SIZES),
+    Remedy("perf file.onnx --iterations 2 --device npu --ep cpu", "Leave (--device) out"),
+    Remedy("perf file.onnx --iterations 2 --depth 2", "Add (--by-module)"),
+    Remedy("perf file.onnx --iterations 2 --depth 2", "leave (--depth) out"),
+    Remedy("quantize -m file.onnx -o q.onnx -p int4 --mode qdq", "goes with (--mode [a-z-]+)"),
+    Remedy(
+        "quantize -m file.onnx -o q.onnx -p int8 --mode weight-only --algorithm k_quant --symmetric",
+        "Give (--algorithm rtn)",
+    ),
+    Remedy("quantize -m file.onnx -o q.onnx -p int8 --mode weight-only --algorithm hqq", "Give (--algorithm k_quant)"),
+    Remedy("quantize -m file.onnx -o q.onnx -p int8 --mode weight-only --algorithm hqq", "or (--precision int4)"),
+    Remedy("export -m file.onnx -o m.onnx", FIXED_SIZES),
+    Remedy("export -m bert/config.json -o m.onnx --no-verify", "Add (--random-weights)"),
+    Remedy("export -m bert -o m.onnx --no-verify --revision main", "Leave (--revision) out"),
+    Remedy("export -m bert -o m.onnx --no-verify --logits last", "Leave (--logits) out"),
+    Remedy("export -m nets.py:noise -o m.onnx --no-verify --task fill-mask", "Leave (--task) out"),
+    Remedy("export -m nets.py:noise -o m.onnx --no-verify --random-weights", "Leave (--random-weights) out"),
+    Remedy("export -m nets.py:noise -o m.onnx --no-verify --dtype fp16", "Leave (--dtype) out"),
+    Remedy("generate llama -p the", "first: (winml build .*)", "llama=built"),
+    Remedy("inspect file.onnx --ep migraphx", "(winml sys)"),
+)
+
+
+@pytest.fixture(scope="module")
+def models(small_bert: Path, small_file: Path, nets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the models of all cases."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "bert").symlink_to(small_bert)
+    for name in ("file.onnx", "there.onnx"):
+        shutil.copyfile(small_file, folder / name)
+    shutil.copyfile(nets, folder / "nets.py")
+    ir.save(parse("m (float[A, B, C] x) => (float[A, B, C] y) { y = Relu (x) }"), folder / "plain.onnx")
+    for name in CACHED:
+        if name in ("t5", "whisper"):
+            save_encoder_decoder(folder / name, name)
+        elif name in ("llava", "blip"):
+            save_shown(folder / name, name)
+        else:
+            save_decoder(folder / name, name)
+    return folder
+
+
+@pytest.mark.parametrize("remedy", REMEDIES, ids=lambda remedy: f"{remedy.asked} {remedy.advice}")
+def test_remedy_of_the_message_helps(remedy: Remedy, models: Path, here: Path) -> None:
+    """The command is refused without it, and done with it."""
+    for path in models.iterdir():
+        (here / path.name).symlink_to(path) if path.is_dir() else shutil.copyfile(path, here / path.name)
+    words = shlex.split(remedy.asked)
+    refused = run_here(*words)
+    assert refused.code in (1, 2), refused.err
+    found = re.search(remedy.advice, refused.err)
+    assert found is not None, refused.err
+    helped = _followed(words, found, remedy.then)
+    assert 0 == helped.code, f"{found[1]}: {helped.err}"
+
+
+def _followed(words: list[str], advice: re.Match[str], then: str) -> Outcome:
+    """Return what comes of doing what a message says."""
+    advised = shlex.split(advice[1])
+    if advised[0] == "winml":
+        told = run_here(*advised[1:])
+        if not then:
+            return told
+        assert 0 == told.code, told.err
+        old, new = then.split("=")
+        kept = [new if word == old else word for word in words]
+        for done in {"--shape-config", "--batch-size"}.intersection(advised, kept):
+            kept = _without(kept, done)
+        return run_here(*kept)
+    if advice[0].lower().startswith("leave "):
+        return run_here(*_without(words, advised[0]))
+    return run_here(*_without(words, advised[0]), *advised)
+
+
+def _without(words: list[str], flag: str) -> list[str]:
+    """Return a command without an option and its value, however it is spelled."""
+    command: click.Command = importlib.import_module(f"winml.modelkit.cli.verbs.{words[0]}").command
+    options = [item for item in command.params if isinstance(item, click.Option)]
+    option = next(item for item in options if flag in (*item.opts, *item.secondary_opts))
+    left: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word not in (*option.opts, *option.secondary_opts):
+            left.append(word)
+        elif not option.is_flag:
+            next(rest)
+    return left
