@@ -83,6 +83,17 @@ class Ratio:
             return "slower"
         return "no difference found"
 
+    @property
+    def is_within_noise(self) -> bool:
+        """Whether the whole interval is within the noise: then more pairs would find no difference either."""
+        ends = (self.low, self.high)
+        return not self.is_disturbed and all(end is not None and abs(end - 1) <= NOISE for end in ends)
+
+    @property
+    def contains_one(self) -> bool:
+        """Whether the interval allows that both take the same time; so does one that does not exist."""
+        return (self.low is None or self.low <= 1) and (self.high is None or self.high >= 1)
+
     def as_record(self) -> dict[str, object]:
         """Return a JSON-ready form."""
         ends = {"low": self.low, "high": self.high}
