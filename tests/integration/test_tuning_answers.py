@@ -63,9 +63,7 @@ def variations(plain: Sequence[float], form: str, factor: float) -> dict[str, li
 
 def test_faster_one_on_a_busy_machine_is_undecided_and_said_so(known: KnownTimes) -> None:
     """Its interval lies below 1 as a whole, so nobody says that the two cannot be told apart."""
-    result = known.answer(
-        right={"plain": BUSY, FORM: of_plain(0.88, BUSY)}, variations=variations(BUSY, "plain", 1.0)
-    )
+    result = known.answer(right={"plain": BUSY, FORM: of_plain(0.88, BUSY)}, variations=variations(BUSY, "plain", 1.0))
     form, winner = result.candidate(FORM), result.as_record()["winner"]
     assert ("plain", "right") == (winner["name"], form.status)
     assert form.ratio_to_winner is not None
@@ -112,9 +110,7 @@ def test_one_that_is_faster_within_the_noise_is_named_with_its_ratio(known: Know
     ("factors", "words"),
     [([0.99], "within 2 %"), ([0.9, 0.99], "may be less than 2 %"), ([0.9, 1.1], "not told apart")],
 )
-def test_words_on_two_that_are_as_good_follow_the_interval(
-    known: KnownTimes, factors: list[float], words: str
-) -> None:
+def test_words_on_two_that_are_as_good_follow_the_interval(known: KnownTimes, factors: list[float], words: str) -> None:
     """Only an interval that contains 1 leaves open which is faster."""
     times = [factors[turn % len(factors)] * time for turn, time in enumerate(QUIET)]
     result = known.answer(right={"plain": QUIET, FORM: times}, variations=variations(QUIET, "plain", 1.0))

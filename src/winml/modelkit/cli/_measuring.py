@@ -160,7 +160,12 @@ def live_progress(*, quiet: bool, counted: str = "runs") -> Iterator[Callable[[i
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("measuring"), BarColumn(), TextColumn(f"{{task.fields[runs]}} {counted}"), TimeElapsedColumn())
+    columns = (
+        TextColumn("measuring"),
+        BarColumn(),
+        TextColumn(f"{{task.fields[runs]}} {counted}"),
+        TimeElapsedColumn(),
+    )
     # Drawn only when told to, so that nothing of ours runs beside the clock.
     bar = Progress(*columns, console=Console(file=own_stderr()), transient=True, auto_refresh=False)
     task = bar.add_task("", total=1.0, runs=0)
