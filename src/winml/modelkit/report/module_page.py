@@ -57,16 +57,20 @@ COLOURS = "YlOrRd"
 """Chosen: a plotly scale that darkens with the value, so it can be read without colour."""
 
 
-class NumberInWords(float):
+@dataclass(frozen=True)
+class NumberInWords:
     """A number of a table that is shown as words, and sorted by its value."""
 
+    value: float
     words: str
 
-    def __new__(cls, value: float, words: str) -> NumberInWords:
+    def __float__(self) -> float:
         """Return the number."""
-        number = super().__new__(cls, value)
-        number.words = words
-        return number
+        return self.value
+
+    def __str__(self) -> str:
+        """Return the number as a script reads it."""
+        return str(self.value)
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,7 @@ def chart_text(text: str) -> str:
     return escape(printable(text))
 
 
-def _format_number(value: float | None) -> str:
+def _format_number(value: float | NumberInWords | None) -> str:
     if value is None:
         return "–"
     if isinstance(value, NumberInWords):
