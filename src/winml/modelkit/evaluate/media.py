@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.version import install_command
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-__all__ = ["INSTALL_HINT", "Recording", "Unreadable", "open_image", "open_recording", "resampled"]
+__all__ = ["Recording", "Unreadable", "install_hint", "open_image", "open_recording", "resampled"]
 
-INSTALL_HINT = 'pip install "winml-modelkit[eval]"'
 _ORIENTATION = 0x0112
 """Specified by Exif: the tag that says how a picture is turned; 1 is not at all."""
 
@@ -46,6 +46,11 @@ class Unreadable:
     """What the library that opens it says."""
 
 
+def install_hint() -> str:
+    """Return how the libraries of data sets, media and metrics are installed."""
+    return f"Install what data sets need: {install_command('eval')}"
+
+
 def open_image(cell: Any, folder: Path | None, place: str) -> Image | Unreadable:
     """Return the picture of a cell with all its pixels, turned as it is to be looked at, or why it does not open.
 
@@ -61,7 +66,7 @@ def open_image(cell: Any, folder: Path | None, place: str) -> Image | Unreadable
         import PIL.Image
         import PIL.ImageOps
     except ImportError as error:
-        raise UsageError("pictures need Pillow, which is not installed", hint=INSTALL_HINT) from error
+        raise UsageError("pictures need Pillow, which is not installed", hint=install_hint()) from error
     source, name = (cell, place) if isinstance(cell, PIL.Image.Image) else _source_of(cell, folder, place)
     if source is None:
         return Unreadable(name, f"holds {type(cell).__name__}, which is no file and no bytes")
@@ -97,7 +102,7 @@ def open_recording(cell: Any, folder: Path | None, place: str) -> Recording | Un
     try:
         import soundfile
     except (ImportError, OSError) as error:
-        raise UsageError(f"recordings need soundfile: {error}", hint=INSTALL_HINT) from error
+        raise UsageError(f"recordings need soundfile: {error}", hint=install_hint()) from error
     source, name = _source_of(cell, folder, place)
     if source is None:
         return Unreadable(name, f"holds {type(cell).__name__}, which is no file and no bytes")
@@ -121,7 +126,7 @@ def resampled(recording: Recording, rate_hz: int) -> NDArray[np.float32]:
     except ImportError as error:
         raise UsageError(
             f"recordings of {recording.rate_hz} Hz for a model of {rate_hz} Hz need scipy, which is not installed",
-            hint=INSTALL_HINT,
+            hint=install_hint(),
         ) from error
     common = math.gcd(recording.rate_hz, rate_hz)
     samples: NDArray[np.float32] = resample_poly(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.evaluate.media import INSTALL_HINT
+from winml.modelkit.evaluate.media import install_hint
 from winml.modelkit.evaluate.model_config import UNREADABLE
 
 __all__ = [
@@ -146,4 +146,4 @@ def _require_pillow(option: str) -> None:
     try:
         import PIL.Image  # noqa: F401  # whether it can be
     except ImportError as error:
-        raise UsageError(f"{option}: pictures need Pillow, which is not installed", hint=INSTALL_HINT) from error
+        raise UsageError(f"{option}: pictures need Pillow, which is not installed", hint=install_hint()) from error

@@ -55,7 +55,7 @@ def comparison_page(result: ModelComparison, depth: int | None = None) -> str:
     """
     modules, first = result.modules_within(depth), result.first_divergence
     compared = [module for module in modules if module.fidelity is not None]
-    missing = [_identity_cells(module) + (module.reason,) for module in modules if module.fidelity is None]
+    missing = [(*_identity_cells(module), module.reason) for module in modules if module.fidelity is None]
     rows = [_module_row(module, is_first=module is first) for module in compared]
     sections = [
         Section("modules", "Modules, in the order they are computed", MODULE_COLUMNS, rows),

@@ -1,4 +1,4 @@
-"""Renders what a tuning found as one HTML page: a chart of time and quality, and the table of all candidates to sort."""
+"""Renders what a tuning found as one HTML page: a chart of time and quality, and a table of all candidates."""
 
 from __future__ import annotations
 

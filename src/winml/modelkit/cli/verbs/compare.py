@@ -130,7 +130,10 @@ def _write(result: ModelComparison, options: dict[str, Any]) -> list[Path]:
     depth = options["depth"]
     renderers: dict[str, Callable[[], str]] = {"output": lambda: f"{json_text(result.as_record(depth=depth))}\n"}
     paths = {"output": options["output"]}
-    pages = {"report": partial(comparison_page, depth=depth), "node_data": comparison_node_data}
+    pages: dict[str, Callable[[ModelComparison], str]] = {
+        "report": partial(comparison_page, depth=depth),
+        "node_data": comparison_node_data,
+    }
     parts = result.parts or {ONLY_PART: result}
     for option, page in pages.items():
         for name, path in zip(parts, _module_files(options[option], list(parts)), strict=False):
