@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -17,10 +20,12 @@ from judged_checkpoints import export_open, pipeline_of, save_images, save_judge
 from winml.modelkit import evaluate_model
 from winml.modelkit.builds.build_model import build_hf_model
 from winml.modelkit.builds.judged_models import form_judge
+from winml.modelkit.cli import _measuring
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.evaluate.preprocessing import Preprocessor
 from winml.modelkit.file_names import EVALUATION_NAME
+from winml.modelkit.flows.evaluate import scoring
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.tune.contestants import Contestants
@@ -71,6 +76,27 @@ def test_answer_is_told_written_and_the_same_from_python(tmp_path: Path) -> None
     assert record["metrics"][0]["value"] == record["metrics"][0]["baseline"]["value"] == 1
     assert record["model"]["latency_per_sample_ms"]["p50"] > 0
     assert record["baseline"]["kind"] == "pytorch"
+
+
+@pytest.mark.parametrize(("milliseconds", "is_busy"), [([1, 3, 3, 3], True), ([2], False)])
+def test_times_of_a_busy_machine_are_called_so(
+    monkeypatch: pytest.MonkeyPatch, milliseconds: Sequence[int], is_busy: bool
+) -> None:
+    """By the clock, runs of texts of equal length take longer than the fastest of them."""
+    spans = itertools.chain.from_iterable((0.0, span / 1000) for span in itertools.cycle(milliseconds))
+    monkeypatch.setattr(scoring, "time", SimpleNamespace(perf_counter=itertools.accumulate(spans).__next__))
+    result = evaluate_model(MODEL, "texts.csv", batch_size=1, baseline="none")
+    assert is_busy == result.as_record()["model"]["is_disturbed"]
+    assert is_busy == any("busy" in note for note in result.notes)
+
+
+def test_progress_is_told_off_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line now and then, of how many samples are done; none with ``--quiet``."""
+    monkeypatch.setattr(_measuring, "LINE_S", 0.0)
+    asked = ("eval", MODEL, "--dataset", "texts.csv", "--baseline", "none", "--batch-size", "1")
+    told = [line for line in run_here(*asked).err.splitlines() if line.startswith("measuring")]
+    assert [15, 31, 39, 40] == [int(line.split()[1]) for line in told]
+    assert "measuring" not in run_here(*asked, "--quiet").err
 
 
 def test_limits_that_are_not_met_end_with_three(folder: Path) -> None:

@@ -174,6 +174,15 @@ def test_companion_the_user_changed_is_kept_and_told(workplace: Workplace, bert_
     assert "Warning: Other files of these names stay as they are: config.json" in outcome.err
 
 
+@pytest.mark.parametrize("form", [(), ("-q",), ("-f", "json")])
+def test_companion_of_somebody_else_is_told_once(workplace: Workplace, bert_tiny: Path, form: tuple[str, ...]) -> None:
+    """Among the rows of the table, or where there is no table on stderr."""
+    (workplace.folder / "config.json").write_text("{}", encoding="utf-8")
+    outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", "--no-verify", *form)
+    words = outcome.err if form else outcome.out + outcome.err
+    assert (0, 1) == (outcome.code, words.count("Other files of these names"))
+
+
 def test_config_alone_becomes_a_model_of_seeded_weights(workplace: Workplace, bert_tiny: Path) -> None:
     """With ``--random-weights`` a seed gives the same file each time, and the export says what it is worth."""
     request = ("-m", bert_tiny / "config.json", "--random-weights", "--seed", "7", "--no-verify", "--clean-onnx")

@@ -281,3 +281,11 @@ def test_checkpoint_is_exported_first_and_kept(place: Workplace, bert_tiny: Path
     assert 0 == outcome.code, outcome.err
     assert "modules measured" in outcome.err
     assert "PyTorch" not in outcome.err
+
+
+def test_written_files_are_named_from_the_working_directory(place: Workplace) -> None:
+    """What is printed can be handed to the next command as it is."""
+    done = place.winml("extract", "net.onnx", "--module", "Block", "-o", "out")
+    written = [line.split()[1] for line in done.out.splitlines() if line.startswith("wrote")]
+    assert written
+    assert all((place.folder / name).is_file() for name in written)

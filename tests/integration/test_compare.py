@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,51 @@ def test_command_says_where_and_how_far(exported: Path, tmp_path: Path) -> None:
     wrong_nodes = {name for name, entry in values["results"].items() if entry["value"] > record["threshold"]}
     assert wrong_nodes == {node.name for node in onnx.load(wrong).graph.node if _module_of(node) == module}
     assert run_here("compare", plain, wrong, "--report", files[0], "--overwrite").code == 2
+
+
+@pytest.mark.parametrize("exported", ["bert"], indirect=True)
+def test_depth_shows_the_first_levels_and_the_first_module_to_part(exported: Path, tmp_path: Path) -> None:
+    """In the terminal, as JSON and on the page; the module that is named is shown wherever it lies."""
+    module = planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
+    plain, wrong, page = exported / "plain.onnx", tmp_path / "wrong.onnx", tmp_path / "page.html"
+    asked = ("compare", plain, wrong, "--by-module", "--depth", "2")
+
+    whole = json.loads(run_here("compare", plain, wrong, "--by-module", "-f", "json").out)
+    record = json.loads(run_here(*asked, "--report", page, "-f", "json").out)
+    shown = [item for item in whole["modules"] if item["tag"].count("/") <= 2 or item["module"] == module]
+    assert len(shown) < len(whole["modules"])
+    assert shown == record["modules"]
+    assert whole["first_divergence"] == record["first_divergence"]
+    assert len(shown) == len(shown_rows(page, "modules")) + len(shown_rows(page, "missing"))
+    told = run_here(*asked, "--verbose").out
+    assert all(item["module"] in told for item in shown)
+    assert 2 == run_here("compare", plain, wrong, "--depth", "2").code
+
+
+@pytest.mark.parametrize("exported", ["bert"], indirect=True)
+def test_page_promises_an_outline_where_there_is_one_and_begins_with_numbers(exported: Path, tmp_path: Path) -> None:
+    """Modules that were not compared have no numbers; they stand apart, with the reason."""
+    planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
+    wrong, fused = (
+        (exported / "plain.onnx", tmp_path / "wrong.onnx"),
+        (exported / "checkpoint", exported / "optimized.onnx"),
+    )
+    for pair, has_first in ((wrong, True), (fused, False)):
+        page = tmp_path / f"{pair[1].stem}.html"
+        asked = ("compare", *pair, "--by-module", "--report", page, "-f", "json")
+        modules = json.loads(run_here(*asked).out)["modules"]
+        assert has_first == ("blue outline" in page.read_text(encoding="utf-8"))
+        without = [item["reason"] for item in modules if item["value"] is None]
+        assert without == [row[-1] for row in shown_rows(page, "missing")]
+        assert not any("–" in row for row in shown_rows(page, "modules")[:3])
+    assert without
+
+
+def shown_rows(page: Path, table: str) -> list[list[str]]:
+    """Return the cells of a table on a page; none where the page has no such table."""
+    text = page.read_text(encoding="utf-8").replace("<wbr>", "")
+    body = text.partition(f'<table id="{table}">')[2].partition("</table>")[0]
+    return [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in body.splitlines() if row.startswith("<tr><td")]
 
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)

@@ -117,6 +117,27 @@ def test_winner_need_not_be_the_plain_one_to_be_the_simpler_one() -> None:
     assert "int8" == choose(raced, ["plain", "int8", "mixed"]).winner
 
 
+def test_winner_is_beaten_by_none_also_where_the_fastest_does_not_beat_it() -> None:
+    """The medians of whole series rank otherwise than the pairs: ``steady`` beats ``plain`` in every turn, and
+    ``erratic``, whose median is the least, is slower than ``plain`` in 10 of 24.
+    """
+    plain = [10.0, 12.0] * 12
+    steady = [0.9 * time for time in plain]
+    erratic = [7.0] * 14 + [13.0] * 10
+    raced = {"plain": plain, "steady": steady, "erratic": erratic}
+    assert "erratic" == fastest(raced, list(raced))
+    assert "faster" == ratio_between(raced, "steady", "plain").verdict
+    assert "no difference found" == ratio_between(raced, "erratic", "plain").verdict
+    assert "steady" == choose(raced, list(raced)).winner
+
+
+def test_fastest_wins_where_each_is_slower_than_some_other() -> None:
+    """Pairs that go round say nothing, and there is an answer still."""
+    going_round = {"a": [1.0, 2.0, 3.0] * 8, "b": [1.1, 2.2, 2.0] * 8, "c": [1.2, 1.9, 2.1] * 8}
+    choice = choose(going_round, list(going_round))
+    assert choice.winner in going_round
+
+
 def test_ratio_takes_the_turns_that_both_were_in() -> None:
     """Who dropped out has a shorter series."""
     raced = times(plain=10.0, int8=5.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from winml.modelkit.cli._options import device_option
-from winml.modelkit.cli._streams import own_stderr
+from winml.modelkit.cli._streams import own_stderr, tell
 from winml.modelkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ MOST_THREADS = 1024
 """Chosen: more than any processor has cores; ONNX Runtime starts as many as it is told, and dies of too many."""
 LONGEST_S = 86_400
 """Chosen: a day; refuses ``inf``, which would measure until the memory is full."""
+
+
+LINE_S = 10.0
+"""Seconds between two lines of progress where no terminal shows a bar. Chosen: a log of an hour stays readable, and
+whoever follows it sees that something goes on."""
 
 
 class _Seconds(click.FloatRange):
@@ -138,15 +144,28 @@ def refuse_unknown_ep(name: str | None) -> None:
 
 
 @contextmanager
-def live_progress(*, quiet: bool) -> Iterator[Callable[[int, float], None] | None]:
-    """Return what shows how far a measurement is, on a terminal; None where nobody watches."""
-    if quiet or not own_stderr().isatty():
+def live_progress(*, quiet: bool, counted: str = "runs") -> Iterator[Callable[[int, float], None] | None]:
+    """Return what shows how far a measurement is: a bar on a terminal, else a line now and then. None when quiet.
+
+    Args:
+        quiet: Whether nothing is to be shown.
+        counted: What the numbers count.
+    """
+    if quiet:
         yield None
+        return
+    if not own_stderr().isatty():
+        yield _progress_lines(counted)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.fields[runs]} runs"), TimeElapsedColumn())
+    columns = (
+        TextColumn("measuring"),
+        BarColumn(),
+        TextColumn(f"{{task.fields[runs]}} {counted}"),
+        TimeElapsedColumn(),
+    )
     # Drawn only when told to, so that nothing of ours runs beside the clock.
     bar = Progress(*columns, console=Console(file=own_stderr()), transient=True, auto_refresh=False)
     task = bar.add_task("", total=1.0, runs=0)
@@ -164,3 +183,17 @@ def live_progress(*, quiet: bool) -> Iterator[Callable[[int, float], None] | Non
     finally:
         if started:
             bar.stop()
+
+
+def _progress_lines(counted: str) -> Callable[[int, float], None]:
+    """Return what writes how far a measurement is, at most every :data:`LINE_S` seconds."""
+    last = started = time.monotonic()
+
+    def show(done: int, share: float) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= LINE_S:
+            last = now
+            tell(f"measuring: {done:,} {counted}, {100 * share:.0f} %, {now - started:.0f} s")
+
+    return show

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from winml.modelkit.errors import HubError, UsageError
-from winml.modelkit.evaluate.media import INSTALL_HINT
+from winml.modelkit.evaluate.media import install_hint
 from winml.modelkit.runtime.shared_settings import shared_by_threads
 
 __all__ = ["ask_hub", "hub_folders", "local_data_only", "quiet_datasets", "refuse_missing_datasets"]
@@ -24,7 +24,7 @@ def refuse_missing_datasets(words: str) -> None:
         UsageError: says how it is installed.
     """
     if importlib.util.find_spec("datasets") is None:
-        raise UsageError(f"{words}: needs the package datasets, which is not installed", hint=INSTALL_HINT)
+        raise UsageError(f"{words}: needs the package datasets, which is not installed", hint=install_hint())
 
 
 @shared_by_threads

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below, refuse_special_file
 from winml.modelkit.runtime.available_memory import available_bytes
+from winml.modelkit.version import install_command
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
@@ -24,9 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-__all__ = ["INSTALL_HINT", "Recording", "Unreadable", "open_image", "open_recording", "resampled"]
+__all__ = ["Recording", "Unreadable", "install_hint", "open_image", "open_recording", "resampled"]
 
-INSTALL_HINT = 'pip install "winml-modelkit[eval]"'
 IMAGE_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Of Pillow, whatever the name of a file says. Among the others is one that starts a program (EPS)."""
 _ORIENTATION = 0x0112
@@ -58,6 +58,11 @@ class Unreadable:
     """What the library that opens it says."""
 
 
+def install_hint() -> str:
+    """Return how the libraries of data sets, media and metrics are installed."""
+    return f"Install what data sets need: {install_command('eval')}"
+
+
 def open_image(cell: Any, folders: Sequence[Path] | None, place: str) -> Image | Unreadable:
     """Return the picture of a cell with all its pixels, turned as it is to be looked at, or why it does not open.
 
@@ -74,7 +79,7 @@ def open_image(cell: Any, folders: Sequence[Path] | None, place: str) -> Image |
         import PIL.Image
         import PIL.ImageOps
     except ImportError as error:
-        raise UsageError("pictures need Pillow, which is not installed", hint=INSTALL_HINT) from error
+        raise UsageError("pictures need Pillow, which is not installed", hint=install_hint()) from error
     source, name = (cell, place) if isinstance(cell, PIL.Image.Image) else _source_of(cell, folders, place)
     if isinstance(source, Unreadable):
         return source
@@ -113,7 +118,7 @@ def open_recording(cell: Any, folders: Sequence[Path] | None, place: str) -> Rec
     try:
         import soundfile
     except (ImportError, OSError) as error:
-        raise UsageError(f"recordings need soundfile: {error}", hint=INSTALL_HINT) from error
+        raise UsageError(f"recordings need soundfile: {error}", hint=install_hint()) from error
     source, name = _source_of(cell, folders, place)
     if isinstance(source, Unreadable):
         return source
@@ -144,7 +149,7 @@ def resampled(recording: Recording, rate_hz: int) -> NDArray[np.float32]:
     except ImportError as error:
         raise UsageError(
             f"recordings of {recording.rate_hz} Hz for a model of {rate_hz} Hz need scipy, which is not installed",
-            hint=INSTALL_HINT,
+            hint=install_hint(),
         ) from error
     common = math.gcd(recording.rate_hz, rate_hz)
     samples: NDArray[np.float32] = resample_poly(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.evaluate.media import INSTALL_HINT
+from winml.modelkit.evaluate.media import install_hint
 from winml.modelkit.evaluate.model_config import UNREADABLE
 from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 from winml.modelkit.options import read_json_file
@@ -148,4 +148,4 @@ def _require_pillow(option: str) -> None:
     try:
         import PIL.Image  # noqa: F401  # whether it can be
     except ImportError as error:
-        raise UsageError(f"{option}: pictures need Pillow, which is not installed", hint=INSTALL_HINT) from error
+        raise UsageError(f"{option}: pictures need Pillow, which is not installed", hint=install_hint()) from error

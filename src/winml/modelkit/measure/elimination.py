@@ -31,7 +31,7 @@ class Choice:
 
     winner: str
     fastest: str
-    """The one with the least median; the winner, unless an earlier one cannot be told from it."""
+    """The one with the least median of those that no other beats; the winner, unless an earlier one is as good."""
     ratio: Ratio | None
     """Time of the fastest over that of the winner; None where both are one."""
 
@@ -98,7 +98,11 @@ def losers(times: Times, names: Sequence[str], confidence: float) -> dict[str, R
 
 
 def choose(times: Times, names: Sequence[str]) -> Choice:
-    """Return the winner: the first in the order of preference than which the fastest is not faster beyond the noise.
+    """Return the winner: the first in the order of preference than which no other is faster beyond the noise.
+
+    Every pair is asked, not only those with the fastest: the median of one series says nothing of its pairs, so one
+    that is not the fastest may be told from a candidate that the fastest is not told from. Where each is slower than
+    some other, which noise can do, the one with the least median wins.
 
     Args:
         times: Times of all that are in; of a single one, none are needed.
@@ -106,11 +110,10 @@ def choose(times: Times, names: Sequence[str]) -> Choice:
     """
     if len(names) == 1:
         return Choice(names[0], names[0], None)
-    leader = fastest(times, names)
-    for name in names:
-        if name == leader:
-            break
-        ratio = ratio_between(times, leader, name)
-        if ratio.verdict != "faster":
-            return Choice(name, leader, ratio)
-    return Choice(leader, leader, None)
+
+    def is_beaten(name: str) -> bool:
+        return any(ratio_between(times, other, name).verdict == "faster" for other in names if other != name)
+
+    unbeaten = [name for name in names if not is_beaten(name)] or [fastest(times, names)]
+    winner, leader = unbeaten[0], fastest(times, unbeaten)
+    return Choice(winner, leader, None if winner == leader else ratio_between(times, leader, winner))

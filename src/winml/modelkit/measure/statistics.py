@@ -7,13 +7,24 @@ one side of 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-__all__ = ["CONFIDENCE", "NOISE", "Ratio", "Summary", "compare_pairs", "median_interval", "percentile", "summarize"]
+__all__ = [
+    "CONFIDENCE",
+    "DISTURBED",
+    "NOISE",
+    "Ratio",
+    "Summary",
+    "are_disturbed",
+    "compare_pairs",
+    "median_interval",
+    "percentile",
+    "summarize",
+]
 
 CONFIDENCE = 0.95
 """Probability that an interval contains the true median ratio. Chosen: the usual value."""
@@ -83,6 +94,17 @@ class Ratio:
             return "slower"
         return "no difference found"
 
+    @property
+    def is_within_noise(self) -> bool:
+        """Whether the whole interval is within the noise: then more pairs would find no difference either."""
+        ends = (self.low, self.high)
+        return not self.is_disturbed and all(end is not None and abs(end - 1) <= NOISE for end in ends)
+
+    @property
+    def contains_one(self) -> bool:
+        """Whether the interval allows that both take the same time; so does one that does not exist."""
+        return (self.low is None or self.low <= 1) and (self.high is None or self.high >= 1)
+
     def as_record(self) -> dict[str, object]:
         """Return a JSON-ready form."""
         ends = {"low": self.low, "high": self.high}
@@ -114,6 +136,19 @@ def summarize(samples: Sequence[float]) -> Summary:
         p99=p99,
         max=float(values.max()),
     )
+
+
+def are_disturbed(groups: Iterable[Sequence[float]]) -> bool:
+    """Say whether half of the times lie so far above the fastest of their group that other load must have slowed them.
+
+    Args:
+        groups: Times of what takes equally long, such as runs of equal sizes. One alone in its group tells nothing.
+
+    >>> are_disturbed([[1.0, 2.0, 2.0], [30.0, 60.0, 60.0]]), are_disturbed([[1.0, 1.1], [30.0, 31.0], [500.0]])
+    (True, False)
+    """
+    ratios = [time / min(group) for group in groups if len(group) > 1 for time in group]
+    return bool(ratios) and percentile(ratios, 50) > DISTURBED
 
 
 def percentile(samples: Sequence[float], share: float) -> float:

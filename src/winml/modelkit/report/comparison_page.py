@@ -7,10 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from winml.modelkit.compare.fidelity import OutputFidelity
+from winml.modelkit.compare.words import decibel_words
 from winml.modelkit.hierarchy import address
 from winml.modelkit.report.model_comparison import first_words, output_words
 from winml.modelkit.report.module_page import (
     ModulePage,
+    NumberInWords,
     Section,
     chart_html,
     chart_text,
@@ -26,6 +29,7 @@ MODULE_COLUMNS = (
     ("module", False), ("class", False), ("own error", True), ("error", True), ("error of inputs", True),
     ("SQNR dB", True), ("cosine", True), ("largest difference", True), ("remark", False),
 )  # fmt: skip
+MISSING_COLUMNS = (("module", False), ("class", False), ("reason", False))
 OUTPUT_COLUMNS = (
     ("output", False), ("relative error", True), ("SQNR dB", True), ("cosine", True), ("largest difference", True),
     ("same top-1 %", True), ("remark", False),
@@ -42,13 +46,24 @@ FIRST_OUTLINE = "#0b3d91"
 """Chosen: blue, which the scale does not have."""
 
 
-def comparison_page(result: ModelComparison) -> str:
-    """Return the page of a comparison by module."""
-    modules = result.modules or ()
+def comparison_page(result: ModelComparison, depth: int | None = None) -> str:
+    """Return the page of a comparison by module.
+
+    Args:
+        result: The comparison.
+        depth: Levels of the module tree to show; None: all.
+    """
+    modules, first = result.modules_within(depth), result.first_divergence
+    compared = [module for module in modules if module.fidelity is not None]
+    missing = [(*_identity_cells(module), module.reason) for module in modules if module.fidelity is None]
+    rows = [_module_row(module, is_first=module is first) for module in compared]
     sections = [
-        Section("modules", "Modules, in the order they are computed", MODULE_COLUMNS, list(_module_rows(result))),
+        Section("modules", "Modules, in the order they are computed", MODULE_COLUMNS, rows),
         Section("outputs", "Outputs", OUTPUT_COLUMNS, list(_output_rows(result))),
     ]
+    if missing:
+        sections.append(Section("missing", "Modules that are not compared", MISSING_COLUMNS, missing))
+    outline = "" if first is None else ", and ▶ with a blue outline is the first module to part"
     return render_page(
         ModulePage(
             title=f"{Path(result.candidate).name} beside {Path(result.reference).name}",
@@ -56,8 +71,8 @@ def comparison_page(result: ModelComparison) -> str:
             introduction="Both were run on the same values. The own error of a module is the part of its relative "
             "error that it was not fed.",
             facts=list(_facts(result)),
-            chart_heading="Where errors arise: colour is own error, and the first module to part has a blue outline",
-            chart=_icicle_chart(modules, result.first_divergence),
+            chart_heading=f"Where errors arise: colour is own error{outline}",
+            chart=_icicle_chart(modules, first),
             sections=sections,
         )
     )
@@ -77,19 +92,25 @@ def _facts(result: ModelComparison) -> Iterator[tuple[str, str]]:
         yield "note", note
 
 
-def _module_rows(result: ModelComparison) -> Iterator[tuple[Any, ...]]:
-    first = result.first_divergence
-    for module in result.modules or ():
-        fidelity = module.fidelity
-        is_number = fidelity is not None and not fidelity.problem
-        numbers = (
-            (module.own_error, fidelity.relative_error, module.input_error, fidelity.sqnr_db, fidelity.cosine,
-             fidelity.max_abs_diff)
-            if fidelity is not None and is_number
-            else (None, None, module.input_error, None, None, None)
-        )  # fmt: skip
-        shown = (number if number is None or math.isfinite(number) else None for number in numbers)
-        yield (module.identity.words, module.identity.class_name, *shown, _remark(module, is_first=module is first))
+def _identity_cells(module: ComparedModule) -> tuple[str, str]:
+    return module.identity.words, module.identity.class_name
+
+
+def _module_row(module: ComparedModule, *, is_first: bool) -> tuple[Any, ...]:
+    fidelity = module.fidelity
+    is_number = fidelity is not None and not fidelity.problem
+    numbers = (
+        (module.own_error, fidelity.relative_error, module.input_error, _decibels(fidelity), fidelity.cosine,
+         fidelity.max_abs_diff)
+        if fidelity is not None and is_number
+        else (None, None, module.input_error, None, None, None)
+    )  # fmt: skip
+    shown = (number if number is None or math.isfinite(number) else None for number in numbers)
+    return (*_identity_cells(module), *shown, _remark(module, is_first=is_first))
+
+
+def _decibels(fidelity: OutputFidelity) -> NumberInWords:
+    return NumberInWords(fidelity.sqnr_db, decibel_words(fidelity.sqnr_db))
 
 
 def _remark(module: ComparedModule, *, is_first: bool) -> str:
@@ -101,7 +122,7 @@ def _remark(module: ComparedModule, *, is_first: bool) -> str:
 def _output_rows(result: ModelComparison) -> Iterator[tuple[Any, ...]]:
     for output in result.outputs:
         fidelity = output.fidelity
-        numbers = (fidelity.relative_error, fidelity.sqnr_db, fidelity.cosine, fidelity.max_abs_diff)
+        numbers = (fidelity.relative_error, _decibels(fidelity), fidelity.cosine, fidelity.max_abs_diff)
         shown = [None] * 4 if fidelity.problem else [value if math.isfinite(value) else None for value in numbers]
         agreement = None if output.top1_agreement is None else 100 * output.top1_agreement
         yield (fidelity.name, *shown, agreement, fidelity.problem)

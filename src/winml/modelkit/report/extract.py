@@ -14,7 +14,7 @@ __all__ = ["extract_lines"]
 def extract_lines(result: ExtractResult) -> Iterator[tuple[str, str]]:
     """Yield the lines of the summary: a keyword, and the text beside it."""
     for module in result.modules:
-        yield "wrote", f"{module.file} ({size_words(module.size_bytes)})"
+        yield "wrote", f"{result.folder / module.file} ({size_words(module.size_bytes)})"
         module_words = f"{module.identity.words} ({module.identity.class_name})"
         nodes = f"{module.nodes} node{'' if module.nodes == 1 else 's'}"
         yield "", f"{module_words}: {nodes}, {count_words(module.parameters)} parameters"

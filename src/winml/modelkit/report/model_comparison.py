@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from winml.modelkit.compare.words import nearness_words
+from winml.modelkit.compare.words import decibel_words, nearness_words
 from winml.modelkit.report.terminal import TextTable, print_rows
 from winml.modelkit.results.model_comparison import ComparedModule, ComparedOutput, ModelComparison
+from winml.modelkit.words import count_noun
 
 __all__ = ["first_words", "output_words", "print_comparison"]
 
@@ -16,22 +17,27 @@ SHOWN_MODULES = 12
 """Rows of the module table unless all are asked for. Chosen: the answer fits on a screen."""
 
 
-def print_comparison(result: ModelComparison, console: Console, *, verbose: bool) -> None:
-    """Print the answer; with ``verbose`` every module, in the order they are computed.
+def print_comparison(result: ModelComparison, console: Console, *, verbose: bool, depth: int | None = None) -> None:
+    """Print the answer; of several parts what is farthest off in all of them first, then each part by itself.
 
-    Of several parts, what is farthest off in all of them comes first, then each part by itself.
+    Args:
+        result: The comparison.
+        console: Where to.
+        verbose: Whether to show every module, in the order they are computed.
+        depth: Levels of the module tree to show; None: all.
     """
     print_rows(list(_rows(result)), console)
     for name, part in result.parts.items():
         console.print(f"\n{name}")
-        print_comparison(part, console, verbose=verbose)
+        print_comparison(part, console, verbose=verbose, depth=depth)
     if result.modules is None:
         return
-    known = [module for module in result.modules if module.fidelity is not None]
+    modules = result.modules_within(depth)
+    known = [module for module in modules if module.fidelity is not None]
     wrong = [module for module in known if module.own_error or (module.fidelity and module.fidelity.problem)]
     worst = sorted(wrong, key=lambda module: -(module.own_error or 0.0))[:SHOWN_MODULES]
     first = result.first_divergence
-    shown = list(result.modules) if verbose else [module for module in known if module in worst or module is first]
+    shown = list(modules) if verbose else [module for module in known if module in worst or module is first]
     if not shown:
         return
     console.print()
@@ -43,8 +49,8 @@ def print_comparison(result: ModelComparison, console: Console, *, verbose: bool
         mark = "first" if module is first else ""
         table.add(mark, module.identity.words, *_cells(module), "unchanged" if module.is_unchanged else "")
     table.print(console)
-    if len(shown) < len(result.modules):
-        console.print(f"the {len(shown)} with the largest own error of {len(result.modules)} (--verbose shows all)")
+    if len(shown) < len(modules):
+        console.print(f"the {len(shown)} with the largest own error of {len(modules)} (--verbose shows all)")
 
 
 def _rows(result: ModelComparison) -> Iterator[tuple[str, str]]:
@@ -64,7 +70,7 @@ def _rows(result: ModelComparison) -> Iterator[tuple[str, str]]:
         missing = [module for module in result.modules if module.fidelity is None]
         reasons = dict.fromkeys(module.reason for module in missing)
         yield from (
-            ("not seen", f"{sum(module.reason == reason for module in missing)} modules: {reason}")
+            ("not seen", f"{count_noun(sum(module.reason == reason for module in missing), 'module')}: {reason}")
             for reason in reasons
         )
     yield from (("note", note) for note in result.notes)
@@ -106,7 +112,7 @@ def _cells(module: ComparedModule) -> tuple[str, str, str, str, str]:
         _number(module.own_error),
         _number(fidelity.relative_error),
         _number(module.input_error),
-        f"{fidelity.sqnr_db:.1f}",
+        decibel_words(fidelity.sqnr_db),
         f"{fidelity.cosine:.6f}",
     )
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ModulePage",
+    "NumberInWords",
     "Section",
     "chart_html",
     "chart_text",
@@ -50,8 +51,26 @@ CLASS_COLUMNS = (
 
 SMALLEST_DECIMAL = 0.001
 """Chosen: what three decimals still show; smaller numbers are written with a power of ten."""
+LEVEL_PIXELS = 60
+"""Chosen: two lines of words fit into the box of a module."""
 COLOURS = "YlOrRd"
 """Chosen: a plotly scale that darkens with the value, so it can be read without colour."""
+
+
+@dataclass(frozen=True)
+class NumberInWords:
+    """A number of a table that is shown as words, and sorted by its value."""
+
+    value: float
+    words: str
+
+    def __float__(self) -> float:
+        """Return the number."""
+        return self.value
+
+    def __str__(self) -> str:
+        """Return the number as a script reads it."""
+        return str(self.value)
 
 
 @dataclass(frozen=True)
@@ -155,9 +174,11 @@ def chart_text(text: str) -> str:
     return escape(printable(text))
 
 
-def _format_number(value: float | None) -> str:
+def _format_number(value: float | NumberInWords | None) -> str:
     if value is None:
         return "–"
+    if isinstance(value, NumberInWords):
+        return value.words
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.1e}" if 0.0 < abs(value) < SMALLEST_DECIMAL else f"{value:.3f}"
@@ -218,12 +239,23 @@ def icicle_chart(profile: ModuleProfile, *, with_library: bool = True) -> str:
     return chart_html(figure, levels=_tree_depth(profile.roots), with_library=with_library)
 
 
-def chart_html(figure: Figure, *, levels: int, with_library: bool = True) -> str:
-    """Return an icicle chart as HTML, as high as the levels of its tree ask for."""
+def chart_html(
+    figure: Figure, *, levels: int, level_pixels: int = LEVEL_PIXELS, top: int = 10, with_library: bool = True
+) -> str:
+    """Return a chart as HTML, as high as its levels ask for and as wide as the page.
+
+    Args:
+        figure: The chart; its margins and height are set.
+        levels: Levels of its tree, or rows.
+        level_pixels: Height of one.
+        top: Pixels above the chart.
+        with_library: Whether the chart library goes with it, which a page needs once.
+    """
     from plotly.io import to_html
 
-    figure.update_layout(margin={"t": 10, "l": 0, "r": 0, "b": 0}, height=max(320, 60 * levels))
-    html: str = to_html(figure, include_plotlyjs=with_library, full_html=False, config={"displaylogo": False})
+    figure.update_layout(margin={"t": top, "l": 0, "r": 0, "b": 0}, height=max(320, level_pixels * levels))
+    shown = {"displaylogo": False, "responsive": True}
+    html: str = to_html(figure, include_plotlyjs=with_library, full_html=False, config=shown)
     return html
 
 

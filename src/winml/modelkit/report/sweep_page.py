@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
-from winml.modelkit.report.sweep_table import setting_names, shown_measure
+from winml.modelkit.report.sweep_table import measure_heading, setting_names, shown_measure
 from winml.modelkit.results.sweep_result import CellResult, SweepResult, measure_names, settings_words, sweep_summary
 from winml.modelkit.words import printable
 
@@ -31,7 +31,7 @@ def sweep_page(result: SweepResult) -> str:
         result=result,
         facts=list(_facts(result)),
         settings=settings,
-        measures=measures,
+        measures=[(name, measure_heading(name)) for name in measures],
         rows=[_row(result, cell, settings, measures) for cell in result.cells],
         bases=[
             *([_EARLIER] if result.against is not None else []),

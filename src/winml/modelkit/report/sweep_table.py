@@ -8,16 +8,22 @@ from typing import Any
 
 from rich.console import Console
 
+from winml.modelkit.compare.words import decibel_words
 from winml.modelkit.file_names import SWEEP_PAGE_NAME, SWEEP_RESULTS_NAME, SWEEP_TABLE_NAME
 from winml.modelkit.report.terminal import TextTable, print_rows
 from winml.modelkit.results.sweep_result import SweepResult, measure_names, settings_words, sweep_summary
+from winml.modelkit.words import size_words
 
-__all__ = ["print_sweep", "setting_names", "shown_measure", "sweep_table"]
+__all__ = ["measure_heading", "print_sweep", "setting_names", "shown_measure", "sweep_table"]
 
 _SHOWN = ("latency_p50_ms", "model_bytes", "sqnr_db", "coverage_percent", "relative_diff")
 """Chosen: measures that stand in a terminal, where a cell has them; the files hold all of them."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Starts of a text that a spreadsheet would run."""
+_HEADINGS = {"model_bytes": "model size", "peak_bytes": "peak memory", "top1_agreement": "top-1 agreement"}
+"""Where the words of a name are not enough; the unit of bytes stands beside each number."""
+_WORDS = {"sqnr": "SQNR", "db": "dB", "percent": "%", "seconds": "s", "sec": "s", "per": "/"}
+"""Parts of a name that people write otherwise."""
 
 
 def setting_names(result: SweepResult) -> tuple[str, ...]:
@@ -46,18 +52,35 @@ def _field(value: Any) -> Any:
     return "" if value is None else value
 
 
+def measure_heading(name: str) -> str:
+    """Return the name of a measure as people read it; the unit is its last word.
+
+    >>> measure_heading("latency_p50_ms"), measure_heading("sqnr_db"), measure_heading("seconds")
+    ('latency p50 ms', 'SQNR dB', 'seconds')
+    >>> measure_heading("model_bytes"), measure_heading("coverage_percent"), measure_heading("samples_per_sec")
+    ('model size', 'coverage %', 'samples / s')
+    """
+    if name in _HEADINGS or "_" not in name:
+        return _HEADINGS.get(name, name)
+    return " ".join(_WORDS.get(word, word) for word in name.split("_"))
+
+
 def shown_measure(name: str, value: Any) -> str:
     """Return a measure as people read it.
 
     >>> shown_measure("latency_p50_ms", 1.23456), shown_measure("nodes", 91), shown_measure("cosine", None)
     ('1.235', '91', '')
+    >>> shown_measure("model_bytes", 8514), shown_measure("sqnr_db", 200.0)
+    ('8.5 kB', 'equal')
     """
     if value is None:
         return ""
+    if name.endswith("_bytes"):
+        return size_words(value)
+    if name == "sqnr_db":
+        return decibel_words(value)
     if isinstance(value, float):
         return f"{value:.3e}" if value and abs(value) < 1e-3 else f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
-    if name.endswith("_bytes"):
-        return f"{value / 1e6:.1f} MB"
     return str(value)
 
 
@@ -65,7 +88,7 @@ def print_sweep(result: SweepResult, console: Console) -> None:
     """Print the table, what it says as a whole, and where the files are."""
     wanted = (*_SHOWN, *result.plan.get("min", {}), *result.plan.get("max", {}))
     names = [name for name in measure_names(result.cells) if name in wanted]
-    columns = ("model", "configuration", "state", *names, "seconds", "problem")
+    columns = ("model", "configuration", "state", *map(measure_heading, names), "seconds", "problem")
     table = TextTable(columns, frozenset(range(3, 4 + len(names))))
     for cell in result.cells:
         found = (shown_measure(name, cell.measures.get(name)) for name in names)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
+from winml.modelkit.compare.words import decibel_words
 from winml.modelkit.report.terminal import TextTable, print_rows
 from winml.modelkit.results.tuning import Candidate, TunedCandidate, TuneResult
 from winml.modelkit.words import size_words
@@ -22,12 +23,10 @@ __all__ = [
 
 NUMBERS = ("latency ms", "of plain", "size", "memory", "session ms", "SQNR dB")
 """Columns of every answer that hold numbers; behind them stand the metrics that are limited."""
-MOST_DB = 200.0
-"""Specified: the ratio of equal answers."""
 
 
 def print_tuning(result: TuneResult, console: Console) -> None:
-    """Print the winner, and every candidate: those that no other beats first, the fastest before."""
+    """Print the winner, and every candidate, in :func:`table_order`."""
     print_rows(tuning_facts(result), console)
     metrics = limited_metrics(result)
     columns = ("candidate", *NUMBERS, *metrics, "Pareto", "outcome")
@@ -68,11 +67,14 @@ def tuning_facts(result: TuneResult) -> Iterator[tuple[str, str]]:
 
 
 def table_order(result: TuneResult) -> list[TunedCandidate]:
-    """Return the candidates: those that no other beats first, then by latency; those that were not timed last."""
+    """Return the candidates: the winner, then those that no other beats, then the others; each group by latency.
 
-    def place(item: TunedCandidate) -> tuple[bool, bool, float]:
+    Those that were not timed are last.
+    """
+
+    def place(item: TunedCandidate) -> tuple[bool, bool, bool, float]:
         ratio = item.latency.ratio.value if item.latency is not None and item.latency.ratio is not None else 1.0
-        return not item.is_on_front, item.latency is None, ratio
+        return item.status != "won", not item.is_on_front, item.latency is None, ratio
 
     return sorted(result.candidates, key=place)
 
@@ -109,12 +111,11 @@ def _cells(item: TunedCandidate, metrics: Sequence[str]) -> tuple[str, ...]:
     facts = item.facts
     measured = ("–",) * 4
     if facts is not None:
-        ratio = "–" if facts.sqnr_db is None else "equal" if facts.sqnr_db >= MOST_DB else f"{facts.sqnr_db:.1f}"
         measured = (
             size_words(facts.size_bytes),
             size_words(facts.memory_bytes),
             f"{facts.session_creation_ms:.0f}",
-            ratio,
+            "–" if facts.sqnr_db is None else decibel_words(facts.sqnr_db),
         )
     scores = {} if facts is None else facts.scores
     reached = tuple(f"{scores[name]:.4f}" if name in scores else "–" for name in metrics)

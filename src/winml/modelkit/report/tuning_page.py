@@ -1,14 +1,22 @@
-"""Renders what a tuning found as one HTML page: latency against quality, and the table of all candidates to sort."""
+"""Renders what a tuning found as one HTML page: a chart of time and quality, and a table of all candidates."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.report.module_page import ModulePage, Section, chart_html, chart_text, render_page
+from winml.modelkit.compare.words import decibel_words
+from winml.modelkit.report.module_page import (
+    ModulePage,
+    NumberInWords,
+    Section,
+    chart_html,
+    chart_text,
+    render_page,
+)
 from winml.modelkit.report.tuning import (
-    MOST_DB,
     latency_cell,
     limited_metrics,
     ratio_cell,
@@ -31,11 +39,15 @@ STYLES = {
 }  # fmt: skip
 """Outcome → symbol and colour. Chosen: symbols tell them apart without colour."""
 MOST_SHOWN_DB = 80.0
-"""Chosen: the top of the chart; beyond, the noise is that of rounding."""
-ROOM_DB = 8.0
-"""Chosen: above the highest mark and below the lowest there is room for the name."""
-LEVELS = 8
-"""Height of the chart, in the units of charts of trees. Chosen: as high as wide on a laptop."""
+"""Chosen: the longest bar; beyond, the noise is that of rounding."""
+ROOM = 1.9
+"""Width of the panel of quality over its longest bar. Chosen: the words beside a bar fit on a telephone."""
+MARK, LARGEST_MARK, STAR = 9, 20, 1.4
+"""Chosen: pixels of the mark of an empty file and of the largest one; a star looks smaller than a circle."""
+ROW_PIXELS = 38
+"""Chosen: names of two lines do not touch."""
+NAME_BREAKS = re.compile(r"(?<=-part)|(?=\+)")
+"""Where a long name goes on in another line beside the chart."""
 
 
 def tuning_page(result: TuneResult) -> str:
@@ -49,11 +61,10 @@ def tuning_page(result: TuneResult) -> str:
             title=Path(result.model).name,
             subject="the fastest file that is still right",
             introduction="Every candidate was made from one export, run in a process of its own, and timed in turns "
-            "with the others. SQNR is the ratio of signal to quantization noise of the worst output; "
-            f"{MOST_DB:g} dB: equal.",
+            "with the others. SQNR is the ratio of signal to quantization noise of the worst output.",
             facts=list(tuning_facts(result)),
-            chart_heading="Time over that of the plain file, against quality; the size of a mark is that of the file",
-            chart=_scatter(result),
+            chart_heading="Time over that of the plain file, and quality; a larger mark is a larger file",
+            chart=_chart(result),
             sections=[Section("candidates", "Candidates", columns, rows)],
             filter_words="Filter by candidate or outcome",
         )
@@ -72,85 +83,111 @@ def _row(item: TunedCandidate, metrics: Sequence[str]) -> tuple[Any, ...]:
         None if facts is None else facts.size_bytes / 1e6,
         None if facts is None else facts.memory_bytes / 1e6,
         None if facts is None else facts.session_creation_ms,
-        None if facts is None else facts.sqnr_db,
+        None if facts is None or facts.sqnr_db is None else NumberInWords(facts.sqnr_db, decibel_words(facts.sqnr_db)),
         *(None if facts is None else facts.scores.get(name) for name in metrics),
         f"{outcome}: {item.reason}" if item.reason else outcome,
         item.candidate.words,
     )
 
 
-def _scatter(result: TuneResult) -> str:
-    """Return the chart: one mark for each candidate that was timed, one series for each outcome."""
+def _chart(result: TuneResult) -> str:
+    """Return the chart: a row for each candidate that was timed, its time on the left and its quality on the right.
+
+    Rows keep names apart wherever marks lie, and put the winner where it is seen first.
+    """
     import plotly.graph_objects as charts
+    from plotly.subplots import make_subplots
 
-    figure = charts.Figure()
-    places = _text_places(result)
-    largest = max((item.facts.size_bytes for item in result.candidates if item.facts is not None), default=1)
-    for status, (symbol, colour) in STYLES.items():
-        items = [
-            item
-            for item in result.candidates
-            if item.status == status and item.latency is not None and item.facts is not None
-        ]
-        if items:
-            series = _series(charts, items, status, {"symbol": symbol, "color": colour}, largest)
-            series.textposition = [places[item.candidate.name] for item in items]
-            figure.add_trace(series)
+    items = [item for item in table_order(result) if item.latency is not None and item.facts is not None]
+    titles = ("time over plain", "SQNR in dB")
+    figure = make_subplots(1, 2, shared_yaxes=True, column_widths=[0.6, 0.4], horizontal_spacing=0.03)
+    largest = max((item.facts.size_bytes for item in items if item.facts is not None), default=1)
+    for status in STYLES:
+        rows = [(number, item) for number, item in enumerate(items) if item.status == status]
+        if rows:
+            figure.add_trace(_times(charts, rows, status, largest), 1, 1)
+            figure.add_trace(_qualities(charts, rows, status), 1, 2)
     least = result.limits["min_sqnr_db"]
+    longest = max([least or 0.0, *map(_bar_db, items)], default=0.0)
+    lowest = min([0.0, *map(_bar_db, items)])
     if least is not None:
-        figure.add_hline(y=least, line_dash="dot", annotation_text=f"asked for: {least:g} dB")
-    lowest = min([0.0 if least is None else least, *(_shown_db(item) for item in result.candidates if item.latency)])
-    figure.update_layout(
-        xaxis={"title": {"text": "time over that of the plain file"}, "automargin": True, "rangemode": "tozero"},
-        yaxis={
-            "title": {"text": f"SQNR in dB (equal: {MOST_SHOWN_DB:g})"},
-            "automargin": True,
-            "range": [lowest - ROOM_DB, MOST_SHOWN_DB + ROOM_DB],
-        },
-        legend={"orientation": "h"},
+        figure.add_vline(x=least, line_dash="dot", row=1, col=2, annotation_text=f"≥ {least:g}", annotation_y=1.0,
+                         annotation_yanchor="bottom")  # fmt: skip
+    figure.add_vline(x=1, line_dash="dot", row=1, col=1)
+    for column, title in enumerate(titles, start=1):
+        figure.update_xaxes(title={"text": title}, automargin=True, row=1, col=column)
+    figure.update_xaxes(rangemode="tozero", row=1, col=1)
+    figure.update_xaxes(range=[ROOM * lowest, ROOM * max(longest, 1.0)], row=1, col=2)
+    figure.update_yaxes(
+        tickvals=list(range(len(items))),
+        ticktext=[_row_name(item) for item in items],
+        range=[len(items) - 0.5, -0.5],
+        automargin=True,
     )
-    return chart_html(figure, levels=LEVELS)
+    figure.update_layout(showlegend=False)
+    return chart_html(figure, levels=len(items) + 2, level_pixels=ROW_PIXELS, top=24)
 
 
-def _series(charts: Any, items: list[TunedCandidate], status: str, marker: dict[str, Any], largest: int) -> Any:
+def _row_name(item: TunedCandidate) -> str:
+    """Return the name of a row; that of the winner stands out without colour."""
+    name = "<br>".join(map(chart_text, filter(None, NAME_BREAKS.split(item.candidate.name))))
+    return f"<b>★ {name}</b>" if item.status == "won" else name
+
+
+def _times(charts: Any, rows: Sequence[tuple[int, TunedCandidate]], status: str, largest: int) -> Any:
     """Return the marks of one outcome, with the intervals of their ratios."""
-    ratios = [item.latency.ratio if item.latency is not None else None for item in items]
-    values = [1.0 if ratio is None else ratio.value for ratio in ratios]
-    shown = [_shown_db(item) for item in items]
-    above = [0.0 if ratio is None or ratio.high is None else ratio.high - ratio.value for ratio in ratios]
-    below = [0.0 if ratio is None or ratio.low is None else ratio.value - ratio.low for ratio in ratios]
-    sizes = [item.facts.size_bytes if item.facts is not None else 0 for item in items]
+    symbol, colour = STYLES[status]
+    ratios = [item.latency.ratio if item.latency is not None else None for _, item in rows]
+    sizes = [item.facts.size_bytes if item.facts is not None else 0 for _, item in rows]
+    scale = STAR if status == "won" else 1.0
     return charts.Scatter(
-        x=values,
-        y=shown,
-        mode="markers+text",
+        x=[1.0 if ratio is None else ratio.value for ratio in ratios],
+        y=[number for number, _ in rows],
+        mode="markers",
         name=status,
-        text=[chart_text(item.candidate.name) for item in items],
+        text=[chart_text(item.candidate.name) for _, item in rows],
         customdata=[
             [chart_text(item.candidate.words), chart_text(latency_cell(item)), size_words(size)]
-            for item, size in zip(items, sizes, strict=True)
+            for (_, item), size in zip(rows, sizes, strict=True)
         ],
         hovertemplate="%{text}: %{customdata[0]}<br>%{customdata[1]} ms, %{x:.2f} of the plain file"
-        "<br>%{y:.1f} dB<br>%{customdata[2]}<extra></extra>",
-        error_x={"type": "data", "symmetric": False, "array": above, "arrayminus": below},
-        marker={**marker, "size": [10 + 20 * size / largest for size in sizes]},
+        "<br>%{customdata[2]}<extra>" + status + "</extra>",
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": [0.0 if ratio is None or ratio.high is None else ratio.high - ratio.value for ratio in ratios],
+            "arrayminus": [0.0 if ratio is None or ratio.low is None else ratio.value - ratio.low for ratio in ratios],
+        },
+        marker={
+            "symbol": symbol,
+            "color": colour,
+            "size": [scale * (MARK + (LARGEST_MARK - MARK) * size / largest) for size in sizes],
+        },
     )
 
 
-def _shown_db(item: TunedCandidate) -> float:
-    """Return the height of a mark: what is equal stands at the top, what cannot be compared at the bottom."""
+def _qualities(charts: Any, rows: Sequence[tuple[int, TunedCandidate]], status: str) -> Any:
+    """Return the bars of one outcome, each with its ratio in words."""
+    words = [
+        "–" if item.facts is None or item.facts.sqnr_db is None else decibel_words(item.facts.sqnr_db)
+        for _, item in rows
+    ]
+    return charts.Bar(
+        x=[_bar_db(item) for _, item in rows],
+        y=[number for number, _ in rows],
+        orientation="h",
+        name=status,
+        text=words,
+        textposition="outside",
+        cliponaxis=False,
+        hovertext=[chart_text(f"{item.candidate.name}: {word}") for (_, item), word in zip(rows, words, strict=True)],
+        hoverinfo="text",
+        marker={"color": STYLES[status][1]},
+        width=0.6,
+    )
+
+
+def _bar_db(item: TunedCandidate) -> float:
+    """Return the length of a bar: none of what cannot be compared, and no more of what is near enough to equal."""
     ratio = None if item.facts is None else item.facts.sqnr_db
-    if ratio is None:
-        return 0.0
-    return MOST_SHOWN_DB if ratio >= MOST_DB else min(ratio, MOST_SHOWN_DB)
-
-
-def _text_places(result: TuneResult) -> dict[str, str]:
-    """Return where the name of each candidate stands: of neighbours, one above its mark and one below."""
-
-    def place(item: TunedCandidate) -> tuple[float, float]:
-        ratio = None if item.latency is None else item.latency.ratio
-        return (1.0 if ratio is None else ratio.value), _shown_db(item)
-
-    ordered = sorted(result.candidates, key=place)
-    return {item.candidate.name: ("top center", "bottom center")[index % 2] for index, item in enumerate(ordered)}
+    return 0.0 if ratio is None else min(ratio, MOST_SHOWN_DB)

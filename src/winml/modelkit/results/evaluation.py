@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.metrics.metric import CONFIDENCE, RESAMPLES, Interval
-from winml.modelkit.measure.statistics import Summary
+from winml.modelkit.measure.statistics import DISTURBED, Summary
 from winml.modelkit.progress import StepTiming
 
 __all__ = ["EvaluatedData", "EvaluatedSide", "Evaluation", "Limit", "MetricResult", "evaluation_words", "number_words"]
@@ -105,6 +105,16 @@ class EvaluatedSide:
     """Of one sample: its share of each run it was in, those of the first run left out where there are more."""
     provider: str | None = None
     """Execution provider of an ONNX file."""
+    is_disturbed: bool = False
+    """Whether other load slowed half of its runs, so that its times are not those of the model alone."""
+
+    @property
+    def busy_note(self) -> str:
+        """What is to be said of its times where other load slowed them."""
+        return (
+            f"Half of the runs of {self.name} took more than {DISTURBED:g} times the fastest of equal sizes: the "
+            "machine seems busy, and ms per sample is longer than on a quiet one. winml perf measures times."
+        )
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready form; times are in milliseconds."""
@@ -113,6 +123,7 @@ class EvaluatedSide:
             "kind": self.kind,
             "execution_provider": self.provider,
             "latency_per_sample_ms": self.latency_ms.as_record(),
+            "is_disturbed": self.is_disturbed,
         }
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from winml.modelkit.compare.fidelity import OutputFidelity
+from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.module_identity import ModuleIdentity
 
 __all__ = ["ComparedModule", "ComparedOutput", "ModelComparison"]
@@ -127,6 +128,17 @@ class ModelComparison:
             return next((part.first_divergence for part in self.parts.values() if part.first_divergence), None)
         return self.modules[self.divergence] if self.modules is not None and self.divergence is not None else None
 
+    def modules_within(self, depth: int | None) -> tuple[ComparedModule, ...]:
+        """Return the compared modules of the first levels of the tree, and the first to diverge wherever it lies.
+
+        Args:
+            depth: Number of levels; None: all.
+        """
+        modules, first = self.modules or (), self.first_divergence
+        if depth is None:
+            return modules
+        return tuple(module for module in modules if address.depth(module.identity.tag) <= depth or module is first)
+
     def arising_errors(self) -> dict[str, float]:
         """Return the error that arises in the nodes of each module, by its tag; none does where they are unchanged.
 
@@ -146,8 +158,12 @@ class ModelComparison:
             not output.fidelity.problem and output.fidelity.relative_error <= self.threshold for output in self.outputs
         )
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record; errors are shares of the reference, SQNR is in decibels."""
+    def as_record(self, *, depth: int | None = None) -> dict[str, Any]:
+        """Return a JSON-ready record; errors are shares of the reference, SQNR is in decibels.
+
+        Args:
+            depth: Levels of the module tree to tell; None: all.
+        """
         first = self.first_divergence
         return {
             "schema_version": 1,
@@ -162,8 +178,12 @@ class ModelComparison:
             "first_divergence": None
             if first is None
             else {**first.identity.as_record(), "metric": "own_error", "value": _finite(first.own_error)},
-            "modules": None if self.modules is None else [module.as_record() for module in self.modules],
-            **({"parts": {name: part.as_record() for name, part in self.parts.items()}} if self.parts else {}),
+            "modules": None if self.modules is None else [module.as_record() for module in self.modules_within(depth)],
+            **(
+                {"parts": {name: part.as_record(depth=depth) for name, part in self.parts.items()}}
+                if self.parts
+                else {}
+            ),
             "notes": list(self.notes),
         }
 

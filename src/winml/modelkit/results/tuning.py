@@ -170,6 +170,8 @@ class TunedCandidate:
     samples_per_s: float | None = None
     is_on_front: bool = False
     """Whether no other that runs is better in latency, size or SQNR and as good in the others."""
+    ratio_to_winner: Ratio | None = None
+    """Time over that of the winner, from the turns of the race that decided between them; None where none did."""
 
     def as_record(self) -> dict[str, Any]:
         """Return its entry of ``candidates``."""
@@ -183,6 +185,7 @@ class TunedCandidate:
             "reason": self.reason or None,
             "is_on_front": self.is_on_front,
             "latency_ms": None if self.latency is None else self.latency.as_record(),
+            "ratio_to_winner": None if self.ratio_to_winner is None else self.ratio_to_winner.as_record(),
             "samples_per_s": None if self.samples_per_s is None else round(self.samples_per_s, 3),
             "size_bytes": None if facts is None else facts.size_bytes,
             "sqnr_db": None if facts is None or facts.sqnr_db is None else round(facts.sqnr_db, 3),
@@ -216,10 +219,25 @@ class Winner:
     """None where several run at a time, which ``winml perf`` does not."""
     is_within_noise: bool
     """Whether another was faster by no more than the noise, so that the simpler one won."""
+    ratio_to_plain: Ratio | None = None
+    """Time over that of the plain file; None where that won, or nothing was timed."""
+    sqnr_db: float | None = None
+    """Of its worst output, beside the plain file."""
+    size_bytes: int | None = None
+    """The model and its data."""
+    fastest: str | None = None
+    """The one that was faster (of sizes: smaller) by no more than the noise; None where the winner is the best."""
+    fastest_to_winner: Ratio | None = None
+    """Time of that one over that of the winner."""
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready form."""
-        return dict(vars(self))
+        ratios = {name: getattr(self, name) for name in ("ratio_to_plain", "fastest_to_winner")}
+        return {
+            **vars(self),
+            **{name: None if ratio is None else ratio.as_record() for name, ratio in ratios.items()},
+            "sqnr_db": None if self.sqnr_db is None else round(self.sqnr_db, 3),
+        }
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from winml.modelkit.sweep.bounded_processes import Bounds, Call, run_bounded
 from winml.modelkit.sweep.cell_work import run_cell
 from winml.modelkit.sweep.cells import Cell
 from winml.modelkit.sweep.work_queue import Place, SweepListener, SweepStoppedError, finished_cell, preloaded
+from winml.modelkit.version import install_command
 
 __all__ = ["RayQueue", "refuse_missing_ray"]
 
@@ -53,9 +54,7 @@ def refuse_missing_ray(address: str) -> None:
         UsageError: says what to do.
     """
     if importlib.util.find_spec("ray") is None:
-        raise UsageError(
-            f"--ray {address}: Ray is not installed", hint='Install it: pip install "winml-modelkit[ray]".'
-        )
+        raise UsageError(f"--ray {address}: Ray is not installed", hint=f"Install it: {install_command('ray')}")
     if address != _AUTO and not _ADDRESS.fullmatch(address):
         raise UsageError(
             f"--ray {address}: neither {_AUTO} nor HOST:PORT", hint="ray status shows the address of a cluster."

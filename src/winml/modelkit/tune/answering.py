@@ -35,6 +35,8 @@ __all__ = ["Answer"]
 
 RACES = ("variations", "right", "forms")
 """The last first: what a candidate took in the last race it was in counts."""
+DECIDING = ("right", "variations", "forms")
+"""Between two forms the race of the right ones decides, also where both run along in that of the variations."""
 _OF_WRONG = -1.0
 """SQNR of what cannot be compared, among those of others."""
 
@@ -81,10 +83,11 @@ class Answer:
     def _row(self, candidate: Candidate, choice: Choice) -> TunedCandidate:
         facts, latency = self.state.facts(candidate.name), self._latency(candidate)
         status, reason = self._verdict(candidate, choice, facts)
+        beside = None if candidate.name == choice.winner else self._deciding_ratio(candidate.name, choice.winner)
         samples = None
         if latency is not None and self.state.values is not None:
             samples = self.state.values["batch_size"] * candidate.callers * 1000 / latency.p50_ms
-        return TunedCandidate(candidate, status, reason, facts, latency, samples)
+        return TunedCandidate(candidate, status, reason, facts, latency, samples, ratio_to_winner=beside)
 
     def _latency(self, candidate: Candidate) -> MeasuredLatency | None:
         for race in RACES:
@@ -100,6 +103,9 @@ class Answer:
     def _ratio(self, race: str, first: str, second: str) -> Ratio | None:
         times = times_of_runs(self.state.turns(race), self.candidates)
         return ratio_between(times, first, second) if times.get(first) and times.get(second) else None
+
+    def _deciding_ratio(self, first: str, second: str) -> Ratio | None:
+        return next((ratio for race in DECIDING if (ratio := self._ratio(race, first, second)) is not None), None)
 
     def _verdict(
         self, candidate: Candidate, choice: Choice, facts: CandidateFacts | None
@@ -121,22 +127,21 @@ class Answer:
         return self._lost(candidate, choice)
 
     def _lost(self, candidate: Candidate, choice: Choice) -> tuple[CandidateStatus, str]:
-        for race in RACES:
-            ratio = self._ratio(race, candidate.name, choice.winner)
-            if ratio is None:
-                continue
-            words = f"{ratio.value:.2f} of the time of {choice.winner}{_ratio_ends(ratio)}"
+        ratio = self._deciding_ratio(candidate.name, choice.winner)
+        if ratio is not None:
+            words = _ratio_words(ratio, choice.winner)
             if ratio.verdict == "slower":
                 return "slower", words
-            return "right", f"{words}: {_apart_words(ratio)}, and {choice.winner} is preferred"
-        best = next((name for name in map(_form_of, [choice.winner]) if name != choice.winner), "")
-        ratio = self._ratio("right", candidate.name, best) if best else None
+            return "right", f"{words}: {_apart_words(ratio)}; {choice.winner} is preferred"
+        form = _form_of(choice.winner)
+        ratio = self._ratio("right", candidate.name, form)
         if ratio is None:
             return "slower", "it was not in the last race"
-        return "slower", f"{ratio.value:.2f} of the time of {best}{_ratio_ends(ratio)}"
+        return "slower", f"{_ratio_words(ratio, form)}, and {choice.winner} is faster than that"
 
     def _winner(self, choice: Choice, built: BuildResult) -> Winner:
         candidate = next(item for item in self.candidates if item.name == choice.winner)
+        latency, facts = self._latency(candidate), self.state.facts(candidate.name)
         config = str(built.folder / BUILD_CONFIG_NAME)
         place = [] if candidate.ep is None else ["--ep", candidate.ep]
         place += [word for name, value in candidate.ep_options.items() for word in ("--ep-options", f"{name}={value}")]
@@ -152,6 +157,11 @@ class Answer:
             if candidate.callers > 1
             else shlex.join(["winml", "perf", str(built.folder), *place, *threads, *sizes]),
             is_within_noise=choice.is_within_noise,
+            ratio_to_plain=None if latency is None else latency.ratio,
+            sqnr_db=None if facts is None else facts.sqnr_db,
+            size_bytes=None if facts is None else facts.size_bytes,
+            fastest=choice.fastest if choice.is_within_noise else None,
+            fastest_to_winner=choice.ratio,
         )
 
     def _size_words(self) -> Iterator[str]:
@@ -171,17 +181,7 @@ class Answer:
         if facts is not None and facts.sqnr_db is not None and choice.winner != PLAIN:
             words.append(f"SQNR {facts.sqnr_db:.1f} dB")
         if choice.is_within_noise:
-            what = "smaller" if self.task_options.target == "size" else "faster"
-            ratio = (
-                "" if choice.ratio is None else f" ({choice.ratio.value:.2f} of its time{_ratio_ends(choice.ratio)})"
-            )
-            if choice.ratio is None or _is_within(choice.ratio):
-                words.append(f"{choice.fastest} is {what} by no more than the noise{ratio}, and the simpler one wins")
-            else:
-                words.append(
-                    f"{choice.fastest} was not told apart from it{ratio}, and the simpler one wins; "
-                    "where nothing else runs, a tuning may tell them apart"
-                )
+            words += _simpler_words(choice)
         if candidate.fixed_sizes:
             fixed = ", ".join(f"{name} {size}" for name, size in candidate.fixed_sizes.items())
             words.append(f"its sizes are fixed ({fixed}): it runs at no others")
@@ -222,15 +222,33 @@ def _ratio_ends(ratio: Ratio) -> str:
     return "" if ratio.low is None or ratio.high is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
-def _is_within(ratio: Ratio) -> bool:
-    """Say whether the whole interval is within the noise: then more turns would find no difference either."""
-    ends = (ratio.low, ratio.high)
-    return not ratio.is_disturbed and all(end is not None and abs(end - 1) <= NOISE for end in ends)
+def _ratio_words(ratio: Ratio, name: str) -> str:
+    return f"{ratio.value:.2f} of the time of {name}{_ratio_ends(ratio)}"
 
 
 def _apart_words(ratio: Ratio) -> str:
-    """Return what is known of two of which none was found to be faster."""
-    return f"within {NOISE:.0%}" if _is_within(ratio) else "not told apart"
+    """Return what is known of a candidate that did not win, and was not found to be slower than the winner."""
+    if ratio.is_disturbed:
+        return "undecided, since the machine was busy"
+    if ratio.is_within_noise:
+        return f"within {100 * NOISE:g} %"
+    if ratio.contains_one:
+        return "not told apart"
+    if ratio.verdict == "faster":
+        return "faster in these turns, and slower than another that is not"
+    return f"the difference may be less than {100 * NOISE:g} %"
+
+
+def _simpler_words(choice: Choice) -> Iterator[str]:
+    """Yield why a winner that is not the best one won."""
+    ratio = choice.ratio
+    if ratio is None:
+        yield f"{choice.fastest} is smaller by no more than the noise, and the simpler one wins"
+        return
+    yield f"{choice.fastest} takes {ratio.value:.2f} of its time{_ratio_ends(ratio)}: {_apart_words(ratio)}"
+    yield "the simpler one wins"
+    if not ratio.is_within_noise:
+        yield "where nothing else runs, a tuning may tell them apart"
 
 
 def _with_front(rows: Sequence[TunedCandidate]) -> Iterator[TunedCandidate]:

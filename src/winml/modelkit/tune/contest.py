@@ -214,13 +214,19 @@ class Contest:
         made = [item for item in self.variations if self._make(item) and self._is_right(item)]
         if not made:
             return race, self._choice(race)
+        # The plain file runs along to be measured beside; where it lost a race, it does not enter another one.
         plain = [] if best.name == PLAIN else [self.plan[0]]
         race = self._race(VARIATIONS, [*plain, best, *made])
-        return race, self._choice(race)
+        return race, self._choice(race, lost=plain)
 
-    def _choice(self, race: Race) -> Choice:
-        """Return who wins a race by the target."""
-        names = [item.name for item in race.standing]
+    def _choice(self, race: Race, lost: Sequence[Candidate] = ()) -> Choice:
+        """Return who wins a race by the target.
+
+        Args:
+            race: The race that was run.
+            lost: Who lost an earlier race, and wins only where nobody else is left.
+        """
+        names = [item.name for item in race.standing if item not in lost] or [item.name for item in lost]
         if self.task.options.target == "size":
             names = [item.name for item in race.candidates]
             sizes = {item.name: facts.size_bytes for item in race.candidates if (facts := self.state.facts(item.name))}

@@ -32,7 +32,7 @@ Examples:
   winml compare model.onnx int8.onnx
   winml compare ./checkpoint model.onnx --by-module
   winml compare model.onnx fp16.onnx --by-module --input-data sample.npz -o where.json
-  winml compare model.onnx int8.onnx --by-module --report where.html
+  winml compare model.onnx int8.onnx --by-module --depth 4 --report where.html
   winml compare model.onnx int8.onnx --dataset sentences.parquet --samples 32
   winml compare model.onnx int8.onnx --threshold 0.2
   winml compare ./checkpoint ./finetuned --by-module
@@ -42,6 +42,7 @@ Examples:
 
 BY_MODULE_FILES = ("report", "node_data")
 """Those of modules; of several parts, each has one."""
+ONLY_BY_MODULE = ("depth", *BY_MODULE_FILES)
 VALUES = {"dataset": "--dataset", "input_data": "--input-data", "names": "--map", "step": "--step"}
 """Options that say what one graph is fed."""
 MOST_SAMPLES = 8
@@ -52,6 +53,7 @@ MOST_SAMPLES = 8
 @click.argument("reference")
 @click.argument("candidate")
 @click.option("--by-module", is_flag=True, help="Compare every module, and name the first whose error is its own.")
+@click.option("--depth", type=click.IntRange(min=1), help="With --by-module, levels of the module tree to show.")
 @click.option("--threshold", type=click.FloatRange(min=0), help="Largest relative error of an output; else exit 3.")
 @click.option("--input-data", metavar="FILE", help="Values for the inputs: an .npz file, or a folder of them.")
 @click.option(
@@ -125,9 +127,13 @@ def _write(result: ModelComparison, options: dict[str, Any]) -> list[Path]:
     from winml.modelkit.report.comparison_page import comparison_page
     from winml.modelkit.report.model_explorer import comparison_node_data
 
-    renderers: dict[str, Callable[[], str]] = {"output": lambda: f"{json_text(result.as_record())}\n"}
+    depth = options["depth"]
+    renderers: dict[str, Callable[[], str]] = {"output": lambda: f"{json_text(result.as_record(depth=depth))}\n"}
     paths = {"output": options["output"]}
-    pages = {"report": comparison_page, "node_data": comparison_node_data}
+    pages: dict[str, Callable[[ModelComparison], str]] = {
+        "report": partial(comparison_page, depth=depth),
+        "node_data": comparison_node_data,
+    }
     parts = result.parts or {ONLY_PART: result}
     for option, page in pages.items():
         for name, path in zip(parts, _module_files(options[option], list(parts)), strict=False):
@@ -145,10 +151,10 @@ def _show(result: ModelComparison, written: list[Path], options: dict[str, Any])
     from winml.modelkit.report.terminal import print_rows
 
     def render(console: Console) -> None:
-        print_comparison(result, console, verbose=options["verbose"])
+        print_comparison(result, console, verbose=options["verbose"], depth=options["depth"])
         print_rows((("wrote", str(path)) for path in written), console)
 
-    show_result(result.as_record(), options, render)
+    show_result(result.as_record(depth=options["depth"]), options, render)
 
 
 def _refuse_early(options: dict[str, Any]) -> FoundPairs:
@@ -156,7 +162,7 @@ def _refuse_early(options: dict[str, Any]) -> FoundPairs:
     from winml.modelkit.builds.compared_models import found_pairs
     from winml.modelkit.flows.compare.given_values import value_files
 
-    for name in BY_MODULE_FILES:
+    for name in ONLY_BY_MODULE:
         if options[name] and not options["by_module"]:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} shows modules", hint=f"Add --by-module, or leave {flag} out.")

@@ -81,7 +81,7 @@ def command(**options: Any) -> None:
     run.choose_provider()
     load = {key: options[key] for key in ("model_class", "revision", "trust_remote_code")}
     subject = named_subject(name, asked, run, **load)
-    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
+    with library_output_to_stderr(), live_progress(quiet=options["quiet"], counted="samples") as progress:
         result = evaluate(subject, asked, on_step=None if options["quiet"] else show_step, progress=progress)
     show_answer(result.as_record(), options, lambda console: print_evaluation(result, console))
     if not result.is_good_enough:

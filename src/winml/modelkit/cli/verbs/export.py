@@ -231,8 +231,10 @@ def _export_model(request: ModelRequest, config: WinMLExportConfig, options: dic
 
 
 def _show_result(result: ExportResult, options: dict[str, Any]) -> None:
-    for note in result.companions.notes:
-        tell(f"Warning: {note}")  # whatever else is shown: the folder may be read as another model's
+    if options["quiet"] or options["format_"] == "json":
+        # Among the rows of the table it is a note. Nobody is to miss it: the folder may be read as another model's.
+        for note in result.companions.notes:
+            tell(f"Warning: {note}")
     if options["format_"] == "json":
         print_json(result.as_record())
         return

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterable, Mapping
 
 from winml.modelkit.errors import TaskError, UsageError
-from winml.modelkit.evaluate.media import INSTALL_HINT
+from winml.modelkit.evaluate.media import install_hint
 from winml.modelkit.evaluate.metrics.metric import Metric
 from winml.modelkit.evaluate.tasks.classification import CLASSIFICATION_TASKS
 from winml.modelkit.evaluate.tasks.generation import TEXT_GENERATION
@@ -78,5 +78,5 @@ def refuse_missing_libraries(metrics: Iterable[Metric]) -> None:
     for metric in metrics:
         if metric.library and importlib.util.find_spec(metric.library) is None:
             raise UsageError(
-                f"the metric {metric.name} needs {metric.library}, which is not installed", hint=INSTALL_HINT
+                f"the metric {metric.name} needs {metric.library}, which is not installed", hint=install_hint()
             )

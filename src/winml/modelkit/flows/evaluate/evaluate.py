@@ -199,6 +199,8 @@ def _evaluation(
     (prepared, scores), (options, clock, baseline_notes) = run, told
     data_set, agreements = prepared.data_set, scores.agreements
     agreement = sum(agreements) / len(agreements) if agreements else None
+    ours = _side_result(model.side, scores, 0)
+    theirs = None if baseline is None else _side_result(baseline, scores, 1)
     notes = (
         *model.notes,
         *baseline_notes,
@@ -206,6 +208,7 @@ def _evaluation(
         *prepared.judge.notes,
         *(f"{item.name} is larger than a number can say; JSON has null." for item in metrics if math.isinf(item.value)),
         *(_sentence(note) for note in (*prepared.preprocessor.notes, data_set.unreadable_note) if note),
+        *(side.busy_note for side in (ours, theirs) if side is not None and side.is_disturbed),
     )
     return Evaluation(
         task=model.task,
@@ -218,13 +221,13 @@ def _evaluation(
             available=len(data_set),
             unreadable=tuple((item.name, item.reason) for item in data_set.unreadable.values()),
         ),
-        model=_side_result(model.side, scores, 0),
+        model=ours,
         metrics=metrics,
         batch_size=prepared.batch_size,
         seed=options.seed,
         tool_version=__version__,
         onnxruntime_version=onnxruntime_version(),
-        baseline=None if baseline is None else _side_result(baseline, scores, 1),
+        baseline=theirs,
         agreement=agreement,
         agreement_words=prepared.task.agreement_words,
         differing=tuple(number for number, share in enumerate(agreements) if share < 1),
@@ -240,4 +243,4 @@ def _sentence(note: str) -> str:
 
 def _side_result(side: Side, scores: Scores, number: int) -> EvaluatedSide:
     latency = summarize(scores.latencies_ms(number))
-    return EvaluatedSide(side.name, side.kind, latency, side.provider)
+    return EvaluatedSide(side.name, side.kind, latency, side.provider, scores.is_disturbed(number))

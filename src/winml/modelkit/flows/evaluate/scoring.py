@@ -18,6 +18,7 @@ from winml.modelkit.evaluate.metrics.metric import Measured, Metric
 from winml.modelkit.evaluate.preprocessing import Batch, Preprocessor, Row
 from winml.modelkit.evaluate.tasks.task import Judge, Sample
 from winml.modelkit.flows.evaluate.sides import Side
+from winml.modelkit.measure.statistics import are_disturbed
 
 __all__ = ["Scores", "score_samples"]
 
@@ -38,6 +39,8 @@ class _SideScores:
     kept: list[Any] = field(default_factory=list)
     sample_ms: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Number → milliseconds: its share of each run it was in."""
+    run_ms: dict[tuple[Any, ...], list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Shapes of what was fed → milliseconds of each run but the first."""
     first: set[int] = field(default_factory=set)
     """Samples in the first run, which sets things up."""
     prepared: dict[Any, Any] = field(default_factory=dict)
@@ -65,6 +68,10 @@ class Scores:
         told = self.sides[side]
         later = [milliseconds for number, milliseconds in told.sample_ms.items() if number not in told.first]
         return later or list(told.sample_ms.values())
+
+    def is_disturbed(self, side: int) -> bool:
+        """Whether other load slowed the runs of a side: runs of equal sizes would take equally long."""
+        return are_disturbed(self.sides[side].run_ms.values())
 
 
 def score_samples(
@@ -146,10 +153,13 @@ def _sample_bytes(row: Row, sides: int) -> int:
 def _run(side: Side, batch: Batch, judge: Judge, told: _SideScores) -> None:
     started = time.perf_counter()
     outputs = side.run(batch.feeds)
-    row_ms = (time.perf_counter() - started) * 1000 / len(batch.rows)
+    run_ms = (time.perf_counter() - started) * 1000
+    row_ms = run_ms / len(batch.rows)
     numbers = [row.number // judge.fed_per_sample for row in batch.rows]
     if not told.sample_ms:
         told.first.update(numbers)
+    else:
+        told.run_ms[tuple(array.shape for array in batch.feeds.values())].append(run_ms)
     for number in numbers:
         told.sample_ms[number] += row_ms
     answers = judge.answers({name: batch.trimmed(array) for name, array in outputs.items()}, batch)

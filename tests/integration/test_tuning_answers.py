@@ -1,0 +1,132 @@
+"""What a tuning answers of times that are known: they are written into its state, and the same command answers anew."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from module_chains import save_chain
+from winml.modelkit.results.tuning import TuneResult
+from winml.modelkit.tune import contest
+from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.tuning import tune_model
+
+QUIET = [10.0, 10.2, 10.1, 10.3] * 6
+BUSY = [10.0] * 4 + [16.0] * 20
+"""More than half of the turns took more than 1.5 times the fastest."""
+FORM = "dynamic-int8"
+OPTIONS = TuneOptions(only=("dynamic", "compile"), min_sqnr_db=10)
+
+
+class KnownTimes:
+    """A tuning that is done, and answers again of other times."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model, self.folder = save_chain(folder / "chain.onnx"), folder / "tuned"
+        self.first = self._answer()
+
+    def _answer(self) -> TuneResult:
+        return tune_model(self._model, self.folder, options=OPTIONS)
+
+    def answer(self, **races: Mapping[str, Sequence[float]]) -> TuneResult:
+        """Return the answer of races with these times in milliseconds; nothing is measured again."""
+        path = self.folder / "tune_state.json"
+        state = json.loads(path.read_text(encoding="utf-8"))
+        state["races"] = {**state["races"], **races}
+        path.write_text(json.dumps(state), encoding="utf-8")
+        return self._answer()
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KnownTimes]:
+    """A file of nested modules, tuned in races of two turns."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contest, "RUNGS", (1, 2))
+        patch.setattr(contest, "FIRST_RUNG", (1,))
+        yield KnownTimes(tmp_path_factory.mktemp("tuning"))
+
+
+def of_plain(factor: float, plain: Sequence[float]) -> list[float]:
+    """Return times that are this part of those of the plain file in every turn."""
+    return [factor * time for time in plain]
+
+
+def variations(plain: Sequence[float], form: str, factor: float) -> dict[str, list[float]]:
+    """Return the race of a form with its compiled file, which is as fast."""
+    rest = {} if form == "plain" else {form: of_plain(factor, plain)}
+    return {"plain": list(plain), **rest, f"{form}+compiled": of_plain(factor, plain)}
+
+
+def test_faster_one_on_a_busy_machine_is_undecided_and_said_so(known: KnownTimes) -> None:
+    """Its interval lies below 1 as a whole, so nobody says that the two cannot be told apart."""
+    result = known.answer(right={"plain": BUSY, FORM: of_plain(0.88, BUSY)}, variations=variations(BUSY, "plain", 1.0))
+    form, winner = result.candidate(FORM), result.as_record()["winner"]
+    assert ("plain", "right") == (winner["name"], form.status)
+    assert form.ratio_to_winner is not None
+    assert "undecided" == form.ratio_to_winner.verdict
+    assert form.ratio_to_winner.high == pytest.approx(0.88)
+    assert "busy" in form.reason
+    assert "told apart" not in form.reason
+
+
+def test_form_that_beat_the_plain_file_does_not_lose_to_it_among_variations(known: KnownTimes) -> None:
+    """The race of variations was run on a busy machine; the one that decided was not."""
+    right = {"plain": QUIET, FORM: of_plain(0.5, QUIET)}
+    result = known.answer(right=right, variations=variations(BUSY, FORM, 0.5))
+    assert FORM == result.winner.name
+    plain = result.candidate("plain")
+    assert plain.ratio_to_winner is not None
+    assert ("slower", "slower") == (plain.status, plain.ratio_to_winner.verdict)
+
+
+def test_gain_of_the_winner_is_told_in_numbers(known: KnownTimes) -> None:
+    """Ratio with its interval, quality and size, beside the words."""
+    result = known.answer(right={"plain": QUIET, FORM: of_plain(0.5, QUIET)}, variations=variations(QUIET, FORM, 0.5))
+    winner = result.as_record()["winner"]
+    ratio = winner["ratio_to_plain"]
+    assert (0.5, 0.5, 0.5, "faster") == tuple(ratio[name] for name in ("value", "low", "high", "verdict"))
+    facts = result.won.facts
+    assert facts is not None
+    assert facts.sqnr_db is not None
+    assert (round(facts.sqnr_db, 3), facts.size_bytes) == (winner["sqnr_db"], winner["size_bytes"])
+    assert winner == json.loads((known.folder / "tune.json").read_text(encoding="utf-8"))["winner"]
+    assert (None, None) == (winner["fastest"], winner["fastest_to_winner"])
+
+
+def test_one_that_is_faster_within_the_noise_is_named_with_its_ratio(known: KnownTimes) -> None:
+    """The simpler one wins, and the JSON says beside which, by how much."""
+    compiled = {"plain": QUIET, "plain+compiled": of_plain(0.99, QUIET)}
+    result = known.answer(right={"plain": QUIET, FORM: QUIET}, variations=compiled)
+    winner = result.as_record()["winner"]
+    assert ("plain", True, "plain+compiled") == tuple(winner[name] for name in ("name", "is_within_noise", "fastest"))
+    assert (0.99, "no difference found") == tuple(winner["fastest_to_winner"][name] for name in ("value", "verdict"))
+
+
+@pytest.mark.parametrize(
+    ("factors", "words"),
+    [([0.99], "within 2 %"), ([0.9, 0.99], "may be less than 2 %"), ([0.9, 1.1], "not told apart")],
+)
+def test_words_on_two_that_are_as_good_follow_the_interval(known: KnownTimes, factors: list[float], words: str) -> None:
+    """Only an interval that contains 1 leaves open which is faster."""
+    times = [factors[turn % len(factors)] * time for turn, time in enumerate(QUIET)]
+    result = known.answer(right={"plain": QUIET, FORM: times}, variations=variations(QUIET, "plain", 1.0))
+    assert words in result.candidate(FORM).reason
+
+
+def test_winner_is_the_first_row_and_has_a_row_of_its_own_in_the_chart(known: KnownTimes) -> None:
+    """Two marks on one place hide nothing, since each has its row; equal answers are called so and have no number."""
+    result = known.answer(right={"plain": QUIET, FORM: of_plain(0.5, QUIET)}, variations=variations(QUIET, FORM, 0.5))
+    page = (known.folder / "tune.html").read_text(encoding="utf-8")
+    names = re.findall(r"<tr><td>(.*?)</td>", page.replace("<wbr>", ""))
+    assert FORM == names[0] == result.winner.name
+    rows = json.loads(re.findall(r'"ticktext":(\[.*?\])', page)[0])
+    assert len({item.candidate.name for item in result.candidates if item.latency is not None}) == len(rows)
+    assert "★" in rows[0]
+    assert not any("★" in row for row in rows[1:])
+    table = page[page.index('<table id="candidates"') :]
+    assert "equal" in table
+    assert "200.0<" not in table
