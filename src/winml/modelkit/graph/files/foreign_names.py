@@ -1,4 +1,4 @@
-"""Where may a name lead that another file holds? To a regular file or a folder below the folder it is relative to.
+"""Where may a name lead that stands in a file of somebody else? To a file or folder below the folder of that file.
 
 Manifests, indices, states, configs, metadata tables and models name further files. Whoever made such a file chose the
 name, and not the user, so it must not reach the rest of the machine. Every reader of such a name asks here. Opens
@@ -9,30 +9,73 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
 
 from winml.modelkit.errors import InputError
 from winml.modelkit.file_names import stays_inside
 
-__all__ = ["FoundName", "NameProblem", "file_within", "lies_within", "look_up_name"]
+__all__ = [
+    "ForeignNameError",
+    "NameProblem",
+    "file_below",
+    "file_within",
+    "lies_within",
+    "name_problem",
+    "refuse_special_file",
+]
 
 NameProblem = Literal["no name", "outside", "missing", "unusable", "not regular"]
 """What is wrong with a name. ``no name``: it is no text, or empty. ``outside``: it leads out of the folder, by itself
 or by a link. ``missing``: nothing is there. ``unusable``: the system does not look it up. ``not regular``: it is a
 device, a pipe or of the other kind."""
+Kind = Literal["file", "folder"]
+_KIND_WORDS = {"file": "regular file", "folder": "folder"}
 
 
-@dataclass(frozen=True)
-class FoundName:
-    """Where a name leads."""
+class ForeignNameError(ValueError):
+    """A name leads to nothing that may be read; the message says why, without the name.
 
-    path: Path
-    """The folder and the name. Only to be opened where nothing is wrong."""
-    problem: NameProblem | None
-    size_bytes: int | None = None
-    """Of a file; None where anything is wrong, or it is a folder."""
+    Attributes:
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, problem: NameProblem, words: str) -> None:
+        super().__init__(words)
+        self.problem = problem
+
+
+def file_below(folder: Path, name: Any, *, kind: Kind = "file") -> Path:
+    """Return the regular file (or the folder) below ``folder`` that a name in another file leads to.
+
+    The name may use the separators of any system. What leads out of the folder by itself is not looked up. Links are
+    followed as long as they stay below the folder, or lead from a snapshot to a blob of one repository of the Hub's
+    cache, which is how it is built.
+
+    Args:
+        folder: What the name is relative to.
+        name: As the other file holds it, of whatever type.
+        kind: What is expected there.
+
+    Raises:
+        ForeignNameError: the name is no text, leads out of the folder, or nothing of the kind is there.
+    """
+    if not isinstance(name, (str, Path)) or not str(name).strip():
+        raise ForeignNameError("no name", "is no name")
+    path = folder / name
+    if _leads_out(str(name)):
+        raise ForeignNameError("outside", "leads out of the folder")
+    try:
+        place, target = (Path(os.path.realpath(item, strict=True)) for item in (folder, path))
+        mode = target.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise ForeignNameError("missing", f"no such {kind}") from None
+    except (OSError, ValueError):  # ValueError: a character that no name has
+        raise ForeignNameError("unusable", "cannot be looked up") from None
+    if not target.is_relative_to(place) and not _is_hub_blob(place, target):
+        raise ForeignNameError("outside", "is a link that leads out of the folder")
+    _refuse_other_kind(mode, kind)
+    return path
 
 
 def file_within(
@@ -40,11 +83,11 @@ def file_within(
     name: Any,
     holder: Path | str,
     *,
-    kind: Literal["file", "folder"] = "file",
+    kind: Kind = "file",
     missing_ok: bool = False,
     error: type[InputError] = InputError,
 ) -> Path:
-    """Return the regular file (or the folder) below ``folder`` that a name in another file leads to.
+    """Return what :func:`file_below` returns, or say which file holds the name.
 
     Args:
         folder: What the name is relative to.
@@ -55,53 +98,39 @@ def file_within(
         error: What to raise.
 
     Raises:
-        InputError: the name is no text, leads out of the folder, or such a file is not there; of the type ``error``.
+        InputError: of the type ``error``; names the holder, the name, and what is expected.
     """
-    found = look_up_name(folder, name, kind=kind)
-    if found.problem is None or (missing_ok and found.problem == "missing"):
-        return found.path
-    problem = {
-        "no name": "which is no name",
-        "outside": f"which leads out of {folder}; it was not read",
-        "missing": "which is not there",
-        "unusable": "which cannot be looked up",
-        "not regular": f"which is no {'regular file' if kind == 'file' else 'folder'}",
-    }[found.problem]
-    raise error(
-        f"{holder}: names {name!r}, {problem}; expected the name of a {kind} below {folder}",
-        hint=f"Put the {kind} there and name it by its path from that folder, or get {holder} again from who made it.",
-    )
-
-
-def look_up_name(folder: Path, name: Any, *, kind: Literal["file", "folder"] = "file") -> FoundName:
-    """Return where a name in another file leads, and what is wrong with it.
-
-    The name may use the separators of any system. What leads out of the folder by itself is not looked up. Links are
-    followed as long as they stay below the folder, or lead from a snapshot to a blob of one repository of the Hub's
-    cache, which is how it is built.
-
-    Args:
-        folder: What the name is relative to.
-        name: As the other file holds it, of whatever type.
-        kind: What is expected there.
-    """
-    if not isinstance(name, (str, Path)) or not str(name).strip():
-        return FoundName(folder, "no name")
-    path = folder / name
-    if _leads_out(str(name)):
-        return FoundName(path, "outside")
     try:
-        place, target = (Path(os.path.realpath(item, strict=True)) for item in (folder, path))
-        status = target.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return FoundName(path, "missing")
-    except (OSError, ValueError):  # ValueError: a character that no name has
-        return FoundName(path, "unusable")
-    if not target.is_relative_to(place) and not _is_hub_blob(place, target):
-        return FoundName(path, "outside")
-    if kind == "folder":
-        return FoundName(path, None if stat.S_ISDIR(status.st_mode) else "not regular")
-    return FoundName(path, None, status.st_size) if stat.S_ISREG(status.st_mode) else FoundName(path, "not regular")
+        return file_below(folder, name, kind=kind)
+    except ForeignNameError as problem:
+        if missing_ok and problem.problem == "missing":
+            return folder / name
+        raise error(
+            f"{holder}: names {name!r} ({problem}); expected the name of a {kind} below {folder}",
+            hint=f"Put the {kind} there and name it by its path from that folder, or get it again from who made it.",
+        ) from None
+
+
+def name_problem(folder: Path, name: Any, *, kind: Kind = "file") -> NameProblem | None:
+    """Return what is wrong with a name that another file holds; None where :func:`file_below` finds the file."""
+    try:
+        file_below(folder, name, kind=kind)
+    except ForeignNameError as error:
+        return error.problem
+    return None
+
+
+def refuse_special_file(path: Path) -> None:
+    """Refuse what is no regular file: opening a pipe that nobody writes to would wait for ever.
+
+    Raises:
+        ForeignNameError: it is missing, a folder, a pipe, a socket or a device.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        raise ForeignNameError("missing", "no such file") from None
+    _refuse_other_kind(mode, "file")
 
 
 def lies_within(folder: Path, name: str) -> bool:
@@ -111,7 +140,13 @@ def lies_within(folder: Path, name: str) -> bool:
     link. What the name itself leads to does not count: it is replaced or removed, never followed.
     """
     above = str(PurePosixPath(name).parent)
-    return stays_inside(name) and look_up_name(folder, above, kind="folder").problem in (None, "missing")
+    return stays_inside(name) and name_problem(folder, above, kind="folder") in (None, "missing")
+
+
+def _refuse_other_kind(mode: int, kind: Kind) -> None:
+    if not (stat.S_ISREG(mode) if kind == "file" else stat.S_ISDIR(mode)):
+        is_folder = kind == "file" and stat.S_ISDIR(mode)
+        raise ForeignNameError("not regular", "is a folder" if is_folder else f"is no {_KIND_WORDS[kind]}")
 
 
 def _leads_out(name: str) -> bool:
