@@ -123,6 +123,10 @@ VERBS = {
             "quantize", "-m", place / which / "in.onnx", "-o", folder / "model.onnx", "--external-data", "--overwrite",
             "--no-verify", "-q",
         )),
+        Verb("compile", lambda place, folder, which: (
+            "compile", "-m", place / which / "in.onnx", "-o", folder / "model.onnx", "--ep", "cpu",
+            "--overwrite", "--no-verify", "-q",
+        )),
         Verb("pin", lambda place, folder, which: (
             "export", "-m", place / which / "open.onnx", "-o", folder / "model.onnx", "--shape-config",
             '{"rows": 3}', "--overwrite", "--no-verify", "-q",

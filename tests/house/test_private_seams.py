@@ -145,6 +145,10 @@ SEAMS: dict[str, dict[str, str]] = {
     "runtime.placement.asking": {
         "onnxruntime.capi": "tests/unit/inspect/test_provider_check.py::test_listed_kernels_are_those_a_session_finds",
     },
+    "runtime.processes": {
+        "._args_from_interpreter_flags": "tests/unit/runtime/test_processes.py::"
+        "test_process_searches_the_path_without_the_working_directory",
+    },
     "verify.other_sizes": {
         "._buffers": "tests/unit/verify/test_other_sizes.py::"
         "test_unchanged_attributes_puts_back_what_a_forward_wrote_down",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from winml.modelkit.builds.cache import hash_file
-from winml.modelkit.graph.files.foreign_names import look_up_name
+from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.results.build_manifest import FileRecord
 
 __all__ = ["FileRecords"]
@@ -38,10 +38,10 @@ class FileRecords:
     def first_changed(self, records: Sequence[FileRecord]) -> str:
         """Return the name of the first file that is missing, outside of the folder or not as recorded, or ``""``."""
         for record in records:
-            found = look_up_name(self._folder, record.name)
             try:
-                is_same = found.size_bytes == record.size_bytes and self._read_digest(found.path) == record.sha256
-            except OSError:
+                path = file_below(self._folder, record.name)
+                is_same = path.stat().st_size == record.size_bytes and self._read_digest(path) == record.sha256
+            except (OSError, ForeignNameError):
                 is_same = False
             if not is_same:
                 return record.name

@@ -20,7 +20,7 @@ from winml.modelkit.file_names import (
     MODEL_SUFFIX,
     ONLY_PART,
 )
-from winml.modelkit.graph.files.foreign_names import file_within, look_up_name
+from winml.modelkit.graph.files.foreign_names import file_within, name_problem
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.checkpoints.companion_files import companion_files
 from winml.modelkit.load.checkpoints.weight_files import find_weights
@@ -126,7 +126,7 @@ def found_folder(path: Path, submodel: Sequence[str] = ()) -> FoundFolder:
         return FoundFolder(path, parts, chosen, companion_files(path), None if manifest is None else manifest.layout)
     models = {file.name for part in manifest.parts for file in part.model}
     names = [file.name for file in manifest.deploy if file.name not in models]
-    beside = {name: path / name for name in names if look_up_name(path, name).problem is None}
+    beside = {name: path / name for name in names if name_problem(path, name) is None}
     return FoundFolder(path, parts, chosen, beside, manifest.layout)
 
 

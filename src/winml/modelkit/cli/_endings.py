@@ -174,10 +174,15 @@ def _committed_words() -> str:
 
 
 def tell_settled() -> None:
-    """Tell what became of files that a command which was killed had left unfinished."""
-    from winml.modelkit.graph.files.committed import taken_settled
+    """Tell what became of files that a command which was killed had left unfinished, and which are still so."""
+    from winml.modelkit.graph.files.committed import taken_read, taken_settled
 
-    for words in taken_settled():
+    notes = taken_settled()
+    if paths := taken_read():
+        from winml.modelkit.graph.files.interrupted import unfinished_notes
+
+        notes += unfinished_notes(paths)
+    for words in notes:
         tell(f"note: {words}")
 
 

@@ -6,6 +6,7 @@ servers that way: a ``json.py`` in a downloaded folder would run. Does not know 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import subprocess
@@ -91,19 +92,22 @@ def _working_directory_left_out() -> Iterator[None]:
 
     The path of this process is what a new one gets. Threads share the change.
     """
-    path, variable = sys.path, os.environ.get(SAFE_PATH_VARIABLE)
-    flags = util._args_from_interpreter_flags  # type: ignore[attr-defined]
-    os.environ[SAFE_PATH_VARIABLE] = "1"
-    if (cleaned := module_path()) != path:
-        sys.path = cleaned
-    if sys.version_info < (3, 11):
-        # No variable does that there, and -I ignores PYTHONPATH as well; processes of the server get the path.
-        util._args_from_interpreter_flags = lambda: [*flags(), "-I"]  # type: ignore[attr-defined]
-    try:
+    with contextlib.ExitStack() as put_back:
+        put_back.callback(_set_variable, os.environ.get(SAFE_PATH_VARIABLE))
+        _set_variable("1")
+        if (path := module_path()) != sys.path:
+            put_back.callback(setattr, sys, "path", sys.path)
+            sys.path = path
+        if sys.version_info < (3, 11):
+            # No variable does that there. -I ignores PYTHONPATH as well; processes of the server get the path.
+            flags = util._args_from_interpreter_flags  # type: ignore[attr-defined]
+            put_back.callback(setattr, util, "_args_from_interpreter_flags", flags)
+            util._args_from_interpreter_flags = lambda: [*flags(), "-I"]  # type: ignore[attr-defined]
         yield
-    finally:
-        sys.path, util._args_from_interpreter_flags = path, flags  # type: ignore[attr-defined]
-        if variable is None:
-            os.environ.pop(SAFE_PATH_VARIABLE, None)
-        else:
-            os.environ[SAFE_PATH_VARIABLE] = variable
+
+
+def _set_variable(value: str | None) -> None:
+    if value is None:
+        os.environ.pop(SAFE_PATH_VARIABLE, None)
+    else:
+        os.environ[SAFE_PATH_VARIABLE] = value

@@ -14,8 +14,8 @@ import pytest
 from winml.modelkit.errors import OutputExistsError
 from winml.modelkit.file_names import JOURNAL_NAME, OWNER_LOCK_NAME, PARTIAL_PREFIX
 from winml.modelkit.graph.files.committed import taken_settled
-from winml.modelkit.graph.files.interrupted import STAGED, settle_interrupted
-from winml.modelkit.graph.files.journal import write_journal
+from winml.modelkit.graph.files.interrupted import STAGED, settle_interrupted, unfinished_notes
+from winml.modelkit.graph.files.journal import MOVED_ASIDE, write_journal
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing
 
 
@@ -44,6 +44,29 @@ def test_finished_files_are_put_in_place_by_the_next_command(tmp_path: Path, kil
         files.commit()
     assert {"a.json": "new a.json", "b.json": "new b.json", "other.json": "other"} == _contents(tmp_path)
     assert not killed.exists()
+
+
+def test_reader_is_told_what_waits_and_changes_nothing(tmp_path: Path, killed: Path) -> None:
+    """Of the folder, or of a file in it; nothing is said where all is in place, or somebody went on."""
+    before = sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    (note,) = unfinished_notes([tmp_path, tmp_path / "a.json"])
+    assert "a.json, b.json" in note
+    assert (note,) == unfinished_notes([tmp_path / "a.json"]) == unfinished_notes([tmp_path / "missing.json"])
+    assert before == sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    (killed / STAGED / "a.json").replace(tmp_path / "a.json")
+    assert "a.json" not in unfinished_notes([tmp_path])[0]
+    (tmp_path / "b.json").write_text("made by hand since then")
+    assert () == unfinished_notes([tmp_path])
+    settle_interrupted(tmp_path)
+    assert () == unfinished_notes([tmp_path])
+
+
+def test_reader_is_told_of_a_file_that_is_aside(tmp_path: Path, killed: Path) -> None:
+    """Where links fail, an earlier file has no place at one moment."""
+    (killed / JOURNAL_NAME).unlink()
+    (killed / MOVED_ASIDE).mkdir()
+    (tmp_path / "a.json").replace(killed / MOVED_ASIDE / "a.json")
+    assert "a.json" in unfinished_notes([tmp_path])[0]
 
 
 def test_refusal_says_that_the_file_was_completed_just_now(tmp_path: Path, killed: Path) -> None:

@@ -100,11 +100,11 @@ def test_find_weights_sharded_lists_each_file_once(tmp_path: Path) -> None:
         ('{"weight_map": {}', "line 1, column"),
         ('{"weights": {}}', "no weight_map"),
         ("[]", "no weight_map"),
-        ('{"weight_map": {"a": "../model.safetensors"}}', "'a': names '../model.safetensors', which leads out"),
-        ('{"weight_map": {"a": "sub/../../model.safetensors"}}', "which leads out"),
-        ('{"weight_map": {"a": "/elsewhere/model.safetensors"}}', "'/elsewhere/model.safetensors', which leads out"),
-        ('{"weight_map": {"a": "C:\\\\model.safetensors"}}', "which leads out"),
-        ('{"weight_map": {"a": "..\\\\model.safetensors"}}', "which leads out"),
+        ('{"weight_map": {"a": "../model.safetensors"}}', "'a': names '../model.safetensors' (leads out"),
+        ('{"weight_map": {"a": "sub/../../model.safetensors"}}', "leads out"),
+        ('{"weight_map": {"a": "/elsewhere/model.safetensors"}}', "'/elsewhere/model.safetensors' (leads out"),
+        ('{"weight_map": {"a": "C:\\\\model.safetensors"}}', "leads out"),
+        ('{"weight_map": {"a": "..\\\\model.safetensors"}}', "leads out"),
     ],
 )
 def test_find_weights_broken_index_is_refused(tmp_path: Path, index: str, words: str) -> None:

@@ -1,4 +1,4 @@
-"""Which files has this process put in place, and which of a command that was killed?
+"""Which files has this process put in place, and which of a command that was killed? Where has it read?
 
 For whoever has to say what an interruption left behind. Standard library only.
 """
@@ -17,7 +17,9 @@ __all__ = [
     "committed_files",
     "interruptions_held",
     "record_committed",
+    "record_read",
     "record_settled",
+    "taken_read",
     "taken_settled",
     "unrecorded",
 ]
@@ -26,6 +28,7 @@ _HELD = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") 
 
 _committed: dict[Path, None] = {}
 _settled: dict[str, None] = {}
+_read: dict[Path, None] = {}
 _is_recorded: contextvars.ContextVar[bool] = contextvars.ContextVar("is_recorded", default=True)
 
 
@@ -39,6 +42,19 @@ def record_settled(words: str) -> None:
     """Note what was done with the files of a command that was killed."""
     if _is_recorded.get():
         _settled[words] = None
+
+
+def record_read(path: Path) -> None:
+    """Note a file or folder that is read: the user is told of what a killed command left unfinished beside it."""
+    if _is_recorded.get():
+        _read[path] = None
+
+
+def taken_read() -> tuple[Path, ...]:
+    """Return the files and folders that were read, each once."""
+    paths = tuple(_read)
+    _read.clear()
+    return paths
 
 
 def taken_settled() -> tuple[str, ...]:

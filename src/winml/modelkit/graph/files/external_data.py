@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from winml.modelkit.graph.files.foreign_names import look_up_name
+from winml.modelkit.graph.files.foreign_names import name_problem
 
 __all__ = ["DataFile", "DataProblem", "check_data_file"]
 
@@ -37,9 +37,9 @@ def check_data_file(folder: Path, name: str, needed_bytes: int = 0) -> DataFile:
             file of the machine.
         needed_bytes: Smallest size of the file that holds all the data.
     """
-    found = look_up_name(folder, name)
-    if found.problem in ("no name", "outside"):
-        return DataFile(found.path, None, "outside")
-    if found.size_bytes is None:
-        return DataFile(found.path, None, "missing")
-    return DataFile(found.path, found.size_bytes, "cut off" if found.size_bytes < needed_bytes else None)
+    path = folder / name
+    problem = name_problem(folder, name)
+    if problem is not None:
+        return DataFile(path, None, "outside" if problem in ("no name", "outside") else "missing")
+    size_bytes = path.stat().st_size
+    return DataFile(path, size_bytes, "cut off" if size_bytes < needed_bytes else None)

@@ -1,4 +1,4 @@
-"""Where may a name lead that another file holds? To a regular file or a folder below the folder it is relative to.
+"""Where may a name lead that stands in a file of somebody else? To a file or folder below the folder of that file.
 
 Manifests, indices, states, configs, metadata tables and models name further files. Whoever made such a file chose the
 name, and not the user, so it must not reach the rest of the machine. Every reader of such a name asks here. Opens
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
 
@@ -18,12 +17,11 @@ from winml.modelkit.file_names import stays_inside
 
 __all__ = [
     "ForeignNameError",
-    "FoundName",
     "NameProblem",
     "file_below",
     "file_within",
     "lies_within",
-    "look_up_name",
+    "name_problem",
     "refuse_special_file",
 ]
 
@@ -31,21 +29,53 @@ NameProblem = Literal["no name", "outside", "missing", "unusable", "not regular"
 """What is wrong with a name. ``no name``: it is no text, or empty. ``outside``: it leads out of the folder, by itself
 or by a link. ``missing``: nothing is there. ``unusable``: the system does not look it up. ``not regular``: it is a
 device, a pipe or of the other kind."""
+Kind = Literal["file", "folder"]
+_KIND_WORDS = {"file": "regular file", "folder": "folder"}
 
 
 class ForeignNameError(ValueError):
-    """A name leads to no file that may be read; the message says why, without the name."""
+    """A name leads to nothing that may be read; the message says why, without the name.
+
+    Attributes:
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, problem: NameProblem, words: str) -> None:
+        super().__init__(words)
+        self.problem = problem
 
 
-@dataclass(frozen=True)
-class FoundName:
-    """Where a name leads."""
+def file_below(folder: Path, name: Any, *, kind: Kind = "file") -> Path:
+    """Return the regular file (or the folder) below ``folder`` that a name in another file leads to.
 
-    path: Path
-    """The folder and the name. Only to be opened where nothing is wrong."""
-    problem: NameProblem | None
-    size_bytes: int | None = None
-    """Of a file; None where anything is wrong, or it is a folder."""
+    The name may use the separators of any system. What leads out of the folder by itself is not looked up. Links are
+    followed as long as they stay below the folder, or lead from a snapshot to a blob of one repository of the Hub's
+    cache, which is how it is built.
+
+    Args:
+        folder: What the name is relative to.
+        name: As the other file holds it, of whatever type.
+        kind: What is expected there.
+
+    Raises:
+        ForeignNameError: the name is no text, leads out of the folder, or nothing of the kind is there.
+    """
+    if not isinstance(name, (str, Path)) or not str(name).strip():
+        raise ForeignNameError("no name", "is no name")
+    path = folder / name
+    if _leads_out(str(name)):
+        raise ForeignNameError("outside", "leads out of the folder")
+    try:
+        place, target = (Path(os.path.realpath(item, strict=True)) for item in (folder, path))
+        mode = target.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise ForeignNameError("missing", f"no such {kind}") from None
+    except (OSError, ValueError):  # ValueError: a character that no name has
+        raise ForeignNameError("unusable", "cannot be looked up") from None
+    if not target.is_relative_to(place) and not _is_hub_blob(place, target):
+        raise ForeignNameError("outside", "is a link that leads out of the folder")
+    _refuse_other_kind(mode, kind)
+    return path
 
 
 def file_within(
@@ -53,11 +83,11 @@ def file_within(
     name: Any,
     holder: Path | str,
     *,
-    kind: Literal["file", "folder"] = "file",
+    kind: Kind = "file",
     missing_ok: bool = False,
     error: type[InputError] = InputError,
 ) -> Path:
-    """Return the regular file (or the folder) below ``folder`` that a name in another file leads to.
+    """Return what :func:`file_below` returns, or say which file holds the name.
 
     Args:
         folder: What the name is relative to.
@@ -68,30 +98,26 @@ def file_within(
         error: What to raise.
 
     Raises:
-        InputError: the name is no text, leads out of the folder, or such a file is not there; of the type ``error``.
+        InputError: of the type ``error``; names the holder, the name, and what is expected.
     """
-    found = look_up_name(folder, name, kind=kind)
-    if found.problem is None or (missing_ok and found.problem == "missing"):
-        return found.path
-    raise error(
-        f"{holder}: names {name!r}, which {_in_words(found.problem, kind)}; expected the name of a {kind} "
-        f"below {folder}",
-        hint=f"Put the {kind} there and name it by its path from that folder, or get {holder} again from who made it.",
-    )
+    try:
+        return file_below(folder, name, kind=kind)
+    except ForeignNameError as problem:
+        if missing_ok and problem.problem == "missing":
+            return folder / name
+        raise error(
+            f"{holder}: names {name!r} ({problem}); expected the name of a {kind} below {folder}",
+            hint=f"Put the {kind} there and name it by its path from that folder, or get it again from who made it.",
+        ) from None
 
 
-def file_below(folder: Path, name: str | os.PathLike[str]) -> Path:
-    """Return the regular file below a folder that a cell, a row or an entry of another file names.
-
-    For readers of many names, which say themselves in which row the name stands and go on with the next.
-
-    Raises:
-        ForeignNameError: the name leads out of the folder, or to no regular file.
-    """
-    found = look_up_name(folder, os.fspath(name))
-    if found.problem is not None:
-        raise ForeignNameError(_in_words(found.problem, "file"))
-    return found.path
+def name_problem(folder: Path, name: Any, *, kind: Kind = "file") -> NameProblem | None:
+    """Return what is wrong with a name that another file holds; None where :func:`file_below` finds the file."""
+    try:
+        file_below(folder, name, kind=kind)
+    except ForeignNameError as error:
+        return error.problem
+    return None
 
 
 def refuse_special_file(path: Path) -> None:
@@ -103,40 +129,8 @@ def refuse_special_file(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
-        raise ForeignNameError(_in_words("missing", "file")) from None
-    if not stat.S_ISREG(mode):
-        raise ForeignNameError("is a folder" if stat.S_ISDIR(mode) else _in_words("not regular", "file"))
-
-
-def look_up_name(folder: Path, name: Any, *, kind: Literal["file", "folder"] = "file") -> FoundName:
-    """Return where a name in another file leads, and what is wrong with it.
-
-    The name may use the separators of any system. What leads out of the folder by itself is not looked up. Links are
-    followed as long as they stay below the folder, or lead from a snapshot to a blob of one repository of the Hub's
-    cache, which is how it is built.
-
-    Args:
-        folder: What the name is relative to.
-        name: As the other file holds it, of whatever type.
-        kind: What is expected there.
-    """
-    if not isinstance(name, (str, Path)) or not str(name).strip():
-        return FoundName(folder, "no name")
-    path = folder / name
-    if _leads_out(str(name)):
-        return FoundName(path, "outside")
-    try:
-        place, target = (Path(os.path.realpath(item, strict=True)) for item in (folder, path))
-        status = target.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return FoundName(path, "missing")
-    except (OSError, ValueError):  # ValueError: a character that no name has
-        return FoundName(path, "unusable")
-    if not target.is_relative_to(place) and not _is_hub_blob(place, target):
-        return FoundName(path, "outside")
-    if kind == "folder":
-        return FoundName(path, None if stat.S_ISDIR(status.st_mode) else "not regular")
-    return FoundName(path, None, status.st_size) if stat.S_ISREG(status.st_mode) else FoundName(path, "not regular")
+        raise ForeignNameError("missing", "no such file") from None
+    _refuse_other_kind(mode, "file")
 
 
 def lies_within(folder: Path, name: str) -> bool:
@@ -146,17 +140,13 @@ def lies_within(folder: Path, name: str) -> bool:
     link. What the name itself leads to does not count: it is replaced or removed, never followed.
     """
     above = str(PurePosixPath(name).parent)
-    return stays_inside(name) and look_up_name(folder, above, kind="folder").problem in (None, "missing")
+    return stays_inside(name) and name_problem(folder, above, kind="folder") in (None, "missing")
 
 
-def _in_words(problem: NameProblem, kind: Literal["file", "folder"]) -> str:
-    return {
-        "no name": "is no name",
-        "outside": "leads out of the folder; it was not read",
-        "missing": "is not there",
-        "unusable": "cannot be looked up",
-        "not regular": f"is no {'regular file' if kind == 'file' else 'folder'}",
-    }[problem]
+def _refuse_other_kind(mode: int, kind: Kind) -> None:
+    if not (stat.S_ISREG(mode) if kind == "file" else stat.S_ISDIR(mode)):
+        is_folder = kind == "file" and stat.S_ISDIR(mode)
+        raise ForeignNameError("not regular", "is a folder" if is_folder else f"is no {_KIND_WORDS[kind]}")
 
 
 def _leads_out(name: str) -> bool:

@@ -24,6 +24,7 @@ __all__ = [
     "file_state",
     "put_back",
     "remove_journal",
+    "waiting_names",
     "write_journal",
 ]
 
@@ -116,13 +117,8 @@ def complete_journal(folder: Path, staged: Path, directory: Path) -> Settled | N
         waiting = _waiting_files(journal, staged)
     except (ValueError, OverflowError):
         return None
-    for name in waiting:
-        size_bytes, earlier = journal.moves[name]
-        now = file_state(directory / name)
-        # Where links fail, a kill may come when the earlier file is moved aside. Else it was removed since then.
-        is_untouched = now == earlier or (now is None and os.path.lexists(folder / MOVED_ASIDE / name))
-        if not is_untouched or waiting[name] != size_bytes:
-            return Settled()
+    if not all(_is_still_meant(journal, name, waiting[name], folder, directory) for name in waiting):
+        return Settled()
     for name in waiting:
         (staged / name).replace(directory / name)
     unchanged = [
@@ -134,6 +130,34 @@ def complete_journal(folder: Path, staged: Path, directory: Path) -> Settled | N
         remove_unused(directory, unchanged)
     remove_journal(folder)
     return Settled(tuple(journal.moves), tuple(name for name in unchanged if not os.path.lexists(directory / name)))
+
+
+def _is_still_meant(journal: _Journal, name: str, written_bytes: int, folder: Path, directory: Path) -> bool:
+    """Say whether a finished file is whole, and what it replaces is as it was.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    size_bytes, earlier = journal.moves[name]
+    now = file_state(directory / name)
+    # Where links fail, a kill may come when the earlier file is moved aside. Else it was removed since then.
+    is_untouched = now == earlier or (now is None and os.path.lexists(folder / MOVED_ASIDE / name))
+    return is_untouched and written_bytes == size_bytes
+
+
+def waiting_names(folder: Path, staged: Path, directory: Path) -> tuple[str, ...]:
+    """Return the files of a directory that are not what they are to be: new ones wait, or earlier ones are aside.
+
+    Changes nothing. Empty where the journal is of a newer version, damaged or not ours.
+    """
+    try:
+        journal = _read_journal(folder / JOURNAL_NAME)
+        waiting = _waiting_files(journal, staged)
+        aside = [name for name in _regular_files(folder / MOVED_ASIDE) if not os.path.lexists(directory / name)]
+        is_meant = all(_is_still_meant(journal, name, waiting[name], folder, directory) for name in waiting)
+    except (OSError, ValueError, OverflowError):
+        return ()
+    return tuple(dict.fromkeys((*(waiting if is_meant else ()), *aside)))
 
 
 def put_back(folder: Path, staged: Path, directory: Path) -> tuple[str, ...]:

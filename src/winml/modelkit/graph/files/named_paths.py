@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from winml.modelkit.errors import ModelPathError
+from winml.modelkit.graph.files.committed import record_read
 
 __all__ = ["named_path"]
 
@@ -28,6 +29,7 @@ def named_path(text: str | os.PathLike[str]) -> Path:
         path = Path(text).expanduser()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
+        record_read(path)
         return path
     except (OSError, RuntimeError, ValueError) as error:
         shown = os.fspath(text)

@@ -23,6 +23,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from winml.modelkit.errors import InputError, ModelPathError
+from winml.modelkit.graph.files.committed import record_read
 from winml.modelkit.graph.files.wire import varint
 from winml.modelkit.metadata_keys import FUNCTION_DOMAIN
 
@@ -161,6 +162,7 @@ def inline_functions(model: onnx.ModelProto, path: Path) -> int:
 
 
 def _read_as_written(path: Path, replace: _Replacement) -> onnx.ModelProto:
+    record_read(path)
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):

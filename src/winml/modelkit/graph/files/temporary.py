@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from winml.modelkit.file_names import TEMPORARY_PREFIX
+from winml.modelkit.file_names import PARTIAL_PREFIX, TEMPORARY_PREFIX
+from winml.modelkit.graph.files.interrupted import settle_interrupted
 from winml.modelkit.graph.files.owned_folders import OwnedFolder, abandoned_folders
 
 __all__ = ["temporary_folder"]
@@ -19,15 +20,20 @@ def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
 
     Args:
         beside: A file that is to be written; the folder is then on its file system, so that what is in it can be moved
-            there however large it is. None: among the system's temporary files.
+            there however large it is. It is hidden, and what a kill leaves goes with the next command that writes
+            there. None: among the system's temporary files.
 
     Raises:
         OSError: it cannot be made.
     """
-    directory = Path(tempfile.gettempdir()) if beside is None else _nearest_folder(beside)
+    if beside is None:
+        directory, prefix = Path(tempfile.gettempdir()), TEMPORARY_PREFIX
+    else:
+        directory, prefix = _nearest_folder(beside), PARTIAL_PREFIX
+        settle_interrupted(directory)
     for abandoned in abandoned_folders(directory, TEMPORARY_PREFIX):
         abandoned.remove()
-    folder = OwnedFolder.make(directory, TEMPORARY_PREFIX)
+    folder = OwnedFolder.make(directory, prefix)
     try:
         yield folder.path
     finally:

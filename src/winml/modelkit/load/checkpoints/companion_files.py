@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.file_names import is_plain_name
-from winml.modelkit.graph.files.foreign_names import look_up_name
+from winml.modelkit.graph.files.foreign_names import name_problem
 from winml.modelkit.load.checkpoints.weight_files import FORMATS
 
 __all__ = [
@@ -156,7 +156,7 @@ def _modules(path: Path) -> Iterator[tuple[str, str]]:
         # "" is the transformer itself. Names that lead out of the folder are nobody's.
         if not isinstance(place, str) or not is_plain_name(place) or place.startswith("."):
             continue
-        if look_up_name(path.parent, place, kind="folder").problem is None:
+        if name_problem(path.parent, place, kind="folder") is None:
             yield place, type_name.rpartition(".")[2] if isinstance(type_name, str) else ""
 
 

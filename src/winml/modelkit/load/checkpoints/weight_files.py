@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import CheckpointError, first_line
-from winml.modelkit.graph.files.foreign_names import file_within, look_up_name
+from winml.modelkit.graph.files.foreign_names import file_within, name_problem
 from winml.modelkit.options import JsonError, load_json, read_json_file
 
 __all__ = [
@@ -131,7 +131,7 @@ def _index_entries(index: Path) -> dict[str, str]:
 
 def _complete_shards(index: Path) -> tuple[Path, ...]:
     shards = tuple(index.parent / name for name in sorted(set(_weight_map(index).values())))
-    missing = [shard.name for shard in shards if look_up_name(index.parent, shard.relative_to(index.parent)).problem]
+    missing = [shard.name for shard in shards if name_problem(index.parent, shard.relative_to(index.parent))]
     if missing:
         raise CheckpointError(
             f"{index}: names {len(shards)} shards, of which {len(missing)} missing: {', '.join(missing[:3])}",
