@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from winml.modelkit.errors import UsageError, WinMLError
 from winml.modelkit.load.request import ModelRequest, resolve_source
 from winml.modelkit.metadata_keys import MODEL_KEY
+from winml.modelkit.options import load_json
 
 __all__ = ["exported_from"]
 
@@ -27,7 +27,7 @@ def exported_from(metadata: Mapping[str, str], shown: str, hint: str = _HINT) ->
             network or run code it names.
     """
     try:
-        record = json.loads(metadata.get(MODEL_KEY, ""))
+        record = load_json(metadata.get(MODEL_KEY, ""))
         request = ModelRequest(
             model=str(record["name_or_path"]),
             task=record.get("task"),

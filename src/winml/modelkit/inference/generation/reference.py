@@ -5,7 +5,6 @@ PyTorch runs the checkpoint with transformers' own loop and its own cache.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from winml.modelkit.inference.generation.writing import PreparedPrompt, files_fo
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.metadata_keys import MODEL_KEY
+from winml.modelkit.options import load_json
 from winml.modelkit.results.generated_text import GeneratedText, ReferenceText, TokenDifference
 
 __all__ = ["compare_with_pytorch"]
@@ -48,7 +48,7 @@ def _recorded_checkpoint(prompt: PreparedPrompt) -> str:
 
     texts = [entry.value for entry in read_structure(prompt.model).metadata_props if entry.key == MODEL_KEY]
     try:
-        name = json.loads(texts[0]).get("name_or_path") if texts else None
+        name = load_json(texts[0]).get("name_or_path") if texts else None
     except (ValueError, AttributeError):
         name = None
     if not name:
