@@ -89,12 +89,12 @@ def test_pictures_calibrate_a_vit() -> None:
         )
     )  # fmt: skip
     assert {"data": "pictures", "split": "train", "samples": 5, "method": "minmax"} == record["calibration"]
-    assert "1 of 6 samples of pictures does not open and is left out: 2.png." in record["notes"]
+    assert "1 of 6 samples of pictures does not open and is left out: dog/2.png." in record["notes"]
     assert record["verification"]["is_verified"]
     assert _calibration_of(Path("vit/int8.onnx")) == record["calibration"]
     again = _answer(run_here("compare", "vit/model.onnx", "vit/int8.onnx", "--dataset", "pictures", "--format", "json"))
     assert ("data set", 5) == (again["input_source"], again["draws"])
-    assert "1 of 6 samples of pictures does not open and is left out: 2.png." in again["notes"]
+    assert "1 of 6 samples of pictures does not open and is left out: dog/2.png." in again["notes"]
 
 
 def test_sentences_calibrate_a_bert_and_are_compared_on() -> None:

@@ -9,9 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import onnx
 import pytest
 
+from e2e.in_process import run_here
 from fuzzed_commands import CommandProcess
+from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, INPUTS_KEY, MODEL_KEY
 from winml.modelkit.options import JSON_LIMIT_BYTES
 
 LONG = "a" * 300
@@ -87,6 +90,35 @@ resource.setrlimit(resource.RLIMIT_AS, (400_000_000, 400_000_000))
 from winml.modelkit.cli.main import main
 main()
 """
+
+
+@pytest.mark.parametrize(
+    ("key", "verbs"),
+    [
+        (INPUTS_KEY, ("perf", "optimize", "compare", "compile")),
+        (MODEL_KEY, ("eval",)),
+        (EXPORT_KEY, ("optimize", "compile")),
+        (COMPILE_KEY, ("perf", "optimize", "quantize", "compare", "compile")),
+    ],
+)
+def test_deep_metadata_of_a_model_is_none(here: Path, key: str, verbs: tuple[str, ...]) -> None:
+    """What no command can read counts as not said, or as damaged; never as a mistake of ours."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 17]> g (float[1,4] x) => (float[1,4] y) { a = Relu(x) y = Abs(a) }'
+    )
+    onnx.helper.set_model_props(model, {key: "[" * 100_000})
+    onnx.save(model, "deep.onnx")
+    (here / "a.csv").write_text("text\na\n", encoding="utf-8")
+    arguments = {
+        "perf": ("deep.onnx", "--iterations", "1"),
+        "compare": ("deep.onnx", "deep.onnx"),
+        "eval": ("deep.onnx", "--dataset", "a.csv"),
+        "compile": ("-m", "deep.onnx", "-o", "compile.onnx", "--ep", "cpu"),
+    }
+    for verb in verbs:
+        done = run_here(verb, *arguments.get(verb, ("-m", "deep.onnx", "-o", f"{verb}.onnx")))
+        assert done.code in (0, 1, 2), verb
+        assert "internal error" not in done.err, verb
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on the address space of a process")

@@ -324,8 +324,9 @@ def test_saved_data_set_names_files_of_its_folder_only(tmp_path: Path, file: str
     table = datasets.Dataset.from_dict({"text": ["secret"]})
     datasets.DatasetDict(train=table).save_to_disk(str(tmp_path / "saved"))
     shutil.copy(next((tmp_path / "saved" / "train").glob("*.arrow")), tmp_path / "secret.arrow")
-    text = json.dumps(content) if content is not None else "[" * 100_000
-    (tmp_path / "saved" / "train" / file).write_text(text)
+    path = tmp_path / "saved" / "train" / file
+    changed = {**json.loads(path.read_text()), **content} if isinstance(content, dict) else content
+    path.write_text("[" * 100_000 if content is None else json.dumps(changed))
     with pytest.raises(InputError) as caught:
         open_data_set(DataSetRequest(str(tmp_path / "saved")))
     assert str(tmp_path / "saved") in caught.value.message

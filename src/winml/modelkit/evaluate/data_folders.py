@@ -239,8 +239,9 @@ def _kind(paths: Iterable[Path]) -> SourceKind | None:
             kind = "images" if suffix in IMAGE_SUFFIXES else TABLE_SUFFIXES.get(suffix)
             if kind is not None:
                 counts[kind] += 1
-    order = (*dict.fromkeys(TABLE_SUFFIXES.values()), "images")
-    return max(counts, key=lambda kind: (counts[kind], -order.index(kind))) if counts else None
+    order: tuple[SourceKind, ...] = (*dict.fromkeys(TABLE_SUFFIXES.values()), "images")
+    most = max(counts.values(), default=0)
+    return next(kind for kind in order if counts[kind] == most) if most else None
 
 
 def _is_read(path: Path, kind: SourceKind) -> bool:

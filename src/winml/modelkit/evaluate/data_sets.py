@@ -223,10 +223,10 @@ def _read_splits(
             options = {"sep": "\t"} if source.path.suffix.lower() == ".tsv" else {}
             return read_files(source.kind, {"train": [source.path]}, cache, options=options), ()
         layout = read_layout(source.path, request.config, request.words)
-        options = dict(layout.options)
-        if layout.kind == "images" and _is_one_class(source.path, layout):
-            options.setdefault("drop_labels", False)  # datasets takes the name of a single folder for no label
-        return read_files(layout.kind, layout.splits, cache, options=options, info=layout.info), layout.notes
+        # datasets takes the name of a single folder for no label.
+        labels = {"drop_labels": False} if layout.kind == "images" and _is_one_class(source.path, layout) else {}
+        read = read_files(layout.kind, layout.splits, cache, options={**labels, **layout.options}, info=layout.info)
+        return read, layout.notes
     except (*_DAMAGED, datasets.exceptions.DatasetsError) as error:
         raise InputError(
             f"{request.words}: cannot be read as {_KIND_WORDS.get(source.kind, source.kind)}: {_reason(error)}",

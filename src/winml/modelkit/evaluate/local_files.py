@@ -98,15 +98,13 @@ def read_saved(folder: Path) -> Mapping[str, datasets.Dataset]:
         InputError: it names files that are not below the folder, or its descriptions are no JSON.
         OSError: a file is missing.
     """
-    import datasets
-
     splits = _read_json(folder / "dataset_dict.json").get("splits") if (folder / "dataset_dict.json").exists() else None
     if splits is None:
         table = _saved_table(folder)
         return {str(table.split or "train"): table}
     if not isinstance(splits, list) or not all(isinstance(name, str) and is_plain_name(name) for name in splits):
         raise InputError(f"{folder / 'dataset_dict.json'}: 'splits' is no list of names of folders beside it")
-    return datasets.DatasetDict({name: _saved_table(folder / name) for name in splits})
+    return {name: _saved_table(folder / name) for name in splits}
 
 
 def _saved_table(folder: Path) -> datasets.Dataset:

@@ -37,6 +37,7 @@ from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, NORMALIZED_KEY
 from winml.modelkit.normalize.stamp import is_normalized, stamp
 from winml.modelkit.optimize.operator_counts import GraphCensus, operator_name
+from winml.modelkit.options import load_json
 from winml.modelkit.progress import StepClock, StepEvent, StepTiming
 from winml.modelkit.results.module_functions import ModuleFunctions
 from winml.modelkit.results.optimized_model import GraphSummary
@@ -483,8 +484,8 @@ def refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: boo
     """
     records = dict(work.metadata(model))
     # Not where the file says nothing of an export, or what it says is damaged.
-    with contextlib.suppress(KeyError, TypeError, json.JSONDecodeError):
-        export = json.loads(model.metadata_props[EXPORT_KEY])
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        export = load_json(model.metadata_props[EXPORT_KEY])
         records[EXPORT_KEY] = {**export, "opset_produced": model.opset_imports[""]}
     for key in records.keys() & model.metadata_props.keys():
         model.metadata_props[key] = json.dumps(records[key], ensure_ascii=False, separators=(",", ":"))

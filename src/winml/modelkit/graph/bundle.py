@@ -6,7 +6,6 @@ how the parts were made, and runs none.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.metadata_keys import PART_KEY
+from winml.modelkit.options import load_json
 
 __all__ = [
     "ModelBundle",
@@ -154,7 +154,7 @@ def read_part_description(path: Path) -> PartDescription | None:
     if text is None:
         return None
     try:
-        record = json.loads(text)
+        record = load_json(text)
         feeds = tuple(PartFeed(feed["output"], feed["part"], feed["input"]) for feed in record["feeds"])
         positions = record.get("positions")
         if positions is not None and (type(positions) is not int or positions < 1):

@@ -6,7 +6,6 @@ Specified by ONNX Runtime: ``com.microsoft:EPContext``, whose attribute ``ep_cac
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import onnx
@@ -16,6 +15,7 @@ from winml.modelkit.errors import InputError
 from winml.modelkit.graph.proto_nodes import proto_nodes
 from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.metadata_keys import COMPILE_KEY
+from winml.modelkit.options import load_json
 
 __all__ = [
     "context_file_attributes",
@@ -82,6 +82,6 @@ def refuse_compiled(model: ir.Model) -> None:
 def _provider_in(record: str) -> str:
     """Return the provider that a file names; empty where what it says is damaged."""
     try:
-        return str(json.loads(record)["provider"])
+        return str(load_json(record)["provider"])
     except (ValueError, KeyError, TypeError):
         return ""

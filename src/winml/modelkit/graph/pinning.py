@@ -6,7 +6,6 @@ Replaces names by numbers in the declared shapes, in place. The inner shapes are
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ import onnx_ir as ir
 
 from winml.modelkit.graph.dimensions import resolve_names
 from winml.modelkit.metadata_keys import INPUTS_KEY
+from winml.modelkit.options import load_json
 
 __all__ = ["open_dimensions", "pin_dimensions", "sizes_of_dimensions", "stated_inputs", "stated_sums", "sums_stated_in"]
 
@@ -104,6 +104,6 @@ def stated_inputs(model: ir.Model) -> dict[str, dict[str, Any]]:
 
 def _records(text: str) -> dict[str, dict[str, Any]]:
     try:
-        return {record["name"]: record for record in json.loads(text)}
-    except (json.JSONDecodeError, KeyError, TypeError):
+        return {record["name"]: record for record in load_json(text)}
+    except (ValueError, KeyError, TypeError):
         return {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import json
 import os
 import typing
 from collections.abc import Mapping
@@ -29,6 +28,7 @@ from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.inference.model_folder import pad_token_beside
 from winml.modelkit.inference.pipelines import PipelineModel
 from winml.modelkit.metadata_keys import MODEL_KEY
+from winml.modelkit.options import load_json
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
 from winml.modelkit.runtime.sessions import Session
@@ -264,8 +264,8 @@ def described_model(path: Path) -> dict[str, Any]:
     """
     texts = [entry.value for entry in read_structure(path).metadata_props if entry.key == MODEL_KEY]
     try:
-        record = json.loads(texts[0]) if texts else {}
-    except json.JSONDecodeError:
+        record = load_json(texts[0]) if texts else {}
+    except ValueError:
         return {}
     return record if isinstance(record, dict) else {}
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import PureWindowsPath
 
 from winml.modelkit.errors import UsageError, WinMLError
 from winml.modelkit.load.request import ModelRequest, resolve_source
 from winml.modelkit.metadata_keys import MODEL_KEY
+from winml.modelkit.options import load_json
 
 __all__ = ["exported_from"]
 
@@ -33,7 +33,7 @@ def exported_from(
             network or run code it names.
     """
     try:
-        record = json.loads(metadata.get(MODEL_KEY, ""))
+        record = load_json(metadata.get(MODEL_KEY, ""))
         request = ModelRequest(
             model=str(record["name_or_path"]),
             task=record.get("task"),

@@ -5,7 +5,6 @@ Knows names and sizes of inputs, and which output becomes which of them; runs no
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.metadata_keys import PART_KEY
+from winml.modelkit.options import load_json
 from winml.modelkit.runtime.default_sizes import TOKENS
 from winml.modelkit.runtime.graph_inputs import GraphInput, described_inputs, draw_feeds, settle_sizes, sizes_by_key
 from winml.modelkit.runtime.sessions import Session
@@ -292,7 +292,7 @@ def state_feeds(session: Session) -> dict[str, str]:
 def _described_feeds(session: Session) -> dict[str, str]:
     """Return what the file says; empty where it says nothing, or is damaged."""
     try:
-        record = json.loads(session.metadata.get(PART_KEY) or "{}")
+        record = load_json(session.metadata.get(PART_KEY) or "{}")
         own = {feed["input"]: feed["output"] for feed in record.get("feeds", ()) if feed["part"] == record["name"]}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}

@@ -6,7 +6,6 @@ What the file says about the values that make sense (``winml.io.inputs``) is hon
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES, resolve_names
 from winml.modelkit.graph.specs import DTYPES, GridSlot, InputTensorSpec, summed_sizes
 from winml.modelkit.metadata_keys import INPUTS_KEY
-from winml.modelkit.options import nearest
+from winml.modelkit.options import load_json, nearest
 from winml.modelkit.runtime.array_files import read_arrays
 from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
 from winml.modelkit.runtime.feeds import make_feeds
@@ -169,7 +168,7 @@ def _open_sizes(shape: Sequence[Size]) -> tuple[Size, ...]:
 def _value_ranges(text: str) -> dict[str, tuple[float, float]]:
     """Read the ranges a file states; one that is damaged states none."""
     try:
-        records = json.loads(text) if text else []
+        records = load_json(text) if text else []
         return {
             record["name"]: (float(record["value_range"][0]), float(record["value_range"][1]))
             for record in records
@@ -182,7 +181,7 @@ def _value_ranges(text: str) -> dict[str, tuple[float, float]]:
 def _first_values(text: str) -> dict[str, tuple[tuple[int, int], ...]]:
     """Read the first values a file states; one that is damaged states none."""
     try:
-        records = json.loads(text) if text else []
+        records = load_json(text) if text else []
         return {
             record["name"]: tuple((int(value), int(count)) for value, count in record["first_values"] if count > 0)
             for record in records
@@ -195,7 +194,7 @@ def _first_values(text: str) -> dict[str, tuple[tuple[int, int], ...]]:
 def _sums(text: str) -> dict[str, dict[str, tuple[int | str, ...]]]:
     """Read which sizes are sums of others; a statement that is damaged states none."""
     try:
-        records = json.loads(text) if text else []
+        records = load_json(text) if text else []
         return {
             record["name"]: {
                 name: tuple(term if isinstance(term, str) else int(term) for term in terms)
@@ -211,7 +210,7 @@ def _sums(text: str) -> dict[str, dict[str, tuple[int | str, ...]]]:
 def _cache_kinds(text: str) -> dict[str, str]:
     """Read which inputs take states of a cache; a statement that is damaged states none."""
     try:
-        records = json.loads(text) if text else []
+        records = load_json(text) if text else []
         return {record["name"]: str(record["cache"]["kind"]) for record in records if record.get("cache")}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -220,7 +219,7 @@ def _cache_kinds(text: str) -> dict[str, str]:
 def _grids(text: str) -> dict[str, GridSlot]:
     """Read which inputs hold the grids of pictures; a statement that is damaged states none."""
     try:
-        records = json.loads(text) if text else []
+        records = load_json(text) if text else []
         return {record["name"]: GridSlot.model_validate(record["grid"]) for record in records if record.get("grid")}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}

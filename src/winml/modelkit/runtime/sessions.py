@@ -7,7 +7,6 @@ Runtime's own numpy interface does not support.
 from __future__ import annotations
 
 import ctypes
-import json
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from winml.modelkit.errors import InputError, StageError, UsageError
 from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.metadata_keys import COMPILE_KEY
+from winml.modelkit.options import load_json
 from winml.modelkit.runtime.bindings.ort_errors import ORT_ERRORS, ort_reason
 from winml.modelkit.runtime.bindings.plug_ins import installed_plug_ins, named_providers
 from winml.modelkit.runtime.processor import instruction_sets
@@ -383,7 +383,7 @@ def _refuse_inactive(provider: str, session: ort.InferenceSession) -> None:
 def _refuse_other_processor(name: str, told: str | None) -> None:
     """Refuse a file whose weights are laid out for registers of another width: ONNX Runtime would read them wrongly."""
     try:
-        made_for = json.loads(told or "{}").get("processor")
+        made_for = load_json(told or "{}").get("processor")
     except (ValueError, AttributeError):
         return  # what the file says is damaged
     if made_for and made_for != (here := instruction_sets()):

@@ -5,7 +5,6 @@ A layout places what a build has made; it changes no graph. Stages and their fil
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from winml.modelkit.file_names import (
     built_part_name,
 )
 from winml.modelkit.metadata_keys import MODEL_KEY
+from winml.modelkit.options import load_json
 from winml.modelkit.quantize.precisions import FLOAT32
 
 __all__ = ["LAYOUTS", "PLAIN", "Layout", "LayoutName", "find_layout", "refuse_models", "refuse_task"]
@@ -159,7 +159,7 @@ def refuse_models(layout: Layout, models: Sequence[Path]) -> None:
         )
     texts = [entry.value for entry in read_structure(models[0]).metadata_props if entry.key == MODEL_KEY]
     try:
-        task = json.loads(texts[0]).get("task") if texts else None
+        task = load_json(texts[0]).get("task") if texts else None
     except (ValueError, AttributeError):
         task = None
     refuse_task(layout, task, is_described=bool(texts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from winml.modelkit.load.checkpoints.task import WITH_PAST, canonical_task, cano
 from winml.modelkit.load.exported_source import exported_from
 from winml.modelkit.load.request import ModelRequest, resolve_source
 from winml.modelkit.metadata_keys import MODEL_KEY
+from winml.modelkit.options import load_json
 from winml.modelkit.runtime.opened_model import RunOptions
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _onnx_model(path: Path, run: RunOptions, task: str | None) -> JudgedModel:
 
 def _task_of(metadata: dict[str, str]) -> str | None:
     try:
-        task = json.loads(metadata.get(MODEL_KEY, "{}")).get("task")
+        task = load_json(metadata.get(MODEL_KEY, "{}")).get("task")
     except (ValueError, AttributeError):
         return None
     return str(task) if task else None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 from winml.modelkit.errors import InputError
 from winml.modelkit.graph.bundle import TextTokens
 from winml.modelkit.metadata_keys import PART_KEY
+from winml.modelkit.options import load_json
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = ["feeds_between", "text_tokens"]
@@ -19,8 +18,8 @@ def feeds_between(giver: Session, taker: Session) -> dict[str, str]:
         InputError: the files do not say it, or say it of another model.
     """
     try:
-        record = json.loads(giver.metadata.get(PART_KEY) or "{}")
-        name = json.loads(taker.metadata.get(PART_KEY) or "{}").get("name")
+        record = load_json(giver.metadata.get(PART_KEY) or "{}")
+        name = load_json(taker.metadata.get(PART_KEY) or "{}").get("name")
         feeds = {feed["output"]: feed["input"] for feed in record.get("feeds", ()) if feed["part"] == name}
     except (ValueError, KeyError, TypeError, AttributeError):
         feeds = {}
@@ -36,7 +35,7 @@ def text_tokens(decoder: Session) -> TextTokens | None:
         InputError: what it says is damaged.
     """
     try:
-        return TextTokens.of_record(json.loads(decoder.metadata.get(PART_KEY) or "{}").get("text"))
+        return TextTokens.of_record(load_json(decoder.metadata.get(PART_KEY) or "{}").get("text"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{decoder.name}: {PART_KEY} is damaged", hint="Export the model again.") from error
 

@@ -6,7 +6,6 @@ Read from what the file says of them (``winml.io.inputs``), and from the names t
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.optimize.graph_matching import rank_of
+from winml.modelkit.options import load_json
 
 __all__ = ["DecoderInterface"]
 
@@ -118,6 +118,6 @@ class DecoderInterface:
 def _records(model: ir.Model) -> dict[str, dict[str, Any]]:
     """Return what the file says of each input; damaged, it says nothing."""
     with contextlib.suppress(KeyError, TypeError, ValueError):
-        records = json.loads(model.metadata_props[INPUTS_KEY])
+        records = load_json(model.metadata_props[INPUTS_KEY])
         return {str(record["name"]): record for record in records}
     return {}
