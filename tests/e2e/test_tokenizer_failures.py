@@ -18,9 +18,7 @@ from winml.modelkit.inference.generation.text import TextTokenizer, open_tokeniz
 
 PRECOMPILED = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
 """The library panics while it reads the file."""
-RETRIES = {
-    "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
-}
+RETRIES = {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}}
 """It panics while it encodes a text, after so many tries."""
 WORDS = "a" * 60 + "b"
 

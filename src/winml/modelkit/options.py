@@ -29,6 +29,7 @@ __all__ = [
     "parse_options",
     "read_json",
     "read_json_file",
+    "read_text_file",
     "unknown_key_message",
 ]
 
@@ -164,6 +165,20 @@ def read_json_file(path: Path, *, may_be_pipe: bool = False, **hooks: Any) -> An
         FileNotFoundError: there is no such file.
         JsonError: it is no regular file, too large, not UTF-8 or not JSON.
     """
+    return load_json(read_text_file(path, may_be_pipe=may_be_pipe), **hooks)
+
+
+def read_text_file(path: Path, *, may_be_pipe: bool = False) -> str:
+    """Read a text file of at most ``JSON_LIMIT_BYTES``, such as a template that may stand in a JSON file as well.
+
+    Args:
+        path: The file.
+        may_be_pipe: As for :func:`read_json_file`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        JsonError: it is no regular file, too large or not UTF-8.
+    """
     try:
         mode = path.stat().st_mode
         is_inherited = may_be_pipe and (not stat.S_ISFIFO(mode) or os.fspath(path).startswith(_INHERITED))
@@ -185,10 +200,9 @@ def read_json_file(path: Path, *, may_be_pipe: bool = False, **hooks: Any) -> An
     if len(content) > JSON_LIMIT_BYTES:
         raise JsonError(f"is larger than the {JSON_LIMIT_BYTES} bytes that are read of a JSON file", hint=_GIVE_FILE)
     try:
-        text = content.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise JsonError(f"cannot be read: byte {error.start} is not UTF-8 text", hint="Save it as UTF-8.") from error
-    return load_json(text, **hooks)
 
 
 def load_json(text: str, **hooks: Any) -> Any:

@@ -6,11 +6,22 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-__all__ = ["count_noun", "count_words", "json_printable", "message_words", "printable", "shape_words", "size_words"]
+__all__ = [
+    "count_noun",
+    "count_words",
+    "json_printable",
+    "message_words",
+    "printable",
+    "shape_words",
+    "size_words",
+    "terminal_text",
+]
 
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Specified: Unicode categories of what moves the cursor, changes the direction of writing, ends a line or cannot be
 encoded: control and format characters, lone surrogates, separators of lines."""
+_CONTROLS = frozenset({"Cc", "Cs"})
+"""Of these, what a terminal obeys and what no stream encodes."""
 LONGEST_TEXT = 200
 """Characters of one foreign text in a message. Chosen: two lines of a terminal."""
 LONGEST_MESSAGE = 2000
@@ -84,6 +95,20 @@ def _spelled(character: str) -> str:
     if unicodedata.category(character) not in _UNPRINTABLE:
         return character
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def terminal_text(text: str) -> str:
+    r"""Return a text of several lines, without a character that a terminal obeys; newlines and tabs stay.
+
+    Signs that belong to writing, such as the joiners of emoji and of Persian, stay as well.
+
+    >>> terminal_text("a\tb\n\x1b[31m\r\x9b")
+    'a\tb\n\\x1b[31m\\r\\x9b'
+    """
+    return "".join(
+        _spelled(character) if unicodedata.category(character) in _CONTROLS and character not in "\n\t" else character
+        for character in text
+    )
 
 
 def json_printable(text: str) -> str:

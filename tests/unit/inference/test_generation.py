@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, GenerationConfig, GenerationMixin, Llama
 from generating import PROMPT, counting_graph, save_tokenizer
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.inference.generation.beginnings import TextBeginning
+from winml.modelkit.inference.generation.chat_templates import chat_prompt
 from winml.modelkit.inference.generation.choice import choose_token, processed_scores
 from winml.modelkit.inference.generation.graph import DecoderGraph
 from winml.modelkit.inference.generation.loop import generate_tokens
@@ -24,7 +25,7 @@ from winml.modelkit.inference.generation.settings import (
     position_limit,
     read_settings,
 )
-from winml.modelkit.inference.generation.text import chat_prompt, read_tokenizer
+from winml.modelkit.inference.generation.text import read_tokenizer
 from winml.modelkit.runtime.sessions import Session
 
 

@@ -15,6 +15,7 @@ from winml.modelkit.cli._options import debug_option, format_option
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
 from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, VISION
+from winml.modelkit.words import terminal_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -188,7 +189,7 @@ def _write(prompt: PreparedPrompt, checkpoint: str | None, options: dict[str, An
     out, is_table = sys.stdout, options["format_"] == "table"
 
     def show(piece: str) -> None:
-        out.write(piece)
+        out.write(terminal_text(piece))
         out.flush()
 
     with library_output_to_stderr():

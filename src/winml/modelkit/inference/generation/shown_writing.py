@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from winml.modelkit.errors import InputError, UsageError, first_line
 from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
+from winml.modelkit.inference.generation.chat_templates import rendered_chat
 from winml.modelkit.inference.generation.graph import TOKEN_TYPES
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
 from winml.modelkit.inference.generation.settings import part_position_limit, read_settings
@@ -206,12 +207,8 @@ def _chat_text(processor: Any, folder: Path, text: str, count: int) -> str:
         InputError: it fails.
     """
     content = [*({"type": "image"} for _ in range(count)), {"type": "text", "text": text}]
-    if not (getattr(processor, "chat_template", None) or getattr(processor.tokenizer, "chat_template", None)):
+    templates = (getattr(holder, "chat_template", None) for holder in (processor, processor.tokenizer))
+    template = next((one.get("default") if isinstance(one, dict) else one for one in templates if one), None)
+    if not template:
         raise UsageError(f"{folder}: has no chat template", hint="Leave out --chat: the model goes on with any text.")
-    try:
-        rendered = processor.apply_chat_template(
-            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
-        )
-    except Exception as error:  # a template is code of the model's maker and raises what it likes
-        raise InputError(f"{folder}: its chat template fails: {first_line(error)}") from error
-    return str(rendered)
+    return rendered_chat(folder, template, content, processor.tokenizer.special_tokens_map)

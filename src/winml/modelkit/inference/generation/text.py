@@ -6,21 +6,18 @@ other by transformers, which brings in torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from winml.modelkit.errors import InputError, UsageError, first_line
+from winml.modelkit.errors import InputError, first_line
 from winml.modelkit.evaluate.model_config import UNREADABLE
 from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
-from winml.modelkit.inference.generation.config_file import read_record
 
-__all__ = ["TextSegment", "TextTokenizer", "TimedText", "chat_prompt", "open_tokenizer", "read_tokenizer"]
+__all__ = ["TextSegment", "TextTokenizer", "TimedText", "open_tokenizer", "read_tokenizer"]
 
-_TEMPLATE_NAME = "chat_template.jinja"
-"""Specified: the file transformers keeps a chat template in; before, it was a key of the tokenizer's config."""
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 """What stands for bytes of a character that is not whole yet."""
 
@@ -109,55 +106,6 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
             hint="Copy the tokenizer files of the checkpoint there, or build the model again without --no-tokenizer.",
         )
     return _TokenizerOfTransformers(folder)
-
-
-def chat_prompt(folder: Path, message: str) -> str:
-    """Return the text with which a model is asked to answer a message of a user, as its chat template writes it.
-
-    The special tokens are in the text: it is encoded without adding any.
-
-    Raises:
-        UsageError: the model has no chat template.
-        InputError: the template fails, or a file is damaged.
-    """
-    config = read_record(folder / TOKENIZER_CONFIG_NAME)
-    template = _chat_template(folder, config)
-    if template is None:
-        raise UsageError(
-            f"{folder}: has no chat template ({_TEMPLATE_NAME})",
-            hint="Leave out --chat: the model goes on with any text.",
-        )
-    # Does not import torch.
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    try:
-        rendered: Any = render_jinja_template(  # declared as text, and is a list of them with their indices
-            [[{"role": "user", "content": message}]],
-            chat_template=template,
-            add_generation_prompt=True,
-            **_special_tokens(config),
-        )
-    except Exception as error:  # a template is code of the model's maker and raises what it likes
-        raise InputError(f"{folder}: its chat template fails: {first_line(error)}") from error
-    return str(rendered[0][0])
-
-
-def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    path = folder / _TEMPLATE_NAME
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    value = config.get("chat_template") or read_record(folder / "chat_template.json").get("chat_template")
-    if isinstance(value, list):
-        named = {entry["name"]: entry["template"] for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
-    return value if isinstance(value, str) else None
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what templates know of a tokenizer: ``bos_token`` and the like."""
-    tokens = {key: value for key, value in config.items() if key.endswith("_token")}
-    named = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}
-    return {key: value for key, value in named.items() if isinstance(value, str)}
 
 
 class _TokenizerOfFile:

@@ -16,11 +16,12 @@ from typing import Any, Literal
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.media import Recording
 from winml.modelkit.inference.generation.beginnings import TextBeginning
+from winml.modelkit.inference.generation.chat_templates import chat_prompt
 from winml.modelkit.inference.generation.graph import DecoderGraph
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
 from winml.modelkit.inference.generation.settings import GenerationSettings, position_limit, read_settings
 from winml.modelkit.inference.generation.shown import ShownDecoder, ShownFiles, ShownSessions
-from winml.modelkit.inference.generation.text import TextTokenizer, TimedText, chat_prompt, read_tokenizer
+from winml.modelkit.inference.generation.text import TextTokenizer, TimedText, read_tokenizer
 from winml.modelkit.results.generated_text import GeneratedText
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.sessions import Session

@@ -1,0 +1,28 @@
+"""Renders a chat template in a process of its own: the program of :func:`~.chat_templates.rendered_chat`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+def _render(template: str, messages: list[dict[str, Any]], variables: dict[str, Any]) -> dict[str, str]:
+    # Does not import torch.
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    from winml.modelkit.errors import first_line
+
+    sys.stdout.buffer.write(b"\n")
+    sys.stdout.buffer.flush()
+    try:
+        rendered: Any = render_jinja_template(  # declared as text, and is a list of them with their indices
+            [messages], chat_template=template, add_generation_prompt=True, **variables
+        )
+        return {"text": str(rendered[0][0])}
+    except Exception as error:  # a template is code of the model's maker and raises what it likes
+        return {"error": first_line(error)}
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(json.dumps(_render(**json.load(sys.stdin.buffer))).encode("ascii") + b"\n")
