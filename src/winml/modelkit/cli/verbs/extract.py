@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,6 +30,9 @@ if TYPE_CHECKING:
     from winml.modelkit.results.extract_result import ExtractResult
 
 __all__ = ["command"]
+
+_WHOLE = ""
+"""In place of the name of a part: the model is one graph, or one part is named."""
 
 EPILOG = """\b
 Examples:
@@ -65,22 +66,17 @@ def command(context: click.Context, /, **options: Any) -> None:
     go to a folder of its name. Exit codes: 0 done, 1 failed or some module could
     not be cut out, 2 wrong usage, 3 a cut model does not answer as the whole model does.
     """
-    parts = named_parts(options)
-    if len(parts) == 1:
-        options = options_of_part(options, next(iter(parts.values())))
-    if len(parts) < 2:
-        results = {"": _extract(options, *_refuse_early(options))}
-    else:
-        results = _extract_parts(parts, options)
+    requests = {part: (asked, *_refuse_early(asked)) for part, asked in _options_by_part(options).items()}
+    results = {part: _extract(*request) for part, request in requests.items()}
     records = {part: {"folder": str(item.folder), **item.as_record()} for part, item in results.items()}
     if options["format_"] == "json":
-        print_json(records[""] if len(parts) < 2 else parts_record(options, records))
+        print_json(records.get(_WHOLE) or parts_record(options, records))
     elif not options["quiet"]:
         from winml.modelkit.report.terminal import console_for
 
         console = console_for(sys.stdout)
-        if len(parts) < 2:
-            _print_extract(results[""], console)
+        if _WHOLE in results:
+            _print_extract(results[_WHOLE], console)
         else:
             print_parts(results, _print_extract, console)
     refused, modules = (sum(len(getattr(item, name)) for item in results.values()) for name in ("refused", "modules"))
@@ -101,21 +97,22 @@ def _print_extract(result: ExtractResult, console: Console) -> None:
     print_rows(extract_lines(result), console, width=9)
 
 
-def _extract_parts(parts: Mapping[str, Path], options: dict[str, Any]) -> dict[str, ExtractResult]:
-    """Cut modules out of the parts that have them, each into a folder of the name of the part.
+def _options_by_part(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the options for each part of a folder that has a module of the selector; under no name for one model.
 
     Raises:
         UsageError: no part has such a module.
-        WinMLError: whatever cutting them out raises.
     """
+    Selector(options["module"])
+    parts = named_parts(options)
+    if len(parts) < 2:
+        return {_WHOLE: next((options_of_part(options, path) for path in parts.values()), options)}
     from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
 
-    Selector(options["module"])
-    requests = {}
-    for part in parts_with_module(part_modules(parts), options["module"]):
-        asked = {**options_of_part(options, parts[part]), "output": options["output"] / part}
-        requests[part] = (asked, *_refuse_early(asked))
-    return {part: _extract(*request) for part, request in requests.items()}
+    return {
+        part: {**options_of_part(options, parts[part]), "output": options["output"] / part}
+        for part in parts_with_module(part_modules(parts), options["module"])
+    }
 
 
 def _extract(options: dict[str, Any], model: FoundModel, run_options: dict[str, Any]) -> ExtractResult:
@@ -142,7 +139,6 @@ def _extract(options: dict[str, Any], model: FoundModel, run_options: dict[str, 
 
 def _refuse_early(options: dict[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
     """Return the model and how it is run; refuse what names and paths show to be wrong, before heavy imports."""
-    Selector(options["module"])
     model, run_options = runnable_model(options)
     from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME
     from winml.modelkit.graph.files.output_files import refuse_existing

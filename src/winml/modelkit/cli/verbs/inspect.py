@@ -85,14 +85,13 @@ def command(**options: Any) -> None:
     run all of it.
     """
     parts = named_parts(options)
-    if len(parts) == 1:
-        options = options_of_part(options, next(iter(parts.values())))
-    elif parts:
-        _inspect_parts(parts, options)
-        return
-    model = _refuse_early(options)
-    if model is not None and model.lower().endswith(".onnx"):
-        _inspect_file(Path(model), options)
+    # Each part is a file: what is wrong with the options is so for all of them.
+    asked = options_of_part(options, next(iter(parts.values()))) if parts else options
+    model = _refuse_early(asked)
+    if len(parts) > 1:
+        _inspect_parts(parts, options, asked)
+    elif model is not None and model.lower().endswith(".onnx"):
+        _inspect_file(Path(model), asked)
     elif model is None and options["list_tasks"] and not (options["model_type"] or options["model_class"]):
         _list_all_tasks(options)
     else:
@@ -164,17 +163,14 @@ def _inspect_file(path: Path, options: dict[str, Any]) -> None:
     _end(inspected.fit)
 
 
-def _inspect_parts(parts: Mapping[str, Path], options: dict[str, Any]) -> None:
-    """Show what is in each part of a folder; ``--module`` in those that have such a module."""
+def _inspect_parts(parts: Mapping[str, Path], options: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Show what is in each part of a folder, as ``asked`` of a file; ``--module`` in those that have such a module."""
     from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
 
-    asked = {part: options_of_part(options, path) for part, path in parts.items()}
-    for part_options in asked.values():
-        _refuse_early(part_options)
     shown = list(parts)
     if options["module"] is not None:
         shown = parts_with_module(part_modules(parts), options["module"])
-    inspected = {part: _inspected_file(parts[part], asked[part]) for part in shown}
+    inspected = {part: _inspected_file(parts[part], asked) for part in shown}
     if options["format_"] == "json":
         print_json(parts_record(options, {part: item.as_record(options) for part, item in inspected.items()}))
     else:
