@@ -11,8 +11,10 @@ import onnx
 import pytest
 
 import graphs
+from e2e.in_process import run_here
 from e2e.workplace import Workplace
 from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.metadata_keys import COMPILE_KEY
 
 ZEROS = ", ".join("0" * 256)
 BODY = f"""g (float[8,16] x) => (float[8,16] y)
@@ -123,3 +125,34 @@ def test_by_module_never_writes_over_what_it_reads(workplace: Workplace, model: 
     done = workplace.winml(*arguments, "--node-data", read)
     assert (2, "", before) == (done.code, done.out, workplace.files())
     assert f"error: output {read} is the input {read}, which must stay as it is" == done.complaint[0]
+
+
+@pytest.mark.parametrize("source", ["net.onnx", "sub/net.onnx", "../net.onnx", "/net.onnx", "gone.onnx", None, 7])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("perf", "built/npu.onnx", "--by-module"),
+        ("perf", "built/npu.onnx", "--module", "MatMul"),
+        ("extract", "-m", "built/npu.onnx", "--module", "MatMul", "-o", "cut"),
+        ("compare", "net.onnx", "built/npu.onnx", "--by-module"),
+    ],
+    ids=" ".join,
+)
+def test_modules_of_a_compiled_file_are_those_of_its_source(here: Path, asked: tuple[str, ...], source: object) -> None:
+    """One node stands for them: the file to take is named where it is known, and none elsewhere."""
+    (here / "built" / "sub").mkdir(parents=True)
+    for path in (here / "net.onnx", here / "built" / "sub" / "net.onnx"):
+        write_model(graphs.parse(BODY), path)
+    body = 'g (float[8,16] x) => (float[8,16] y) { y = com.microsoft.EPContext <ep_cache_context = "x"> (x) }'
+    model = graphs.parse(body, domains=', "com.microsoft" : 1')
+    record = {"provider": "QNNExecutionProvider"} | ({} if source is None else {"source": source})
+    model.metadata_props[COMPILE_KEY] = json.dumps(record)
+    write_model(model, here / "built" / "npu.onnx")
+    refused = run_here(*asked)
+    assert (2, "") == (refused.code, refused.out), refused.err
+    assert "QNNExecutionProvider compiled 1 of its parts" in refused.err
+    known = {"net.onnx": "net.onnx", "sub/net.onnx": "built/sub/net.onnx", "gone.onnx": "gone.onnx"}
+    named = refused.err.splitlines()[-1].partition("made from")[2].strip(" .:")
+    assert known.get(str(source), "") == named
+    if named and named != "gone.onnx":
+        assert (here / named).is_file()

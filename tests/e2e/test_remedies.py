@@ -7,13 +7,16 @@ The remedy is taken from the message itself. That every verb and option named in
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -121,6 +124,36 @@ def test_remedy_of_the_message_helps(remedy: Remedy, models: Path, here: Path) -
     assert found is not None, refused.err
     helped = _followed(words, found, remedy.then)
     assert 0 == helped.code, f"{found[1]}: {helped.err}"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shape": [1, 16], "dynamic": True},
+        {"shape": [1, 16], "dynamic_axes": {"0": "batch"}},
+        {"shape": [None, 16]},
+        {"shape": "dynamic"},
+    ],
+)
+@pytest.mark.parametrize("option", ["--input-specs", "--export-config"])
+def test_open_size_is_written_as_the_message_shows(
+    wrong: dict[str, Any], option: str, small_bert: Path, here: Path
+) -> None:
+    """The form that it shows is read, and leaves the size open."""
+
+    def export(entry: dict[str, Any]) -> Outcome:
+        entries = [{"name": "input_ids", "dtype": "int64", **entry}]
+        text = json.dumps(entries if option == "--input-specs" else {"input_tensors": entries})
+        return run_here("export", "-m", small_bert, "-o", "m.onnx", "--no-verify", option, text)
+
+    refused = export(wrong)
+    assert 2 == refused.code, refused.err
+    shown = re.search(r"\"shape\": \[.*?\]", refused.err)
+    assert shown is not None, refused.err
+    exported = export(json.loads(f"{{{shown[0]}}}"))
+    assert 0 == exported.code, exported.err
+    axis = onnx.load(here / "m.onnx").graph.input[0].type.tensor_type.shape.dim[0]
+    assert "batch" == axis.dim_param
 
 
 def _followed(words: list[str], advice: re.Match[str], then: str) -> Outcome:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +100,15 @@ def test_build_for_an_npu_compiles_with_the_options_of_the_provider(model: Path,
     options = stages["compile"]["origin"]["options"]["compile"]
     assert ("run", {"soc_model": "60"}) == (stages["compile"]["status"], options["ep_options"])
     assert ["EPContext"] == [node.op_type for node in onnx.load(built / "model.onnx").graph.node]
+    # What is compiled has no modules to be measured; the file that it was made from has, and is named.
+    for option in (("--by-module",), ("--module", "conv")):
+        code, _, err = winml(QNN_PACKAGES, "perf", built / "model.onnx", *option)
+        source = re.search(r"made from: (.*)\.$", err.strip())
+        assert (2, True) == (code, source is not None), err
+        assert source is not None
+        code, measured, err = winml(QNN_PACKAGES, "perf", source[1], *option, "--iterations", "2")
+        assert 0 == code, err
+        assert measured
 
 
 @needs(QNN_PACKAGES)
@@ -109,6 +120,11 @@ def test_open_sizes_are_refused_by_a_provider_that_plans_its_memory(tmp_path: Pa
     )  # fmt: skip
     assert (2, False) == (code, (tmp_path / "npu.onnx").exists())
     assert "needs fixed sizes, and N is open in x" in err
+    advised = re.search("first: (winml export .*?);", err)
+    assert advised is not None
+    fixed = str(tmp_path / "fixed.onnx")
+    assert 0 == winml(QNN_PACKAGES, *[word.replace("fixed.onnx", fixed) for word in shlex.split(advised[1])[1:]])[0]
+    assert 0 == winml(QNN_PACKAGES, "compile", "-m", fixed, "-o", tmp_path / "npu.onnx", "--ep", "qnn")[0]
 
 
 @needs(OPENVINO_PACKAGES)

@@ -11,9 +11,9 @@ import difflib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 import pydantic
 
@@ -50,7 +50,7 @@ class _NamedErrors(type(pydantic.BaseModel)):  # type: ignore[misc]  # pydantic'
         try:
             return super().__call__(*args, **values)
         except pydantic.ValidationError as error:
-            raise ConfigError(_validation_message(cls, error, cls.__name__)) from None
+            raise _validation_error(cls, error, cls.__name__) from None
 
 
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ class Options(_Checked):
     Raises:
         ConfigError: an unknown key (names the nearest known one) or a value of the wrong kind (names the field).
     """
+
+    ways_out: ClassVar[Mapping[str, str]] = {}
+    """What to write instead, for messages: of keys that other tools have in such a record, and of fields that are
+    written wrongly."""
 
     # Descriptions in JSON Schemas are the docstrings of the fields.
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
@@ -298,23 +302,33 @@ def parse_options(options: type[_OptionsT], value: Any, label: str) -> _OptionsT
         # JSON mode reads arrays as tuples and numbers as floats where the record says so, and stays strict otherwise.
         return options.model_validate_json(json.dumps(value))
     except pydantic.ValidationError as error:
-        raise ConfigError(_validation_message(options, error, label)) from None
+        raise _validation_error(options, error, label) from None
 
 
-def _validation_message(options: type[pydantic.BaseModel], error: pydantic.ValidationError, label: str) -> str:
+def _validation_error(options: type[pydantic.BaseModel], error: pydantic.ValidationError, label: str) -> ConfigError:
     problems = error.errors(include_url=False)
     # A misspelled key also leaves the right one missing; report the misspelled one.
     problem = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     if problem["type"] == "extra_forbidden":
         *outer, key = problem["loc"]
-        known_keys = [field.alias or name for name, field in _record_at(options, outer).model_fields.items()]
+        record = _record_at(options, outer)
+        known_keys = [field.alias or name for name, field in record.model_fields.items()]
         outer_location = ".".join(map(str, outer))
-        return unknown_key_message(str(key), known_keys, f"{label}: {outer_location}" if outer_location else label)
+        place = f"{label}: {outer_location}" if outer_location else label
+        if hint := _way_out(record, key):
+            return ConfigError(f"{place}: unknown key {key!r}", hint=hint)
+        return ConfigError(unknown_key_message(str(key), known_keys, place))
     # The last element of the location may name a validator of pydantic, which is not in the JSON.
     location = ".".join(element for element in map(str, problem["loc"]) if "-" not in element and "[" not in element)
     reason = str(problem["msg"]).removeprefix("Value error, ")
     got = "" if problem["type"] == "missing" else f" (got {problem['input']!r})"
-    return f"{label}: {location or 'value'}: {reason}{got}"
+    fields = [position for position, element in enumerate(problem["loc"]) if isinstance(element, str)]
+    hints = (_way_out(_record_at(options, problem["loc"][:position]), problem["loc"][position]) for position in fields)
+    return ConfigError(f"{label}: {location or 'value'}: {reason}{got}", hint=next(filter(None, hints), ""))
+
+
+def _way_out(record: type[pydantic.BaseModel], key: str | int) -> str:
+    return record.ways_out.get(str(key), "") if issubclass(record, Options) else ""
 
 
 def _record_at(options: type[pydantic.BaseModel], location: Iterable[str | int]) -> type[pydantic.BaseModel]:

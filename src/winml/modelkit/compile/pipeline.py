@@ -88,7 +88,9 @@ UNNAMED_FILE = "MODEL.onnx"
 """What messages call the file of the graph, whose path is not known here."""
 
 
-def compile_graph(model: ir.Model, options: CompileOptions, chosen: ChosenProvider, folder: Path) -> CompileResult:
+def compile_graph(
+    model: ir.Model, options: CompileOptions, chosen: ChosenProvider, folder: Path, *, source: str = ""
+) -> CompileResult:
     """Return the model compiled for a provider; the given model is not changed.
 
     Args:
@@ -96,6 +98,7 @@ def compile_graph(model: ir.Model, options: CompileOptions, chosen: ChosenProvid
         options: What it is compiled for.
         chosen: The provider and its options, as ``options`` say.
         folder: Folder for files that the result refers to until it is written; has to stay until then.
+        source: What the result calls the file that it is made from; empty: it does not say.
 
     Raises:
         UsageError: dimensions are open and the provider needs fixed sizes, or it does not take its options.
@@ -124,7 +127,7 @@ def compile_graph(model: ir.Model, options: CompileOptions, chosen: ChosenProvid
             hint="winml inspect shows the operators and types of the file; some devices take float16 or integers only.",
         )
     outside = () if is_processor else tuple(map(_outside_node, _nodes_outside(compiled)))
-    record = _record(compiled, options, chosen)
+    record = {**_record(compiled, options, chosen), **({"source": source} if source else {})}
     compiled.metadata_props[COMPILE_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
     return CompileResult(compiled, True, carried.notes, measure_coverage(compiled), parts, outside, record)
 

@@ -97,7 +97,8 @@ def compile_file(
     chosen = choose_compiler(options.ep, options.device, options.ep_options or {})
     try:
         with temporary_folder(beside=task.output) as folder, told_as({UNNAMED_FILE: str(task.source)}):
-            done = transform_file(task, _Compiling(options, chosen, sizes or {}, folder), on_step)
+            work = _Compiling(options, chosen, sizes or {}, folder, _name_beside(task.source, task.output))
+            done = transform_file(task, work, on_step)
     except OSError as error:
         raise write_error(task.output, error) from error
     return CompiledFile(
@@ -116,6 +117,14 @@ def compile_file(
         notes=(*done.notes, *_place_notes(done.result.record)),
         normalizations=done.normalizations,
     )
+
+
+def _name_beside(source: Path, output: Path) -> str:
+    """Return the path of a file from the folder of another, or its name where it is not below: no path of a machine."""
+    try:
+        return source.resolve().relative_to(output.parent.resolve()).as_posix()
+    except ValueError:
+        return source.name
 
 
 def compilable_providers() -> tuple[CompilableProvider, ...]:
@@ -147,10 +156,12 @@ class _Compiling(GraphWork[CompileResult]):
     """Sizes of open dimensions to compare at; of the others, some are tried."""
     folder: Path
     """Folder for files that the compiled model refers to until it is written."""
+    source: str
+    """What the compiled model calls the file that it is made from."""
 
     def apply(self, model: ir.Model) -> CompileResult:
         """Compile the model."""
-        return compile_graph(model, self.options, self.chosen, self.folder)
+        return compile_graph(model, self.options, self.chosen, self.folder, source=self.source)
 
     def summary(self, result: CompileResult) -> str:
         """Return what the provider took."""

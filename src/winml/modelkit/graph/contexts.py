@@ -7,15 +7,18 @@ Specified by ONNX Runtime: ``com.microsoft:EPContext``, whose attribute ``ep_cac
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
-from winml.modelkit.errors import InputError
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.graph.files.foreign_names import name_problem
 from winml.modelkit.graph.proto_nodes import proto_nodes
 from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.options import load_json
+from winml.modelkit.words import printable
 
 __all__ = [
     "context_file_attributes",
@@ -23,6 +26,7 @@ __all__ = [
     "context_nodes",
     "is_context",
     "refuse_compiled",
+    "refuse_compiled_modules",
     "rename_context_files",
 ]
 
@@ -79,9 +83,47 @@ def refuse_compiled(model: ir.Model) -> None:
     )
 
 
+def refuse_compiled_modules(model: onnx.ModelProto, path: Path) -> None:
+    """Refuse to look into the modules of a file parts of which a provider compiled: no node of theirs is left.
+
+    Args:
+        model: The file; no weight is read.
+        path: Where it is, for the message, which names the file that it was made from where that is known.
+
+    Raises:
+        UsageError: it was compiled.
+    """
+    contexts = [node for node in proto_nodes(model) if is_context(node)]
+    if not contexts:
+        return
+    told = next((entry.value for entry in model.metadata_props if entry.key == COMPILE_KEY), "")
+    source = _source_of(told, path)
+    raise UsageError(
+        f"{path}: {_provider_in(told) or 'an execution provider'} compiled {len(contexts)} of its parts, inside which "
+        "no module has nodes, values or a time of its own",
+        hint=f"Take the file that it was made from{f': {source}' if source else ''}.",
+    )
+
+
+def _source_of(record: str, path: Path) -> str:
+    """Return the file that a compiled one was made from, as far as it says; empty where that is unknown."""
+    name = _value_in(record, "source")
+    # A layout may have moved the compiled file into a folder of its own.
+    problems = {place: name_problem(place, name) for place in (path.parent, path.parent.parent)}
+    for place, problem in problems.items():
+        if problem is None and place / name != path:
+            return printable(str(place / name))
+    return printable(name) if {*problems.values()} <= {None, "missing"} else ""
+
+
 def _provider_in(record: str) -> str:
-    """Return the provider that a file names; empty where what it says is damaged."""
+    return _value_in(record, "provider")
+
+
+def _value_in(record: str, key: str) -> str:
+    """Return what a file says of how it was compiled; empty where that is damaged, or says nothing."""
     try:
-        return str(load_json(record)["provider"])
+        value = load_json(record)[key]
     except (ValueError, KeyError, TypeError):
         return ""
+    return value if isinstance(value, str) else ""

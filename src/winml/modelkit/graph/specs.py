@@ -6,7 +6,7 @@ Plain records; nothing here reads a model or generates values (``runtime/feeds.p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 
@@ -72,7 +72,17 @@ def _check_dtype(name: str) -> str:
 DType = Annotated[str, pydantic.AfterValidator(_check_dtype)]
 
 
+_OPEN_SIZES = (
+    'A name in the place of a size leaves it open, or -1: "shape": ["batch", 16]. Beside shapes of numbers, '
+    "--dynamic-batch, --dynamic-seq-len and --dynamic-axes do."
+)
+
+
 class _TensorSpec(Options):
+    ways_out: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("shape", "dynamic", "dynamic_axes", "dynamic_dims", "dynamic_shapes", "dynamic_shape"), _OPEN_SIZES
+    )
+
     name: Annotated[str, pydantic.Field(min_length=1)]
     """Name of the graph input or output."""
     shape: tuple[Dimension, ...]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.compare.outputs import OutputComparison, compare_outputs
 from winml.modelkit.errors import InputError
+from winml.modelkit.graph.contexts import refuse_compiled_modules
 from winml.modelkit.graph.cutting import Cut, Refusal, cut_model
 from winml.modelkit.graph.files.foreign_reading import load_foreign
 from winml.modelkit.graph.files.graph_reading import reading_graph
@@ -128,6 +129,7 @@ def cut_modules(path: Path, selector: str) -> ModuleCuts:
 
 def _tagged_modules(path: Path) -> tuple[OnnxModule, ...]:
     structure = read_structure(path)
+    refuse_compiled_modules(structure, path)
     refuse_cycles(structure, path)
     metadata = {entry.key: entry.value for entry in structure.metadata_props}
     tree = read_tree([node.proto for node in read_contents(structure).nodes], metadata, path.stem)

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import MeasureError, UsageError
 from winml.modelkit.flows.modules.kernel_work import charge_fused_kernels
+from winml.modelkit.graph.contexts import refuse_compiled_modules
 from winml.modelkit.graph.files.flat_files import flat_file
 from winml.modelkit.graph.files.graph_reading import graph_of, reading_graph
 from winml.modelkit.graph.files.reading import read_structure
@@ -88,6 +89,7 @@ def profile_modules(
         StageError: ONNX Runtime cannot load or run the file, or its provider records no kernel.
     """
     before = read_structure(path)
+    refuse_compiled_modules(before, path)
     refuse_cycles(before, path)
     tree = _module_tree(before, path)
     # ONNX Runtime gives the nodes of functions names of its own.

@@ -115,7 +115,10 @@ def _described_inputs(value: Any, place: str) -> list[tuple[str, Any]]:
     for name, entry in _flat_entries(value, ""):
         where = f"{place}: input {name!r}"
         if not isinstance(entry, dict):
-            raise ConfigError(f"{where}: expected an object with shape and dtype, got {type(entry).__name__}")
+            raise ConfigError(
+                f"{where}: expected an object with shape and dtype, got {type(entry).__name__}",
+                hint=f'Such as {{"{name}": {{"shape": ["batch", 16], "dtype": "int64"}}}}; a name leaves a size open.',
+            )
         if entry.get("name", name) != name:
             raise ConfigError(f"{where}: is named {entry['name']!r} inside")
         entries.append((where, {**entry, "name": name}))

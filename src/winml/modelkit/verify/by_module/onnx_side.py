@@ -14,6 +14,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from winml.modelkit.graph.contexts import refuse_compiled_modules
 from winml.modelkit.graph.cutting import RANDOM_OPERATORS, Refusal
 from winml.modelkit.graph.files.foreign_reading import merge_duplicate_keys
 from winml.modelkit.graph.files.graph_reading import graph_of
@@ -59,6 +60,7 @@ class OnnxSide:
         """Read the file; with ``by_module`` its modules as well.
 
         Raises:
+            UsageError: its modules are asked for, and a provider compiled them.
             InputError: it is no ONNX model, or its graph has a cycle.
         """
         self.path = path
@@ -74,6 +76,7 @@ class OnnxSide:
         self.structure = read_structure(path)
         self._declared = [value.name for value in self.structure.graph.output]
         if by_module:
+            refuse_compiled_modules(self.structure, path)
             self._read_modules()
 
     @functools.cached_property

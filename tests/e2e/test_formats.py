@@ -1,0 +1,146 @@
+"""Do files and answers hold what ``docs/reference/formats.md`` says, row by row, and nothing else?"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from e2e.in_process import run_here
+from encoded import save_encoder_decoder
+from house.sources import REPOSITORY
+
+pytestmark = pytest.mark.skipif(not (REPOSITORY / "docs").is_dir(), reason="an installed package has no documents")
+
+_SPAN = re.compile(r"`([^`]+)`")
+
+
+def _tables(heading: str) -> list[dict[str, str]]:
+    """Return the tables of a section, each the first cell of a row → the second."""
+    text = (REPOSITORY / "docs/reference/formats.md").read_text(encoding="utf-8")
+    section = text.partition(f"\n{heading}\n")[2]
+    section = re.split(r"\n##? ", section)[0]
+    blocks = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
+    return [dict(_cells(line) for line in block.splitlines()[2:]) for block in blocks]
+
+
+def _cells(line: str) -> tuple[str, str]:
+    first, second = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:3]]
+    return first, second
+
+
+def _keys(table: dict[str, str]) -> set[str]:
+    return {key for cell in table for key in _SPAN.findall(cell)}
+
+
+def _done(*arguments: str | Path) -> Any:
+    done = run_here(*arguments, "-f", "json")
+    assert 0 == done.code, done.err
+    return json.loads(done.out)
+
+
+def _metadata(properties: Any) -> dict[str, str]:
+    return {entry.key: entry.value for entry in properties}
+
+
+@pytest.fixture(scope="module")
+def made(bert_tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with files of every kind; the current one as long as the tests run."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("WINML_CACHE", str(folder / "cache"))
+        save_encoder_decoder(folder / "t5", "t5")
+        quick = ("--no-verify", "--shape-config", '{"sequence_length": 16}')
+        _done("export", "-m", bert_tiny, "-o", "model.onnx", *quick)
+        _done("export", "-m", bert_tiny, "-o", "dynamo.onnx", "--dynamo", *quick)
+        _done("export", "-m", bert_tiny, "-o", "functions.onnx", "--functions", "classes", *quick)
+        _done("build", "-m", "t5", "-o", "built", "--no-verify")
+        _done("optimize", "-m", "model.onnx", "-o", "full.onnx", "--level", "full")
+        _done("quantize", "-m", "full.onnx", "-o", "int8.onnx", "--no-verify")
+        _done("compile", "-m", "model.onnx", "-o", "cpu.onnx", "--ep", "cpu")
+        _done("extract", "-m", "model.onnx", "--module", "BertPooler", "-o", "parts")
+        yield folder
+
+
+FILES = ("model", "dynamo", "functions", "built/decoder", "full", "int8", "cpu", "parts/pooler")
+
+
+def _graphs(made: Path) -> list[onnx.ModelProto]:
+    found = [path for path in made.rglob("*.onnx") if "cache" not in path.parts]
+    assert len(found) >= len(FILES)
+    return [onnx.load(path, load_external_data=False) for path in found]
+
+
+def test_rows_of_tags_are_those_of_an_export(made: Path) -> None:
+    """Each example of the mapping is a node of the model that it is of."""
+    (table,) = _tables("## Tags (HTP)")
+    nodes = {
+        node.name: _metadata(node.metadata_props)["winml.hierarchy.tag"]
+        for node in onnx.load(made / "model.onnx").graph.node
+    }
+    told = {name.strip("`"): tag.strip("`") for name, tag in table.items()}
+    assert told == {name: nodes.get(name) for name in told}
+
+
+def test_rows_of_metadata_are_the_keys_of_files(made: Path) -> None:
+    """Of nodes and of models: what is written is told, and what is told is written by some verb."""
+    models = _graphs(made)
+    (of_nodes,) = _tables("## Node metadata (`node.metadata_props`, keys unique)")
+    assert _keys(of_nodes) == {
+        key for model in models for node in model.graph.node for key in _metadata(node.metadata_props)
+    }
+    of_models = _tables("## Model metadata (`model.metadata_props`)")[0]
+    assert _keys(of_models) == {key for model in models for key in _metadata(model.metadata_props)}
+
+
+def test_rows_of_a_cache_are_the_names_of_inputs(made: Path) -> None:
+    """By the kind that the file says."""
+    table = _tables("### A cache")[0]
+    model = onnx.load(made / "built" / "decoder.onnx", load_external_data=False)
+    inputs = json.loads(_metadata(model.metadata_props)["winml.io.inputs"])
+    kinds = {entry["cache"]["kind"] for entry in inputs if "cache" in entry}
+    assert {"key", "value"} == kinds <= _keys(table)
+    first = next(entry for entry in inputs if "cache" in entry)
+    assert {"layer", "kind", "side"} == set(first["cache"])
+    assert re.fullmatch(r"past_key_values\.\d+\.(decoder|encoder)\.(key|value)", first["name"])
+
+
+def test_rows_of_the_sidecar_are_its_keys(made: Path) -> None:
+    """Those of the table and those of the text behind it."""
+    (table,) = _tables("## Sidecar `<stem>_htp_metadata.json`")
+    sidecar = json.loads((made / "built" / "decoder_htp_metadata.json").read_text(encoding="utf-8"))
+    text = (REPOSITORY / "docs/reference/formats.md").read_text(encoding="utf-8")
+    behind = text.partition("\nThen `export_context`")[2].partition("A JSON Schema")[0]
+    named = {"export_context", *re.findall(r"[·)]\s`(\w+)` \(", behind), *re.findall(r"·\n`(\w+)` \(", behind)}
+    assert set(sidecar) == _keys(table) | named
+
+
+def test_rows_of_a_manifest_are_its_keys(made: Path) -> None:
+    """Of the build, of a part, of a stage."""
+    build, part, stage = map(_keys, _tables("## Manifest of a build `build_manifest.json`"))
+    manifest = json.loads((made / "built" / "build_manifest.json").read_text(encoding="utf-8"))
+    assert {"manifest_version", *build} == set(manifest)
+    assert part == {key for item in manifest["parts"] for key in item}
+    assert {"name", *stage} == {key for item in manifest["parts"] for run in item["stages"] for key in run}
+
+
+def test_rows_of_answers_are_their_keys(made: Path) -> None:
+    """Of the verbs that answer in a second or two."""
+    perf, by_module, of_modules = _tables("## JSON of `winml perf`")
+    timed = ("perf", "model.onnx", "--iterations", "3")
+    assert _keys(perf) == set(_done(*timed, "--baseline", "full.onnx"))
+    assert _keys(by_module) == set(_done(*timed, "--by-module")["by_module"])
+    measured = _done(*timed, "--module", "BertPooler")
+    assert {"schema_version", "benchmark_info", *_keys(of_modules)} == set(measured)
+    (quantized,) = _tables("## JSON of `winml quantize`")
+    assert _keys(quantized) == set(_done("quantize", "-m", "model.onnx", "-o", "again.onnx", "--no-verify"))
+    (compared,) = _tables("## JSON of `winml compare`")
+    assert _keys(compared) - {"parts"} == set(_done("compare", "model.onnx", "full.onnx"))
+    (extracted,) = _tables("## Manifest of `winml extract`")
+    assert _keys(extracted) == set(json.loads((made / "parts" / "extract_manifest.json").read_text(encoding="utf-8")))
