@@ -214,3 +214,34 @@ def test_graph_without_modules_is_compared_as_a_whole(before: Path, tmp_path: Pa
     (module,) = diff_models(tmp_path / "bare.onnx", tmp_path / "other.onnx").modules
 
     assert (module.tag, dict(module.operators)) == ("", {"Relu": (1, 0), "Tanh": (0, 1)})
+
+
+def test_order_of_outputs_is_told_whatever_else_changed(tmp_path: Path) -> None:
+    """Inputs and outputs are looked at each by themselves, and in the order of those that both files have."""
+
+    def second_output(model: ir.Model) -> None:
+        relu = model.graph.node(2).outputs[0]
+        relu.dtype, relu.shape = ir.DataType.FLOAT, ir.Shape([2, 40])
+        model.graph.outputs.append(relu)
+
+    def turned_round(model: ir.Model) -> None:
+        second_output(model)
+        model.graph.outputs[:] = [*reversed(model.graph.outputs)]
+
+    def turned_round_with_another_input(model: ir.Model) -> None:
+        turned_round(model)
+        model.graph.inputs[0].name = "pixels"
+
+    def and_with_another_output(model: ir.Model) -> None:
+        turned_round_with_another_input(model)
+        other = model.graph.node(0).outputs[0]
+        other.dtype, other.shape = ir.DataType.FLOAT, ir.Shape([2, 40])
+        model.graph.outputs.insert(0, other)
+
+    before = saved(build(second_output), tmp_path / "before.onnx")
+    for number, change in enumerate((turned_round, turned_round_with_another_input, and_with_another_output)):
+        after = saved(build(change), tmp_path / f"after{number}.onnx")
+        assert "the outputs are in another order" in diff_models(before, after).interface
+    only_input = build(lambda model: (second_output(model), setattr(model.graph.inputs[0], "name", "pixels"))[0])
+    told = diff_models(before, saved(only_input, tmp_path / "named.onnx")).interface
+    assert not any("another order" in words for words in told)

@@ -226,7 +226,7 @@ def _interface_changes(before: onnx.ModelProto, after: onnx.ModelProto) -> tuple
         changes += [
             f"{kind} {name} was {old[name]}, is {new[name]}" for name in old if name in new and old[name] != new[name]
         ]
-        if not changes and list(old) != list(new):
+        if [name for name in old if name in new] != [name for name in new if name in old]:
             changes.append(f"the {kind}s are in another order")
     old_opsets = {entry.domain or "ai.onnx": entry.version for entry in before.opset_import}
     new_opsets = {entry.domain or "ai.onnx": entry.version for entry in after.opset_import}
