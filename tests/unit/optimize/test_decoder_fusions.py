@@ -22,8 +22,9 @@ from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
 from winml.modelkit.runtime.sessions import Session
 
 HEAD_SIZE, WINDOW = 16, 4
-SIZES = ((2, 5, 0), (2, 1, 7), (1, 4, 6))
-"""Rows, tokens and tokens in the cache: a prompt, a step, and several tokens after a cache."""
+SIZES = ((2, 5, 0), (2, 12, 0), (2, 1, 7), (1, 4, 6))
+"""Rows, tokens and tokens in the cache: a prompt, one longer than two windows, a step, and several tokens after a
+cache."""
 FUSED = OptimizeOptions().with_decoder_fusions()
 TOLERANCE = 2e-5
 """Of the largest value. Chosen ten times above the rounding of float32 in another order."""
@@ -71,11 +72,12 @@ def _count(model: ir.Model) -> Counter[str]:
 
 
 def _feeds(session: Session, sizes: tuple[int, int, int]) -> dict[str, Any]:
-    """Draw values for a decoder; the first row is padded on the left."""
+    """Draw values for a decoder; the first row is padded on the left, a second one for longer than a window."""
     rows, tokens, past = sizes
     generator = np.random.default_rng(0)
     mask = np.ones((rows, past + tokens), np.int64)
     mask[0, :3] = 0
+    mask[1:, 2 : 2 + WINDOW + 1] = 0
     feeds = {
         "input_ids": generator.integers(3, 100, (rows, tokens)),
         "attention_mask": mask,

@@ -148,7 +148,7 @@ class _Fusion:
         result.type, result.shape = old.type, self._shape_of_tokens(match.heads * match.value.size)
         old.shape = result.shape
         if match.is_guarded:
-            result = builder.guarded(result, self._writer)
+            result = builder.guarded(result, self._writer.sees_any(mask), self._writer.zero())
         for node in builder.nodes:
             tag_like(node, match.output, "merged")
         self.graph.insert_after(match.output, builder.nodes)
@@ -224,10 +224,9 @@ class _Nodes:
         node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
         return self._named(node, f"{what}_turned")
 
-    def guarded(self, value: ir.Value, writer: MaskWriter) -> ir.Value:
+    def guarded(self, value: ir.Value, sees_any: ir.Value, zero: ir.Value) -> ir.Value:
         """Return a value that is zero where a token attends to nothing."""
-        inputs = [writer.sees_any(), value, writer.zero()]
-        return self._add("Where", inputs, "attended", value.dtype, value.shape)
+        return self._add("Where", [sees_any, value, zero], "attended", value.dtype, value.shape)
 
     def _constant(self, numbers: list[int], name: str) -> ir.Value:
         node = ir.node("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})

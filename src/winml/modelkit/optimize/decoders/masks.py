@@ -178,14 +178,21 @@ class MaskWriter:
         rows = self._of("rows", "Shape", [self.interface.mask], start=0, end=1)
         return self._of("places", "Expand", [last, rows]), self._of("count", "Squeeze", [total])
 
-    def sees_any(self) -> ir.Value:
-        """Return whether a token attends to anything at all: rows × tokens × 1."""
+    def sees_any(self, mask: CausalMask) -> ir.Value:
+        """Return whether a token attends to anything at all, inside its window where it has one: rows × tokens × 1."""
         counted = self._of("counted", "CumSum", [self.interface.mask, self._number("axis", 1, ir.DataType.INT64)])
         start = self._of("start", "Sub", [self._total(), self._tokens()])
-        ends, axes = self._numbers("ends", [np.iinfo(np.int64).max]), self._numbers("last", [1])
-        now = self._of("now", "Slice", [counted, start, ends, axes])
-        seen = self._of("seen", "Greater", [now, self._number("nothing", 0, ir.DataType.INT64)])
-        return self._of("seen_any", "Unsqueeze", [seen, self._numbers("third", [2])])
+        axes = self._numbers("last", [1])
+        now = self._of("now", "Slice", [counted, start, self._numbers("ends", [np.iinfo(np.int64).max]), axes])
+        suffix = ""
+        if mask.window is not None:
+            suffix = f"_{mask.window}"
+            shift = self._numbers(f"shift{suffix}", [0, mask.window, 0, 0])
+            shifted = self._of(f"shifted{suffix}", "Pad", [counted, shift])
+            before = self._of(f"before{suffix}", "Slice", [shifted, start, self._total(), axes])
+            now = self._of(f"inside{suffix}", "Sub", [now, before])
+        seen = self._of(f"seen{suffix}", "Greater", [now, self._number("nothing", 0, ir.DataType.INT64)])
+        return self._of(f"seen_any{suffix}", "Unsqueeze", [seen, self._numbers("third", [2])])
 
     def zero(self) -> ir.Value:
         """Return the number 0."""
