@@ -30,17 +30,17 @@ class Case:
         return f"{self.architecture}-{'+'.join(self.options)}"
 
 
-BATCH: Tried = {"batch": (1, 4, 3)}
-SEQUENCE: Tried = {"sequence": (1, 33, 64)}
+BATCH: Tried = {"batch_size": (1, 4, 3)}
+SEQUENCE: Tried = {"sequence_length": (1, 33, 64)}
 IMAGE: Tried = {"height": (1, 97, 130), "width": (1, 64, 33)}
 
 SIZES: Mapping[str, tuple[str, Tried | Refused]] = {
     "bert": ("sequence", SEQUENCE),
     "gpt2": ("sequence", SEQUENCE),
-    "t5": ("sequence", {"sequence": (1, 40, 7), "decoder_sequence": (1, 5, 30)}),
+    "t5": ("sequence", {"sequence_length": (1, 40, 7), "decoder_sequence_length": (1, 5, 30)}),
     "vit": ("image_size", Refused("images of 32x32 pixels only")),
     "resnet": ("image_size", IMAGE),
-    "wav2vec2": ("sequence", {"samples": (105, 4001, 1777)}),
+    "wav2vec2": ("sequence", {"audio_length": (105, 4001, 1777)}),
     "clip": ("sequence", SEQUENCE),
 }
 """Architecture → what varies besides the batch. In vit every patch has a learned position of its own."""

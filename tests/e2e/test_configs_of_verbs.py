@@ -114,7 +114,7 @@ def test_config_merges_with_one_that_is_given(here: Path, small_bert: Path) -> N
     assert base == same
     merged, _ = _config("-c", "base.json", "--shape-config", '{"sequence_length": 8}', "-t", "fill-mask", "-d", "npu")
     assert ("fill-mask", "BertForMaskedLM") == (merged["loader"]["task"], merged["loader"]["model_class"])
-    assert {("batch", 8)} == {tuple(spec["shape"]) for spec in merged["export"]["input_tensors"]}
+    assert {("batch_size", 8)} == {tuple(spec["shape"]) for spec in merged["export"]["input_tensors"]}
     closed, _ = _config("-c", "base.json", "--batch-size", "3")
     assert {(3, 64)} == {tuple(spec["shape"]) for spec in closed["export"]["input_tensors"]}
     assert (18, "full", {"device": "npu"}) == (
@@ -142,11 +142,11 @@ def test_export_takes_a_whole_config_or_its_section_and_options_win(here: Path, 
 
     whole = exported("-c", "config.json")
     assert ("BertForMaskedLM", 16) == (whole["model"]["class"], whole["opset_produced"])
-    assert ["batch", 64] == whole["inputs"][0]["shape"]
+    assert ["batch_size", 64] == whole["inputs"][0]["shape"]
     wins = exported("-c", "config.json", "--opset", "14", "-t", "feature-extraction")
     assert ("BertModel", 14) == (wins["model"]["class"], wins["opset_produced"])
     section = exported("-m", small_bert, "-c", '{"opset_version": 15}', "--export-config", '{"dynamic_sequence": true}')
-    assert (15, [1, "sequence"]) == (section["opset_produced"], section["inputs"][0]["shape"])
+    assert (15, [1, "sequence_length"]) == (section["opset_produced"], section["inputs"][0]["shape"])
     inputs = {"name": "input_ids", "shape": [1, 8], "dtype": "int64"}
     sized = exported("-m", small_bert, "-c", json.dumps({"input_tensors": [inputs]}), "--batch-size", "3")
     assert [3, 64] == sized["inputs"][0]["shape"]
@@ -256,13 +256,20 @@ def test_build_of_a_file_leads_to_where_its_sizes_are_fixed(here: Path, small_fi
 
 def test_size_above_what_a_file_takes_is_named_with_its_limit(here: Path, small_file: Path) -> None:
     """The file is at fault for nothing: exit code 2, and no file."""
-    at_most = "sequence 65: small.onnx takes 64 at most"
+    at_most = "sequence_length 65: small.onnx takes 64 at most"
     asked = '{"sequence_length": 65, "batch": 3}'
     _refused("export", "-m", small_file, "-o", "s.onnx", "--shape-config", asked, words=at_most)
     assert [] == list(here.iterdir())
     assert 0 == run_here("export", "-m", small_file, "-o", "s.onnx", "--shape-config", '{"sequence": 64}').code
     _refused(
-        "export", "-m", "s.onnx", "-o", "t.onnx", "--shape-config", '{"sequence": 3}', words="open dimensions: batch"
+        "export",
+        "-m",
+        "s.onnx",
+        "-o",
+        "t.onnx",
+        "--shape-config",
+        '{"sequence": 3}',
+        words="open dimensions: batch_size",
     )
     assert 0 == run_here("export", "-m", "s.onnx", "-o", "t.onnx", "--batch-size", "2").code
     _refused(

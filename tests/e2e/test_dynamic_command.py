@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from e2e.in_process import run_here
 from e2e.workplace import Workplace
 
 
@@ -48,10 +49,12 @@ def test_dynamic_export_names_dimensions_and_warns_of_nothing(
     """An intended dynamic export is silent, and its answer lists every dimension with the sizes it was checked at."""
     workplace, answer, complaint = dynamic
     assert [] == complaint
-    assert {("batch", "sequence")} == {tuple(shape) for shape in shapes(workplace.folder / "dynamic.onnx").values()}
+    assert {("batch_size", "sequence_length")} == {
+        tuple(shape) for shape in shapes(workplace.folder / "dynamic.onnx").values()
+    }
     assert [
-        {"name": "batch", "min": 1, "example": 2, "checked": [1, 3]},
-        {"name": "sequence", "min": 1, "max": 512, "example": 128, "checked": [1, 145]},
+        {"name": "batch_size", "min": 1, "example": 2, "checked": [1, 3]},
+        {"name": "sequence_length", "min": 1, "max": 512, "example": 128, "checked": [1, 145]},
     ] == answer["dynamic"]
 
 
@@ -60,12 +63,31 @@ def test_dynamic_file_is_pinned_without_torch(
 ) -> None:
     """Sizes are fixed by name or key, and neither torch nor transformers is needed for it."""
     light = without(("torch", "transformers"), dynamic[0], tmp_path)
-    sizes = '{"batch_size": 1, "sequence": 32}'
+    sizes = '{"batch_size": 1, "sequence_length": 32}'
     done = light.export("-m", "dynamic.onnx", "-o", "static.onnx", "--shape-config", sizes, "--overwrite")
     assert 0 == done.code, done.err
-    assert "pinned     batch 1, sequence 32" in done.out
+    assert "pinned     batch_size 1, sequence_length 32" in done.out
     assert "verified   equals dynamic.onnx at these sizes" in done.out
     assert {(1, 32)} == {tuple(shape) for shape in shapes(light.folder / "static.onnx").values()}
+
+
+def test_file_with_the_names_of_an_earlier_version_is_read_as_before(bert_tiny: Path, tmp_path: Path) -> None:
+    """Rows were ``batch`` and tokens ``sequence`` in 0.2: every verb that takes sizes takes either name of both."""
+    older, newer, fixed = (str(tmp_path / f"{name}.onnx") for name in ("older", "newer", "fixed"))
+    export = ("export", "-m", bert_tiny, "-q", "-o")
+    assert 0 == run_here(*export, older, "--dynamic-axes", "input_ids:0=batch,1=sequence").code
+    assert 0 == run_here(*export, newer, "--dynamic-batch", "--dynamic-seq-len").code
+    assert {("batch", "sequence")} == set(map(tuple, shapes(Path(older)).values()))
+    given = {older: '{"batch_size": 3, "sequence_length": 9}', newer: '{"batch": 3, "sequence": 9}'}
+    for path, sizes in given.items():
+        assert 0 == run_here("export", "-m", path, "-o", fixed, "--shape-config", sizes, "-q", "--overwrite").code
+        assert {(3, 9)} == set(map(tuple, shapes(Path(fixed)).values()))
+        times = ("perf", path, "--iterations", "2", "--warmup", "0", "--format", "json")
+        measured = json.loads(run_here(*times, "--batch-size", "3").out)
+        assert [[3, 128]] * 3 == list(measured["model_info"]["measured_shapes"].values())
+        assert 3 == measured["benchmark_info"]["batch_size"]
+    for pair in ((older, newer), (newer, older)):
+        assert 0 == run_here("compare", *pair, "--shape-config", '{"batch": 2, "sequence_length": 9}').code
 
 
 REFUSALS = {

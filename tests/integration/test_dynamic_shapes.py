@@ -97,7 +97,7 @@ def test_dynamic_export_answers_at_three_shapes(case: Case, tmp_path: Path) -> N
 def test_axes_by_place_and_names_in_shapes_write_the_same_file(tmp_path: Path) -> None:
     """However a dimension is left open, the file carries the same names."""
     folder = save_checkpoint("bert", tmp_path / "checkpoint")
-    by_place = WinMLExportConfig(dynamic_axes={"input_ids": {0: "batch", 1: "sequence"}})
+    by_place = WinMLExportConfig(dynamic_axes={"input_ids": {0: "batch_size", 1: "sequence_length"}})
     first = HTPExporter(by_place).export_checkpoint(ModelRequest(str(folder)), tmp_path / "place.onnx")
     by_shape = WinMLExportConfig(input_tensors=first.inputs)
     second = HTPExporter(by_shape).export_checkpoint(ModelRequest(str(folder)), tmp_path / "shape.onnx")
@@ -118,10 +118,10 @@ def test_recorded_config_exports_the_same_dimensions(tmp_path: Path) -> None:
     assert config is not None
     result = HTPExporter(config).export_checkpoint(ModelRequest(str(folder)), tmp_path / "model.onnx")
     assert (
-        DynamicDimension(name="batch", example=2),
-        DynamicDimension(name="sequence", min=2, max=40, example=20),
+        DynamicDimension(name="batch_size", example=2),
+        DynamicDimension(name="sequence_length", min=2, max=40, example=20),
     ) == result.dimensions
-    assert {"batch": (1, 3), "sequence": (2, 23)} == dict(result.checked_sizes)
+    assert {"batch_size": (1, 3), "sequence_length": (2, 23)} == dict(result.checked_sizes)
 
 
 def test_live_transformers_model_knows_its_batch(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_live_transformers_model_knows_its_batch(tmp_path: Path) -> None:
     example = {"input_ids": torch.randint(0, 100, (1, 9)), "attention_mask": torch.ones(1, 9, dtype=torch.int64)}
     config = WinMLExportConfig(dynamic_sequence=True)
     result = HTPExporter(config).export(build_model("bert"), tmp_path / "model.onnx", example)
-    assert {"input_ids": (1, "sequence"), "attention_mask": (1, "sequence")} == {
+    assert {"input_ids": (1, "sequence_length"), "attention_mask": (1, "sequence_length")} == {
         spec.name: spec.shape for spec in result.inputs
     }
     assert (9,) == tuple(dimension.example for dimension in result.dimensions)
@@ -141,4 +141,4 @@ def test_random_weights_are_calibrated_at_the_traced_sizes(tmp_path: Path) -> No
     sizes = ShapeConfig.model_validate({"height": {"example": 64}, "width": {"example": 96}})
     request = ModelRequest(str(folder / "config.json"), random_weights=True, shape_config=sizes)
     result = HTPExporter(WinMLExportConfig(dynamic_batch=True)).export_checkpoint(request, tmp_path / "model.onnx")
-    assert {"batch": 2, "height": 64, "width": 96} == {d.name: d.example for d in result.dimensions}
+    assert {"batch_size": 2, "height": 64, "width": 96} == {d.name: d.example for d in result.dimensions}

@@ -78,8 +78,8 @@ def test_names_are_those_other_tools_know(encoded: Encoded) -> None:
     slot = states["past_key_values.1.decoder.value"].cache
     assert slot is not None
     assert (1, "value", "decoder") == (slot.layer, slot.kind, slot.side)
-    assert ["batch", "decoder_sequence"] == list(decoder.inputs[0].shape)
-    assert "past_sequence" == states["past_key_values.0.decoder.key"].shape[2]
+    assert ["batch_size", "decoder_sequence_length"] == list(decoder.inputs[0].shape)
+    assert "past_sequence_length" == states["past_key_values.0.decoder.key"].shape[2]
     bundle = ModelBundle.read([part.model_path for part in encoded.result.parts])
     feed = PartFeed("present.0.encoder.key", "decoder", "past_key_values.0.encoder.key")
     assert feed in bundle.feeds["encoder"]
@@ -306,7 +306,7 @@ def test_sizes_that_are_given_are_fixed_in_both_parts(checkpoint: Path) -> None:
     shapes = {spec.name: spec.shape for spec in decoder.inputs}
     assert (1, 4, 24, 8) == shapes["past_key_values.0.encoder.key"]
     assert (1, 24) == shapes["encoder_attention_mask"]
-    assert (1, "decoder_sequence") == shapes["input_ids"]
+    assert (1, "decoder_sequence_length") == shapes["input_ids"]
 
 
 def test_axes_are_named_in_the_part_that_takes_the_input(checkpoint: Path) -> None:
@@ -315,8 +315,8 @@ def test_axes_are_named_in_the_part_that_takes_the_input(checkpoint: Path) -> No
     bounds = (DynamicDimension(name="written", max=9), DynamicDimension(name="text", max=40))
     request = ModelRequest(str(checkpoint), dynamic=DynamicRequest(axes=axes, dimensions=bounds))
     encoder, decoder = load_model(request).parts
-    assert ("batch", "text") == encoder.inputs[0].shape
-    assert ("batch", "written") == decoder.inputs[0].shape
+    assert ("batch_size", "text") == encoder.inputs[0].shape
+    assert ("batch_size", "written") == decoder.inputs[0].shape
     assert [40] == [item.max for item in encoder.dimensions if item.name == "text"]
     assert [9] == [item.max for item in decoder.dimensions if item.name == "written"]
     odd = DynamicRequest(axes=axes, dimensions=(DynamicDimension(name="writen", max=9),))

@@ -98,15 +98,20 @@ def test_graph_has_the_names_and_sizes_that_readers_expect(decoder: Decoder) -> 
     assert ["input_ids", "attention_mask", "position_ids", *(f"past_key_values.{name}" for name in states)] == list(
         decoder.session.inputs
     )
-    assert {"input_ids": ("batch", "sequence"), "attention_mask": ("batch", "total_sequence")}.items() <= shapes.items()
+    assert {
+        "input_ids": ("batch_size", "sequence_length"),
+        "attention_mask": ("batch_size", "total_sequence_length"),
+    }.items() <= shapes.items()
     heads = shapes["past_key_values.0.key"][1]
-    assert ("batch", heads, "past_sequence", 8) == shapes["past_key_values.0.key"]
+    assert ("batch_size", heads, "past_sequence_length", 8) == shapes["past_key_values.0.key"]
     outputs = {spec.name: spec.shape for spec in decoder.result.outputs}
     assert ["logits", *(f"present.{name}" for name in states)] == list(outputs)
-    assert ("batch", "sequence", VOCABULARY) == outputs["logits"]
-    assert ("batch", heads, "total_sequence", 8) == outputs["present.1.value"]
-    assert {"batch", "sequence", "past_sequence"} == {item.name for item in decoder.result.dimensions}
-    assert 0 == next(item.min for item in decoder.result.dimensions if item.name == "past_sequence")
+    assert ("batch_size", "sequence_length", VOCABULARY) == outputs["logits"]
+    assert ("batch_size", heads, "total_sequence_length", 8) == outputs["present.1.value"]
+    assert {"batch_size", "sequence_length", "past_sequence_length"} == {
+        item.name for item in decoder.result.dimensions
+    }
+    assert 0 == next(item.min for item in decoder.result.dimensions if item.name == "past_sequence_length")
 
 
 def test_file_says_which_input_takes_what_of_the_cache(decoder: Decoder) -> None:
@@ -116,7 +121,7 @@ def test_file_says_which_input_takes_what_of_the_cache(decoder: Decoder) -> None
     told = {record["name"]: record for record in json.loads(metadata["winml.io.inputs"])}
     slot = {"layer": 1, "kind": "value"}
     assert slot == told["past_key_values.1.value"]["cache"]
-    assert {"total_sequence": ["past_sequence", "sequence"]} == told["attention_mask"]["sums"]
+    assert {"total_sequence_length": ["past_sequence_length", "sequence_length"]} == told["attention_mask"]["sums"]
     assert "cache" not in told["input_ids"]
     description = read_part_description(decoder.result.model_path)
     assert description is not None
@@ -298,7 +303,7 @@ def test_code_that_goes_another_way_with_a_cache_is_refused_with_what_writes_a_g
 
     monkeypatch.setattr(transformers.LlamaModel, "forward", forward)
     exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
-    with pytest.raises(VerificationError, match=r"past_sequence froze[\s\S]*LlamaModel") as caught:
+    with pytest.raises(VerificationError, match=r"past_sequence_length froze[\s\S]*LlamaModel") as caught:
         exporter.export_checkpoint(ModelRequest(str(llama)), tmp_path / "model.onnx")
     assert "--no-cache writes the graph" in caught.value.hint
     assert not (tmp_path / "model.onnx").exists()
@@ -340,23 +345,23 @@ UNUSUAL: Mapping[str, tuple[Mapping[str, Any], int, Mapping[str, tuple[str | int
             "decoder": {**LAYER, "ffn_dim": 32, "pad_token_id": VOCABULARY, "bos_token_id": VOCABULARY},
         },
         2,
-        {"input_ids": (8, "sequence"), "attention_mask": (2, "total_sequence")},
+        {"input_ids": (8, "sequence_length"), "attention_mask": (2, "total_sequence_length")},
     ),
     # A window that no mask knows, shorter than the text.
     "moshi": (
         {**LAYER, "ffn_dim": 32, "sliding_window": WINDOW, "pad_token_id": 0},
         2,
         {
-            "input_ids": ("batch", "sequence"),
-            "attention_mask": ("batch", "total_sequence"),
-            "position_ids": ("batch", "sequence"),
+            "input_ids": ("batch_size", "sequence_length"),
+            "attention_mask": ("batch_size", "total_sequence_length"),
+            "position_ids": ("batch_size", "sequence_length"),
         },
     ),
     # A mask that is widened by an image, once there is a cache.
     "git": (
         {**LAYER, "intermediate_size": 32, "vision_config": {"image_size": 32, "patch_size": 16, **LAYER}},
         2,
-        {"input_ids": ("batch", "sequence"), "position_ids": ("batch", "sequence")},
+        {"input_ids": ("batch_size", "sequence_length"), "position_ids": ("batch_size", "sequence_length")},
     ),
 }
 """Model type → sizes, rows, and the inputs beside the cache."""

@@ -197,6 +197,34 @@ def test_reader_of_a_layout_writes_what_pytorch_writes(
     assert expected == read_with(layout, PROGRAMS[layout], folder, PROMPT, str(NEW_TOKENS))
 
 
+@needs_reader("transformers.js")
+def test_reader_of_weights_of_4_bits_writes_what_pytorch_writes(checkpoint: Path, tmp_path: Path) -> None:
+    """Its empty cache has the rows that the names of dimensions tell: the fused attention takes no others."""
+    source = shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    model: Any = AutoModelForCausalLM.from_pretrained(source).eval()
+    _fill_with_4_bits(model)
+    model.save_pretrained(source)
+    tokens = AutoTokenizer.from_pretrained(source)(PROMPT, return_tensors="pt")["input_ids"]
+    expected = model.generate(tokens, max_new_tokens=NEW_TOKENS)[0, tokens.shape[1] :].tolist()
+    folder = laid_out(source, tmp_path / "folder", "transformers.js", "--precision", "int4", "--no-verify")
+    operators = {node.op_type for node in onnx.load(folder / "onnx" / "model_q4.onnx").graph.node}
+    assert {"GroupQueryAttention", "MatMulNBits"} <= operators
+    program = PROGRAMS["transformers.js"].replace("'fp32'", "'q4'")
+    assert expected == read_with("transformers.js", program, folder, PROMPT, str(NEW_TOKENS))
+    assert len(set(expected)) > NEW_TOKENS // 2
+
+
+def _fill_with_4_bits(model: Any) -> None:
+    """Give every 16 weights in a row all values that 4 bits hold, and each token another one that follows it."""
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        if weight.dim() == 2:
+            levels = torch.rand(weight.numel() // 16, 16, generator=generator).argsort(-1).reshape(weight.shape) - 8
+            # What the layers add is little beside the token itself, so that the scores of two tokens are far apart.
+            weight.data.copy_(levels * 2.0 ** (-8 if name.endswith(("o_proj.weight", "down_proj.weight")) else -5))
+    model.lm_head.weight.data.copy_(model.model.embed_tokens.weight.data.roll(7, 0))
+
+
 @pytest.mark.parametrize("layout", [pytest.param(layout, marks=needs_reader(layout)) for layout in ENCODED_PROGRAMS])
 def test_reader_of_an_encoder_decoder_writes_what_pytorch_writes(tmp_path: Path, layout: str) -> None:
     """Its decoder computes keys and values of what was encoded in the first run, and takes them in every later one."""
@@ -260,7 +288,7 @@ def test_layout_of_an_encoder_is_one_line(encoder: Path) -> None:
     folder = encoder
     model = onnx.load(folder / "onnx" / "model.onnx", load_external_data=False)
     shapes = {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
-    assert [["batch", "sequence"]] * len(shapes) == list(shapes.values())
+    assert [["batch_size", "sequence_length"]] * len(shapes) == list(shapes.values())
     names = {path.name for path in folder.iterdir()}
     assert {"README.md", "LICENSE.txt", "config.json", "tokenizer.json"} <= names
     assert "notes.txt" not in names

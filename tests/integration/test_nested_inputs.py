@@ -129,7 +129,7 @@ def test_inputs_in_containers_are_described_without_an_example(tmp_path: Path) -
     )
     result = export_pytorch(Detector(), tmp_path / "o.onnx", config=WinMLExportConfig(input_tensors=specs))
     shapes = [spec.shape for spec in result.parts[0].inputs]
-    assert [(3, "dim_1", "dim_2"), ("batch", 2), (4,)] == shapes
+    assert [(3, "dim_1", "dim_2"), ("batch_size", 2), (4,)] == shapes
 
 
 class Rows(nn.Module):
@@ -148,8 +148,8 @@ def test_dynamic_axes_of_outputs_name_what_is_open(tmp_path: Path) -> None:
     result = export_pytorch(Rows(), tmp_path / "o.onnx", torch.randn(3, 8), config=config)
     part = result.parts[0]
     shapes = {spec.name: spec.shape for spec in part.outputs}
-    assert {"rows": ("batch", "dim_1"), "half": ("batch", "pairs"), "fixed": (1,)} == shapes
-    assert "dynamic_axes: axis 0 of half is batch, and is called so instead of rows." in part.notes
+    assert {"rows": ("batch_size", "dim_1"), "half": ("batch_size", "pairs"), "fixed": (1,)} == shapes
+    assert "dynamic_axes: axis 0 of half is batch_size, and is called so instead of rows." in part.notes
     assert "dynamic_axes: axis 0 of fixed is always 1: no open size of the inputs changes it." in part.notes
 
 

@@ -177,7 +177,9 @@ def test_pictures_of_any_size_write_what_pytorch_writes(kind: str, tmp_path: Pat
     assert NAMES == tuple(part.name for part in exported.parts)
     shapes = {spec.name: spec.shape for spec in exported.parts[0].inputs}
     assert {"pixel_values": ("patches", 1176), "image_grid_thw": ("images", 3)} == shapes
-    assert (3, "batch", "sequence") == {spec.name: spec.shape for spec in exported.parts[-1].inputs}["position_ids"]
+    assert (3, "batch_size", "sequence_length") == {spec.name: spec.shape for spec in exported.parts[-1].inputs}[
+        "position_ids"
+    ]
     verification = exported.parts[-1].verification
     assert verification is not None
     assert verification.generation is not None

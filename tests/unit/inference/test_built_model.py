@@ -193,7 +193,7 @@ def test_pipeline_takes_rows_of_any_length(tmp_path: Path) -> None:
     checkpoint = save_checkpoint("bert", tmp_path / "c", class_name="BertForSequenceClassification", num_labels=3)
     tokenizer = write_tokenizer(checkpoint, pad_token="[PAD]")
     model = WinMLAutoModel.from_pretrained(str(checkpoint), config=PLAIN)
-    assert {("batch", "sequence")} == {item.shape for item in model.inputs}
+    assert {("batch_size", "sequence_length")} == {item.shape for item in model.inputs}
     rows = ["a short row", "one more row of words and words", "words"]
     classes = transformers.AutoModelForSequenceClassification
     asked = transformers.pipeline("text-classification", model=classes.from_pretrained(checkpoint), tokenizer=tokenizer)
@@ -224,7 +224,7 @@ def test_model_that_takes_no_open_sequence_gets_an_open_batch(tmp_path: Path) ->
     """What was found out is remembered, so that the second time nothing is tried."""
     checkpoint = save_checkpoint("vit", tmp_path)
     model = WinMLAutoModel.from_pretrained(str(checkpoint), config=PLAIN)
-    assert ["batch"] == [size for item in model.inputs for size in item.shape if isinstance(size, str)]
+    assert ["batch_size"] == [size for item in model.inputs for size in item.shape if isinstance(size, str)]
     built = Path(model.path).stat().st_mtime_ns
     again = WinMLAutoModel.from_pretrained(str(checkpoint), config=PLAIN)
     assert (model.path, built) == (again.path, Path(again.path).stat().st_mtime_ns)

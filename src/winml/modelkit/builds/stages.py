@@ -32,6 +32,7 @@ from winml.modelkit.file_names import (
     sidecar_path,
 )
 from winml.modelkit.flows.quantize.calibration_files import calibration_files, calibration_kind
+from winml.modelkit.graph.dimensions import current_name
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.results.build_manifest import StageName, StageRecord
@@ -147,7 +148,8 @@ def _undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> di
             _put_back(request, before["request"], key)
     if any(spec.cache is not None for spec in decided.input_tensors or ()):
         # A decoder with a cache has them open, whether that was asked for or not.
-        for size in {"batch", "sequence"} & {item.name for item in decided.dynamic_dimensions}:
+        names = {current_name(item.name) for item in decided.dynamic_dimensions}
+        for size in (size for size, key in _SIZES_OF_DECODERS.items() if key in names):
             export[f"dynamic_{size}"] = before["export"].get(f"dynamic_{size}")
             request["dynamic"] = {**request["dynamic"], size: before["request"]["dynamic"].get(size)}
     inputs = [spec.model_dump(mode="json", exclude_none=True) for spec in decided.input_tensors or ()]
@@ -162,6 +164,9 @@ def _relevant_export_options(options: dict[str, Any], parts: Collection[str]) ->
         return options
     return {**options, "request": {key: value for key, value in options["request"].items() if key != "cross_keys"}}
 
+
+_SIZES_OF_DECODERS = {"batch": "batch_size", "sequence": "sequence_length"}
+"""Key of a request for open dimensions → the dimension that a decoder with a cache has open in any case."""
 
 _INPUT_KEYS = ("input_specs", "shape_config", "batch_size", "dynamic")
 """Keys of a request that only say what the inputs are to be."""

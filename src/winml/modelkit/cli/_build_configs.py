@@ -107,21 +107,26 @@ def with_sizes(export: WinMLExportConfig, options: Mapping[str, Any]) -> WinMLEx
     """
     if export.input_tensors is None or not (options["shape_config"] or options["batch_size"]) or options["input_specs"]:
         return export
-    from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES
+    from winml.modelkit.graph.dimensions import current_name
     from winml.modelkit.load.inputs.options import parse_shape_config
 
     sizes = parse_shape_config(options["shape_config"]) if options["shape_config"] else None
     keys = {*(sizes.given() if sizes is not None else ()), *(["batch_size"] if options["batch_size"] else ())}
-    fixed = {CONVENTIONAL_NAMES.get(key, key) for key in keys}
     axes = {
-        spec.name: {axis: size for axis, size in enumerate(spec.shape) if isinstance(size, str) and size not in fixed}
+        spec.name: {
+            axis: size
+            for axis, size in enumerate(spec.shape)
+            if isinstance(size, str) and current_name(size) not in keys
+        }
         for spec in export.input_tensors
     }
     open_axes = {name: {**named, **export.dynamic_axes.get(name, {})} for name, named in axes.items()}
     decided_anew = {
         "input_tensors": None,
         "dynamic_axes": {name: named for name, named in open_axes.items() if named},
-        "dynamic_dimensions": tuple(bounds for bounds in export.dynamic_dimensions if bounds.name not in fixed),
+        "dynamic_dimensions": tuple(
+            bounds for bounds in export.dynamic_dimensions if current_name(bounds.name) not in keys
+        ),
     }
     return export.model_copy(update=decided_anew)
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from winml.modelkit.compare.files import LARGE_DIMENSIONS, open_session
+from winml.modelkit.compare.files import large_size, open_session
 from winml.modelkit.errors import StageError
 from winml.modelkit.graph.dimensions import resolve_names
-from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
 from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
@@ -57,7 +56,7 @@ class _Trial:
         self._inputs = graph_inputs(session)
         self._seed = seed
         self.names = dict.fromkeys(key for item in self._inputs for key in item.keys if isinstance(key, str))
-        self._small = {name: DEFAULT_SIZES[name] if name in LARGE_DIMENSIONS else 2 for name in self.names}
+        self._small = {name: large_size(name) or 2 for name in self.names}
 
     def refusal(self, sizes: Mapping[str, int]) -> str | None:
         """Return why it does not run; None where it does."""

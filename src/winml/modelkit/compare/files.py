@@ -21,14 +21,15 @@ from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
 from winml.modelkit.compare.thresholds import ROUNDING_FACTOR
 from winml.modelkit.compare.words import difference_words, fidelity_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError
+from winml.modelkit.graph.dimensions import current_name
 from winml.modelkit.graph.files.reading import read_referring
-from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
+from winml.modelkit.runtime.default_sizes import default_size
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, sizes_by_key, with_sums
 from winml.modelkit.runtime.ir_versions import newest_ir_version, runnable
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = [
-    "LARGE_DIMENSIONS",
+    "large_size",
     "open_session",
     "reference_answers",
     "refuse_different",
@@ -270,7 +271,7 @@ def _sizes_to_try(inputs: Sequence[GraphInput], given: Mapping[str, int]) -> Ite
     """Yield sizes of the open dimensions, the likeliest to be accepted first; twice the same where none is open."""
     names = list(dict.fromkeys(key for item in inputs for key in item.keys if isinstance(key, str)))
     given = sizes_by_key(inputs, given)
-    known = {**{name: DEFAULT_SIZES[name] for name in names if name in LARGE_DIMENSIONS}, **given}
+    known = {**{name: size for name in names if (size := large_size(name)) is not None}, **given}
     for sizes in _cache_sizes(inputs):
         yield with_sums(inputs, {**dict.fromkeys(names, 2), **sizes, **known})
     yield {**{name: position for position, name in enumerate(names, start=2)}, **known}
@@ -278,7 +279,7 @@ def _sizes_to_try(inputs: Sequence[GraphInput], given: Mapping[str, int]) -> Ite
     # Sizes that a graph ties together without saying so.
     for size in (4, 1, 8, 16, 32):
         yield {**dict.fromkeys(names, size), **known}
-    yield {**{name: DEFAULT_SIZES.get(name, 1) for name in names}, **given}
+    yield {**{name: default_size(name) or 1 for name in names}, **given}
 
 
 def _cache_sizes(inputs: Sequence[GraphInput]) -> Iterator[Mapping[str, int]]:
@@ -289,8 +290,12 @@ def _cache_sizes(inputs: Sequence[GraphInput]) -> Iterator[Mapping[str, int]]:
         yield {name: size for name, size in sizes.items() if isinstance(name, str)}
 
 
-LARGE_DIMENSIONS = frozenset({"height", "width", "samples", "frames", "channels", "mel_bins"})
-"""Dimensions that models refuse small sizes of."""
+_LARGE_DIMENSIONS = frozenset({"height", "width", "audio_length", "num_frames", "num_channels", "num_mel_bins"})
+
+
+def large_size(name: str) -> int | None:
+    """Return the default size of a dimension that models refuse small sizes of; None for any other."""
+    return default_size(name) if current_name(name) in _LARGE_DIMENSIONS else None
 
 
 def _reference_answers(reference: Path, draws: Sequence[Feeds], *, as_written: bool = True) -> list[Feeds]:

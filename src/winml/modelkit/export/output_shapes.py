@@ -87,7 +87,7 @@ def explain_output_shapes(observations: Sequence[Observation], ask: Ask | None =
 
 
 def with_named_sums(shapes: Mapping[str, Shape], inputs: Sequence[InputTensorSpec]) -> dict[str, Shape]:
-    """Return shapes in which sums of sizes have the names they bear in the inputs: ``total_sequence``.
+    """Return shapes in which sums of sizes have the names they bear in the inputs: ``total_sequence_length``.
 
     Args:
         shapes: Output → its shape, with expressions.

@@ -21,7 +21,7 @@ from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.options import parse_options
 from winml.modelkit.results.optimization_check import BlockedFusion, CheckedCapability, OptimizationCheck
-from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
+from winml.modelkit.runtime.default_sizes import default_size
 
 __all__ = ["check_optimization"]
 
@@ -142,7 +142,7 @@ def _fired_at(plain: ir.Model, options: OptimizeOptions, sizes: Mapping[str, int
 
 def _usual_sizes(plain: ir.Model, names: Iterable[str]) -> dict[str, int]:
     """Return the sizes that an export fixes where nobody asks for others."""
-    sizes = {name: DEFAULT_SIZES.get(name, _OTHER_SIZE) for name in names}
+    sizes = {name: default_size(name) or _OTHER_SIZE for name in names}
     return _with_sums(plain, sizes)
 
 

@@ -7,7 +7,7 @@ errors in the text are reported at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -17,12 +17,13 @@ from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.options import Options, nearest, parse_options, read_json
 
 __all__ = [
-    "CONVENTIONAL_NAMES",
     "DynamicAxes",
     "DynamicDimension",
     "DynamicRequest",
     "OpenSize",
     "OutputAxis",
+    "current_name",
+    "name_among",
     "parse_dynamic_axes",
     "resolve_names",
 ]
@@ -37,20 +38,23 @@ _OPTIONS: Mapping[str, str] = {
 }
 """Key of a config → the option that says the same."""
 
-CONVENTIONAL_NAMES: Mapping[str, str] = {
-    "batch_size": "batch",
-    "sequence_length": "sequence",
-    "past_sequence_length": "past_sequence",
-    "decoder_sequence_length": "decoder_sequence",
-    "num_choices": "choices",
-    "height": "height",
-    "width": "width",
-    "num_channels": "channels",
-    "num_frames": "frames",
-    "num_mel_bins": "mel_bins",
-    "audio_length": "samples",
+_OLDER_NAMES: Mapping[str, str] = {
+    "batch": "batch_size",
+    "sequence": "sequence_length",
+    "past_sequence": "past_sequence_length",
+    "total_sequence": "total_sequence_length",
+    "decoder_sequence": "decoder_sequence_length",
+    "encoder_sequence": "encoder_sequence_length",
+    "past_encoder_sequence": "past_encoder_sequence_length",
+    "choices": "num_choices",
+    "channels": "num_channels",
+    "frames": "num_frames",
+    "mel_bins": "num_mel_bins",
+    "samples": "audio_length",
 }
-"""Key of ``--shape-config`` → default name of its dimension in the file."""
+"""Name of a dimension in files of winml 0.2 → its name today: that of optimum and transformers.js, which is its key in
+``--shape-config`` where it has one.
+"""
 
 _NAME = r"^[A-Za-z_]\w*$"
 _INLINE = re.compile(r"^(?P<input>[^:=,\s]+):(?P<axes>.+)$")
@@ -84,7 +88,7 @@ class OpenSize(_Range):
     """A size the user leaves open, as written in ``--shape-config``."""
 
     name: Name | None = None
-    """Name of the dimension; None: its conventional name."""
+    """Name of the dimension; None: its key."""
 
 
 class DynamicDimension(_Range):
@@ -205,9 +209,9 @@ def parse_dynamic_axes(texts: Sequence[str]) -> dict[str, dict[int, str]]:
     """Read ``--dynamic-axes``, given any number of times.
 
     Args:
-        texts: Each ``input_ids:0=batch,1=sequence`` (several inputs separated by spaces or semicolons), or a JSON
-            object ``{"input_ids": {"0": "batch", "1": "sequence"}, "pixel_values": [0]}``, or the path of a file that
-            holds one.
+        texts: Each ``input_ids:0=batch_size,1=sequence_length`` (several inputs separated by spaces or semicolons), or
+            a JSON object ``{"input_ids": {"0": "batch_size", "1": "sequence_length"}, "pixel_values": [0]}``, or the
+            path of a file that holds one.
 
     Returns:
         Input or output → axis → name; ``UNNAMED`` where only the axis is given.
@@ -252,8 +256,8 @@ def _check_axis_numbers(value: Any, label: str) -> Any:
     if not isinstance(value, dict) or not all(isinstance(axis_names, (dict, list)) for axis_names in value.values()):
         raise ConfigError(
             f"{label}: expected an object of objects or of lists",
-            hint='Write {"input_ids": {"0": "batch", "1": "sequence"}}, {"input_ids": [0, 1]}, or '
-            "input_ids:0=batch,1=sequence.",
+            hint='Write {"input_ids": {"0": "batch_size", "1": "sequence_length"}}, {"input_ids": [0, 1]}, or '
+            "input_ids:0=batch_size,1=sequence_length.",
         )
     for name, axis_names in value.items():
         for axis in axis_names:
@@ -271,11 +275,11 @@ def _parse_inline_axes(text: str) -> list[tuple[str, int, str]]:
         if not equals or not re.fullmatch(r"-?\d+", axis):
             raise ConfigError(
                 f"{DYNAMIC_AXES_OPTION}: {pair!r} in {text!r} is not AXIS=NAME",
-                hint="Write it like input_ids:0=batch,1=sequence.",
+                hint="Write it like input_ids:0=batch_size,1=sequence_length.",
             )
         if not symbol:
             raise ConfigError(
-                f"{DYNAMIC_AXES_OPTION}: {pair!r} in {text!r} has no name", hint="Write it like input_ids:0=batch."
+                f"{DYNAMIC_AXES_OPTION}: {pair!r} in {text!r} has no name", hint="Write it like input_ids:0=batch_size."
             )
         axis_names.append((int(axis), symbol))
     try:
@@ -285,13 +289,28 @@ def _parse_inline_axes(text: str) -> list[tuple[str, int, str]]:
     return [(match["input"], axis, symbol) for axis, symbol in axis_names]
 
 
+def current_name(name: str) -> str:
+    """Return what a dimension is called today; files of winml 0.2 call some of them otherwise.
+
+    >>> current_name("batch"), current_name("height")
+    ('batch_size', 'height')
+    """
+    return _OLDER_NAMES.get(name, name)
+
+
+def name_among(name: str, names: Collection[str]) -> str:
+    """Return what a dimension is called among names, older or newer; the name itself where none of them is its."""
+    alike = (other for other in names if current_name(other) == current_name(name))
+    return name if name in names else next(alike, name)
+
+
 def resolve_names(
     sizes: Mapping[str, int], graph_names: Iterable[str], places: Mapping[str, str] | None = None
 ) -> dict[str, int]:
     """Return sizes by the names in the graph.
 
     Args:
-        sizes: Sizes by name, by key of ``--shape-config`` where the graph has its conventional name, or by place.
+        sizes: Sizes by name, which may be the older or the newer of two for one dimension, or by place.
         graph_names: Names in the graph.
         places: ``input:axis``, counted from 0 → name in the graph.
 
@@ -301,7 +320,7 @@ def resolve_names(
     names, places = list(graph_names), places or {}
     resolved_sizes: dict[str, int] = {}
     for name, size in sizes.items():
-        resolved = name if name in names else places.get(name) or CONVENTIONAL_NAMES.get(name, name)
+        resolved = name if name in names else places.get(name) or name_among(name, names)
         if resolved not in names:
             guess = nearest(name, [*names, *places])
             hint = f"Did you mean {guess!r}? " if guess else ""

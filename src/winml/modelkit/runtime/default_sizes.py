@@ -1,7 +1,7 @@
 """Which size does a dimension get when neither the user nor the model says one?
 
 The one table of default sizes: ``load/`` takes them for the inputs of a model, ``runtime/`` for open dimensions of any
-ONNX graph. Plain numbers; imports nothing heavy.
+ONNX graph. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping
 
-from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES
+from winml.modelkit.graph.dimensions import current_name
 
 __all__ = [
     "AUDIO_FRAMES",
     "BATCH",
     "CHOICES",
-    "DEFAULT_SIZES",
     "IMAGE_CHANNELS",
     "IMAGE_EDGE",
     "MEL_BINS",
@@ -25,6 +24,7 @@ __all__ = [
     "TOKENS",
     "USUAL_MEL_BINS",
     "VIDEO_FRAMES",
+    "default_size",
     "fixing_command",
 ]
 
@@ -58,22 +58,27 @@ _PAST_TOKENS_OF_A_GRAPH = 16
 _CHOICES_OF_A_GRAPH = 2
 """Chosen: the fewest that are a choice, as each costs a whole row."""
 
-DEFAULT_SIZES: Mapping[str, int] = {
-    "batch": BATCH,
-    "sequence": TOKENS,
-    "past_sequence": _PAST_TOKENS_OF_A_GRAPH,
+_DEFAULT_SIZES: Mapping[str, int] = {
+    "batch_size": BATCH,
+    "sequence_length": TOKENS,
+    "past_sequence_length": _PAST_TOKENS_OF_A_GRAPH,
     # Of what was encoded: some keys are given and the others computed, so that both ways matter.
-    "past_encoder_sequence": _PAST_TOKENS_OF_A_GRAPH,
-    "decoder_sequence": _DECODER_TOKENS_OF_A_GRAPH,
-    "choices": _CHOICES_OF_A_GRAPH,
+    "past_encoder_sequence_length": _PAST_TOKENS_OF_A_GRAPH,
+    "decoder_sequence_length": _DECODER_TOKENS_OF_A_GRAPH,
+    "num_choices": _CHOICES_OF_A_GRAPH,
     "height": IMAGE_EDGE,
     "width": IMAGE_EDGE,
-    "channels": IMAGE_CHANNELS,
-    "frames": AUDIO_FRAMES,
-    "mel_bins": MEL_BINS,
-    "samples": SAMPLING_RATE_HZ,
+    "num_channels": IMAGE_CHANNELS,
+    "num_frames": AUDIO_FRAMES,
+    "num_mel_bins": MEL_BINS,
+    "audio_length": SAMPLING_RATE_HZ,
 }
-"""Conventional name of an open dimension → the size a graph is run with where nobody gave one."""
+"""Name of an open dimension → the size a graph is run with where nobody gave one."""
+
+
+def default_size(name: str) -> int | None:
+    """Return the size an open dimension of a graph is run with where nobody gave one; None: its name says nothing."""
+    return _DEFAULT_SIZES.get(current_name(name))
 
 
 def fixing_command(model: str, open_names: Iterable[str]) -> str:
@@ -83,5 +88,5 @@ def fixing_command(model: str, open_names: Iterable[str]) -> str:
         model: The file, as the user calls it.
         open_names: Its open dimensions, without those that are sums of others.
     """
-    sizes = {name: DEFAULT_SIZES.get(CONVENTIONAL_NAMES.get(name, name), 1) for name in open_names}
+    sizes = {name: default_size(name) or 1 for name in open_names}
     return f"winml export -m {shlex.quote(model)} -o fixed.onnx --shape-config '{json.dumps(sizes)}'"

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES, resolve_names
+from winml.modelkit.graph.dimensions import current_name, resolve_names
 from winml.modelkit.graph.specs import DTYPES, GridSlot, InputTensorSpec, summed_sizes
 from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.options import load_json, nearest
 from winml.modelkit.runtime.array_files import read_arrays
-from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
+from winml.modelkit.runtime.default_sizes import default_size
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.sessions import Session
 
@@ -323,14 +323,10 @@ def _summed(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | str]]) -
     return known
 
 
-def _conventional_name(name: str) -> str:
-    return CONVENTIONAL_NAMES.get(name, name)
-
-
 def _batch_names(inputs: Sequence[GraphInput], batch_size: int) -> list[str]:
     """Return the open dimensions that are the batch; none where the fixed size is the one wanted already."""
     first = [item.keys[0] for item in inputs if item.shape]
-    named = [key for key in first if isinstance(key, str) and _conventional_name(key) == "batch"]
+    named = [key for key in first if isinstance(key, str) and current_name(key) == "batch_size"]
     nameless = [key for key in first if isinstance(key, str) and ":" in key]
     if named or nameless:
         return list(dict.fromkeys(named or nameless))
@@ -344,12 +340,12 @@ def _batch_names(inputs: Sequence[GraphInput], batch_size: int) -> list[str]:
 
 
 def _default_size(name: str, inputs: Sequence[GraphInput], names: Sequence[str]) -> int:
-    default = DEFAULT_SIZES.get(_conventional_name(name))
+    default = default_size(name)
     if default is not None:
         return default
     if any(item.keys[:1] == (name,) for item in inputs):
         return 1  # the first dimension of an input is its batch, as a rule
-    example = ", ".join(f'"{open_name}": {DEFAULT_SIZES.get(_conventional_name(open_name), 8)}' for open_name in names)
+    example = ", ".join(f'"{open_name}": {default_size(open_name) or 8}' for open_name in names)
     where = next(item for item in inputs if name in item.keys)
     raise UsageError(
         f"input {where.name} {where.words}: nothing says how large {name} is to be",
@@ -479,7 +475,7 @@ def batch_of(
     batch; where they share none, a run counts as one sample.
     """
     for _, name, size in _named_sizes(inputs, feeds):
-        if _conventional_name(name) == "batch":
+        if current_name(name) == "batch_size":
             return size, f"dimension {name}"
     shapes = [array.shape for array in (*feeds.values(), *outputs.values()) if array is not None and array.ndim]
     first = {shape[0] for shape in shapes}

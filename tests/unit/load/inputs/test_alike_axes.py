@@ -89,11 +89,11 @@ def test_nothing_is_brought_along_where_the_model_takes_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("axes", "ids", "mask", "expected"),
     [
-        ({"ids": [0, 1], "mask": [0, 1]}, (2, 7), (2, 7), [("batch", "dim_1")] * 2),
+        ({"ids": [0, 1], "mask": [0, 1]}, (2, 7), (2, 7), [("batch_size", "dim_1")] * 2),
         ({"ids": [0, 1], "mask": {0: "rows", 1: "tokens"}}, (2, 7), (2, 7), [("rows", "tokens")] * 2),
         ({"ids": [1], "mask": (1,)}, (2, 7), (2, 8), [(2, "dim_1"), (2, "mask_dim_1")]),
         ({"ids": {1: None}}, (7, 7), (3, 4), [(7, "dim_1"), (3, 4)]),
-        ({}, (-1, -1), (-1, -1), [("batch", "dim_1")] * 2),
+        ({}, (-1, -1), (-1, -1), [("batch_size", "dim_1")] * 2),
         ({}, ("rows", -1), (-1, 5), [("rows", "dim_1"), ("rows", 5)]),
     ],
     ids=["lists", "list beside names", "other sizes", "null", "minus one", "minus one beside a name"],

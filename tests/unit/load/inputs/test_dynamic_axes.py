@@ -37,15 +37,19 @@ def test_no_request_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("architecture", "request_", "expected"),
     [
-        ("bert", {"batch": True}, {"input_ids": ("batch", 64), "attention_mask": ("batch", 64)}),
-        ("bert", {"sequence": True}, {"input_ids": (1, "sequence"), "token_type_ids": (1, "sequence")}),
-        ("t5", {"sequence": True}, {"input_ids": (1, "sequence"), "decoder_input_ids": (1, "decoder_sequence")}),
+        ("bert", {"batch": True}, {"input_ids": ("batch_size", 64), "attention_mask": ("batch_size", 64)}),
+        ("bert", {"sequence": True}, {"input_ids": (1, "sequence_length"), "token_type_ids": (1, "sequence_length")}),
+        (
+            "t5",
+            {"sequence": True},
+            {"input_ids": (1, "sequence_length"), "decoder_input_ids": (1, "decoder_sequence_length")},
+        ),
         ("resnet", {"image_size": True}, {"pixel_values": (1, 3, "height", "width")}),
-        ("wav2vec2", {"batch": True, "sequence": True}, {"input_values": ("batch", "samples")}),
+        ("wav2vec2", {"batch": True, "sequence": True}, {"input_values": ("batch_size", "audio_length")}),
         (
             "clip",
             {"batch": True, "sequence": True},
-            {"input_ids": ("batch", "sequence"), "pixel_values": ("batch", 3, 32, 32)},
+            {"input_ids": ("batch_size", "sequence_length"), "pixel_values": ("batch_size", 3, 32, 32)},
         ),
     ],
 )
@@ -75,20 +79,21 @@ def test_flag_takes_the_name_the_user_gave_the_same_size() -> None:
 def test_shape_config_range_bounds_and_sizes_the_dimension() -> None:
     """Min, max and example come through, under the conventional name."""
     decision = opened("bert", DynamicRequest(), {"sequence_length": OpenSize(min=4, max=32, example=16)})
-    assert (DynamicDimension(name="sequence", min=4, max=32, example=16),) == decision.dimensions
+    assert (DynamicDimension(name="sequence_length", min=4, max=32, example=16),) == decision.dimensions
 
 
 def test_limit_of_positions_becomes_the_maximum() -> None:
     """What the model cannot count to is not asked for."""
-    assert (DynamicDimension(name="sequence", min=1, max=64, example=48),) == opened(
+    assert (DynamicDimension(name="sequence_length", min=1, max=64, example=48),) == opened(
         "bert", DynamicRequest(sequence=True)
     ).dimensions
 
 
-def test_bounds_by_name_come_through() -> None:
-    """A config that records bounds is obeyed."""
-    request = DynamicRequest(batch=True, dimensions=(DynamicDimension(name="batch", max=8, example=4),))
-    assert (DynamicDimension(name="batch", max=8, example=4),) == opened("bert", request).dimensions
+@pytest.mark.parametrize("name", ["batch_size", "batch"])
+def test_bounds_by_name_come_through(name: str) -> None:
+    """A config that records bounds is obeyed; one of winml 0.2 calls the rows otherwise."""
+    request = DynamicRequest(batch=True, dimensions=(DynamicDimension(name=name, max=8, example=4),))
+    assert (DynamicDimension(name="batch_size", max=8, example=4),) == opened("bert", request).dimensions
 
 
 @pytest.mark.parametrize(
@@ -110,7 +115,7 @@ def test_bounds_by_name_come_through() -> None:
             {"sequence_length": OpenSize(name="b")},
             "axis 1 of input_ids is named 'a' by --dynamic-axes and 'b' by --shape-config",
         ),
-        ("bert", {"batch": True, "dimensions": (DynamicDimension(name="bach"),)}, {}, "Did you mean 'batch'?"),
+        ("bert", {"batch": True, "dimensions": (DynamicDimension(name="bach"),)}, {}, "Did you mean 'batch_size'?"),
     ],
 )
 def test_request_the_model_cannot_follow_is_refused(
@@ -130,8 +135,8 @@ def described(*inputs: tuple[str, tuple[int | str, ...]]) -> InputDecision:
 def test_batch_of_an_unknown_model_is_the_first_axis_all_share() -> None:
     """Where nothing says what axes are, rows come first."""
     decision = open_axes(described(("x", (1, 8)), ("y", (1, 4))), DynamicRequest(batch=True), are_sizes_firm=True)
-    assert {"x": ("batch", 8), "y": ("batch", 4)} == shapes(decision)
-    assert ("batch is traced with 2: a size of 1 would be taken as a constant.",) == decision.notes
+    assert {"x": ("batch_size", 8), "y": ("batch_size", 4)} == shapes(decision)
+    assert ("batch_size is traced with 2: a size of 1 would be taken as a constant.",) == decision.notes
 
 
 def test_batch_of_an_unknown_model_without_common_rows_is_refused() -> None:
@@ -149,8 +154,8 @@ def test_two_example_sizes_for_one_name_are_refused() -> None:
 
 def test_names_in_shapes_are_kept() -> None:
     """A manifest may say it itself."""
-    decision = open_axes(described(("x", ("batch", 3, "height", "width"))), DynamicRequest())
-    assert {"batch": 2, "height": 224, "width": 192} == {d.name: d.example for d in decision.dimensions}
+    decision = open_axes(described(("x", ("batch_size", 3, "height", "width"))), DynamicRequest())
+    assert {"batch_size": 2, "height": 224, "width": 192} == {d.name: d.example for d in decision.dimensions}
 
 
 def test_example_is_used_only_at_the_traced_sizes() -> None:
@@ -185,6 +190,6 @@ def test_option_for_sizes_of_which_one_is_fixed_tells_how_to_leave_the_other_ope
     decision = decide_inputs(transformers.WhisperForConditionalGeneration(config), config)
     with pytest.raises(UsageError, match="num_frames cannot be left open: the model takes 20 only") as caught:
         open_axes(decision, DynamicRequest(sequence=True))
-    assert "--dynamic-axes 'decoder_input_ids:1=decoder_sequence' leaves open what can be." == caught.value.hint
-    advised = open_axes(decision, DynamicRequest(axes={"decoder_input_ids": {1: "decoder_sequence"}}))
-    assert (1, "decoder_sequence") == shapes(advised)["decoder_input_ids"]
+    assert "--dynamic-axes 'decoder_input_ids:1=decoder_sequence_length' leaves open what can be." == caught.value.hint
+    advised = open_axes(decision, DynamicRequest(axes={"decoder_input_ids": {1: "decoder_sequence_length"}}))
+    assert (1, "decoder_sequence_length") == shapes(advised)["decoder_input_ids"]

@@ -59,7 +59,7 @@ MOST_SAMPLES = 8
 @click.option(
     "--shape-config",
     metavar="JSON",
-    help='Sizes of open dimensions, such as {"batch": 4}, by name or input:axis; a file or text.',
+    help='Sizes of open dimensions, such as {"batch_size": 4}, by name or input:axis; a file or text.',
 )
 @click.option("--dataset", metavar="DATA", help="Samples in place of random values: a file, a folder, a Hub name.")
 @split_option

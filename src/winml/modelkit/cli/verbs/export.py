@@ -50,7 +50,7 @@ Examples:
   winml export -m ./checkpoint -o model.onnx --dynamic-batch --dynamic-seq-len
   winml export -m model.py:build -o model.onnx --input-specs inputs.json
   winml export -c config.json -o model.onnx --opset 18
-  winml export -m dynamic.onnx -o static.onnx --shape-config '{"batch": 1, "sequence": 128}'
+  winml export -m dynamic.onnx -o static.onnx --shape-config '{"batch_size": 1, "sequence_length": 128}'
 """
 
 

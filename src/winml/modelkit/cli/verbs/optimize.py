@@ -110,7 +110,7 @@ def _capability_options(command: _F) -> _F:
 @click.option(
     "--shape-config",
     metavar="JSON",
-    help='Sizes to compare at, such as {"batch": 4}, by name or input:axis; else some are tried; a file or text.',
+    help='Sizes to compare at, such as {"batch_size": 4}, by name or input:axis; else some are tried; a file or text.',
 )
 @click.option("--overwrite", is_flag=True, help="Replace the output if it is there already.")
 @verbose_option("Tell more: the change of every module.")

@@ -47,7 +47,7 @@ EPILOG = """\b
 Examples:
   winml perf model.onnx
   winml perf model.onnx -o latency.json
-  winml perf model.onnx --shape-config '{"batch": 8, "sequence": 128}' --duration 10
+  winml perf model.onnx --shape-config '{"batch_size": 8, "sequence_length": 128}' --duration 10
   winml perf model.onnx --by-module --depth 4 --report time.html
   winml perf model.onnx --module 'encoder.layer.*' --iterations 50
   winml perf -m ./checkpoint --baseline pytorch

@@ -66,8 +66,8 @@ Examples:
 @click.option(
     "--shape-config",
     metavar="JSON",
-    help='Sizes to compare at, and of random values for ranges, such as {"batch": 4}, by name or input:axis; else some '
-    "are tried; a file or text.",
+    help='Sizes to compare at, and of random values for ranges, such as {"batch_size": 4}, by name or input:axis; else '
+    "some are tried; a file or text.",
 )
 @sensitivity_options
 @click.option("--overwrite", is_flag=True, help="Replace the output if it is there already.")

@@ -25,6 +25,7 @@ from winml.modelkit.flows.compare.refusals import (
     refuse_unknown_names,
 )
 from winml.modelkit.flows.compare.shared_modules import few_shared_notes
+from winml.modelkit.graph.dimensions import name_among
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.model_comparison import ModelComparison
@@ -308,7 +309,8 @@ def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) 
         seeds = [run.seed + number for number in range(options.draws)]
         drawn = (decoder_feeds(inputs, prompt, run.sizes, batch_size=None, seed=seed) for seed in seeds)
         return [Values(inputs, feeds, notes) for feeds, notes in drawn]
-    sizes = {**part.trace_sizes, **run.sizes}
+    traced = part.trace_sizes
+    sizes = {**traced, **{name_among(name, traced): size for name, size in run.sizes.items()}}
     draws = [make_feeds(part.inputs, run.seed + number, sizes=sizes) for number in range(options.draws)]
     if part.example is not None:
         from winml.modelkit.export.tensors import to_numpy

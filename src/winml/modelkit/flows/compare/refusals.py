@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from winml.modelkit.compare.fidelity import OutputFidelity, measure_fidelity
 from winml.modelkit.errors import UsageError
-from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
+from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs, sizes_by_key
 from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
 from winml.modelkit.verify.by_module.sides import Side, SidePair
@@ -71,11 +71,12 @@ def fixed_sizes(
     """Return the sizes that the reference fixes and the candidate leaves open, and a sentence that says so.
 
     Raises:
-        UsageError: both fix a size, and not the same.
+        UsageError: both fix a size, and not the same, or another is asked for.
     """
     theirs = {names.get(item.name, item.name): item for item in graph_inputs(reference.session())}
     sizes: dict[str, int] = {}
-    for ours in graph_inputs(candidate.session()):
+    inputs = graph_inputs(candidate.session())
+    for ours in inputs:
         other = theirs.get(ours.name)
         if other is None:
             continue
@@ -90,10 +91,11 @@ def fixed_sizes(
                 sizes.setdefault(key, size)
     if not sizes or run.input_data is not None:
         return {}, ()
+    asked = sizes_by_key(inputs, run.sizes)
     for key, size in sizes.items():
-        if run.sizes.get(key, size) != size:
+        if asked.get(key, size) != size:
             raise UsageError(
-                f"--shape-config: {key} {run.sizes[key]}, and {reference.shown} takes {size} only",
+                f"--shape-config: {key} {asked[key]}, and {reference.shown} takes {size} only",
                 hint="Leave that size out: the one that is fixed is taken.",
             )
     words = ", ".join(f"{key} {size}" for key, size in sizes.items())

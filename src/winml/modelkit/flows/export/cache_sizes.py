@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES, DynamicDimension
+from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.load.parts import ModelPart
-from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
+from winml.modelkit.runtime.default_sizes import default_size
 
 __all__ = ["fixed_cache_hint"]
 
-_PAST = "past_sequence"
+_PAST = "past_sequence_length"
 _CACHED = 127
 """Chosen: tokens in the cache, so that a mask over them and one more has 128."""
-_KEYS = {name: key for key, name in CONVENTIONAL_NAMES.items()}
+_KEYS = frozenset({
+    "batch_size", "sequence_length", "past_sequence_length", "decoder_sequence_length", "num_choices",
+    "height", "width", "num_channels", "num_frames", "num_mel_bins", "audio_length",
+})  # fmt: skip
+"""Dimensions that a key of ``--shape-config`` of the same name fixes."""
 
 
 def fixed_cache_hint(parts: Sequence[ModelPart], given: Mapping[str, int]) -> str:
@@ -44,15 +48,16 @@ def _closing_sizes(parts: Sequence[ModelPart]) -> dict[str, int] | None:
     for part in parts:
         for dimension in part.dimensions:
             bounds.setdefault(dimension.name, []).append(dimension)
-    if not bounds.keys() <= _KEYS.keys():
+    if not bounds.keys() <= _KEYS:
         return None
-    step = "decoder_sequence" if "decoder_sequence" in bounds else "sequence"
-    wanted = {**DEFAULT_SIZES, step: 1, _PAST: _CACHED}
-    sizes = {name: _within(wanted[name], DEFAULT_SIZES[name], items) for name, items in bounds.items()}
+    step = "decoder_sequence_length" if "decoder_sequence_length" in bounds else "sequence_length"
+    usual = {name: default_size(name) or 1 for name in bounds}
+    wanted = {**usual, step: 1, _PAST: _CACHED}
+    sizes = {name: _within(wanted[name], usual[name], items) for name, items in bounds.items()}
     for item in bounds.get(_PAST, ()):
         if item.max is not None:  # which leaves room for one token of a step
             sizes[_PAST] = max(1, min(sizes[_PAST], item.max + 1 - sizes.get(step, 1)))
-    return {key: sizes[name] for key, name in CONVENTIONAL_NAMES.items() if name in sizes}
+    return sizes
 
 
 def _within(wanted: int, usual: int, bounds: Sequence[DynamicDimension]) -> int:

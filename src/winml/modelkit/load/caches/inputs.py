@@ -38,7 +38,7 @@ PAST_KEY = "past_sequence_length"
 _SEQUENCE_KEY = "sequence_length"
 _OPEN_KEYS = ("batch_size", _SEQUENCE_KEY, PAST_KEY)
 
-_TOTAL_NAME = "total_sequence"
+_TOTAL_NAME = "total_sequence_length"
 _POSITIONS = "position_ids"
 _TRACED_TOKENS, _TRACED_PAST = 5, 7
 """Chosen: small, apart from each other, and neither a power of two nor a usual number of heads."""

@@ -50,9 +50,9 @@ _TASKS = ("text2text-generation", "automatic-speech-recognition", "image-to-text
 
 _MASK = "attention_mask"
 _BATCH_KEY, _TEXT_KEY, _TOKENS_KEY = "batch_size", "sequence_length", "decoder_sequence_length"
-_ENCODED_NAME = "encoder_sequence"
+_ENCODED_NAME = "encoder_sequence_length"
 """Name of the length of what the encoder answers, where it is no length of an input."""
-_KEPT = DynamicDimension(name="past_encoder_sequence", min=0, example=3)
+_KEPT = DynamicDimension(name="past_encoder_sequence_length", min=0, example=3)
 """Length of the keys and values of what was encoded, where the decoder computes those that are missing."""
 _TRACED: Mapping[str, int] = {_TEXT_KEY: 11, _TOKENS_KEY: 5, PAST_KEY: 7}
 """Chosen: small, apart from each other, and neither powers of two nor usual numbers of heads."""

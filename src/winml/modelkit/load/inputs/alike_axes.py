@@ -60,7 +60,7 @@ def _name_of_alike(naming: AxisNames, axis: Axis) -> str | None:
 def _free_name(naming: AxisNames, axis: Axis) -> str:
     stem = f"{_NOT_OF_NAMES.sub('_', axis[0])}_dim_{axis[1]}"
     taken = set(naming.names.values())
-    name = f"dim_{axis[1]}" if axis[1] else "batch"
+    name = f"dim_{axis[1]}" if axis[1] else "batch_size"
     while name in taken:
         name, stem = stem, f"{stem}_"
     return name

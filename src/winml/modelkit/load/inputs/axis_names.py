@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.dimensions import (
-    CONVENTIONAL_NAMES,
     DYNAMIC_AXES_OPTION,
     UNNAMED,
     DynamicRequest,
@@ -24,15 +23,10 @@ from winml.modelkit.load.inputs.modalities.pipeline import SHAPE_KEYS
 from winml.modelkit.load.inputs.option_names import SHAPE_CONFIG_OPTION
 from winml.modelkit.load.inputs.sizes import SizeBounds
 
-__all__ = ["AxisKeys", "AxisNames", "conventional_name"]
+__all__ = ["AxisKeys", "AxisNames"]
 
 Axis = tuple[str, int]
 """Input and position."""
-
-
-def conventional_name(key: str) -> str:
-    """Return what the dimension of a key is called in a file, unless the user calls it otherwise."""
-    return CONVENTIONAL_NAMES.get(key, key)
 
 
 @dataclass(frozen=True)
@@ -229,9 +223,9 @@ class AxisNames:
             raise UsageError(f"{origin}: {key} cannot be left open: {bounds.fixed}", hint="Leave it as it is.")
 
     def name_of_key(self, key: str) -> str:
-        """Return the name axes of this key bear already, else the conventional one."""
+        """Return the name axes of this key bear already, else the key itself."""
         given = (name for axis, name in self.names.items() if self.axis_keys.key_of(axis) == key)
-        return next(given, conventional_name(key))
+        return next(given, key)
 
     def symbols(self) -> list[str]:
         """Return the names in the order of the inputs."""

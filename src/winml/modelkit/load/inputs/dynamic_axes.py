@@ -13,9 +13,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest, OpenSize, OutputAxis
+from winml.modelkit.graph.dimensions import (
+    DynamicDimension,
+    DynamicRequest,
+    OpenSize,
+    OutputAxis,
+    current_name,
+    name_among,
+)
 from winml.modelkit.load.inputs.alike_axes import AcceptsShapes, bring_along_by_size, name_the_unnamed
-from winml.modelkit.load.inputs.axis_names import AxisKeys, AxisNames, conventional_name
+from winml.modelkit.load.inputs.axis_names import AxisKeys, AxisNames
 from winml.modelkit.load.inputs.decision import InputDecision
 from winml.modelkit.load.inputs.modalities.modality import BATCH_KEY
 from winml.modelkit.load.inputs.modalities.pipeline import SHAPE_KEYS
@@ -124,7 +131,7 @@ def _bounds_by_name(request: DynamicRequest, symbols: Sequence[str]) -> dict[str
     Raises:
         UsageError: no axis bears such a name.
     """
-    dimensions = {dimension.name: dimension for dimension in request.dimensions}
+    dimensions = {name_among(dimension.name, symbols): dimension for dimension in request.dimensions}
     for name in dimensions:
         if name not in symbols:
             guess = nearest(name, symbols)
@@ -157,8 +164,8 @@ def _size_wish(name: str, naming: AxisNames, requested: _RequestedSizes) -> Size
         raise UsageError(
             f"{name}: example size {example} is not between {low} and {high or 'any'}", hint="Give one that is."
         )
-    conventional_keys = (key.name for key in SHAPE_KEYS.values() if conventional_name(key.name) == name)
-    step = max((SHAPE_KEYS[key].trace_step for key in (*keys, *conventional_keys)), default=1)
+    known = (SHAPE_KEYS[key] for key in (*keys, current_name(name)) if key in SHAPE_KEYS)
+    step = max((key.trace_step for key in known), default=1)
     return SizeWish(name, example, is_firm, low, high, step, naming.sizes_beside(name))
 
 
@@ -213,9 +220,9 @@ def _preferred_size(name: str, naming: AxisNames, requested: _RequestedSizes) ->
 
 def _usual_size(name: str, naming: AxisNames) -> int:
     """Return a size for a dimension of which only the name, or the place, is known."""
-    by_name = {conventional_name(key.name): key.trace_size for key in SHAPE_KEYS.values()}
+    key = SHAPE_KEYS.get(current_name(name))
     is_first = all(axis == 0 for _, axis in naming.axes_named(name))
-    return by_name.get(name) or (BATCH_KEY.trace_size if is_first else None) or _TRACE_SIZE
+    return (key and key.trace_size) or (BATCH_KEY.trace_size if is_first else None) or _TRACE_SIZE
 
 
 def _smallest_limit(limits: Sequence[int | None]) -> int | None:

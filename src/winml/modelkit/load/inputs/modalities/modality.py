@@ -29,7 +29,7 @@ class ShapeKey:
     trace_step: int = 1
     """Sizes to trace with are tried this far apart."""
     trace_size: int | None = None
-    """Size to trace with where nothing is known but the conventional name."""
+    """Size to trace with where nothing is known but the name."""
 
 
 BATCH_KEY = ShapeKey("batch_size", "Rows of every input.", opened_by="batch", trace_size=2)
