@@ -104,7 +104,7 @@ def file_within(
         return file_below(folder, name, kind=kind)
     except ForeignNameError as problem:
         if missing_ok and problem.problem == "missing":
-            return Path(folder, name)
+            return folder / str(name)
         raise error(
             f"{holder}: names {name!r} ({problem}); expected the name of a {kind} below {folder}",
             hint=f"Put the {kind} there and name it by its path from that folder, or get it again from who made it.",
