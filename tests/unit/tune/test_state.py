@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,3 +144,37 @@ def test_all_of_a_race_stay_open_or_none(tmp_path: Path) -> None:
         assert {PLAIN, "level"} == left_open(2**60)
         running.drop("level")
         assert set() == left_open(2**60)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"facts": []},
+        {"facts": {"int8": 3}},
+        {"facts": {"int8": {"size_bytes": "much"}}},
+        {"failed": {"qdq": "wrong"}},
+        {"failed": {"qdq": {"status": "odd", "reason": ""}}},
+        {"rules": {"int8-part": ["a"]}},
+        {"races": {"right": {"plain": "1.0"}}},
+        {"races": {"right": {"plain": [0.0, -1.0]}}},
+        {"races": {"right": [1.0]}},
+        {"values": 3},
+        {"values": {"draws": "two"}},
+        {"exported": 3},
+        {"request": None},
+        {"unknown": {}},
+    ],
+    ids=str,
+)
+def test_damaged_state_is_refused_as_a_whole(tmp_path: Path, damage: dict[str, Any]) -> None:
+    """Before any of it is used; with ``overwrite`` the tuning starts anew."""
+    state = TuneState(tmp_path, REQUEST, overwrite=False)
+    state.keep_facts("int8", FACTS)
+    state.keep_values({"draws": 2, "batch_size": 1, "run_ms": 0.5, "block": 4, "shapes": {}})
+    path = tmp_path / "tune_state.json"
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    assert FACTS == TuneState(tmp_path, REQUEST, overwrite=False).facts("int8")
+    path.write_text(json.dumps({**whole, **damage}), encoding="utf-8")
+    with pytest.raises(UsageError, match="cannot be read"):
+        TuneState(tmp_path, REQUEST, overwrite=False)
+    assert 0 == TuneState(tmp_path, REQUEST, overwrite=True).resumed

@@ -6,7 +6,6 @@ Only folders that the cache makes are looked at: whatever else stands where ``WI
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -21,6 +20,7 @@ import filelock
 from winml.modelkit.builds.cache import cache_root
 from winml.modelkit.errors import WriteError, first_line
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
+from winml.modelkit.options import read_json_file
 from winml.modelkit.results.cache_contents import CacheContents, CachedBuild
 
 __all__ = ["BUILDS_FOLDER", "NOTE_FOLDERS", "list_cache", "remove_builds", "stored_bytes"]
@@ -68,7 +68,7 @@ def remove_builds(contents: CacheContents) -> CacheContents:
         path
         for name in NOTE_FOLDERS
         for path in _notes(root / name)
-        if is_empty or (name == "stages" and not _place_of_note(path).is_dir())
+        if is_empty or (name == "stages" and not _leads_somewhere(path))
     ]
     freed = stored_bytes(dead_notes)
     for path in dead_notes:
@@ -103,8 +103,8 @@ def _entries(parent: Path, is_kind: Callable[[Path], bool]) -> list[Path]:
 
 def _build_in(folder: Path) -> CachedBuild:
     manifest: Any = {}
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        manifest = json.loads((folder / BUILD_MANIFEST_NAME).read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError, ValueError):
+        manifest = read_json_file(folder / BUILD_MANIFEST_NAME)
     manifest = manifest if isinstance(manifest, dict) else {}
     described = manifest.get("input")
     model = described.get("model") if isinstance(described, dict) else None
@@ -131,10 +131,11 @@ def _states(files: Iterable[Path]) -> Iterator[os.stat_result]:
             yield path.stat()
 
 
-def _place_of_note(path: Path) -> Path:
+def _leads_somewhere(note: Path) -> bool:
+    """Say whether the result that a note is about may still be there; a damaged note is about none."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        return Path(json.loads(path.read_text(encoding="utf-8"))["folder"])
-    return path / "nowhere"  # a damaged note says nothing
+        return Path(read_json_file(note)["folder"]).is_dir()
+    return False
 
 
 def _remove_folder(folder: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from winml.modelkit.file_names import SIDECAR_SUFFIX
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
 from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.options import read_json_file
 from winml.modelkit.report.sidecar import DescribedFile, adapted_sidecar_json
 from winml.modelkit.results.build_manifest import FileRecord
 
@@ -40,7 +40,7 @@ def model_sidecar(part: BuiltPart, folder: Path, model_name: str) -> tuple[str |
         return None, ""
     exported, sidecar = found
     try:
-        record: dict[str, Any] = json.loads((folder / sidecar.name).read_text(encoding="utf-8"))
+        record: dict[str, Any] = read_json_file(folder / sidecar.name)
         # Sidecars of earlier versions do not say what they describe; the manifest does.
         is_its_own = record.get("model_sha256", exported.sha256) == exported.sha256
     except (OSError, ValueError, AttributeError):

@@ -30,6 +30,7 @@ from winml.modelkit.errors import (
 )
 from winml.modelkit.graph.files.committed import unrecorded
 from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.options import read_json_file
 from winml.modelkit.results.build_result import BuildResult
 from winml.modelkit.runtime.execution_providers import find_execution_provider
 
@@ -143,7 +144,7 @@ def _opened_plan(plan: BuildPlan, choice: Mapping[str, bool]) -> BuildPlan:
 
 def _remembered_choice(note: Path) -> dict[str, bool] | None:
     try:
-        choice = json.loads(note.read_text(encoding="utf-8"))
+        choice = read_json_file(note)
     except (OSError, ValueError):
         return None
     return choice if choice in _CHOICES else None

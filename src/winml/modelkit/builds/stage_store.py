@@ -79,7 +79,7 @@ class StageStore:
             note = read_json_file(self._note_path(origin))
             noted = note["parts"] if "parts" in note else {ONLY_PART: note["record"]}
             records = {name: StageRecord.model_validate_json(json.dumps(record)) for name, record in noted.items()}
-            place = Path(note["folder"])
+            place = Path(note["folder"]).resolve()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, pydantic.ValidationError):
             return {}
         kept = [file for record in records.values() for file in record.files]

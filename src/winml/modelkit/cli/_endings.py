@@ -24,8 +24,17 @@ from winml.modelkit.cli._errors import (
     report_out_of_memory,
     report_unexpected,
 )
+from winml.modelkit.cli._exit_codes import NEGATIVE_ANSWER
 from winml.modelkit.cli._streams import finish_streams, tell
-from winml.modelkit.errors import InputError, WinMLError, ended_by_foreign_code, failed_import, first_line, missing_name
+from winml.modelkit.errors import (
+    InputError,
+    UsageError,
+    WinMLError,
+    ended_by_foreign_code,
+    failed_import,
+    first_line,
+    missing_name,
+)
 
 __all__ = ["Interrupted", "catch_signals", "end_process", "exit_status", "tell_settled"]
 
@@ -106,6 +115,8 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
         if isinstance(error, OSError) and not _has_temporary_folder():
             # Some packages make a temporary file while they are imported.
             return report_error(_NO_TEMPORARY_FOLDER)
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            return report_error(_name_too_long(error))
         if missing := missing_name(error):
             return _report_missing_name(missing, error, debug=debug)
         if package := failed_import(error):
@@ -114,6 +125,13 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
     except BaseException as error:
         # No ending of ours: only code that is not ours ends the process like that.
         return _report_foreign_ending(error, debug=debug)
+
+
+def _name_too_long(error: OSError) -> UsageError:
+    return UsageError(
+        f"the name is too long for this file system: {error.filename or error.strerror}",
+        hint="Give a shorter one; names of files beside it begin with it.",
+    )
 
 
 def _report_missing_name(missing: str, error: Exception, *, debug: bool) -> int:
@@ -226,7 +244,8 @@ def end_process(status: int, *, is_own_process: bool) -> None:
         done = f"; {_committed_words()}" if committed_files() else ""
         tell(f"error: the answer cannot be written to stdout: {problem.strerror}{done}")
         tell("Redirect it to where there is room, or leave it open.")
-        status = status or WinMLError.exit_code
+        # An answer that is lost is none, whatever it was.
+        status = WinMLError.exit_code if status in (0, NEGATIVE_ANSWER) else status
     for number, handler in _earlier.items():
         # Nothing is left to tidy up, and Python would show where it was interrupted.
         signal.signal(number, signal.SIG_DFL if is_own_process else handler)

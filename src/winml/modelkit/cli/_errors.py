@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import math
+import os
 import traceback
 from typing import Any
 
@@ -11,6 +13,7 @@ import click
 from winml.modelkit.cli._completion import complete_paths
 from winml.modelkit.cli._streams import tell
 from winml.modelkit.errors import WinMLError, first_line
+from winml.modelkit.words import printable
 
 __all__ = [
     "WinMLCommand",
@@ -31,6 +34,28 @@ _LOST_ERROR = "error return without exception set"
 """What is left of an error in a C extension for which there was no memory either."""
 
 
+_LARGEST_INT = 2**63 - 1
+"""Specified: what tensors and C libraries take."""
+_given_files: list[str] = []
+"""What the command was given to read, for an error that names no file itself."""
+
+
+def _problem_of(value: Any) -> str:
+    """Return what is wrong with a value whatever its option means; empty where nothing is."""
+    if isinstance(value, str) and not value.strip():
+        return "the text is empty."
+    if isinstance(value, float) and math.isnan(value):
+        return "nan is no number."
+    if isinstance(value, int) and abs(value) > _LARGEST_INT:
+        return f"{value} is more than {_LARGEST_INT}."
+    if isinstance(value, (str, os.PathLike)):
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            return f"{printable(str(value))} is not UTF-8 text."
+    return ""
+
+
 class WinMLCommand(click.Command):
     """A verb: the errors we name end it with their sentence and exit code."""
 
@@ -49,9 +74,16 @@ class WinMLCommand(click.Command):
         for param in self.params:
             value = ctx.params.get(param.name or "")
             texts = value if isinstance(value, tuple) else (value,)
-            if any(isinstance(text, str) and not text.strip() for text in texts):
-                raise click.BadParameter("the text is empty.", ctx, param)
+            for one in texts:
+                if problem := _problem_of(one):
+                    raise click.BadParameter(problem, ctx, param)
+        _given_files[:] = self._files_given(ctx)
         return remaining
+
+    def _files_given(self, ctx: click.Context) -> list[str]:
+        """Return what the command line names and is there; outputs are left out."""
+        values = [ctx.params.get(param.name or "") for param in self.params if param.name != "output"]
+        return [str(value) for value in values if isinstance(value, (str, os.PathLike)) and os.path.lexists(value)]
 
     @staticmethod
     def _take_from_group(ctx: click.Context) -> None:
@@ -119,7 +151,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def report_out_of_memory(error: BaseException) -> int:
     """Tell that there is no more memory, with what the failing step says of it."""
     reason = first_line(error)
-    tell(f"error: not enough memory{'' if reason == type(error).__name__ else f': {reason}'}")
+    files = f" for {', '.join(_given_files)}" if _given_files else ""
+    tell(f"error: not enough memory{files}{'' if reason == type(error).__name__ else f': {reason}'}")
     tell(_MEMORY_HINT)
     return WinMLError.exit_code
 

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import filelock
+import pydantic
 
 from winml.modelkit.builds.cache import write_atomically
-from winml.modelkit.errors import OutputExistsError, UsageError
+from winml.modelkit.errors import ConfigError, OutputExistsError, UsageError
 from winml.modelkit.file_names import (
     TUNE_ANSWER_NAME,
     TUNE_CANDIDATES_NAME,
@@ -29,7 +30,7 @@ from winml.modelkit.file_names import (
 )
 from winml.modelkit.graph.files.foreign_names import file_within
 from winml.modelkit.graph.files.output_files import refuse_existing, write_error
-from winml.modelkit.options import read_json_file
+from winml.modelkit.options import Options, parse_options, read_json_file
 from winml.modelkit.results.tuning import CandidateFacts, CandidateStatus
 
 __all__ = ["Failure", "TuneState", "held_tune_folder", "refuse_foreign_folder"]
@@ -49,12 +50,39 @@ _OURS = frozenset(
 )
 
 
+_Milliseconds = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why a candidate is out."""
 
     status: CandidateStatus
     reason: str
+
+
+class _Values(Options):
+    """What is known of the values that all candidates are run on."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    draws: Annotated[int, pydantic.Field(ge=1)]
+    batch_size: Annotated[int, pydantic.Field(ge=1)]
+    run_ms: _Milliseconds
+    block: Annotated[int, pydantic.Field(ge=1)]
+
+
+class _Content(Options):
+    """What a state holds; one of other kinds is damaged."""
+
+    schema_version: Literal[2]
+    request: dict[str, Any]
+    exported: str | None
+    values: _Values | None
+    facts: dict[str, CandidateFacts]
+    rules: dict[str, dict[str, str]]
+    failed: dict[str, Failure]
+    races: dict[str, dict[str, list[_Milliseconds]]]
 
 
 class TuneState:
@@ -178,10 +206,9 @@ class TuneState:
     def _take(self, folder: Path, *, overwrite: bool) -> None:
         """Take over an earlier state, or remove all of it where it is another's and may be replaced."""
         try:
-            earlier = read_json_file(self._path)
-            request = dict(earlier["request"])
-            is_whole = earlier["schema_version"] == _VERSION and self._content.keys() == earlier.keys()
-        except (KeyError, TypeError, ValueError, OSError):
+            earlier = parse_options(_Content, read_json_file(self._path), str(self._path)).model_dump()
+            request, is_whole = earlier["request"], True
+        except (ConfigError, ValueError, OSError):
             request, is_whole, earlier = {}, False, {}
         now = self._content["request"]
         different = [key for key in {**request, **now} if request.get(key) != now.get(key)]

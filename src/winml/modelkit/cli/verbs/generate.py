@@ -13,7 +13,7 @@ from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._measuring import parse_ep_options, provider_options, refuse_unknown_ep
 from winml.modelkit.cli._options import debug_option, format_option
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
-from winml.modelkit.errors import UsageError, VerificationError
+from winml.modelkit.errors import UsageError, VerificationError, first_line
 from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, VISION
 from winml.modelkit.words import terminal_text
 
@@ -83,7 +83,7 @@ def command(**options: Any) -> None:
     """
     files = _refuse_early(options)
     checkpoint = _checkpoint(files, options["reference"])
-    text = sys.stdin.read() if options["prompt"] == STDIN else options["prompt"]
+    text = _text_on_stdin() if options["prompt"] == STDIN else options["prompt"]
     silence_library_warnings(debug=options["debug"])
     prompt = _prepare(files, text, options)
     if options["reference"] is not None and prompt.settings.step.is_sampled:
@@ -100,6 +100,26 @@ def command(**options: Any) -> None:
             f"PyTorch writes another token after {result.reference.difference.index} equal ones",
             hint="Where the margin is small, rounding decides; winml compare shows where the graphs part.",
         )
+
+
+def _text_on_stdin() -> str:
+    """Return what stdin holds, as far as any text is tokenized.
+
+    Raises:
+        UsageError: it is not text.
+    """
+    from winml.modelkit.evaluate.tokenizer_calls import LONGEST_TEXT_CHARACTERS
+
+    try:
+        text = sys.stdin.read(LONGEST_TEXT_CHARACTERS + 1)
+        # Where the locale says nothing of an encoding, Python keeps the bytes as halves of characters.
+        text.encode()
+    except UnicodeError as error:
+        raise UsageError(
+            f"-p -: stdin is not {sys.stdin.encoding or 'UTF-8'} text: {first_line(error)}",
+            hint="Convert it first, for example with iconv.",
+        ) from error
+    return text
 
 
 def _prepare(files: Mapping[str, Path], text: str | None, options: dict[str, Any]) -> PreparedPrompt:
