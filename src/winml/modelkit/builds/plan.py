@@ -199,7 +199,8 @@ def refuse_missing_compiler(plan: BuildPlan, given: Collection[str] = ()) -> Non
     from winml.modelkit.compile.providers import choose_compiler
 
     keys = {"--ep": "compile.ep", "--device": "compile.device", "--ep-options": "compile.ep_options"}
-    with told_as({option: key for option, key in keys.items() if option not in given} | open_sizes_words(plan.config)):
+    told = {option: key for option, key in keys.items() if option not in given}
+    with told_as({**told, **open_sizes_words(plan.config)}):
         try:
             choose_compiler(section.ep, section.device, section.ep_options or {})
         except UsageError as error:
