@@ -177,14 +177,31 @@ class _Packing:
         key = (operand.value.name or "", operand.is_transposed)
         if key not in self._packed:
             matrix = WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
-            readers = {node.op_type for node, _ in operand.value.uses() if node.name in self._task.nodes}
-            form = _block_form(self._task, matrix.depth, is_table="Gather" in readers and operand.is_transposed)
-            weight = PackedWeight(matrix, form, WeightUse.of(operand.value, node), self._desk)
+            readers = self._readers_of(operand)
+            form = _block_form(self._task, matrix.depth, is_table="Gather" in readers)
+            use = WeightUse.of(operand.value, node)
+            weight = PackedWeight(matrix, form, use, self._desk, is_table_only=readers == {"Gather"})
             self._packed[key] = _Packed(weight, tuple(self._registered(tensor) for tensor in weight.tensors()))
         return self._packed[key]
 
+    def _readers_of(self, operand: _Operand) -> set[str]:
+        """Return the operators among the nodes of the task that read a weight in this orientation."""
+        direct = [node for node, _ in operand.value.uses()]
+        behind = [user for node in direct if node.op_type == "Transpose" for user, _ in node.outputs[0].uses()]
+        return {
+            node.op_type
+            for node in (*direct, *behind)
+            if node.name in self._task.nodes and _operand_of(node) == operand
+        }
+
     def _table(self, node: ir.Node, values: ir.Value, weight: PackedWeight) -> ir.Value:
-        """Return the values of a weight with two axes; ONNX Runtime reshapes them when it loads the file."""
+        """Return the values of a weight with two axes.
+
+        Of one that a product reads as well, which wants three, by a ``Reshape`` that ONNX Runtime computes when it
+        loads the file; other readers, such as OpenVINO's, take a constant only.
+        """
+        if weight.is_table_only:
+            return values
         name = values.name or ""
         if name not in self._tables:
             sizes = [weight.matrix.width, weight.matrix.depth // weight.form.values_per_byte]

@@ -61,8 +61,20 @@ class PackingDesk:
 class PackedWeight:
     """A weight matrix in blocks of few bits, as tensors whose values are computed when they are read."""
 
-    def __init__(self, matrix: WeightMatrix, form: BlockForm, use: WeightUse, desk: PackingDesk) -> None:
-        """Refer to the matrix; nothing is read."""
+    def __init__(
+        self, matrix: WeightMatrix, form: BlockForm, use: WeightUse, desk: PackingDesk, *, is_table_only: bool = False
+    ) -> None:
+        """Refer to the matrix; nothing is read.
+
+        Args:
+            matrix: The weight.
+            form: How its values are kept.
+            use: Where it is read, for messages.
+            desk: Holds the parts that were quantized last.
+            is_table_only: Whether rows are looked up in it and nothing else reads it. Its values then have two axes, as
+                ``GatherBlockQuantized`` wants them, instead of the three of ``MatMulNBits``.
+        """
+        self.is_table_only = is_table_only
         self.matrix, self.form, self._use, self._desk = matrix, form, use, desk
         self._scale_dtype = matrix.tensor.dtype
 
@@ -129,12 +141,13 @@ class PackedWeight:
         }
 
     def _tensor(self, part: str, dtype: ir.DataType, name: str) -> ir.LazyTensor:
-        shape = self._shapes[part]
+        computed = self._shapes[part]
+        shape = (computed[0], math.prod(computed[1:])) if self.is_table_only else computed
 
         def read() -> ir.TensorProtocol:
             values = self._desk.take(self, part)
-            assert values.shape == shape
-            return ir.Tensor(values, dtype=dtype, name=name)
+            assert values.shape == computed
+            return ir.Tensor(values.reshape(shape), dtype=dtype, name=name)
 
         return ir.LazyTensor(read, dtype, ir.Shape(shape, frozen=True), name=name)
 
