@@ -31,6 +31,7 @@ class Case:
 
 
 BATCH: Tried = {"batch_size": (1, 4, 3)}
+PAIRS: Tried = {"text_batch_size": (1, 4, 3), "image_batch_size": (2, 1, 5)}
 SEQUENCE: Tried = {"sequence_length": (1, 33, 64)}
 IMAGE: Tried = {"height": (1, 97, 130), "width": (1, 64, 33)}
 
@@ -49,9 +50,10 @@ SIZES: Mapping[str, tuple[str, Tried | Refused]] = {
 def _cases() -> tuple[Case, ...]:
     cases = []
     for architecture, (option, outcome) in SIZES.items():
-        both = outcome if isinstance(outcome, Refused) else {**BATCH, **outcome}
+        batch = PAIRS if architecture == "clip" else BATCH
+        both = outcome if isinstance(outcome, Refused) else {**batch, **outcome}
         cases += [
-            Case(architecture, ("batch",), BATCH),
+            Case(architecture, ("batch",), batch),
             Case(architecture, (option,), outcome),
             Case(architecture, ("batch", option), both),
         ]

@@ -18,13 +18,16 @@ import onnx
 import pytest
 import soundfile
 import torch
+from PIL import Image
 from transformers import (
     AutoFeatureExtractor,
+    AutoImageProcessor,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSpeechSeq2Seq,
     AutoTokenizer,
+    CLIPImageProcessor,
     GenerationMixin,
 )
 
@@ -123,6 +126,12 @@ env.allowRemoteModels = false;
 env.localModelPath = '';
 console.log(JSON.stringify(await ModelRegistry.get_model_files(process.argv.at(-1), { dtype: 'fp32' })));
 """
+SPECIAL_TOKENS = """
+import json, sys
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+print(json.dumps([tokenizer.additional_special_tokens, tokenizer(sys.argv[2])["input_ids"]]))
+"""
 SENTENCE_VECTORS = """
 import json, sys
 from sentence_transformers import SentenceTransformer
@@ -136,6 +145,29 @@ const [folder, text] = process.argv.slice(-2);
 const extract = await pipeline('feature-extraction', folder, { dtype: 'fp32' });
 console.log(JSON.stringify((await extract(text)).tolist()));
 """
+LABELS = ("king", "a queen text")
+LABELED = {
+    "optimum": """
+import json, sys, numpy as np, torch
+from optimum.onnxruntime import ORTModelForZeroShotImageClassification
+from transformers import AutoTokenizer
+folder, _, pixels, *labels = sys.argv[1:]
+tokens = AutoTokenizer.from_pretrained(folder)(labels, padding=True, return_tensors="pt")
+model = ORTModelForZeroShotImageClassification.from_pretrained(folder)
+asked = {"input_ids": tokens["input_ids"], "attention_mask": tokens["attention_mask"]}
+scores = model(pixel_values=torch.from_numpy(np.load(pixels)), **asked).logits_per_image.softmax(-1)
+print(json.dumps(dict(zip(labels, scores[0].tolist()))))
+""",
+    "transformers.js": """
+import { pipeline, env } from '@huggingface/transformers';
+env.allowRemoteModels = false;
+env.localModelPath = '';
+const [folder, picture, pixels, ...labels] = process.argv.slice(1);
+const classify = await pipeline('zero-shot-image-classification', folder, { dtype: 'fp32' });
+const found = await classify(picture, labels, { hypothesis_template: '{}' });
+console.log(JSON.stringify(Object.fromEntries(found.map(({ label, score }) => [label, score]))));
+""",
+}
 
 
 def read_with(layout: str, program: str, *arguments: str | Path) -> Any:
@@ -236,6 +268,49 @@ def test_reader_of_an_encoder_decoder_writes_what_pytorch_writes(tmp_path: Path,
     folder = laid_out(checkpoint, tmp_path / "folder", layout, "--no-verify")
     assert expected == read_with(layout, ENCODED_PROGRAMS[layout], folder, PROMPT, str(NEW_TOKENS))
     assert len(set(expected)) > NEW_TOKENS // 2
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a small CLIP with its tokenizer and image processor."""
+    folder = save_checkpoint("clip", tmp_path_factory.mktemp("clip") / "checkpoint")
+    save_tokenizer(folder)
+    edges = {"height": 32, "width": 32}
+    CLIPImageProcessor(size=edges, crop_size=edges, do_center_crop=False).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("layout", [pytest.param(layout, marks=needs_reader(layout)) for layout in LABELED])
+def test_reader_scores_one_image_with_several_labels(clip: Path, tmp_path: Path, layout: str) -> None:
+    """Texts and images are counted apart; each label is as likely as PyTorch says."""
+    folder = laid_out(clip, tmp_path / "folder", layout, "--no-verify")
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8))
+    picture.save(tmp_path / "picture.png")
+    pixels = AutoImageProcessor.from_pretrained(clip)(picture, return_tensors="np")["pixel_values"]
+    np.save(tmp_path / "pixels.npy", pixels)
+    tokenizer, model = AutoTokenizer.from_pretrained(clip), AutoModel.from_pretrained(clip).eval()
+    tokens = tokenizer(list(LABELS), padding=True, return_tensors="pt")
+    asked = {name: tokens[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        scores = model(pixel_values=torch.from_numpy(pixels), **asked).logits_per_image.softmax(-1)[0]
+    found = read_with(layout, LABELED[layout], folder, tmp_path / "picture.png", tmp_path / "pixels.npy", *LABELS)
+    np.testing.assert_allclose([found[label] for label in LABELS], scores.numpy(), rtol=0, atol=1e-4)
+
+
+@needs_reader("optimum")
+def test_optimum_knows_the_special_tokens_that_a_newer_transformers_lists(bert: Path, tmp_path: Path) -> None:
+    """They are one token each, in the list of special tokens of the version that optimum pins."""
+    source = shutil.copytree(bert, tmp_path / "checkpoint")
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<here>", "<there>"]})
+    tokenizer.save_pretrained(source)
+    config = json.loads((source / "tokenizer_config.json").read_bytes())
+    assert ["<here>", "<there>"] == config["extra_special_tokens"]
+    folder = laid_out(source, tmp_path / "folder", "optimum", "--no-verify")
+    text = "a <here> king <there>"
+    assert [["<here>", "<there>"], tokenizer(text)["input_ids"]] == read_with("optimum", SPECIAL_TOKENS, folder, text)
+    here = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer(text)["input_ids"] == here(text)["input_ids"]
 
 
 @needs_reader("genai")

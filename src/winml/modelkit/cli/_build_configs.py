@@ -107,26 +107,22 @@ def with_sizes(export: WinMLExportConfig, options: Mapping[str, Any]) -> WinMLEx
     """
     if export.input_tensors is None or not (options["shape_config"] or options["batch_size"]) or options["input_specs"]:
         return export
-    from winml.modelkit.graph.dimensions import current_name
+    from winml.modelkit.graph.dimensions import names_among
     from winml.modelkit.load.inputs.options import parse_shape_config
 
     sizes = parse_shape_config(options["shape_config"]) if options["shape_config"] else None
     keys = {*(sizes.given() if sizes is not None else ()), *(["batch_size"] if options["batch_size"] else ())}
+    names = {size for spec in export.input_tensors for size in spec.shape if isinstance(size, str)}
+    fixed = {name for key in keys for name in names_among(key, names)}
     axes = {
-        spec.name: {
-            axis: size
-            for axis, size in enumerate(spec.shape)
-            if isinstance(size, str) and current_name(size) not in keys
-        }
+        spec.name: {axis: size for axis, size in enumerate(spec.shape) if isinstance(size, str) and size not in fixed}
         for spec in export.input_tensors
     }
     open_axes = {name: {**named, **export.dynamic_axes.get(name, {})} for name, named in axes.items()}
     decided_anew = {
         "input_tensors": None,
         "dynamic_axes": {name: named for name, named in open_axes.items() if named},
-        "dynamic_dimensions": tuple(
-            bounds for bounds in export.dynamic_dimensions if current_name(bounds.name) not in keys
-        ),
+        "dynamic_dimensions": tuple(bounds for bounds in export.dynamic_dimensions if bounds.name not in fixed),
     }
     return export.model_copy(update=decided_anew)
 

@@ -17,13 +17,15 @@ from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.options import Options, nearest, parse_options, read_json
 
 __all__ = [
+    "ROWS_OF_ONE_KIND",
     "DynamicAxes",
     "DynamicDimension",
     "DynamicRequest",
     "OpenSize",
     "OutputAxis",
+    "counts_rows",
     "current_name",
-    "name_among",
+    "names_among",
     "parse_dynamic_axes",
     "resolve_names",
 ]
@@ -61,6 +63,10 @@ _INLINE = re.compile(r"^(?P<input>[^:=,\s]+):(?P<axes>.+)$")
 
 Size = Annotated[int, pydantic.Field(ge=1)]
 Name = Annotated[str, pydantic.Field(pattern=_NAME)]
+
+
+ROWS_OF_ONE_KIND = frozenset({"text_batch_size", "image_batch_size", "audio_batch_size"})
+"""Rows of texts, images and recordings, where a model scores each with each."""
 
 
 class _Range(Options):
@@ -298,10 +304,21 @@ def current_name(name: str) -> str:
     return _OLDER_NAMES.get(name, name)
 
 
-def name_among(name: str, names: Collection[str]) -> str:
-    """Return what a dimension is called among names, older or newer; the name itself where none of them is its."""
-    alike = (other for other in names if current_name(other) == current_name(name))
-    return name if name in names else next(alike, name)
+def counts_rows(name: str) -> bool:
+    """Say whether a dimension is the number of rows: of all inputs, or of texts, images or recordings."""
+    return current_name(name) == "batch_size" or name in ROWS_OF_ONE_KIND
+
+
+def names_among(name: str, names: Collection[str]) -> tuple[str, ...]:
+    """Return what a dimension is called among names; the name itself where it is none of them.
+
+    Its name may be the older or the newer one. Rows in general are those of texts and of images where these are apart.
+    """
+    if name in names:
+        return (name,)
+    alike = tuple(other for other in names if current_name(other) == current_name(name))
+    is_general = current_name(name) == "batch_size"
+    return alike or tuple(other for other in names if is_general and counts_rows(other)) or (name,)
 
 
 def resolve_names(
@@ -320,19 +337,22 @@ def resolve_names(
     names, places = list(graph_names), places or {}
     resolved_sizes: dict[str, int] = {}
     for name, size in sizes.items():
-        resolved = name if name in names else places.get(name) or name_among(name, names)
-        if resolved not in names:
+        meant = (places[name],) if name in places and name not in names else names_among(name, names)
+        if meant[0] not in names:
             guess = nearest(name, [*names, *places])
             hint = f"Did you mean {guess!r}? " if guess else ""
             raise UsageError(
                 f"--shape-config: the graph has no open dimension {name!r}",
                 hint=f"{hint}Its open dimensions: {_dimension_words(names, places)}.",
             )
-        if resolved_sizes.setdefault(resolved, size) != size:
-            raise UsageError(
-                f"--shape-config: {resolved} is to be both {resolved_sizes[resolved]} and {size}",
-                hint="Give it one size.",
-            )
+        for resolved in meant:
+            if len(meant) > 1 and resolved in sizes:
+                continue  # rows in general are those that nothing else is said of
+            if resolved_sizes.setdefault(resolved, size) != size:
+                raise UsageError(
+                    f"--shape-config: {resolved} is to be both {resolved_sizes[resolved]} and {size}",
+                    hint="Give it one size.",
+                )
     return resolved_sizes
 
 

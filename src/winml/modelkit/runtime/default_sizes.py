@@ -60,6 +60,9 @@ _CHOICES_OF_A_GRAPH = 2
 
 _DEFAULT_SIZES: Mapping[str, int] = {
     "batch_size": BATCH,
+    "text_batch_size": BATCH,
+    "image_batch_size": BATCH,
+    "audio_batch_size": BATCH,
     "sequence_length": TOKENS,
     "past_sequence_length": _PAST_TOKENS_OF_A_GRAPH,
     # Of what was encoded: some keys are given and the others computed, so that both ways matter.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.dimensions import current_name, resolve_names
+from winml.modelkit.graph.dimensions import counts_rows, resolve_names
 from winml.modelkit.graph.specs import DTYPES, GridSlot, InputTensorSpec, summed_sizes
 from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.options import load_json, nearest
@@ -326,7 +326,7 @@ def _summed(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | str]]) -
 def _batch_names(inputs: Sequence[GraphInput], batch_size: int) -> list[str]:
     """Return the open dimensions that are the batch; none where the fixed size is the one wanted already."""
     first = [item.keys[0] for item in inputs if item.shape]
-    named = [key for key in first if isinstance(key, str) and current_name(key) == "batch_size"]
+    named = [key for key in first if isinstance(key, str) and counts_rows(key)]
     nameless = [key for key in first if isinstance(key, str) and ":" in key]
     if named or nameless:
         return list(dict.fromkeys(named or nameless))
@@ -471,12 +471,12 @@ def batch_of(
 ) -> tuple[int, str]:
     """Return how many samples one run answers, and what says so.
 
-    The dimension called batch tells. Where none is called so, the first size that all inputs and outputs share is the
-    batch; where they share none, a run counts as one sample.
+    The dimension called batch tells. Where none is called so, or there are not as many texts as images, the first size
+    that all inputs and outputs share is the batch; where they share none, a run counts as one sample.
     """
-    for _, name, size in _named_sizes(inputs, feeds):
-        if current_name(name) == "batch_size":
-            return size, f"dimension {name}"
+    rows = {name: size for _, name, size in _named_sizes(inputs, feeds) if counts_rows(name)}
+    if len(set(rows.values())) == 1:
+        return next(iter(rows.values())), f"dimension {' and '.join(rows)}"
     shapes = [array.shape for array in (*feeds.values(), *outputs.values()) if array is not None and array.ndim]
     first = {shape[0] for shape in shapes}
     if feeds and len(first) == 1 and (size := first.pop()) > 0:

@@ -49,7 +49,7 @@ def test_no_request_changes_nothing() -> None:
         (
             "clip",
             {"batch": True, "sequence": True},
-            {"input_ids": ("batch_size", "sequence_length"), "pixel_values": ("batch_size", 3, 32, 32)},
+            {"input_ids": ("text_batch_size", "sequence_length"), "pixel_values": ("image_batch_size", 3, 32, 32)},
         ),
     ],
 )

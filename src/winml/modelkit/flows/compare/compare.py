@@ -25,7 +25,7 @@ from winml.modelkit.flows.compare.refusals import (
     refuse_unknown_names,
 )
 from winml.modelkit.flows.compare.shared_modules import few_shared_notes
-from winml.modelkit.graph.dimensions import name_among
+from winml.modelkit.graph.dimensions import names_among
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.model_comparison import ModelComparison
@@ -310,7 +310,7 @@ def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) 
         drawn = (decoder_feeds(inputs, prompt, run.sizes, batch_size=None, seed=seed) for seed in seeds)
         return [Values(inputs, feeds, notes) for feeds, notes in drawn]
     traced = part.trace_sizes
-    sizes = {**traced, **{name_among(name, traced): size for name, size in run.sizes.items()}}
+    sizes = {**traced, **{own: size for name, size in run.sizes.items() for own in names_among(name, traced)}}
     draws = [make_feeds(part.inputs, run.seed + number, sizes=sizes) for number in range(options.draws)]
     if part.example is not None:
         from winml.modelkit.export.tensors import to_numpy

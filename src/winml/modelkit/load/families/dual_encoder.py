@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
+from winml.modelkit.graph.dimensions import ROWS_OF_ONE_KIND
 from winml.modelkit.load.checkpoints.config import CheckpointConfig
 from winml.modelkit.load.families.family import FoundParts, part_of_decision
 from winml.modelkit.load.families.whole_model import decide_whole_inputs
 from winml.modelkit.load.inputs.decision import InputDecision
+from winml.modelkit.load.inputs.modalities.modality import BATCH_KEY
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 from winml.modelkit.load.parts import ModelPart
@@ -126,8 +128,17 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _inputs_among(whole: InputDecision, names: frozenset[str]) -> InputDecision:
-    """Return the inputs of these names, with the dimensions that are theirs."""
-    inputs = tuple(spec for spec in whole.inputs if spec.name in names)
-    sizes = {size for spec in inputs for size in spec.shape}
-    dimensions = tuple(item for item in whole.dimensions if item.name in sizes)
+    """Return the inputs of these names, with the dimensions that are theirs; rows of one kind are rows."""
+    alone = {item.name: BATCH_KEY.name for item in whole.dimensions if item.name in ROWS_OF_ONE_KIND}
+    inputs = tuple(
+        spec.model_copy(update={"shape": tuple(alone.get(str(size), size) for size in spec.shape)})
+        for spec in whole.inputs
+        if spec.name in names
+    )
+    sizes = {size for spec in whole.inputs if spec.name in names for size in spec.shape}
+    dimensions = tuple(
+        item.model_copy(update={"name": alone.get(item.name, item.name)})
+        for item in whole.dimensions
+        if item.name in sizes
+    )
     return replace(whole, inputs=inputs, dimensions=dimensions)

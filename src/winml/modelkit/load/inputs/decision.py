@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.graph.dimensions import DynamicDimension, OutputAxis
+from winml.modelkit.graph.dimensions import DynamicDimension, OutputAxis, names_among
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.checkpoints.processor_files import read_processor_files
 from winml.modelkit.load.inputs.context import InputContext
@@ -28,6 +28,7 @@ from winml.modelkit.load.inputs.modalities.modality import DecidedMedium, Modali
 from winml.modelkit.load.inputs.modalities.pipeline import MODALITIES
 from winml.modelkit.load.inputs.option_names import INPUT_SPECS_OPTION, SHAPE_CONFIG_OPTION
 from winml.modelkit.load.inputs.options import ShapeConfig
+from winml.modelkit.load.inputs.rows_apart import with_rows_apart
 from winml.modelkit.load.inputs.sizes import InputSize, InputSizes, SizeBounds
 from winml.modelkit.load.inputs.token_layouts import DraftedInputs, with_codebook_tokens, with_positions
 from winml.modelkit.options import nearest
@@ -117,10 +118,10 @@ def decide_inputs(
     parameters = _choose_parameters(context)
     media = _decide_media(parameters, context)
     drafted = _collect_inputs(context, media, _draft_dependents(parameters, context, media))
-    inputs = with_codebook_tokens(with_positions(drafted, context), context)
+    inputs = with_rows_apart(with_codebook_tokens(with_positions(drafted, context), context), context, media)
     specs = tuple(draft.as_spec() for draft in inputs.drafts)
     _check_required_parameters(model, context.parameters, [spec.name for spec in specs])
-    unused = _unused_sizes(requested, drafted, media)
+    unused = _unused_sizes(requested, inputs, media)
     return InputDecision(specs, (*dict.fromkeys(inputs.notes), *unused), _axis_meanings(inputs))
 
 
@@ -196,12 +197,13 @@ def _axis_meanings(inputs: DraftedInputs) -> AxisMeanings:
 def _unused_sizes(requested: Mapping[str, int], inputs: DraftedInputs, media: Sequence[DecidedMedium]) -> list[str]:
     """Return a note for each size the user gave that no input has."""
     sizes = [size for medium in media for size in medium.sizes]
-    used = {size.key for size in (*sizes, *(size for draft in inputs.drafts for size in draft.shape))}
+    sizes += [size for draft in inputs.drafts for size in draft.shape]
+    used = {size.key for size in sizes if size.key is not None}
     names = ", ".join(draft.name for draft in inputs.drafts)
     return [
         f"{SHAPE_CONFIG_OPTION}: {key} {size} means nothing for this model (inputs: {names})"
         for key, size in requested.items()
-        if key not in used
+        if used.isdisjoint(names_among(key, used))
     ]
 
 

@@ -19,7 +19,7 @@ from winml.modelkit.graph.dimensions import (
     OpenSize,
     OutputAxis,
     current_name,
-    name_among,
+    names_among,
 )
 from winml.modelkit.load.inputs.alike_axes import AcceptsShapes, bring_along_by_size, name_the_unnamed
 from winml.modelkit.load.inputs.axis_names import AxisKeys, AxisNames
@@ -64,7 +64,11 @@ def open_axes(
         UsageError: an input or axis that does not exist, two names or two sizes for one dimension, or a size that this
             model does not have or cannot vary.
     """
-    left_open = left_open or {}
+    sizes = decision.meanings.sizes
+    given = left_open or {}
+    meant = {own: size for key, size in given.items() for own in names_among(key, sizes)}
+    left_open = {**meant, **{key: size for key, size in given.items() if key in sizes}}
+    firm_keys = frozenset(own for key in firm_keys for own in names_among(key, sizes))
     naming = AxisNames(AxisKeys(decision))
     naming.take_names_in_shapes()
     output_axes = naming.take_axes(request)
@@ -131,7 +135,7 @@ def _bounds_by_name(request: DynamicRequest, symbols: Sequence[str]) -> dict[str
     Raises:
         UsageError: no axis bears such a name.
     """
-    dimensions = {name_among(dimension.name, symbols): dimension for dimension in request.dimensions}
+    dimensions = {name: item for item in request.dimensions for name in names_among(item.name, symbols)}
     for name in dimensions:
         if name not in symbols:
             guess = nearest(name, symbols)

@@ -29,10 +29,14 @@ _FRAMES_PER_POSITION = 2
 """A spectrogram encoder with ``max_source_positions`` halves the frames once before it counts positions."""
 
 
+_ROWS_KEY = ShapeKey("audio_batch_size", "Rows of recordings, where a model scores each with each text.", "batch")
+
+
 class _Recording(Modality):
     """What features and samples have in common."""
 
     description = "a recording"
+    rows_key = _ROWS_KEY.name
     sub_config_name = "audio_config"
     feature_method = "get_audio_features"
     place_token_names = ("audio_token_id", "audio_token_index")
@@ -53,7 +57,7 @@ class _Recording(Modality):
 class AudioFeatures(_Recording):
     """A spectrogram: frames, and features of each."""
 
-    shape_keys = (FRAMES_KEY, ShapeKey("num_mel_bins", "Audio features per frame."))
+    shape_keys = (_ROWS_KEY, FRAMES_KEY, ShapeKey("num_mel_bins", "Audio features per frame."))
     carriers = ("input_features", "audio_mel")
     companions = (*_FRAME_MASKS, _HIDDEN_FRAMES_MASK, _IS_LONGER)
 
@@ -95,7 +99,10 @@ class AudioFeatures(_Recording):
 class AudioSamples(_Recording):
     """Samples of one or more channels."""
 
-    shape_keys = (ShapeKey("audio_length", "Samples of raw audio.", opened_by="sequence", trace_size=SAMPLING_RATE_HZ),)
+    shape_keys = (
+        _ROWS_KEY,
+        ShapeKey("audio_length", "Samples of raw audio.", opened_by="sequence", trace_size=SAMPLING_RATE_HZ),
+    )
     carriers = ("input_values",)
     place_kind = 1
 

@@ -41,7 +41,9 @@ _SPECIAL_POSITIONS = 2
 class Image(Modality):
     """Pictures of one size."""
 
+    rows_key = "image_batch_size"
     shape_keys = (
+        ShapeKey(rows_key, "Rows of images, where a model scores each with each text.", "batch"),
         ShapeKey("height", "Image height in pixels.", "image_size", _TRACE_STEP, IMAGE_EDGE),
         ShapeKey("width", "Image width in pixels.", "image_size", _TRACE_STEP, IMAGE_EDGE),
         ShapeKey("num_channels", "Image channels."),

@@ -61,6 +61,8 @@ class Modality:
     """Whether masks over the tokens that say where its places are, are inputs where it is."""
     place_keys: tuple[str, ...] = ()
     """Keys of the sizes that the number of places follows from."""
+    rows_key: str = BATCH_KEY.name
+    """Key of its rows, where a model counts them apart from those of other content."""
 
     def media_parameters(self, context: InputContext) -> list[str]:
         """Return the carrier and the companions that are inputs, the carrier first; nothing where it has no content."""

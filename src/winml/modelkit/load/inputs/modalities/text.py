@@ -19,7 +19,7 @@ from winml.modelkit.load.inputs.sequence_sizes import decoder_sequence, text_con
 from winml.modelkit.load.inputs.sizes import InputSize
 from winml.modelkit.runtime.default_sizes import CHOICES
 
-__all__ = ["KINDS_PARAMETER", "Text"]
+__all__ = ["KINDS_PARAMETER", "TEXT_ROWS_KEY", "Text"]
 
 KINDS_PARAMETER = "mm_token_type_ids"
 """Parameter that says of each token whether it is text or holds the place of something else."""
@@ -34,10 +34,15 @@ _LAYOUT_COORDINATES = 1024
 """Coordinates of boxes on a page where the config does not say: those of LayoutLM."""
 
 
+TEXT_ROWS_KEY = ShapeKey("text_batch_size", "Rows of text, where a model scores each with each image.", "batch")
+
+
 class Text(Modality):
     """Tokens, and what is said about each of them."""
 
+    rows_key = TEXT_ROWS_KEY.name
     shape_keys = (
+        TEXT_ROWS_KEY,
         ShapeKey("sequence_length", "Tokens per row of text.", opened_by="sequence"),
         ShapeKey("past_sequence_length", "Tokens in the cache before a run, where the graph takes a cache."),
         ShapeKey(
