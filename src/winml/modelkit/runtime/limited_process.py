@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from winml.modelkit.errors import InputError
+from winml.modelkit.runtime.processes import start_python
 
 __all__ = ["ask_limited"]
 
@@ -24,8 +23,6 @@ _CHECK_SECONDS = 0.01
 """Time between two checks. Chosen: in it, a process fills some 50 MB."""
 _START_SECONDS = 120.0
 """Time for the imports of the module. Chosen: a hundred times what a free machine needs."""
-_RUN = "import sys; sys.path[:] = {path}; import runpy; runpy.run_module({module!r}, None, '__main__', True)"
-"""Program of the process: ``python -m`` would search the working directory for modules first."""
 
 
 def ask_limited(module: str, question: Any, who: str, *, seconds: float, resident_bytes: int) -> Any:
@@ -41,10 +38,8 @@ def ask_limited(module: str, question: Any, who: str, *, seconds: float, residen
     Raises:
         InputError: it exceeded a limit, or ended without an answer.
     """
-    path = [str(Path(entry).absolute()) for entry in sys.path if entry]
-    command = [sys.executable, "-c", _RUN.format(path=ascii(path), module=module)]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, **streams) as process:  # type: ignore[call-overload]  # noqa: S603  # ours
+    with start_python(module, **streams) as process:
         try:
             return _answer(process, question, who, seconds, resident_bytes)
         finally:
