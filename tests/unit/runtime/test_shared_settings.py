@@ -1,4 +1,4 @@
-"""A setting of the whole process is as it was when the last of several threads has left, and not before."""
+"""A setting, or an attribute, is as it was after the block; shared by threads, when the last of them has left."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from torch import nn
 from transformers.integrations import hub_kernels
 from transformers.utils import logging as messages
 
 from winml.modelkit.load.library_access import local_files_only, local_libraries
 from winml.modelkit.load.library_messages import quiet_libraries
+from winml.modelkit.runtime.shared_settings import attribute_replaced
 
 
 def _settings() -> tuple[Any, ...]:
@@ -58,3 +60,21 @@ def test_failure_inside_leaves_the_settings_as_they_were() -> None:
         with pytest.raises(ZeroDivisionError), local_libraries(), local_libraries():
             1 / (before == _settings())
         assert before == _settings()
+
+
+def test_inherited_attribute_is_inherited_again_after_an_error() -> None:
+    """A module whose forward is that of its class has none of its own afterwards."""
+    module = nn.Linear(1, 1)
+    with pytest.raises(ZeroDivisionError), attribute_replaced(module, "forward", lambda: 1 / 0):
+        module.forward()
+    assert "forward" not in vars(module)
+
+
+def test_own_attribute_is_restored() -> None:
+    """What an object held itself is held again, and was replaced within the block."""
+    module = nn.Linear(1, 1)
+    own = lambda: "own"  # noqa: E731
+    module.forward = own
+    with attribute_replaced(module, "forward", lambda: "replaced"):
+        assert "replaced" == module.forward()
+    assert vars(module)["forward"] is own

@@ -24,6 +24,7 @@ from torch.jit._script import RecursiveScriptModule  # not public; torch.jit.scr
 from winml.modelkit.errors import ExportError
 from winml.modelkit.export.forward_hooks import detached_hooks
 from winml.modelkit.hierarchy.compiled_modules import without_compilation
+from winml.modelkit.runtime.shared_settings import attribute_replaced
 
 __all__ = ["ArgumentBuilder", "FlatForward", "flatten_outputs", "prepared_for_export"]
 
@@ -150,15 +151,15 @@ def prepared_for_export(
         module = model.get_submodule(path)
         forward: Callable[..., Any] = module.forward if entry is None else entry(module)
         if entry is not None and path:
-            replaced.enter_context(_forward_replaced(module, forward))
+            replaced.enter_context(attribute_replaced(module, "forward", forward))
         for outer, inner in reversed(list(pairwise(_modules_on(model, path)))):
             forward = _calling(inner, forward)
             if outer is not model:
-                replaced.enter_context(_forward_replaced(outer, forward))
+                replaced.enter_context(attribute_replaced(outer, "forward", forward))
         if not path:
             forward = replaced.enter_context(detached_hooks(model, forward))
         flat = FlatForward(forward, input_names, forward_options, arguments)
-        replaced.enter_context(_forward_replaced(model, flat))
+        replaced.enter_context(attribute_replaced(model, "forward", flat))
         model.eval()
         try:
             if plain_attention:
@@ -196,20 +197,6 @@ def _calling(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., An
         return module(*args, **kwargs)
 
     return call
-
-
-@contextmanager
-def _forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Replace the forward of a module; in place, undone at the end."""
-    own_forward = module.__dict__.get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if own_forward is None:
-            del module.__dict__["forward"]
-        else:
-            module.forward = own_forward
 
 
 def _refuse_scripted(model: nn.Module) -> None:

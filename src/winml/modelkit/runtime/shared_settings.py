@@ -1,6 +1,7 @@
-"""Lets threads change a setting of the whole process together.
+"""Changes settings of a process or attributes of foreign objects for the time of a block, and restores them.
 
-Each of two overlapping changes would otherwise put back what it found, the later one what the earlier had changed.
+Threads that change one setting share the change: each of two overlapping changes would otherwise put back what it
+found, the later one what the earlier had changed.
 """
 
 from __future__ import annotations
@@ -9,8 +10,26 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
+from typing import Any
 
-__all__ = ["shared_by_threads"]
+__all__ = ["attribute_replaced", "shared_by_threads"]
+
+
+@contextmanager
+def attribute_replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of an object, a class or a Python module for the time of the block.
+
+    An attribute that the owner inherits from its class is inherited again afterwards.
+    """
+    is_own, before = name in vars(owner), vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
 
 
 def shared_by_threads(change: Callable[[], Iterator[None]]) -> Callable[[], AbstractContextManager[None]]:

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from winml.modelkit.runtime.shared_settings import attribute_replaced
+
 __all__ = ["LibraryRepairs", "import_repaired_models", "library_repairs"]
 
 
@@ -123,13 +125,10 @@ def _inherited_stacks() -> Iterator[None]:
         "inserting_after": remembering(originals["inserting_after"]),
         "create_node": create_node,
     }
-    for name, replacement in replacements.items():
-        setattr(graph_class, name, replacement)
-    try:
+    with ExitStack() as replaced:
+        for name, replacement in replacements.items():
+            replaced.enter_context(attribute_replaced(graph_class, name, replacement))
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(graph_class, name, original)
 
 
 @contextmanager

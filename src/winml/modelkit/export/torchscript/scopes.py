@@ -23,6 +23,7 @@ from torch.onnx._internal.torchscript_exporter import utils as exporter
 
 from winml.modelkit.export.forward_hooks import has_hooks
 from winml.modelkit.export.torchscript.missing_values import refuse_missing_constants
+from winml.modelkit.runtime.shared_settings import attribute_replaced
 
 __all__ = ["ModuleScopes", "operator_of_error"]
 
@@ -66,11 +67,11 @@ class ModuleScopes:
         torch._C._jit_set_inline_everything_mode(False)
         try:
             with (
-                _attribute_replaced(exporter, "_setup_trace_module_map", set_up_scopes),
-                _attribute_replaced(torch.jit, "_get_trace_graph", trace_with_scopes),
-                _attribute_replaced(torch._C, "_jit_pass_onnx_graph_shape_type_inference", infer_without_weights),
+                attribute_replaced(exporter, "_setup_trace_module_map", set_up_scopes),
+                attribute_replaced(torch.jit, "_get_trace_graph", trace_with_scopes),
+                attribute_replaced(torch._C, "_jit_pass_onnx_graph_shape_type_inference", infer_without_weights),
                 # Equal computations are merged later, where their scopes can be kept.
-                _attribute_replaced(torch._C, "_jit_pass_cse", lambda _graph: False),
+                attribute_replaced(torch._C, "_jit_pass_cse", lambda _graph: False),
                 _silence_exporter_log(),
                 _scopes_around_hooks(self._modules),
             ):
@@ -125,20 +126,10 @@ def _silence_exporter_log() -> Iterator[None]:
     enabled = torch._C._jit_is_onnx_log_enabled()
     torch._C._jit_set_onnx_log_enabled(False)
     try:
-        with _attribute_replaced(exporter, "setup_onnx_logging", lambda _verbose: nullcontext()):
+        with attribute_replaced(exporter, "setup_onnx_logging", lambda _verbose: nullcontext()):
             yield
     finally:
         torch._C._jit_set_onnx_log_enabled(enabled)
-
-
-@contextmanager
-def _attribute_replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 def _inline_calls(graph: torch._C.Graph) -> None:

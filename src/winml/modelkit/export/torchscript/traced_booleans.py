@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from winml.modelkit.runtime.shared_settings import attribute_replaced
+
 __all__ = ["booleans_as_numbers"]
 
 _OF_TENSORS = (
@@ -38,7 +40,6 @@ def booleans_as_numbers() -> Iterator[None]:
 @contextmanager
 def _taking_numbers(owner: Any, name: str) -> Iterator[None]:
     original: Callable[..., Any] = getattr(owner, name)
-    is_own = name in vars(owner)
 
     @functools.wraps(original)
     def call(*args: Any, **options: Any) -> Any:
@@ -50,14 +51,8 @@ def _taking_numbers(owner: Any, name: str) -> Iterator[None]:
             *map(_as_number, args), **{**options, **{key: _as_number(value) for key, value in numbers.items()}}
         )
 
-    setattr(owner, name, call)
-    try:
+    with attribute_replaced(owner, name, call):
         yield
-    finally:
-        if is_own:
-            setattr(owner, name, original)
-        else:
-            delattr(owner, name)
 
 
 def _as_number(value: Any) -> Any:

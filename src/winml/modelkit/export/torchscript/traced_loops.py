@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from winml.modelkit.runtime.shared_settings import attribute_replaced
+
 __all__ = ["TracedLoops"]
 
 _ROUNDS, _COUNTED = "_winml_rounds", "_winml_counted"
@@ -143,20 +145,13 @@ def _drop_kept_index() -> None:
 @contextmanager
 def _replaced(owner: Any, name: str, patch: Callable[..., Any]) -> Iterator[None]:
     original = getattr(owner, name)
-    is_own = name in vars(owner)
 
     @functools.wraps(original)
     def call(*args: Any, **options: Any) -> Any:
         return patch(original, *args, **options)
 
-    setattr(owner, name, call)
-    try:
+    with attribute_replaced(owner, name, call):
         yield
-    finally:
-        if is_own:
-            setattr(owner, name, original)
-        else:
-            delattr(owner, name)
 
 
 def _counted(original: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -24,6 +24,7 @@ from winml.modelkit.load.families.layered_vectors import (
 )
 from winml.modelkit.load.families.picture_grids import WholeTensors, computed_grids
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
+from winml.modelkit.runtime.shared_settings import attribute_replaced
 
 __all__ = ["FEATURES", "FEATURES_METHOD", "ImageCode", "calls_of", "find_image_code", "has_image_code"]
 
@@ -258,15 +259,8 @@ def _answers_of(module: torch.nn.Module) -> Iterator[list[tuple[str, Any]]]:
 @contextmanager
 def _features_given(module: torch.nn.Module, given: Any, listed: Mapping[str, Any]) -> Iterator[None]:
     """Let the method of a module return these vectors, for the time of the block."""
-    own = vars(module).get(FEATURES_METHOD)
-    vars(module)[FEATURES_METHOD] = lambda *_args, **_named: _record_of(given, listed)
-    try:
+    with attribute_replaced(module, FEATURES_METHOD, lambda *_args, **_named: _record_of(given, listed)):
         yield
-    finally:
-        if own is None:
-            del vars(module)[FEATURES_METHOD]
-        else:
-            vars(module)[FEATURES_METHOD] = own
 
 
 def _record_of(vectors: Any, listed: Mapping[str, Any]) -> Any:
@@ -288,17 +282,10 @@ def calls_of(language_model: torch.nn.Module) -> Iterator[list[dict[str, Any]]]:
     from transformers.modeling_outputs import BaseModelOutputWithPast
 
     calls: list[dict[str, Any]] = []
-    own = vars(language_model).get("forward")
 
     def forward(*_args: Any, **named: Any) -> Any:
         calls.append(named)
         return BaseModelOutputWithPast(last_hidden_state=named.get(EMBEDDED))
 
-    vars(language_model)["forward"] = forward
-    try:
+    with attribute_replaced(language_model, "forward", forward):
         yield calls
-    finally:
-        if own is None:
-            del vars(language_model)["forward"]
-        else:
-            vars(language_model)["forward"] = own

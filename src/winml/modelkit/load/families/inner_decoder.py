@@ -23,6 +23,7 @@ from winml.modelkit.load.caches.finding import RUN_ROWS, RUN_TOKENS, is_of_token
 from winml.modelkit.load.caches.layout import EncoderDecoderLayout
 from winml.modelkit.load.inputs.decision import AxisMeanings, InputDecision, forward_parameters
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
+from winml.modelkit.runtime.shared_settings import attribute_replaced
 
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
@@ -163,11 +164,8 @@ def _text_tokens(model: Any, path: str, plain: InputDecision) -> TextTokens | No
         given.update({TOKENS: args[0]} if args else {}, **named)
         raise _Reached
 
-    vars(decoder)["generate"] = look
-    try:
+    with attribute_replaced(decoder, "generate", look):
         run_on_shapes(lambda **tensors: _until_reached(model.generate, tensors), media)
-    finally:
-        del vars(decoder)["generate"]
     first, ends = given.get(TOKENS), given.get("eos_token_id")
     if not isinstance(first, torch.Tensor) or first.is_meta or first.dim() != 2 or first.shape[1] != 1:
         return None
@@ -190,7 +188,7 @@ def _until_reached(generate: Callable[..., Any], tensors: Mapping[str, torch.Ten
 def _seen_calls(decoder: torch.nn.Module) -> Iterator[list[_Call]]:
     """Yield a list that takes the calls of a decoder, each of which is asked for a cache."""
     calls: list[_Call] = []
-    own, forward = vars(decoder).get("forward"), decoder.forward
+    forward = decoder.forward
     names = list(inspect.signature(forward).parameters)
 
     def call(*args: Any, **named: Any) -> Any:
@@ -198,11 +196,5 @@ def _seen_calls(decoder: torch.nn.Module) -> Iterator[list[_Call]]:
         calls.append(_Call({**dict(zip(names, args, strict=False)), **named}, answer))
         return answer
 
-    vars(decoder)["forward"] = call
-    try:
+    with attribute_replaced(decoder, "forward", call):
         yield calls
-    finally:
-        if own is None:
-            del vars(decoder)["forward"]
-        else:
-            vars(decoder)["forward"] = own

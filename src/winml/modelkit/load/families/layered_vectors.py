@@ -8,8 +8,7 @@ stands for no image: so a decoder needs no mask, and a step without images is on
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from winml.modelkit.load.families.picture_grids import WholeTensors
+from winml.modelkit.runtime.shared_settings import attribute_replaced
 
 __all__ = ["LayeredVectors", "ListedVectors", "SeenFeatures", "find_layered", "listed_vectors"]
 
@@ -107,7 +107,10 @@ class LayeredVectors:
             with _AllTokens(mask):
                 if language_model is module:
                     return forward(*args, **{**named, **further})
-                with _given_further(language_model, further):
+                own = language_model.forward
+                with attribute_replaced(
+                    language_model, "forward", lambda *args, **named: own(*args, **{**named, **further})
+                ):
                     return forward(*args, **named)
 
         forward_of_all.__signature__ = _with_any_name(inspect.signature(forward))  # type: ignore[attr-defined]
@@ -152,20 +155,6 @@ def find_layered(features: SeenFeatures, beside: Mapping[str, Any]) -> LayeredVe
         if [tuple(item.shape) for item in listed.items] == shapes:
             return LayeredVectors(name, len(shapes), listed.are_divided, lists[0], masks[0])
     return None
-
-
-@contextmanager
-def _given_further(language_model: torch.nn.Module, further: Mapping[str, Any]) -> Iterator[None]:
-    """Let a language model be given more than it is called with, for the time of the block."""
-    own, forward = vars(language_model).get("forward"), language_model.forward
-    vars(language_model)["forward"] = lambda *args, **named: forward(*args, **{**named, **further})
-    try:
-        yield
-    finally:
-        if own is None:
-            del vars(language_model)["forward"]
-        else:
-            vars(language_model)["forward"] = own
 
 
 def _with_any_name(signature: inspect.Signature) -> inspect.Signature:
