@@ -68,7 +68,7 @@ onnx.save(model, sys.argv[2])
 """
 IMPORTS = """
 import winml.modelkit.cli.main
-import winml.modelkit.flows.compare.compare, winml.modelkit.report.model_comparison
+import winml.modelkit.flows.compare.compare, winml.modelkit.report.comparison
 """
 RUNS_FACTOR = 3.0
 """Chosen by the project: how many times two plain runs a comparison by module may take, besides the sessions."""

@@ -125,7 +125,7 @@ def image_case(folder: Path, count: int) -> Case:
 def _exported(folder: Path, data: Path, task: str, feeds: Any, samples: list[Any], processor: Any) -> Case:
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.flows.export.export import HTPExporter
-    from winml.modelkit.graph.dimensions import DynamicRequest
+    from winml.modelkit.graph.specs import DynamicRequest
     from winml.modelkit.load.request import ModelRequest
 
     dynamic = DynamicRequest(batch=True, sequence=task.startswith("text"))

@@ -13,18 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from winml.modelkit.results.architecture_evaluation import (
+from winml.modelkit.results.sweep import (
     AUTO,
     EXPORTERS,
     Architecture,
     Attempt,
+    CellResult,
     Evaluation,
     ExporterWish,
     State,
+    SweepResult,
     architecture_from_record,
     attempt_from_record,
 )
-from winml.modelkit.results.sweep_result import CellResult, SweepResult
 
 __all__ = ["document", "evaluation_of", "exporter_summary", "generation_summary", "summary", "write_documents"]
 

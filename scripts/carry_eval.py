@@ -40,11 +40,14 @@ from foreign_tools import (  # noqa: E402
     ort_transformers,
 )
 from winml.modelkit import HTPExporter  # noqa: E402
-from winml.modelkit.graph.files.foreign_reading import load_foreign  # noqa: E402
+from winml.modelkit.graph.files.graph_reading import load_foreign  # noqa: E402
 from winml.modelkit.hierarchy import address  # noqa: E402
 from winml.modelkit.hierarchy.carry.carrying import Way, carry_tags  # noqa: E402
-from winml.modelkit.hierarchy.coverage import all_nodes  # noqa: E402
-from winml.modelkit.hierarchy.tagging import clear_tag, read_tag  # noqa: E402
+from winml.modelkit.hierarchy.tagging import (  # noqa: E402
+    all_nodes,
+    clear_tag,
+    read_tag,
+)
 from winml.modelkit.load.request import ModelRequest  # noqa: E402
 
 MARKERS = "<!-- tables: scripts/carry_eval.py -->", "<!-- end of tables -->"

@@ -73,7 +73,7 @@ def export_open(folder: Path, task: str) -> Path:
     """Export a checkpoint with open sizes; config and processor files go beside the file."""
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.flows.export.export import HTPExporter
-    from winml.modelkit.graph.dimensions import DynamicRequest
+    from winml.modelkit.graph.specs import DynamicRequest
     from winml.modelkit.load.request import ModelRequest
 
     is_image = task.startswith(("image", "object"))

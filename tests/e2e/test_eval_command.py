@@ -28,9 +28,9 @@ from winml.modelkit.file_names import EVALUATION_NAME
 from winml.modelkit.flows.evaluate import scoring
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.runtime.sessions import Session
-from winml.modelkit.tune.contestants import Contestants
 from winml.modelkit.tune.judging import Judge
 from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.racing import Contestants
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from e2e.in_process import run_here
 from generating import PROMPT, build_decoder, save_decoder
 from winml.modelkit.errors import InputError
 from winml.modelkit.inference.generation.chat_templates import RENDERING, chat_prompt
-from winml.modelkit.runtime.limited_process import ask_limited
+from winml.modelkit.runtime.processes import ask_limited
 
 NESTED_RANGES = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 

@@ -12,8 +12,7 @@ import pytest
 from e2e.in_process import run_here
 from module_chains import save_chain
 from winml.modelkit.file_names import OWNER_LOCK_NAME, PARTIAL_PREFIX
-from winml.modelkit.graph.files.interrupted import STAGED
-from winml.modelkit.graph.files.journal import write_journal
+from winml.modelkit.graph.files.recovery import STAGED, write_journal
 
 KILLED = """
 import os, signal, sys

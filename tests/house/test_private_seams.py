@@ -30,7 +30,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "._generate_tables": "tests/unit/evaluate/test_foreign_data_sets.py::"
         "test_parquet_file_that_declares_too_much_is_refused",
     },
-    "export.dynamo.failures": {
+    "export.dynamo.capturing": {
         "torch._ops": f"{_DYNAMO}/test_capturing.py::test_capture_that_fails_names_operator_size_line_and_module",
     },
     "export.dynamo.module_stacks": {
@@ -55,7 +55,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "torch.jit._script": "tests/unit/export/test_preparation.py::"
         "test_prepared_for_export_scripted_module_is_refused_by_its_path",
     },
-    "export.torch_messages": {
+    "export.left_as_found": {
         "torch.export._trace": f"{_DYNAMO}/test_capturing.py::"
         "test_capture_that_fails_names_operator_size_line_and_module",
     },
@@ -76,22 +76,22 @@ SEAMS: dict[str, dict[str, str]] = {
         "torch.onnx._internal.torchscript_exporter.utils": f"{_TORCHSCRIPT}/test_scopes.py::"
         "test_applied_prints_nothing_even_when_verbose",
     },
-    "export.torchscript.traced_loops": {
+    "export.torchscript.tracing": {
         "torch._C": f"{_TORCHSCRIPT}/test_traced_loops.py::test_loop_over_chosen_experts_has_a_round_for_each",
     },
-    "hierarchy.compiled_modules": {
+    "hierarchy.torch_modules": {
         "._compiled_call_impl": "tests/unit/hierarchy/test_compiled_modules.py::"
         "test_compiled_parts_are_put_back_after_an_error",
         "._modules": "tests/unit/hierarchy/test_compiled_modules.py::test_compiled_module_stands_for_the_one_inside",
     },
-    "inspect.weightless": {
+    "flows.inspect": {
         "torch._subclasses.fake_tensor": "tests/unit/inspect/test_weightless.py::"
         "test_run_weightless_module_without_storage_runs_all_the_same",
     },
-    "load.caches.after_others": {
+    "load.caches.finding": {
         "._base": f"{_LOAD}/caches/test_after_others.py::test_mask_that_is_widened_is_no_input",
     },
-    "load.checkpoints.deferred_tensors": {
+    "load.checkpoints.weights": {
         "torch.Tensor._make_wrapper_subclass": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
         "test_deferred_tensors_say_shape_type_and_device_and_give_their_values",
         "torch._C": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
@@ -107,7 +107,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "._unsafe_view": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
         "test_deferred_tensor_merely_cast_stays_a_reference",
     },
-    "load.checkpoints.random_weights": {
+    "load.model": {
         "._from_config": f"{_LOAD}/checkpoints/test_random_weights.py::"
         "test_random_weights_are_seeded_and_leave_the_callers_state",
     },
@@ -115,7 +115,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "._attn_implementation": "tests/integration/test_shown_models.py::"
         "test_pictures_of_any_size_write_what_pytorch_writes",
     },
-    "load.families.token_kinds": {
+    "load.families.vision_language": {
         "._attn_implementation": "tests/integration/test_shown_models.py::"
         "test_images_whose_tokens_see_each_other_are_not_cut",
     },
@@ -134,15 +134,15 @@ SEAMS: dict[str, dict[str, str]] = {
         "test_inspect_tree_is_that_of_a_real_forward",
         "._from_config": f"{_LOAD}/test_resolution.py::test_resolve_model_takes_no_storage_and_no_weights",
     },
-    "load.weightless": {
+    "flows.export.loading": {
         "torch._subclasses.fake_tensor": f"{_LOAD}/test_weightless.py::test_weightless_model_reads_no_weight",
         "._buffers": f"{_LOAD}/test_weightless.py::test_weightless_model_is_bound_to_what_from_pretrained_loads",
         "._parameters": f"{_LOAD}/test_weightless.py::test_weightless_model_is_bound_to_what_from_pretrained_loads",
     },
-    "quantize.half_floats.forms": {
+    "quantize.half_float_engine": {
         "onnxruntime.capi": "tests/unit/quantize/test_float_engine.py::test_float16_inside_and_float32_at_the_edges",
     },
-    "runtime.bindings.ort_errors": {
+    "runtime.plug_ins": {
         "onnxruntime.capi": "tests/unit/runtime/test_sessions.py::"
         "test_session_of_a_broken_file_names_it_and_the_reason",
     },
@@ -164,13 +164,13 @@ SEAMS: dict[str, dict[str, str]] = {
     "verify.stable_draws": {
         "torch.utils._pytree": "tests/unit/verify/test_stable_draws.py::test_draw_that_rounding_decides_is_set_aside",
     },
-    "verify.value_reads": {
+    "verify.other_values": {
         "torch.utils._python_dispatch": "tests/integration/test_input_values.py::"
         "test_value_that_the_trace_fixed_is_no_verified_file",
         "torch.utils._pytree": "tests/integration/test_input_values.py::"
         "test_value_that_the_trace_fixed_is_no_verified_file",
     },
-    "verify.streaming.streamed_tensors": {
+    "verify.streamed_reference": {
         "torch.Tensor._make_wrapper_subclass": f"{_STREAMED}::test_large_matrices_answer_as_when_they_are_held",
         "torch._C": f"{_STREAMED}::test_large_matrices_answer_as_when_they_are_held",
         "torch.utils._pytree": f"{_STREAMED}::test_other_operations_answer_as_when_weights_are_held",

@@ -31,10 +31,10 @@ from winml.modelkit.builds.stages import STAGES, StageOutcome, StageTask
 from winml.modelkit.errors import ConfigError, InputError, OutputExistsError, StageError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import is_data_of
-from winml.modelkit.graph.dimensions import DynamicRequest
+from winml.modelkit.graph.specs import DynamicRequest
 from winml.modelkit.load.inputs.options import parse_shape_config
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.report.sidecar import sidecar_schema
+from winml.modelkit.report.export import sidecar_schema
 from winml.modelkit.results.build_manifest import manifest_schema
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.sessions import run_onnx
@@ -320,7 +320,7 @@ from winml.modelkit.builds.build import run_build
 from winml.modelkit.builds.plan import plan_build
 from winml.modelkit.builds.stages import STAGES
 from winml.modelkit.builds.config import parse_build_config
-from winml.modelkit.graph.dimensions import DynamicRequest
+from winml.modelkit.graph.specs import DynamicRequest
 from winml.modelkit.load.inputs.options import parse_shape_config
 from winml.modelkit.load.request import ModelRequest
 

@@ -16,7 +16,7 @@ from winml.modelkit.compare.files import refuse_little_left
 from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.errors import VerificationError
 from winml.modelkit.inference.generation.seq2seq import EncodedModel
-from winml.modelkit.verify.parts import part_runs
+from winml.modelkit.verify.parts import encoded_generation as part_runs
 
 CONFIG = {"export": {"exporter": "torchscript"}}
 

@@ -20,7 +20,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.export.export import HTPExporter
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.metadata_keys import MODULE_KEY
-from winml.modelkit.results.model_comparison import ModelComparison
+from winml.modelkit.results.comparison import ModelComparison
 from winml.modelkit.runtime.opened_model import RunOptions
 
 SIZES = {"bert": {"num_hidden_layers": 3}, "gpt2": {"n_layer": 3}, "vit": {"num_hidden_layers": 3}}

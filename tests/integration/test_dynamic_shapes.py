@@ -20,7 +20,7 @@ from dynamic_matrix import CASES, Case, Refused
 from winml.modelkit import HTPExporter, UsageError, WinMLExportConfig
 from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
 from winml.modelkit.builds.config_resolution import resolve_build_config
-from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest
+from winml.modelkit.graph.specs import DynamicDimension, DynamicRequest
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.parts import LoadedModel

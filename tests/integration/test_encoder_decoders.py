@@ -20,14 +20,14 @@ from winml.modelkit.builds.layouts.genai import genai_texts
 from winml.modelkit.builds.layouts.layout import LAYOUTS, refuse_models
 from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.graph.bundle import ModelBundle, PartFeed
-from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest
+from winml.modelkit.graph.specs import DynamicDimension, DynamicRequest
 from winml.modelkit.inference.generation.seq2seq import EncodedModel
 from winml.modelkit.inference.generation.settings import part_position_limit
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.verify.parts.encoded_fidelity import measure_encoded_text
 from winml.modelkit.verify.parts.encoded_generation import EncodedParts, compare_encoded_generation
+from winml.modelkit.verify.parts.together import measure_encoded_text
 from winml.modelkit.verify.reference_run import prepared_part
 
 CLASSES = {

@@ -338,7 +338,7 @@ def test_hidden_word_after_a_space_is_its_own_token() -> None:
     """Vocabularies of byte pairs have both ``dog`` and `` dog``; which one is hidden is said by what stands before."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    from winml.modelkit.evaluate.tasks.masked_words import _MaskedWordJudge
+    from winml.modelkit.evaluate.tasks.texts import _MaskedWordJudge
 
     letters = sorted({*"dog", "Ġ", "Ġd", "og", "dog", "Ġdog"})
     vocabulary = {token: number for number, token in enumerate(["<pad>", *letters])}
@@ -369,7 +369,7 @@ def test_tokenizer_without_places_is_refused_where_they_are_needed(tmp_path: Pat
 
 @pytest.mark.parametrize("mode", ["cls", "max", "mean_sqrt_len", "weightedmean", "lasttoken"])
 def test_pooling_is_the_one_of_the_files(tmp_path: Path, mode: str) -> None:
-    from winml.modelkit.evaluate.tasks.similarity import _pooling, _SimilarityJudge
+    from winml.modelkit.evaluate.tasks.texts import _pooling, _SimilarityJudge
 
     key = f"pooling_mode_{mode}" + ("" if mode == "lasttoken" else "_token" if mode == "cls" else "_tokens")
     modules = [{"path": f"{number}", "type": f"sentence_transformers.models.{kind}"}

@@ -17,14 +17,12 @@ from checkpoints import CONFIGS, build_model, make_distinct, one_layer, save_che
 from oracle import OPERATOR_FAMILY
 from tag_checks import COUNTED
 from winml.modelkit import HTPExporter, WinMLExportConfig
-from winml.modelkit.export.capture import Capture, CaptureOptions
+from winml.modelkit.export.capture import Capture, CaptureOptions, NodeTagger
 from winml.modelkit.export.dynamo.capturing import capture_dynamo
-from winml.modelkit.export.node_tagger import NodeTagger
 from winml.modelkit.export.preparation import prepared_for_export
 from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.export.torchscript.capturing import capture_torchscript
-from winml.modelkit.hierarchy.coverage import measure_coverage
-from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.hierarchy.tagging import measure_coverage, read_tag
 from winml.modelkit.hierarchy.tracing import record_calls
 from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
 from winml.modelkit.load.live_module import loaded_from_module

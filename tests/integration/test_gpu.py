@@ -19,11 +19,11 @@ from winml.modelkit.compare.fidelity import measure_fidelity
 from winml.modelkit.compile.options import DEFAULT_MIN_SQNR_DB
 from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.modules.profile import profile_model
-from winml.modelkit.flows.perf.whole_model import PerfOptions, measure_model
+from winml.modelkit.flows.perf import PerfOptions, measure_model
 from winml.modelkit.inspect.provider_check import check_provider
 from winml.modelkit.measure.latency import LatencyOptions
-from winml.modelkit.results.perf_result import PerfResult
-from winml.modelkit.results.profiled_modules import ProfiledModules
+from winml.modelkit.results.module_perf import ProfiledModules
+from winml.modelkit.results.perf import PerfResult
 from winml.modelkit.runtime.devices import choose_provider, present_providers
 from winml.modelkit.runtime.opened_model import RunOptions, values_for
 from winml.modelkit.runtime.sessions import Session

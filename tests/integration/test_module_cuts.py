@@ -20,8 +20,7 @@ from winml.modelkit.errors import InputError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.flows.export.export import HTPExporter
 from winml.modelkit.flows.modules.extract import ExtractOptions, extract_modules
-from winml.modelkit.graph.dimensions import DynamicRequest
-from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.extract_result import ExtractedModule, ExtractResult

@@ -24,7 +24,7 @@ from winml.modelkit.flows.optimize import optimize_onnx
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.measure.latency import LatencyOptions
 from winml.modelkit.report.module_page import module_page
-from winml.modelkit.results.profiled_modules import ProfiledModules
+from winml.modelkit.results.module_perf import ProfiledModules
 from winml.modelkit.runtime.opened_model import RunOptions
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")

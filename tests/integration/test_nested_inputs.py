@@ -16,8 +16,7 @@ from torch import nn
 from winml.modelkit import WinMLExportConfig, export_pytorch
 from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.export.export import HTPExporter
-from winml.modelkit.graph.dimensions import DynamicRequest
-from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.runtime.sessions import run_onnx
 

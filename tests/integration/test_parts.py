@@ -22,18 +22,17 @@ from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
 from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
 from winml.modelkit.builds.config import parse_build_config
 from winml.modelkit.builds.plan import BuildPlan, plan_build
-from winml.modelkit.builds.stage_store import StageStore
+from winml.modelkit.builds.stage_runs import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage, StageOutcome, StageTask, export_outcomes
 from winml.modelkit.errors import InternalError, OutputExistsError, UsageError, VerificationError, WinMLError
+from winml.modelkit.flows.export.loading import load_weightless
 from winml.modelkit.graph.bundle import ModelBundle, PartFeed, read_part_description
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.inference.built_parts import BuiltParts
 from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
-from winml.modelkit.load.weightless import load_weightless
-from winml.modelkit.report.console import print_export, print_tree
-from winml.modelkit.report.sidecar import sidecar_schema
+from winml.modelkit.report.export import print_export, print_tree, sidecar_schema
 from winml.modelkit.report.terminal import console_for
 from winml.modelkit.results.build_manifest import manifest_schema
 from winml.modelkit.results.build_result import BuildResult, build_lines

@@ -16,7 +16,7 @@ import pytest
 from swept import write_models
 from winml.modelkit import sweep_models
 from winml.modelkit.errors import StageError, UsageError
-from winml.modelkit.results.sweep_result import SweepResult
+from winml.modelkit.results.sweep import SweepResult
 from winml.modelkit.sweep.sweep import SweepOptions, read_results
 
 pytest.importorskip("ray", reason="the extra ray is not installed")

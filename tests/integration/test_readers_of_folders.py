@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from winml.modelkit import HTPExporter, WinMLExportConfig
-from winml.modelkit.graph.dimensions import DynamicRequest
+from winml.modelkit.graph.specs import DynamicRequest
 from winml.modelkit.load.request import ModelRequest
 
 TEXTS = ["a short row", "a somewhat longer sentence about nothing in particular", "three"]

@@ -25,9 +25,9 @@ from e2e.in_process import run_here
 from shown import PLACE, save_picture, save_shown, shown_processor
 from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, WinMLModelForImageTextToText, build_hf_model
 from winml.modelkit.errors import UsageError
-from winml.modelkit.flows.perf.pytorch_baseline import pytorch_run
+from winml.modelkit.flows.perf import pytorch_run
 from winml.modelkit.graph.bundle import ModelBundle
-from winml.modelkit.graph.dimensions import DynamicRequest
+from winml.modelkit.graph.specs import DynamicRequest
 from winml.modelkit.inference.generation.shown import ShownDecoder, ShownSessions
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.request import ModelRequest

@@ -19,7 +19,7 @@ import pytest
 from swept import write_models
 from winml.modelkit import sweep_models
 from winml.modelkit.errors import UsageError
-from winml.modelkit.results.sweep_result import SweepResult
+from winml.modelkit.results.sweep import SweepResult
 from winml.modelkit.sweep.cells import Cell
 from winml.modelkit.sweep.sweep import SweepOptions, SweepStoppedError
 from winml.modelkit.sweep.work_queue import SweepListener

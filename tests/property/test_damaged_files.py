@@ -25,7 +25,7 @@ from graphs import parse
 from winml.modelkit.errors import WinMLError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.flows.export.export import export_pytorch
-from winml.modelkit.load.checkpoints.processor_files import read_processor_files
+from winml.modelkit.load.checkpoints.companion_files import read_processor_files
 from winml.modelkit.load.request import check_folder
 
 EXAMPLES = 200

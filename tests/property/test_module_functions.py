@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from onnx_ir.passes.common import InlinePass
 
 from property.test_cutting import SHAPE, TAGS, tagged_models
-from winml.modelkit.graph.functions.folding import FoldedModel, Sharing, fold_modules
-from winml.modelkit.graph.functions.inlining import inline_module_functions
+from winml.modelkit.graph.function_folding import FoldedModel, Sharing, fold_modules
+from winml.modelkit.graph.function_inlining import inline_module_functions
 from winml.modelkit.hierarchy.selector import ModuleAddress
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.metadata_keys import FUNCTIONS_KEY, TREE_KEY

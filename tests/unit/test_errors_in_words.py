@@ -12,7 +12,7 @@ import torch
 
 from winml.modelkit import ConfigError, UsageError, WinMLExportConfig, build_hf_model, export_pytorch
 from winml.modelkit.builds.build import BuildListener
-from winml.modelkit.cli._endings import exit_status
+from winml.modelkit.cli._errors import exit_status
 from winml.modelkit.errors import WinMLError, missing_name, told_as
 from winml.modelkit.load.request import ModelRequest
 
@@ -83,7 +83,7 @@ def test_name_that_a_library_no_longer_has_is_told_with_its_version(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As if a newer torch had moved it; the module that imports it is one of ours, and fetched anew."""
-    module = "winml.modelkit.inspect.weightless"
+    module = "winml.modelkit.flows.inspect"
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.delattr(importlib.import_module("torch._subclasses.fake_tensor"), "FakeTensorMode")
     assert 1 == exit_status(lambda: importlib.import_module(module), debug=False)

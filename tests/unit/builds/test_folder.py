@@ -11,11 +11,11 @@ from pathlib import Path
 import filelock
 import pytest
 
-from winml.modelkit.builds.file_records import FileRecords
 from winml.modelkit.builds.folder import BuildFolder, held_folder, refuse_input_as_output
+from winml.modelkit.builds.identity import FileRecords
 from winml.modelkit.errors import OutputExistsError, UsageError, WriteError
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME, OWNER_LOCK_NAME
-from winml.modelkit.graph.files.owned_folders import OwnedFolder
+from winml.modelkit.graph.files.recovery import OwnedFolder
 from winml.modelkit.results.build_manifest import BuildManifest
 
 NAMES = ("export.onnx", "model.onnx")

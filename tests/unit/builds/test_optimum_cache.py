@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from winml.modelkit.builds.layouts.optimum_cache import unfit_cache_words
+from winml.modelkit.builds.layouts.folder_layout import unfit_cache_words
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
 T5 = {"model_type": "t5", "d_model": 32, "num_heads": 4, "d_kv": 16}

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from winml.modelkit.builds.build import handed_over_stages
 from winml.modelkit.builds.build_model import cache_key
 from winml.modelkit.builds.config import QuantSection, WinMLBuildConfig, parse_build_config
 from winml.modelkit.builds.foreign_configs import read_winml_cli_config
-from winml.modelkit.builds.handover import handed_over_stages
 from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.builds.quantization import idle_quantization, quantize_options, with_precision

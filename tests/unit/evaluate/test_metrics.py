@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from sklearn.metrics import jaccard_score
 
-from winml.modelkit.evaluate.metrics.boxes import BOX_METRICS, Boxes
-from winml.modelkit.evaluate.metrics.classes import CLASS_METRICS
+from winml.modelkit.evaluate.metrics.classes import CLASS_METRICS, PEARSON, SPEARMAN
+from winml.modelkit.evaluate.metrics.images import BOX_METRICS, IGNORED, MEAN_IOU, PIXEL_ACCURACY, Boxes, count_pairs
 from winml.modelkit.evaluate.metrics.metric import Metric, Resamples, intervals
-from winml.modelkit.evaluate.metrics.pixels import IGNORED, MEAN_IOU, PIXEL_ACCURACY, count_pairs
-from winml.modelkit.evaluate.metrics.similarity import PEARSON, SPEARMAN
-from winml.modelkit.evaluate.metrics.spans import SPAN_METRICS, TAG_ACCURACY, spans_of
 from winml.modelkit.evaluate.metrics.texts import (
     CHARACTER_ERROR_RATE,
     EXACT_MATCH,
     OVERLAP_F1,
     PERPLEXITY,
+    SPAN_METRICS,
+    TAG_ACCURACY,
     WORD_ERROR_RATE,
+    spans_of,
 )
 
 SAMPLES = 60

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from winml.modelkit.export.node_tagger import NodeTagger, neighbours, shared_scope
+from winml.modelkit.export.capture import NodeTagger, neighbours, shared_scope
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.hierarchy.tracing import record_calls
 from winml.modelkit.hierarchy.tree import ModuleTree, build_tree

@@ -16,10 +16,10 @@ from graphs import parse
 from winml.modelkit import compare_models as compare_by_name
 from winml.modelkit.errors import ConfigError, MeasureError, UsageError
 from winml.modelkit.flows.compare.compare import CompareOptions, compare_models
-from winml.modelkit.flows.perf.whole_model import PerfOptions, measure_model
+from winml.modelkit.flows.perf import PerfOptions, measure_model
 from winml.modelkit.measure.latency import LatencyOptions
-from winml.modelkit.report.model_comparison import print_comparison
-from winml.modelkit.results.model_comparison import ModelComparison
+from winml.modelkit.report.comparison import print_comparison
+from winml.modelkit.results.comparison import ModelComparison
 from winml.modelkit.runtime.opened_model import RunOptions
 
 

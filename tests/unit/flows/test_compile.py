@@ -14,17 +14,16 @@ import pytest
 from graphs import parse
 from weighted_graphs import CONVOLUTION, PERCEPTRON
 from winml.modelkit import compile_onnx, optimize_onnx, quantize_onnx
-from winml.modelkit.compile.context_engine import failure_hint
 from winml.modelkit.compile.options import CompileOptions
+from winml.modelkit.compile.pipeline import failure_hint
 from winml.modelkit.errors import InputError, StageError, UsageError
 from winml.modelkit.graph.contexts import context_file_names
-from winml.modelkit.graph.files.orphaned_data import replaceable_data
-from winml.modelkit.graph.files.placing import data_names, external_files, place_copy
-from winml.modelkit.graph.files.temporary import temporary_folder
+from winml.modelkit.graph.files.placing import data_names, external_files, place_copy, replaceable_data
+from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.metadata_keys import COMPILE_KEY, NORMALIZED_KEY
-from winml.modelkit.runtime.bindings.plug_ins import fitting_kind, register_library
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
+from winml.modelkit.runtime.plug_ins import fitting_kind, register_library
 from winml.modelkit.runtime.processor import instruction_sets, is_x86
 from winml.modelkit.runtime.sessions import Session, onnxruntime_version
 

@@ -20,7 +20,7 @@ from winml.modelkit.errors import InputError, NormalizeError, OutputExistsError,
 from winml.modelkit.file_names import is_data_of
 from winml.modelkit.flows.graph_file import ALREADY_NORMALIZED, CopyRules, GraphFileTask, GraphWork, transform_file
 from winml.modelkit.graph.stage import DeclaredPass, StageResult, run_passes
-from winml.modelkit.hierarchy.coverage import measure_coverage
+from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.metadata_keys import EXPORT_KEY, INPUTS_KEY, NORMALIZED_KEY
 from winml.modelkit.normalize.stamp import is_normalized, stamp
 
@@ -309,7 +309,7 @@ import os, sys
 from pathlib import Path
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
 from winml.modelkit.graph.stage import StageResult
-from winml.modelkit.hierarchy.coverage import measure_coverage
+from winml.modelkit.hierarchy.tagging import measure_coverage
 
 class Killed(GraphWork):
     step_name = "nothing"

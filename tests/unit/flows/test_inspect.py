@@ -14,7 +14,7 @@ from winml.modelkit.errors import CheckpointError, UsageError
 from winml.modelkit.flows import inspect as model_inspection
 from winml.modelkit.flows.inspect import inspect_model, list_tasks
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.report.model_inspection import print_model_inspection
+from winml.modelkit.report.inspection import print_model_inspection
 from winml.modelkit.report.terminal import console_for
 from winml.modelkit.results.inspected_model import InspectedModel
 

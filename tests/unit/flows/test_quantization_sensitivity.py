@@ -20,8 +20,8 @@ from winml.modelkit.compare.fidelity import measure_fidelity
 from winml.modelkit.errors import ConfigError, InputError, StageError, UsageError
 from winml.modelkit.flows.quantize.quantized_forms import float_graph, weight_bytes
 from winml.modelkit.flows.quantize.sensitivity_options import parse_target
+from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.graph.files.writing import write_model
-from winml.modelkit.graph.module_parts import GraphModules
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.results.quantization_sensitivity import ModuleSensitivity, QuantizationSensitivity

@@ -9,8 +9,8 @@ from onnx import helper
 
 from graphs import parse
 from winml.modelkit.errors import OptimizeError
-from winml.modelkit.graph.cycles import cycle_words, find_loop
-from winml.modelkit.optimize.node_ordering import order_nodes
+from winml.modelkit.graph.validity import cycle_words, find_loop
+from winml.modelkit.optimize.pipeline import order_nodes
 
 _FLOATS = onnx.TensorProto.FLOAT
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from winml.modelkit.errors import ConfigError
-from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest, OpenSize, parse_dynamic_axes
+from winml.modelkit.graph.specs import DynamicDimension, DynamicRequest, OpenSize, parse_dynamic_axes
 
 
 @pytest.mark.parametrize(

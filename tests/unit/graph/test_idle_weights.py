@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx.parser
 import onnx_ir as ir
 
-from winml.modelkit.graph.idle_weights import idle_weight_bytes
+from winml.modelkit.graph.weights import idle_weight_bytes
 
 _GRAPH = """
 <ir_version: 8, opset_import: ["" : 17]>

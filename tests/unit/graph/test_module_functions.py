@@ -13,8 +13,8 @@ from graphs import answer, parse
 from winml.modelkit.errors import InputError
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.files.writing import write_model
-from winml.modelkit.graph.functions.folding import FoldedModel, Sharing, fold_modules
-from winml.modelkit.graph.functions.inlining import graph_digest, restore_recorded
+from winml.modelkit.graph.function_folding import FoldedModel, Sharing, fold_modules
+from winml.modelkit.graph.function_inlining import graph_digest, restore_recorded
 from winml.modelkit.hierarchy.selector import ModuleAddress
 from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
 from winml.modelkit.metadata_keys import FUNCTION_DOMAIN, FUNCTIONS_KEY

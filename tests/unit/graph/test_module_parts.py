@@ -9,8 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from graphs import parse
-from winml.modelkit.graph.cutting import Cut, Refusal
-from winml.modelkit.graph.module_parts import ModuleCall, ModuleParts
+from winml.modelkit.graph.cutting import Cut, ModuleCall, ModuleParts, Refusal
 from winml.modelkit.hierarchy.tagging import NodeTag, clear_tag, write_tag
 from winml.modelkit.metadata_keys import TREE_KEY
 

@@ -7,8 +7,8 @@ import onnx_ir as ir
 import pytest
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.dimensions import resolve_names
 from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions, sizes_of_dimensions
+from winml.modelkit.graph.specs import resolve_names
 
 
 def model() -> ir.Model:

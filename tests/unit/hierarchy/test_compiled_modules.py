@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from winml.modelkit.hierarchy.compiled_modules import uncompiled, without_compilation
+from winml.modelkit.hierarchy.torch_modules import uncompiled, without_compilation
 
 
 def compiled(module: nn.Module) -> nn.Module:

@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 
 from graphs import parse
-from winml.modelkit.hierarchy.coverage import Coverage, all_nodes, count_coverage, measure_coverage
-from winml.modelkit.hierarchy.tagging import NodeTag, clear_tag, write_tag
+from winml.modelkit.hierarchy.tagging import (
+    Coverage,
+    NodeTag,
+    all_nodes,
+    clear_tag,
+    count_coverage,
+    measure_coverage,
+    write_tag,
+)
 
 BRANCHES = """
 agraph (float[2] x, bool c) => (float[2] y) {

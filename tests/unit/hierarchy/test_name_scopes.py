@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from winml.modelkit.hierarchy.name_scopes import name_scope
+from winml.modelkit.hierarchy.tagging import name_scope
 
 
 @pytest.mark.parametrize(

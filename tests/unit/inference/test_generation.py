@@ -16,9 +16,8 @@ from generating import PROMPT, counting_graph, save_tokenizer
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.inference.generation.beginnings import TextBeginning
 from winml.modelkit.inference.generation.chat_templates import chat_prompt
-from winml.modelkit.inference.generation.choice import choose_token, processed_scores
 from winml.modelkit.inference.generation.graph import DecoderGraph
-from winml.modelkit.inference.generation.loop import generate_tokens
+from winml.modelkit.inference.generation.loop import choose_token, generate_tokens, processed_scores
 from winml.modelkit.inference.generation.settings import (
     GenerationSettings,
     StepSettings,

@@ -16,9 +16,7 @@ from winml.modelkit.inspect.provider_check import check_provider
 from winml.modelkit.inspect.provider_fit import ProviderFit
 from winml.modelkit.metadata_keys import MODULE_KEY, TAG_KEY
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
-from winml.modelkit.runtime.placement.assignment import can_be_asked
-from winml.modelkit.runtime.placement.documented_operators import documented_providers, operator_table
-from winml.modelkit.runtime.placement.kernels import kernel_table
+from winml.modelkit.runtime.placement.kernels import can_be_asked, documented_providers, kernel_table, operator_table
 
 Check = Callable[..., ProviderFit]
 

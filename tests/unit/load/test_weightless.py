@@ -20,12 +20,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from checkpoints import CONFIGS, TEXT, build_model, make_distinct
 from winml.modelkit.errors import CheckpointError
+from winml.modelkit.flows.export.loading import load_weightless
 from winml.modelkit.graph.files.stored_tensors import StoredTensor
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
-from winml.modelkit.load.weightless import load_weightless
 
 _EXPERTS: Mapping[str, Any] = {**TEXT, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts": 4}
 MERGED = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from winml.modelkit.measure.fused_kernels import NodeWork, working_module
+from winml.modelkit.measure.module_profile import NodeWork, working_module
 
 SUM, PRODUCT = NodeWork("/M", 0, 100), NodeWork("/M/A", 900, 100)
 

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from graphs import answer, operators, parse, tags
-from winml.modelkit.normalize.identity_removal import IdentityRemovalPass
+from winml.modelkit.normalize.passes import IdentityRemovalPass
 
 X = np.array([1, -2], np.float32)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from graphs import answer, parse, tags
 from winml.modelkit.graph.stage import all_nodes
-from winml.modelkit.normalize.node_naming import UniqueNodeNamesPass, ValueNamesPass
+from winml.modelkit.normalize.passes import UniqueNodeNamesPass, ValueNamesPass
 from winml.modelkit.normalize.pipeline import normalize
 
 BODY = """

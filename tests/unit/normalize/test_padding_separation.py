@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from graphs import answer, operators, parse, tags
-from winml.modelkit.normalize.padding_separation import PaddingSeparationPass
+from winml.modelkit.normalize.passes import PaddingSeparationPass
 from winml.modelkit.normalize.pipeline import normalize
 from winml.modelkit.runtime.sessions import run_onnx
 

@@ -11,7 +11,7 @@ import pytest
 
 from graphs import answer, parse, tags
 from winml.modelkit.graph.stage import all_nodes
-from winml.modelkit.normalize.shape_inference import InferredShapesPass
+from winml.modelkit.normalize.passes import InferredShapesPass
 
 BODY = """
 m (float[2,3] x, bool c) => (float[6] z) <float[3,4] w = {0,0,0,0,0,0,0,0,0,0,0,0}, int64[1] n = {1}>

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from graphs import answer, operators, parse, tags
-from winml.modelkit.normalize.unused_removal import UnusedInitializerRemovalPass
+from winml.modelkit.normalize.passes import UnusedInitializerRemovalPass
 
 BRANCHES = """
 m (float[2] x, bool c) => (float[2] y, float[1] k) <float[2] a = {1,2}, float[1] k = {3}, float[1] b = {4}>

@@ -13,8 +13,7 @@ import pytest
 from checkpoints import build_model
 from winml.modelkit import HTPExporter, optimize_onnx
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.hierarchy.coverage import measure_coverage
-from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.hierarchy.tagging import measure_coverage, read_tag
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.optimize.options import OptimizeOptions

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from graphs import operators, parse
-from winml.modelkit.hierarchy.coverage import measure_coverage
+from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
 from winml.modelkit.runtime.sessions import run_onnx

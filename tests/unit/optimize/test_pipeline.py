@@ -14,13 +14,11 @@ import pytest
 
 from graphs import answer, operators, parse, tags
 from winml.modelkit.errors import ConfigError, OptimizeError, UsageError
-from winml.modelkit.hierarchy.coverage import all_nodes
-from winml.modelkit.hierarchy.tagging import NodeTag, clear_tag, write_tag
+from winml.modelkit.hierarchy.tagging import NodeTag, all_nodes, clear_tag, write_tag
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVELS, UNUSED_TRANSFORMERS
-from winml.modelkit.optimize.node_ordering import order_nodes
-from winml.modelkit.optimize.operator_counts import GraphCensus
+from winml.modelkit.optimize.graph_matching import GraphCensus
 from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.optimize.pipeline import optimize
+from winml.modelkit.optimize.pipeline import optimize, order_nodes
 from winml.modelkit.options import parse_options
 
 X = np.array([[1, -2, 3], [4, 5, -6]], np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphs import parse
-from winml.modelkit.graph.module_parts import GraphModules
+from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
 from winml.modelkit.quantize.calibration import measure_ranges
 from winml.modelkit.quantize.options import QuantizeOptions

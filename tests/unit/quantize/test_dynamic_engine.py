@@ -11,9 +11,9 @@ import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from graphs import operators, parse
-from winml.modelkit.quantize.dynamic.engine import quantize_dynamically
-from winml.modelkit.quantize.engine_task import EngineTask
+from winml.modelkit.quantize.dynamic_engine import quantize_dynamically
 from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.planning import EngineTask
 from winml.modelkit.runtime.sessions import run_onnx
 
 TWO_PRODUCTS = """

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from winml.modelkit.errors import ConfigError, UsageError
-from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.precisions import MODES
+from winml.modelkit.quantize.options import MODES, QuantizeOptions
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ from onnxruntime.quantization.matmul_nbits_quantizer import (
 
 from graphs import parse
 from unit.quantize.qdq_graphs import tagged_graph
+from winml.modelkit.quantize.block_quantizers import BlockForm, quantize_blocks
 from winml.modelkit.quantize.calibration import BINS, PERCENTILE, QUANTIZED_BINS, measure_ranges
-from winml.modelkit.quantize.dynamic.engine import quantize_dynamically
-from winml.modelkit.quantize.engine_task import EngineTask
+from winml.modelkit.quantize.dynamic_engine import quantize_dynamically
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.weight_only.block_quantizers import BlockForm, quantize_blocks
+from winml.modelkit.quantize.planning import EngineTask
 
 PRODUCT = "g (float[2, 40] x) => (float[2, 64] y) <float[40, 64] w_large = {0}> { y = MatMul (x, w_large) }"
 

@@ -19,10 +19,16 @@ from torch import nn
 from hostile_modules import Leaf
 from winml.modelkit import ExportResult, export_pytorch
 from winml.modelkit.compare.outputs import compare_outputs
-from winml.modelkit.hierarchy.coverage import Coverage
-from winml.modelkit.report.console import print_export, print_tree
-from winml.modelkit.report.markdown import export_report
-from winml.modelkit.report.sidecar import DescribedFile, adapted_sidecar_json, sidecar_json, sidecar_schema
+from winml.modelkit.hierarchy.tagging import Coverage
+from winml.modelkit.report.export import (
+    DescribedFile,
+    adapted_sidecar_json,
+    export_report,
+    print_export,
+    print_tree,
+    sidecar_json,
+    sidecar_schema,
+)
 from winml.modelkit.report.terminal import console_for
 
 

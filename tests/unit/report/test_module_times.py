@@ -8,12 +8,10 @@ import json
 import pytest
 
 from winml.modelkit.measure.module_profile import ModuleProfile, charge_modules
-from winml.modelkit.report.chrome_trace import chrome_trace_record
 from winml.modelkit.report.decoder_times import module_rows
-from winml.modelkit.report.model_explorer import node_data_record
-from winml.modelkit.report.module_times import print_module_times
+from winml.modelkit.report.module_times import chrome_trace_record, node_data_record, print_module_times
 from winml.modelkit.report.terminal import console_for
-from winml.modelkit.results.profiled_modules import module_times_record
+from winml.modelkit.results.module_perf import module_times_record
 from winml.modelkit.runtime.kernel_times import KernelTime, RunProfile
 
 TAGS = {"/a/MatMul": "/Net/A", "/b/MatMul": "/Net/B", "/b/Add": "/Net/B"}

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from winml.modelkit.inspect.onnx_file import inspect_onnx
-from winml.modelkit.report.onnx_inspection import print_onnx_inspection
+from winml.modelkit.report.inspection import print_onnx_inspection
 from winml.modelkit.report.terminal import console_for
 
 

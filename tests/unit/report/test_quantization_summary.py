@@ -14,7 +14,7 @@ from graphs import parse
 from weighted_graphs import weight
 from winml.modelkit import quantize_onnx
 from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
-from winml.modelkit.report.quantization_summary import SHOWN_MODULES, print_quantization
+from winml.modelkit.report.quantization import SHOWN_MODULES, print_quantization
 from winml.modelkit.results.quantized_model import QuantizedFile
 
 LAYERS = 16

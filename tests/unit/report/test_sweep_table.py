@@ -8,10 +8,9 @@ import re
 
 import pytest
 
-from winml.modelkit.report.sweep_page import sweep_page
-from winml.modelkit.report.sweep_table import measure_heading, print_sweep, sweep_table
+from winml.modelkit.report.sweep import measure_heading, print_sweep, sweep_page, sweep_table
 from winml.modelkit.report.terminal import console_for
-from winml.modelkit.results.sweep_result import CellResult, SweepResult
+from winml.modelkit.results.sweep import CellResult, SweepResult
 
 MEASURES = {"model_bytes": 8_514, "coverage_percent": 100.0, "latency_p50_ms": 0.3247, "sqnr_db": 200.0}
 

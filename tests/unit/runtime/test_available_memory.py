@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from winml.modelkit.errors import ExportError
-from winml.modelkit.runtime.available_memory import _container_available, available_bytes
-from winml.modelkit.verify.memory_check import refuse_verification_beyond_memory
+from winml.modelkit.runtime.memory import _container_available, available_bytes
+from winml.modelkit.verify.reference_run import refuse_verification_beyond_memory
 
 
 def test_comparison_that_does_not_fit_is_refused_with_the_way_around_it() -> None:

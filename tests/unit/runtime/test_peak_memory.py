@@ -6,8 +6,7 @@ import time
 
 import numpy as np
 
-from winml.modelkit.runtime.memory import resident_bytes
-from winml.modelkit.runtime.peak_memory import PeakMemory
+from winml.modelkit.runtime.memory import PeakMemory, resident_bytes
 
 SIZE = 200_000_000
 

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from winml.modelkit.errors import StageError
 from winml.modelkit.runtime.devices import choose_provider
-from winml.modelkit.runtime.placement.assignment import AssignedNode, can_be_asked, find_assignment, read_answer
+from winml.modelkit.runtime.placement.kernels import AssignedNode, can_be_asked, find_assignment, read_answer
 from winml.modelkit.runtime.placement.own_process import answered
 
 LOG = """[W:onnxruntime:, qnn_execution_provider.cc:900 GetSupportedNodes] Validation FAILED for 2 nodes:

@@ -10,7 +10,7 @@ import pytest
 
 from graphs import parse
 from winml.modelkit.errors import ModelPathError, StageError
-from winml.modelkit.runtime.recording import open_with_outputs
+from winml.modelkit.runtime.ir_versions import open_with_outputs
 
 GRAPH = """
 g (float[2,3] x) => (float[2,3] c)

@@ -13,7 +13,7 @@ import pytest
 
 from winml.modelkit.builds.resumption import tool_versions
 from winml.modelkit.errors import OutputExistsError
-from winml.modelkit.results.sweep_result import CellResult
+from winml.modelkit.results.sweep import CellResult
 from winml.modelkit.sweep.bounded_processes import Bounds
 from winml.modelkit.sweep.cells import cells_of, held_sweep, requests_of
 from winml.modelkit.sweep.plan import plan_from_record

@@ -14,7 +14,7 @@ from torch import nn
 
 from winml.modelkit import HTPExporter, WinMLExportConfig
 from winml.modelkit.errors import ExportError, UsageError, VerificationError
-from winml.modelkit.graph.dimensions import DynamicDimension
+from winml.modelkit.graph.specs import DynamicDimension
 from winml.modelkit.verify.other_sizes import Draw, run_at_other_sizes, unchanged_attributes
 
 

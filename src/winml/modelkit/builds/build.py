@@ -13,41 +13,289 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import onnx_ir as ir
 
 from winml.modelkit.builds.cache import library_versions
-from winml.modelkit.builds.companions import BuildCompanions
 from winml.modelkit.builds.config import EvalSection
-from winml.modelkit.builds.file_records import FileRecords
-from winml.modelkit.builds.folder import held_folder, refuse_input_as_output
-from winml.modelkit.builds.handover import handed_over_stages
-from winml.modelkit.builds.identity import ModelIdentity, identify_model, identify_onnx
+from winml.modelkit.builds.folder import BuildFolder, held_folder, refuse_input_as_output
+from winml.modelkit.builds.identity import FileRecords, ModelIdentity, identify_model, identify_onnx
 from winml.modelkit.builds.judged_models import evaluate_build
 from winml.modelkit.builds.layouts.folder_layout import FolderLayout
 from winml.modelkit.builds.layouts.layout import find_layout
-from winml.modelkit.builds.model_sidecar import has_sidecar, model_sidecar
 from winml.modelkit.builds.plan import BuildPlan, refuse_missing_compiler
-from winml.modelkit.builds.stage_runs import TOOL_NAME, BuildJob, BuiltPart, StageRunner
-from winml.modelkit.builds.stage_store import StageStore
-from winml.modelkit.builds.stages import STAGES, Stage, names_of
+from winml.modelkit.builds.quantization import idle_quantization, quantize_options
+from winml.modelkit.builds.stage_runs import TOOL_NAME, BuildJob, BuiltPart, StageRunner, StageStore
+from winml.modelkit.builds.stages import STAGES, Stage, StageOutcome, StageTask, export_outcomes, names_of
 from winml.modelkit.builds.text_together import compared_together
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
     BUILD_MANIFEST_NAME,
     EVALUATION_NAME,
     ONLY_PART,
+    SIDECAR_SUFFIX,
     sidecar_path,
 )
+from winml.modelkit.graph.files.companions import Companions, is_in_the_way, reserve_companions, settled_companions
+from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage, read_tag
 from winml.modelkit.optimize.capabilities import LEVELS
+from winml.modelkit.options import read_json_file
 from winml.modelkit.progress import StepClock, StepEvent
-from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord, StageRecord
+from winml.modelkit.quantize.options import MODES
+from winml.modelkit.report.export import DescribedFile, adapted_sidecar_json
+from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord, StageName, StageRecord
 from winml.modelkit.results.build_result import BuildResult
 from winml.modelkit.results.evaluation import evaluation_words
 from winml.modelkit.version import __version__
 
-__all__ = ["BuildCache", "BuildListener", "identify_plan", "run_build"]
+if TYPE_CHECKING:
+    from winml.modelkit.flows.graph_file import GraphWork
+    from winml.modelkit.flows.graph_handover import GraphHandover
+    from winml.modelkit.results.export_result import ExportedPart
+
+__all__ = [
+    "BuildCache",
+    "BuildCompanions",
+    "BuildListener",
+    "handed_over_stages",
+    "has_sidecar",
+    "identify_plan",
+    "model_sidecar",
+    "run_build",
+]
+
+
+# --- Puts config, tokenizer and processor files beside a built model, and knows those that the user changed since.
+#
+# A file is ours as long as its content is what a build wrote. What the user changed stays, and is ours no more.
+
+
+class BuildCompanions:
+    """The companions in the folder of one build.
+
+    Attributes:
+        placed: What stands there; known once the models are placed.
+        records: What the manifest says of them. Until the build is done, these may be two of one name: as the earlier
+            build left it, and as this one does.
+    """
+
+    def __init__(self, folder: BuildFolder, sources: Mapping[str, Path]) -> None:
+        """Take over what the earlier build wrote down.
+
+        Args:
+            folder: Held by the build.
+            sources: Name in the folder, ``/`` between parts → file to copy.
+        """
+        self.placed = Companions()
+        self.records = folder.manifest.companions if folder.manifest is not None else ()
+        self._folder = folder
+        self._sources = sources
+
+    def reserve(self, files: OutputFiles) -> None:
+        """Copy what is missing or outdated; the names are ours from now on, which the caller is to write down.
+
+        Raises:
+            WriteError: a file cannot be written.
+        """
+        folder = self._folder
+        self._disown_changed()
+        owned = folder.owned_names()
+        self.placed = reserve_companions(files, folder.path, self._sources, owned=owned)
+        folder.disown(self.placed.kept)
+        new = [name for name in self.placed.names if name not in owned]
+        if new:
+            folder.claim(new)
+        coming = (_record(name, self._sources[name]) for name in self.placed.names)
+        self.records = tuple(dict.fromkeys((*self.records, *coming)))
+
+    def settle(self, files: OutputFiles) -> None:
+        """Take note of what became of them in the commit."""
+        folder = self._folder
+        reserved = self.placed.names
+        self.placed = settled_companions(self.placed, folder.path, self._sources, files.gave_way)
+        folder.disown([name for name in reserved if name not in self.placed.names])
+        self.records = tuple(_record(name, folder.path / name) for name in self.placed.names)
+
+    def _disown_changed(self) -> None:
+        names = {record.name for record in self.records} & {*self._folder.owned_names()}
+        changed = [name for name in names if self._is_changed(name)]
+        self._folder.disown(changed)
+        self.records = tuple(record for record in self.records if record.name in names and record.name not in changed)
+
+    def _is_changed(self, name: str) -> bool:
+        path = self._folder.path / name
+        if is_in_the_way(self._folder.path, name):
+            return True
+        return path.exists() and _record(name, path) not in self.records
+
+
+def _record(name: str, path: Path) -> FileRecord:
+    return FileRecord(name=name, size_bytes=path.stat().st_size, sha256=hash_file(path))
+
+
+# --- Which builds hand the exported graph over in memory, and what do their stages look like?
+#
+# Where the exported graph gets fewer bits tensor by tensor, no file holds it as it was exported: its weights go from
+# the checkpoint to the quantized file. Why: docs/decisions/0010-no-float-copy.md.
+
+
+_TAKER: StageName = "quantize"
+
+
+def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage, ...]:
+    """Return the stages of a build: as they are, or with the export and the optimizer as part of ``quantize``.
+
+    Args:
+        stages: The stages of every build.
+        plan: What this one is to do.
+    """
+    by_name = {stage.name: stage for stage in stages}
+    if not {"export", _TAKER} <= by_name.keys() or not _is_handed_over(plan):
+        return tuple(stages)
+    before = [
+        stage for stage in stages[: list(by_name).index(_TAKER)] if getattr(plan.config, stage.section) is not None
+    ]
+    quantize = by_name["quantize"]
+
+    def options(plan: BuildPlan) -> dict[str, Any]:
+        return {key: value for stage in (*before, quantize) for key, value in stage.options(plan).items()}
+
+    def undo_resolution(options: dict[str, Any], earlier: StageRecord) -> dict[str, Any]:
+        return {**options, **by_name["export"].undo_resolution(options, earlier)}
+
+    taker = replace(
+        quantize,
+        libraries=tuple(dict.fromkeys(name for stage in (*before, quantize) for name in stage.libraries)),
+        options=options,
+        work=_run_handed_over,
+        makes_graph=True,
+        undo_resolution=undo_resolution,
+        relevant=by_name["export"].relevant,
+    )
+    givers = {stage.name: replace(stage, makes_graph=False, handed_to=_TAKER) for stage in before}
+    return tuple(taker if stage is quantize else givers.get(stage.name, stage) for stage in stages)
+
+
+def _is_handed_over(plan: BuildPlan) -> bool:
+    """Say whether every bit is taken away tensor by tensor, of a model that is still to be exported."""
+    section = plan.config.quant
+    if plan.onnx_path is not None or section is None or idle_quantization(section):
+        return False
+    return all(MODES[mode].is_by_tensor for _, mode in quantize_options(section).requested_modes())
+
+
+def _run_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:
+    from winml.modelkit.flows.export.export import HTPExporter
+
+    config, request = task.plan.config.export, task.plan.request
+    assert config is not None  # an export is planned
+    exporter = HTPExporter(
+        config,
+        seed=request.seed,
+        on_step=task.on_step,
+        on_parts=task.claim_parts,
+        handover=_handover_of(task.plan),
+    )
+    result = exporter.export_checkpoint(request, task.output, overwrite=True, with_companions=False)
+    outcomes = export_outcomes(task.plan, result)
+    return tuple(
+        replace(outcome, summary=_summary(task.plan, part))
+        for outcome, part in zip(outcomes, result.parts, strict=True)
+    )
+
+
+def _handover_of(plan: BuildPlan) -> GraphHandover:
+    from winml.modelkit.builds.decoder_fusions import optimization_of
+    from winml.modelkit.flows.graph_file import EXTERNAL_BYTES
+    from winml.modelkit.flows.graph_handover import GraphHandover
+    from winml.modelkit.flows.optimize import SingleOptimization
+    from winml.modelkit.flows.quantize.quantize import Quantization
+
+    optim, quant = plan.config.optim, plan.config.quant
+    assert quant is not None  # the graph is handed to it
+    options = quantize_options(quant)
+
+    def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
+        chosen = None if optim is None else optimization_of(optim, model, plan)
+        optimization = [] if chosen is None or chosen.is_empty else [SingleOptimization(chosen, {})]
+        return [*optimization, Quantization(path, options, {})]
+
+    least = Quantization(Path(), options, {}).least_sqnr_db
+    return GraphHandover(works, least_sqnr_db=least, external_from_bytes=EXTERNAL_BYTES)
+
+
+def _summary(plan: BuildPlan, part: ExportedPart) -> str:
+    from winml.modelkit.compare.words import fidelity_words
+
+    assert plan.config.quant is not None  # the graph was handed to it
+    options = quantize_options(plan.config.quant)
+    modes = ", ".join(options.modes())
+    compared = "not compared with PyTorch" if part.fidelity is None else fidelity_words(part.fidelity)
+    return "; ".join((f"opset {part.opset_produced}, {options.base.name} ({modes})", *part.done, compared))
+
+
+# --- Describes the finished model of a build: the sidecar of its export, with the nodes as they are now.
+
+
+def has_sidecar(part: BuiltPart) -> bool:
+    """Say whether the export of a part wrote a sidecar."""
+    return _export_sidecar(part) is not None
+
+
+def model_sidecar(part: BuiltPart, folder: Path, model_name: str) -> tuple[str | None, str]:
+    """Return the sidecar of a finished part, and what is to be said of it.
+
+    Args:
+        part: The part; its last stage ran or was reused.
+        folder: The folder of the build.
+        model_name: The name the result gets.
+
+    Returns:
+        The text, None where the export wrote no sidecar or it describes another file; and a note, or an empty string.
+    """
+    found = _export_sidecar(part)
+    if found is None:
+        return None, ""
+    exported, sidecar = found
+    try:
+        record: dict[str, Any] = read_json_file(folder / sidecar.name)
+        # Sidecars of earlier versions do not say what they describe; the manifest does.
+        is_its_own = record.get("model_sha256", exported.sha256) == exported.sha256
+    except (OSError, ValueError, AttributeError):
+        is_its_own = False
+    if not is_its_own:
+        return None, f"{folder / sidecar.name} does not describe {exported.name}, and is not used."
+    return _adapted(record, part, folder, model_name), ""
+
+
+def _export_sidecar(part: BuiltPart) -> tuple[FileRecord, FileRecord] | None:
+    """Return the model that was made from PyTorch and its sidecar."""
+    for record in part.records:
+        sidecar = next((file for file in record.files if file.name.endswith(SIDECAR_SUFFIX)), None)
+        if sidecar is not None:
+            return record.files[0], sidecar
+    return None
+
+
+def _adapted(record: dict[str, Any], part: BuiltPart, folder: Path, model_name: str) -> str:
+    model_file = part.current_files[0]
+    model = ir.serde.deserialize_model(read_structure(folder / model_file.name))
+    tags = [(node.name or "", tag) for node in all_nodes(model) if (tag := read_tag(node))]
+    data = (file for file in part.current_files[1:] if not file.name.endswith(SIDECAR_SUFFIX))
+    described = DescribedFile(
+        sha256=model_file.sha256,
+        files=((model_name, model_file.size_bytes), *((file.name, file.size_bytes) for file in data)),
+        nodes={name: tag.tag for name, tag in tags},
+        root_nodes=tuple(name for name, tag in tags if tag.source == "root"),
+        coverage=measure_coverage(model),
+    )
+    return adapted_sidecar_json(record, described)
+
 
 _EVAL = "eval"
 """Step behind the stages that judges the result."""

@@ -17,11 +17,11 @@ from winml.modelkit.builds.config import SECTIONS, WinMLBuildConfig, check_load_
 from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
 from winml.modelkit.builds.quantization import with_precision
-from winml.modelkit.builds.stage_store import StageStore
+from winml.modelkit.builds.stage_runs import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage
 from winml.modelkit.errors import UsageError, told_as
 from winml.modelkit.export.config import COMMAND_OPTIONS, PYTHON_WORDS
-from winml.modelkit.graph.files.committed import unrecorded
+from winml.modelkit.graph.files.recovery import unrecorded
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import read_json

@@ -19,9 +19,9 @@ from typing import Any
 import platformdirs
 
 from winml.modelkit.errors import WriteError
-from winml.modelkit.graph.files.committed import unrecorded
 from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.output_files import OutputFiles
+from winml.modelkit.graph.files.recovery import unrecorded
 from winml.modelkit.options import read_json_file
 
 __all__ = ["CACHE_VARIABLE", "cache_root", "digest", "file_digest", "hash_file", "library_versions", "write_atomically"]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from winml.modelkit.flows.compare.compare import CompareOptions
     from winml.modelkit.flows.compare.parts import NamedSide
     from winml.modelkit.load.live_module import ExampleInputs
-    from winml.modelkit.results.model_comparison import ModelComparison
+    from winml.modelkit.results.comparison import ModelComparison
 
 __all__ = ["FoundPairs", "compare_models", "found_pairs", "found_side"]
 

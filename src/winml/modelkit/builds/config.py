@@ -22,8 +22,7 @@ from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.options import Options, parse_options, unknown_key_message
-from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.precisions import PrecisionName
+from winml.modelkit.quantize.options import PrecisionName, QuantizeOptions
 
 __all__ = [
     "AUTO_PRECISION",

@@ -10,7 +10,7 @@ from typing import Any
 
 from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
 from winml.modelkit.builds.stages import without_idle_stages
-from winml.modelkit.export.exporter_choice import first_choice
+from winml.modelkit.export.config import first_choice
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import ResolvedModel, resolve_model
 

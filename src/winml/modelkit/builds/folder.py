@@ -21,8 +21,8 @@ from winml.modelkit.builds.cache import write_atomically
 from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.graph.files.foreign_names import lies_within
-from winml.modelkit.graph.files.interrupted import settle_interrupted
 from winml.modelkit.graph.files.output_files import refuse_existing, refuse_special, write_error
+from winml.modelkit.graph.files.recovery import settle_interrupted
 from winml.modelkit.options import read_json_file
 from winml.modelkit.results.build_manifest import (
     MANIFEST_VERSION,
@@ -139,7 +139,7 @@ class BuildFolder:
 
     def remove_all_but(self, kept: Iterable[str]) -> None:
         """Remove the files of earlier builds that this one did not make."""
-        from winml.modelkit.graph.files.orphaned_data import remove_unused, replaceable_data  # imports onnx
+        from winml.modelkit.graph.files.placing import remove_unused, replaceable_data  # imports onnx
 
         outdated = self._owned - {BUILD_MANIFEST_NAME, *kept}
         # A build that was killed may not have written down the data of what it made last.

@@ -16,15 +16,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from winml.modelkit.builds.file_records import FileRecords
 from winml.modelkit.builds.found_models import FoundFolder
+from winml.modelkit.builds.identity import FileRecords
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.stage_runs import TOOL_NAME
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME
 from winml.modelkit.flows.graph_file import GraphFileTask
 from winml.modelkit.flows.graph_modules import graph_modules
-from winml.modelkit.graph.files.foreign_reading import load_by_reference
+from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing, refuse_inputs
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.self_contained import place_self_contained

@@ -73,7 +73,7 @@ class FoundModel:
         """
         if self.request is not None:
             return resolve_source(self.request).files
-        from winml.modelkit.graph.files.output_paths import files_of_model
+        from winml.modelkit.graph.files.output_files import files_of_model
 
         assert self.path is not None
         return files_of_model(self.path)

@@ -7,21 +7,30 @@ told from files, so its models are never taken for the same.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from winml.modelkit.builds.cache import file_digest
+from winml.modelkit.builds.cache import file_digest, hash_file
 from winml.modelkit.errors import InputError
+from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.load.checkpoint_path import checkpoint_path
 from winml.modelkit.load.checkpoints.companion_files import card_files, companion_files
 from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, ModelSource, resolve_source
+from winml.modelkit.results.build_manifest import FileRecord
 
-__all__ = ["ModelIdentity", "file_digests", "identify_model", "identify_onnx"]
+__all__ = [
+    "FileRecords",
+    "ModelIdentity",
+    "file_digests",
+    "identify_model",
+    "identify_onnx",
+]
+
 
 _READ_SUFFIXES = (".json", ".txt")
 """Config, tokenizer and processor files, by which class, sizes and inputs are decided."""
@@ -131,3 +140,50 @@ def _files_read(source: ModelSource, folder: Path, request: ModelRequest) -> Ite
     yield from (path for path in sorted(folder.iterdir()) if path.suffix in suffixes and path.is_file())
     weights = None if request.random_weights else find_weights(folder)
     yield from weights.files if weights is not None else ()
+
+
+# --- Compares the files of a build with their records by digest; each file is read once per build.
+
+
+class FileRecords:
+    """The files of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start without having read any."""
+        self._folder = folder
+        self._digests: dict[tuple[int, int, int, int], str] = {}
+
+    def of(self, paths: Iterable[Path]) -> tuple[FileRecord, ...]:
+        """Return the records of files in the folder, as they are now.
+
+        Raises:
+            OSError: one cannot be read.
+        """
+        return tuple(
+            FileRecord(
+                name=path.relative_to(self._folder).as_posix(),
+                size_bytes=path.stat().st_size,
+                sha256=self._read_digest(path),
+            )
+            for path in paths
+        )
+
+    def first_changed(self, records: Sequence[FileRecord]) -> str:
+        """Return the name of the first file that is missing, outside of the folder or not as recorded, or ``""``."""
+        for record in records:
+            try:
+                path = file_below(self._folder, record.name)
+                is_same = path.stat().st_size == record.size_bytes and self._read_digest(path) == record.sha256
+            except (OSError, ForeignNameError):
+                is_same = False
+            if not is_same:
+                return record.name
+        return ""
+
+    def _read_digest(self, path: Path) -> str:
+        # Several names of one file, as hard links make them, are read once.
+        status = path.stat()
+        identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        if identity not in self._digests:
+            self._digests[identity] = hash_file(path)
+        return self._digests[identity]

@@ -146,7 +146,7 @@ def refuse_unfit_limits(options: EvaluationOptions, task: str | None) -> None:
         UsageError: names the entry of the section.
     """
     from winml.modelkit.evaluate.tasks.table import task_definition
-    from winml.modelkit.flows.evaluate.limits import check_limits, refuse_limits_without_baseline
+    from winml.modelkit.flows.evaluate.evaluate import check_limits, refuse_limits_without_baseline
     from winml.modelkit.load.checkpoints.task import canonical_task
 
     with told_as(_ENTRIES):
@@ -216,8 +216,7 @@ def form_judge(model: Path, options: EvaluationOptions, target: tuple[str, float
     from winml.modelkit.flows.evaluate.judged_models import Subject, opened_model
     from winml.modelkit.flows.evaluate.kept_batches import KeptBatches
     from winml.modelkit.flows.evaluate.sides import OnnxSide
-    from winml.modelkit.flows.quantize.measured_forms import file_digest
-    from winml.modelkit.flows.quantize.quantized_forms import FormJudge
+    from winml.modelkit.flows.quantize.quantized_forms import FormJudge, file_digest
     from winml.modelkit.results.quantization_sensitivity import MetricTarget
     from winml.modelkit.runtime.opened_model import RunOptions
 

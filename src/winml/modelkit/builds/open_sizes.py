@@ -28,7 +28,7 @@ from winml.modelkit.errors import (
     WinMLError,
     WriteError,
 )
-from winml.modelkit.graph.files.committed import unrecorded
+from winml.modelkit.graph.files.recovery import unrecorded
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import read_json_file
 from winml.modelkit.results.build_result import BuildResult

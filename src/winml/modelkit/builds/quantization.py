@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from winml.modelkit.builds.config import AUTO_PRECISION, QuantSection
-from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS, PrecisionName
+from winml.modelkit.quantize.options import FLOAT32, PRECISIONS, PrecisionName, QuantizeOptions
 from winml.modelkit.runtime.execution_providers import Device, find_execution_provider
 
 __all__ = ["AUTO_PRECISIONS", "auto_words", "idle_quantization", "quantize_options", "with_precision"]

@@ -32,9 +32,8 @@ from winml.modelkit.file_names import (
     sidecar_path,
 )
 from winml.modelkit.flows.quantize.calibration_files import calibration_files, calibration_kind
-from winml.modelkit.graph.dimensions import current_name
-from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.precisions import FLOAT32
+from winml.modelkit.graph.specs import current_name
+from winml.modelkit.quantize.options import FLOAT32, QuantizeOptions
 from winml.modelkit.results.build_manifest import StageName, StageRecord
 from winml.modelkit.version import __version__
 
@@ -282,7 +281,7 @@ def _optimization_of(section: OptimSection, task: StageTask) -> OptimizeOptions:
     if task.plan.config.layout != "genai":
         return section
     from winml.modelkit.builds.decoder_fusions import optimization_of
-    from winml.modelkit.graph.files.foreign_reading import load_by_reference
+    from winml.modelkit.graph.files.graph_reading import load_by_reference
 
     assert task.source is not None  # there is a graph to optimize
     return optimization_of(section, load_by_reference(task.source), task.plan)
@@ -382,9 +381,9 @@ def _quantized_words(result: QuantizedFile) -> str:
 
 
 def _compile_options(plan: BuildPlan) -> dict[str, Any]:
+    from winml.modelkit.runtime.devices import provider_version
     from winml.modelkit.runtime.execution_providers import find_execution_provider
     from winml.modelkit.runtime.processor import instruction_sets
-    from winml.modelkit.runtime.provider_versions import provider_version
 
     section = plan.config.compile
     assert section is not None  # skipped otherwise

@@ -45,7 +45,7 @@ def compared_together(plan: BuildPlan, parts: Sequence[BuiltPart], earlier: Buil
         decoder.records[-1] = _with_words(decoder.records[-1], "")
     if len(parts) < 2 or len(paths) < len(parts) or not plan.verify or plan.onnx_path is not None:
         return
-    from winml.modelkit.flows.export.text_together import words_of_text_together
+    from winml.modelkit.flows.export.part_export import words_of_text_together
     from winml.modelkit.flows.quantize.quantize import Quantization
 
     config, section = plan.config.export, plan.config.quant

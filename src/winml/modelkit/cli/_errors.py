@@ -2,27 +2,78 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import errno
 import math
 import os
+import re
+import signal
+import sys
+import tempfile
 import traceback
-from typing import Any
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._completion import complete_paths
-from winml.modelkit.cli._streams import tell
-from winml.modelkit.errors import WinMLError, first_line
+from winml.modelkit.cli._streams import finish_streams, tell
+from winml.modelkit.errors import (
+    InputError,
+    UsageError,
+    WinMLError,
+    ended_by_foreign_code,
+    failed_import,
+    first_line,
+    missing_name,
+)
 from winml.modelkit.words import printable
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 __all__ = [
+    "NEGATIVE_ANSWER",
+    "Interrupted",
     "WinMLCommand",
+    "catch_signals",
+    "complete_paths",
+    "end_process",
+    "exit_status",
     "is_out_of_memory",
     "report_click_error",
     "report_error",
     "report_out_of_memory",
     "report_unexpected",
+    "tell_settled",
 ]
+
+
+# --- Which values does a shell complete as paths? Those of parameters that take a path or something else, too.
+
+
+_PATHS = frozenset({"MODEL", "CHECKPOINT", "DATA", "FILE", "FOLDER", "PATH", "JSON"})
+"""Words of a metavar that stand for a path: ``PATH|NAME``, ``[MODEL]``. ``JSON`` is a file or text."""
+
+
+class _PathOrText(click.types.StringParamType):
+    """Text that may be a path, such as a model, which is a file, a folder, or a name at the Hub."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002  # click's
+        """Leave it to the shell, which knows the files."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(incomplete, type="file")]
+
+
+def complete_paths(params: Iterable[click.Parameter]) -> None:
+    """Let a shell complete every argument of a verb, and every option whose metavar names a path; in place."""
+    for param in params:
+        is_named = bool(_PATHS & set(re.findall(r"[A-Z]+", param.metavar or "")))
+        if isinstance(param.type, click.types.StringParamType) and (isinstance(param, click.Argument) or is_named):
+            param.type = _PathOrText()
+
 
 _MEMORY_HINT = (
     "Ask for smaller inputs (--shape-config, --input-specs), raise the limit of the process (ulimit -v), or use a "
@@ -165,3 +216,241 @@ def report_unexpected(error: Exception, *, debug: bool) -> int:
     hint = "" if debug else " Run it again with --debug for the traceback."
     tell(f"This is a mistake in winml, not in your command: please report it.{hint}")
     return WinMLError.exit_code
+
+
+# --- What does a verb end with that has an answer, and the answer is no?
+
+
+NEGATIVE_ANSWER = 3
+"""Specified: exit code of a valid negative answer: a limit is not met, or two files are not the same."""
+
+
+# --- How does the command end? Every way out of a verb becomes words on stderr and an exit status.
+
+
+_SIGNALS = tuple(name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Ctrl-C; a polite request to end, from a job scheduler or a container; a terminal that is gone."""
+_received: list[int] = []
+"""Signals that were received, in order."""
+_earlier: dict[int, Any] = {}
+"""Signal to what was done before on receiving it."""
+_last: list[int] = []
+"""The signal by which the process ends."""
+_status: list[int] = []
+"""The status with which the process ends."""
+_TALKS_AT_THE_END = "triton"
+"""Comes with torch for CUDA. Version 3.9 lists objects that live to the end on stderr when Python frees its modules."""
+
+_DIRECTORY_GONE = InputError(
+    "the working directory was deleted, by code of the model or by another process",
+    hint="Run it in a folder that stays, or give absolute paths.",
+)
+_NO_TEMPORARY_FOLDER = InputError(
+    "no file can be written for temporary use: every usual folder is full, read-only or not there",
+    hint="Make room, or name another folder with TMPDIR (on Windows TEMP).",
+)
+
+
+class Interrupted(KeyboardInterrupt):
+    """An interruption of which a verb says itself what it left behind.
+
+    Attributes:
+        words: What is there now.
+    """
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words)
+        self.words = words
+
+
+def catch_signals() -> None:
+    """Let a signal that asks the process to end raise KeyboardInterrupt, so that the verb tidies up."""
+    for name in _SIGNALS:
+        number = getattr(signal, name)
+        # A shell that starts a command in the background, or nohup, may have it ignore one.
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            _earlier[number] = signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, _frame: Any) -> None:
+    _received.append(number)
+    raise KeyboardInterrupt
+
+
+def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
+    """Run a command, tell what went wrong, and return the exit status.
+
+    Args:
+        run: Runs the verb, without the exits and messages of click.
+        debug: Show the traceback of an error that nobody foresaw.
+    """
+    try:
+        return run() or 0
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except click.ClickException as error:
+        return report_click_error(error)
+    except (KeyboardInterrupt, click.Abort) as error:
+        # Click turns these two into one.
+        cause = error.__cause__ if isinstance(error, click.Abort) and error.__cause__ is not None else error
+        return _report_interruption(cause) if _received else _report_without_signal(cause, debug=debug)
+    except Exception as error:
+        if _received:
+            # A library may turn it into an error of its own, as extensions do while they are imported.
+            return _report_interruption(error)
+        if is_out_of_memory(error):
+            return report_out_of_memory(error)
+        if isinstance(error, OSError) and not _has_working_directory():
+            return report_error(_DIRECTORY_GONE)
+        if isinstance(error, OSError) and not _has_temporary_folder():
+            # Some packages make a temporary file while they are imported.
+            return report_error(_NO_TEMPORARY_FOLDER)
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            return report_error(_name_too_long(error))
+        if missing := missing_name(error):
+            return _report_missing_name(missing, error, debug=debug)
+        if package := failed_import(error):
+            return _report_failed_import(package, error, debug=debug)
+        return report_unexpected(error, debug=debug)
+    except BaseException as error:
+        # No ending of ours: only code that is not ours ends the process like that.
+        return _report_foreign_ending(error, debug=debug)
+
+
+def _name_too_long(error: OSError) -> UsageError:
+    return UsageError(
+        f"the name is too long for this file system: {error.filename or error.strerror}",
+        hint="Give a shorter one; names of files beside it begin with it.",
+    )
+
+
+def _report_missing_name(missing: str, error: Exception, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    library = missing.partition(" ")[0]
+    works = " What takes an ONNX file still works." if library in ("torch", "transformers") else ""
+    hint = f"Install another version of {library}{_asked_version(library)}.{works}"
+    return report_error(InputError(f"{missing}, which winml needs for this", hint=hint))
+
+
+def _asked_version(library: str) -> str:
+    """Return which versions of a library winml declares, in brackets; empty where it is not installed as a package."""
+    import importlib.metadata
+
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for requirement in importlib.metadata.requires("winml-modelkit") or ():
+            if re.split(r"[^\w-]", requirement)[0].replace("-", "_") == library:
+                return f" (winml asks for {requirement})"
+    return ""
+
+
+def _report_failed_import(package: str, error: Exception, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    words = f"the installed package {package} cannot be imported: {type(error).__name__}: {first_line(error)}"
+    hint = f"Install it again in a version that fits the packages beside it, or remove it: pip uninstall {package}"
+    return report_error(InputError(words, hint=hint))
+
+
+def _report_foreign_ending(error: BaseException, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    return report_error(ended_by_foreign_code(error))
+
+
+def _report_interruption(error: BaseException) -> int:
+    """Say what is there now; the status is that of a process the signal ended."""
+    tell(f"interrupted: {error.words if isinstance(error, Interrupted) else _committed_words()}")
+    return 128 + _received[0]
+
+
+def _report_without_signal(error: BaseException, *, debug: bool) -> int:
+    """Tell what looks like an interruption, but no signal was received."""
+    if isinstance(error, Exception):
+        return report_unexpected(error, debug=debug)
+    return _report_foreign_ending(error, debug=debug)
+
+
+def _committed_words() -> str:
+    from winml.modelkit.graph.files.recovery import committed_files
+
+    files = committed_files()
+    if not files:
+        return "no file was changed"
+    others = f" and {len(files) - 1} more file{'' if len(files) == 2 else 's'}" if len(files) > 1 else ""
+    return f"{_shown(files[0])}{others} {'were' if others else 'was'} written before"
+
+
+def tell_settled() -> None:
+    """Tell what became of files that a command which was killed had left unfinished, and which are still so."""
+    from winml.modelkit.graph.files.recovery import taken_read, taken_settled
+
+    notes = taken_settled()
+    if paths := taken_read():
+        from winml.modelkit.graph.files.recovery import unfinished_notes
+
+        notes += unfinished_notes(paths)
+    for words in notes:
+        tell(f"note: {words}")
+
+
+def _has_working_directory() -> bool:
+    try:
+        Path.cwd()
+    except OSError:
+        return False
+    return True
+
+
+def _has_temporary_folder() -> bool:
+    try:
+        tempfile.gettempdir()
+    except OSError:
+        return False
+    return True
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+def end_process(status: int, *, is_own_process: bool) -> None:
+    """Leave with a status, after the streams are written; an answer that cannot be written is a failure.
+
+    Args:
+        status: What the command ended with.
+        is_own_process: Whether nothing else runs in this process. Then one that a signal asked to end, ends by it, so
+            that a shell's loop ends, too.
+    """
+    from winml.modelkit.graph.files.recovery import committed_files
+
+    problem = finish_streams()
+    # Who closes stdout wants no words of a work that was to write files.
+    is_dispensable = problem is not None and problem.errno == errno.EBADF and bool(committed_files())
+    if problem is not None and not is_dispensable:
+        done = f"; {_committed_words()}" if committed_files() else ""
+        tell(f"error: the answer cannot be written to stdout: {problem.strerror}{done}")
+        tell("Redirect it to where there is room, or leave it open.")
+        # An answer that is lost is none, whatever it was.
+        status = WinMLError.exit_code if status in (0, NEGATIVE_ANSWER) else status
+    for number, handler in _earlier.items():
+        # Nothing is left to tidy up, and Python would show where it was interrupted.
+        signal.signal(number, signal.SIG_DFL if is_own_process else handler)
+    if _received and status == 128 + _received[0] and is_own_process and os.name == "posix":
+        _last.append(_received[0])
+    elif is_own_process:
+        _status.append(status)
+    sys.exit(status)
+
+
+@atexit.register
+def _end_last() -> None:
+    """End as the signal would have ended the process; registered first, so libraries have tidied up by then."""
+    if _last:
+        signal.signal(_last[0], signal.SIG_DFL)
+        os.kill(os.getpid(), _last[0])
+    if _status and _TALKS_AT_THE_END in sys.modules and finish_streams() is None:
+        os._exit(_status[0])

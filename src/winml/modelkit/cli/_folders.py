@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._progress import show_step
-from winml.modelkit.cli._streams import library_output_to_stderr
+from winml.modelkit.cli._streams import library_output_to_stderr, print_json
 from winml.modelkit.errors import UsageError
 
 if TYPE_CHECKING:

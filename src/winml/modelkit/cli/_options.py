@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 import click
 
-from winml.modelkit.errors import ModelPathError
+from winml.modelkit.errors import ModelPathError, UsageError
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import Group, LoadOption, declared_options
+
+if TYPE_CHECKING:
+    from winml.modelkit.evaluate.data_sets import DataSetRequest
 
 __all__ = [
     "NonEmptyPath",
     "answer_options",
+    "columns_option",
+    "data_set_files",
     "debug_option",
     "device_option",
     "dynamic_options",
@@ -25,12 +30,15 @@ __all__ = [
     "model_option",
     "output_options",
     "random_options",
+    "requested_samples",
     "source_options",
+    "split_option",
     "submodel_option",
     "tree_options",
     "verbose_option",
     "weight_options",
 ]
+
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -209,3 +217,58 @@ def answer_options(command: _F) -> _F:
         format_option,
         debug_option,
     )(command)
+
+
+# --- Which options say what is read of a data set? Declared here, once, for every verb.
+
+
+def split_option(command: _F) -> _F:
+    """Add ``--split``."""
+    words = "Split of the data set; else validation, test, train, or the only one."
+    return click.option("--split", metavar="NAME", help=words)(command)
+
+
+def columns_option(command: _F) -> _F:
+    """Add ``--columns``, which may be given several times."""
+    words = "Column of the data set that is the text, image, …, where its name does not say so."
+    return click.option("--columns", metavar="ROLE=COLUMN", multiple=True, help=words)(command)
+
+
+def requested_samples(options: dict[str, Any], most: int) -> DataSetRequest | None:
+    """Return the samples that ``--dataset`` names; None without it.
+
+    Args:
+        options: Of the verb.
+        most: Samples that are read where no number is given.
+
+    Raises:
+        UsageError: there is no such data set, or something is said of one that is not given.
+    """
+    from winml.modelkit.evaluate.columns import parse_columns
+    from winml.modelkit.evaluate.data_sets import DataSetRequest
+    from winml.modelkit.evaluate.data_sources import find_source, refuse_missing_datasets
+
+    columns = parse_columns(options["columns"])
+    if options["dataset"] is None:
+        if columns or options["split"] is not None:
+            given = "--columns" if columns else "--split"
+            raise UsageError(f"{given} has no meaning without --dataset", hint="Leave it out, or give a data set.")
+        return None
+    find_source(options["dataset"])
+    request = DataSetRequest(
+        options["dataset"],
+        split=options["split"],
+        columns=columns,
+        samples=options["samples"],
+        most=most,
+        seed=options["seed"],
+    )
+    refuse_missing_datasets(request.words)
+    return request
+
+
+def data_set_files(options: Mapping[str, Any]) -> list[Path]:
+    """Return the files on this disk of the data set that ``--dataset`` names; nothing may be written over them."""
+    from winml.modelkit.evaluate.data_sources import find_source, source_files
+
+    return [] if options["dataset"] is None else list(source_files(find_source(options["dataset"])))

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import click
+from click.core import ParameterSource
+
+from winml.modelkit.cli._streams import tell
 from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.load.load_options import declared_options, is_given
+from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
+    from winml.modelkit.builds.config import WinMLBuildConfig
+    from winml.modelkit.builds.found_models import FoundModel
+    from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.load.request import ModelRequest
+    from winml.modelkit.progress import StepEvent
 
-__all__ = ["model_request", "sizes_by_name"]
+__all__ = [
+    "ConfiguredOptions",
+    "config_option",
+    "configured_options",
+    "export_section",
+    "exported_path",
+    "files_read",
+    "model_request",
+    "read_build_config",
+    "refuse_checkpoint_options",
+    "runnable_model",
+    "sizes_by_name",
+    "told_sections",
+    "with_sizes",
+]
 
 
 def model_request(options: Mapping[str, Any]) -> ModelRequest:
@@ -22,7 +48,7 @@ def model_request(options: Mapping[str, Any]) -> ModelRequest:
     Raises:
         ConfigError: ``--input-specs``, ``--shape-config`` or ``--dynamic-axes`` is malformed.
     """
-    from winml.modelkit.graph.dimensions import DynamicRequest, parse_dynamic_axes
+    from winml.modelkit.graph.specs import DynamicRequest, parse_dynamic_axes
     from winml.modelkit.load.inputs.options import parse_input_specs, parse_shape_config
     from winml.modelkit.load.load_options import declared_options
     from winml.modelkit.load.request import ModelRequest
@@ -75,3 +101,218 @@ def sizes_by_name(options: Mapping[str, Any]) -> dict[str, int]:
             )
         value = {**value, "batch_size": options["batch_size"]}
     return dict(value)
+
+
+# --- How does a build config stand beside the options of a verb? Shared by the verbs that read one: an option wins.
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_DECIDES_THE_SAME = {"task": "model_class", "model_class": "task"}
+"""Key of the loader section → the key that a user who gives this one did not speak of."""
+
+
+@dataclass(frozen=True)
+class ConfiguredOptions:
+    """The options of a verb, completed by the loader section of a config."""
+
+    options: dict[str, Any]
+    words: Mapping[str, str]
+    """Option → the key of the config that stands in its place, for messages."""
+
+
+def config_option(help: str) -> Callable[[_F], _F]:
+    """Return the option that names a build config."""
+    return click.option("-c", "--config", metavar="JSON", help=help)
+
+
+def read_build_config(place: str | None, *, section: str = "") -> WinMLBuildConfig:
+    """Read a build config, or a section of it alone; tell what in it had to be changed or is not used.
+
+    Args:
+        place: File or text; None: the default config.
+        section: Which section may stand alone.
+
+    Raises:
+        ConfigError: it cannot be read, or is no valid config.
+    """
+    from winml.modelkit.builds.config import SECTIONS, WinMLBuildConfig, parse_build_config
+    from winml.modelkit.options import read_json
+
+    if place is None:
+        return WinMLBuildConfig()
+    value, source = read_json(place, "--config")
+    if section and isinstance(value, dict) and not {"schema_version", "auto", *SECTIONS} & set(value):
+        value = {section: value}
+    config, notes = parse_build_config(value, source)
+    for note in notes:
+        tell(f"note: {note}")
+    return config
+
+
+def configured_options(context: click.Context, options: dict[str, Any], config: WinMLBuildConfig) -> ConfiguredOptions:
+    """Return the options, with what the command line leaves open taken from the loader section."""
+    loader = config.loader.model_dump() if config.loader is not None else {}
+    given = {name for name in loader if context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)}
+    given |= {_DECIDES_THE_SAME[name] for name in given & set(_DECIDES_THE_SAME)}
+    taken = {name: value for name, value in loader.items() if name in options and name not in given}
+    words = {
+        f"--{name.replace('_', '-')}": f"loader.{name}" for name, value in taken.items() if value not in (None, False)
+    }
+    return ConfiguredOptions({**options, **taken}, words)
+
+
+def told_sections(export: WinMLExportConfig | None, options: Mapping[str, Any], words: str) -> dict[str, str]:
+    """Return option → the key of an export section that was given in its place.
+
+    Args:
+        export: The section.
+        options: Those of the verb; where one was given, it is the one that counts.
+        words: Where the key stands, with ``{}`` for it: ``export.{}``.
+    """
+    from winml.modelkit.export.config import COMMAND_OPTIONS
+
+    given = {"input_tensors": "input_specs"}
+    return {
+        flag: words.format(key)
+        for key, flag in COMMAND_OPTIONS.items()
+        if export is not None and getattr(export, key) and not options.get(given.get(key, key))
+    }
+
+
+def with_sizes(export: WinMLExportConfig, options: Mapping[str, Any]) -> WinMLExportConfig:
+    """Return an export section whose inputs are decided anew where the command line gives sizes.
+
+    What the inputs left open stays open, but for the sizes that are given.
+    """
+    if export.input_tensors is None or not (options["shape_config"] or options["batch_size"]) or options["input_specs"]:
+        return export
+    from winml.modelkit.graph.specs import names_among
+    from winml.modelkit.load.inputs.options import parse_shape_config
+
+    sizes = parse_shape_config(options["shape_config"]) if options["shape_config"] else None
+    keys = {*(sizes.given() if sizes is not None else ()), *(["batch_size"] if options["batch_size"] else ())}
+    names = {size for spec in export.input_tensors for size in spec.shape if isinstance(size, str)}
+    fixed = {name for key in keys for name in names_among(key, names)}
+    axes = {
+        spec.name: {axis: size for axis, size in enumerate(spec.shape) if isinstance(size, str) and size not in fixed}
+        for spec in export.input_tensors
+    }
+    open_axes = {name: {**named, **export.dynamic_axes.get(name, {})} for name, named in axes.items()}
+    decided_anew = {
+        "input_tensors": None,
+        "dynamic_axes": {name: named for name, named in open_axes.items() if named},
+        "dynamic_dimensions": tuple(bounds for bounds in export.dynamic_dimensions if bounds.name not in fixed),
+    }
+    return export.model_copy(update=decided_anew)
+
+
+def export_section(config: WinMLBuildConfig, source: str) -> WinMLExportConfig:
+    """Return the export section of a config.
+
+    Raises:
+        ConfigError: it is null.
+    """
+    if config.export is None:
+        raise ConfigError(
+            f"{source}: export: null skips the export", hint="Give a config with an export section, or leave it out."
+        )
+    return config.export
+
+
+# --- Which model, of those that can be run, do the options of a verb name? Shared by the verbs that run one.
+
+
+FOR_CHECKPOINTS = (*(option.name for option in declared_options() if not option.is_for_onnx), "input_specs")
+"""Options that say how a checkpoint becomes a graph, which an ONNX file already is."""
+
+
+def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
+    """Return the model, and the fields of its ``RunOptions`` that say what it is fed.
+
+    What can be refused by looking at names and paths is refused here, before anything heavy is imported.
+
+    Args:
+        options: Values by the name of the option, ``target`` and ``model`` among them.
+
+    Raises:
+        UsageError: no model or two, nothing at its path, or an option that has no meaning for an ONNX file.
+    """
+    given = [value for value in (options["target"], options["model"]) if value is not None]
+    if len(given) != 1:
+        raise UsageError(
+            f"two models were given: {given[0]!r} and, with -m, {given[1]!r}" if given else "no model was given",
+            hint="Give one: an ONNX file, the folder of a build, a Hub id, a checkpoint folder or file.py:factory.",
+        )
+    name = given[0]
+    from winml.modelkit.builds.found_models import FoundModel, onnx_file
+
+    common = {
+        "shown": name,
+        "seed": options["seed"],
+        "input_data": Path(options["input_data"]) if options["input_data"] else None,
+    }
+    path = onnx_file(name)
+    if path is None:
+        from winml.modelkit.load.request import resolve_source
+
+        model = model_request({**options, "model": name})
+        resolve_source(model)
+        return FoundModel(name, request=model), {"is_exported": True, **common}
+    hint = "Leave it out, or name the checkpoint the file was made from."
+    refuse_checkpoint_options(path, options, FOR_CHECKPOINTS, hint)
+
+    sizes = sizes_by_name({**options, "batch_size": None})
+    return FoundModel(name, path), {"sizes": sizes, "batch_size": options["batch_size"], **common}
+
+
+def exported_path(model: FoundModel, on_step: Callable[[StepEvent], None] | None) -> Path:
+    """Return the ONNX file of a model; where it is exported now, say on stderr what is kept of that.
+
+    Args:
+        model: What the options name.
+        on_step: Shows a step of the export; None: nothing is said.
+
+    Raises:
+        WinMLError: whatever the export raises.
+    """
+    steps: list[StepEvent] = []
+
+    def show(event: StepEvent) -> None:
+        assert on_step is not None
+        steps.append(event)
+        on_step(event)
+
+    path = model.onnx_path(None if on_step is None else show)
+    if steps:
+        from winml.modelkit.builds.cache_contents import stored_bytes
+
+        size = stored_bytes(file for file in path.parent.iterdir() if file.is_file())
+        tell(f"kept in the cache for the next time: {size_words(size)} (winml cache ls)")
+    return path
+
+
+def refuse_checkpoint_options(path: Path, options: Mapping[str, Any], names: Iterable[str], hint: str) -> None:
+    """Refuse the options that say how a checkpoint becomes a graph, which an ONNX file already is.
+
+    Raises:
+        UsageError: names the first of ``names`` that was given.
+    """
+    refused = frozenset(names)
+    for parameter in click.get_current_context().command.params:
+        if parameter.name in refused and is_given(parameter.name, options[parameter.name]):
+            flag = [*parameter.opts, *parameter.secondary_opts][-1]
+            raise UsageError(f"{flag} has no meaning for an ONNX file, and {path} is one", hint=hint)
+
+
+def files_read(model: FoundModel, options: Mapping[str, Any]) -> tuple[Path, ...]:
+    """Return the files a verb reads: those of the model and those its options name; none of them may be replaced.
+
+    Raises:
+        WinMLError: the model names nothing that can be used.
+    """
+    given = (options[name] for name in ("input_data", "shape_config", "input_specs"))
+    return (
+        *model.files_read(),
+        *(Path(value) for value in given if value and not str(value).lstrip().startswith(("{", "["))),
+    )

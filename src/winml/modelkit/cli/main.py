@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from winml.modelkit.cli._endings import catch_signals, end_process, exit_status, tell_settled
+from winml.modelkit.cli._errors import catch_signals, end_process, exit_status, tell_settled
 from winml.modelkit.cli._streams import open_streams
 
 __all__ = ["main"]

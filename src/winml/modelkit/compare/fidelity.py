@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from winml.modelkit.compare.silent_values import silent_kinds, silent_words
+from winml.modelkit.compare.outputs import silent_kinds, silent_words
 
 __all__ = [
     "FidelityInfo",

@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.compare.fidelity import FidelityInfo, measure_fidelity
-from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
-from winml.modelkit.compare.thresholds import ROUNDING_FACTOR
+from winml.modelkit.compare.outputs import ROUNDING_FACTOR, VerificationInfo, compare_outputs
 from winml.modelkit.compare.words import difference_words, fidelity_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError
-from winml.modelkit.graph.dimensions import current_name
 from winml.modelkit.graph.files.reading import read_referring
+from winml.modelkit.graph.specs import current_name
 from winml.modelkit.runtime.default_sizes import default_size
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, sizes_by_key, with_sums
 from winml.modelkit.runtime.ir_versions import newest_ir_version, runnable

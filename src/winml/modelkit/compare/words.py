@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from winml.modelkit.compare.fidelity import MOST_DB, FidelityInfo, OutputFidelity
-from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.compare.silent_values import silent_words
+from winml.modelkit.compare.outputs import VerificationInfo, silent_words
 
 __all__ = [
     "comparison_words",

@@ -14,29 +14,139 @@ from typing import Any
 
 import onnx_ir as ir
 import onnx_ir.passes.common
+import onnxruntime as ort
 
-from winml.modelkit.compile.absorbed_modules import write_absorbed_modules
-from winml.modelkit.compile.context_engine import compile_context
 from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.errors import CompileError, UsageError
 from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.contexts import context_nodes, is_context, refuse_compiled
-from winml.modelkit.graph.files.foreign_reading import load_foreign
+from winml.modelkit.graph.files.graph_reading import load_foreign
 from winml.modelkit.graph.foreign_metadata import restore_description
 from winml.modelkit.graph.pinning import open_dimensions, stated_sums
 from winml.modelkit.graph.stage import StageResult
+from winml.modelkit.hierarchy.address import common_ancestor
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
-from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
-from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.hierarchy.tagging import NodeTag, all_nodes, measure_coverage, read_tag, write_tag
 from winml.modelkit.metadata_keys import COMPILE_KEY, MODULES_KEY
 from winml.modelkit.runtime.default_sizes import fixing_command
-from winml.modelkit.runtime.devices import ChosenProvider
-from winml.modelkit.runtime.offline_optimization import rewrite_file
+from winml.modelkit.runtime.devices import ChosenProvider, provider_version
+from winml.modelkit.runtime.plug_ins import ORT_ERRORS, add_plug_in, installed_plug_ins, ort_reason
 from winml.modelkit.runtime.processor import instruction_sets
-from winml.modelkit.runtime.provider_versions import provider_version
-from winml.modelkit.runtime.sessions import onnxruntime_version
+from winml.modelkit.runtime.sessions import SEVERITY_FATAL, onnxruntime_version, rewrite_file
 
-__all__ = ["UNNAMED_FILE", "CompileResult", "CompiledPart", "OutsideNode", "compile_graph"]
+__all__ = [
+    "UNNAMED_FILE",
+    "CompileResult",
+    "CompiledPart",
+    "OutsideNode",
+    "compile_context",
+    "compile_graph",
+    "failure_hint",
+    "write_absorbed_modules",
+]
+
+
+# --- Which modules did a provider compile into one node? All whose nodes lie between what it reads and what it
+# makes.
+#
+# A provider keeps the names of the values at its borders, so that its part of the graph is known exactly.
+
+
+def write_absorbed_modules(contexts: Iterable[ir.Node], original: ir.Model) -> None:
+    """Give nodes that stand for a part of a graph the tag of the module that contains it, and the list of its modules.
+
+    Nodes whose part has no tags are left as they are. Works in place.
+
+    Args:
+        contexts: The nodes.
+        original: The model before it was compiled.
+    """
+    makers = {value.name: node for node in original.graph for value in node.outputs}
+    module_of = {tag.tag: tag.module for node in all_nodes(original) if (tag := read_tag(node)) is not None}
+    root = min(module_of, key=len, default="")
+    for context in contexts:
+        tags = [tag for node in _absorbed(context, makers) for tag in _tags_inside(node)]
+        if not tags:
+            continue
+        common = common_ancestor(tag.tag for tag in tags)
+        common = common if common in module_of else root
+        write_tag(context, NodeTag(common, module_of[common], "merged"))
+        modules = sorted({tag.module for tag in tags})
+        context.metadata_props[MODULES_KEY] = json.dumps(modules, ensure_ascii=False)
+
+
+def _absorbed(context: ir.Node, makers: dict[str | None, ir.Node]) -> list[ir.Node]:
+    """Return the original nodes between the values that a node reads and those that it makes."""
+    read = {value.name for value in context.inputs if value is not None}
+    found: dict[ir.Node, None] = {}
+    waiting = [value.name for value in context.outputs]
+    while waiting:
+        node = makers.get(waiting.pop())
+        if node is not None and node not in found:
+            found[node] = None
+            waiting += [value.name for value in node.inputs if value is not None and value.name not in read]
+    return list(found)
+
+
+def _tags_inside(node: ir.Node) -> list[NodeTag]:
+    """Return the tags of a node and of those in its subgraphs."""
+    nodes = [node]
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            nodes += attribute.as_graph().all_nodes()
+    return [tag for item in nodes if (tag := read_tag(item)) is not None]
+
+
+# --- Lets an execution provider compile a file for its device, and writes what it made as an ``EPContext`` model.
+#
+# Opens no session to run a graph. What the provider made is not looked at.
+
+
+def compile_context(source: Path, target: Path, chosen: ChosenProvider, *, embed: bool) -> None:
+    """Write the model that a provider makes of a file: a node for each part it compiled, and the nodes it left.
+
+    Args:
+        source: An ONNX file, with its data beside it.
+        target: The file to write; what was compiled goes to a file beside it, unless it is embedded.
+        chosen: The provider and its options.
+        embed: Keep what was compiled inside the model.
+
+    Raises:
+        UsageError: the provider does not take its options, or the installed ONNX Runtime cannot compile.
+        CompileError: the provider fails, or ONNX Runtime cannot load the graph; gives the reason.
+    """
+    name = chosen.provider.name
+    options = ort.SessionOptions()
+    options.log_severity_level = SEVERITY_FATAL
+    if name not in installed_plug_ins():
+        try:
+            options.add_provider(name, dict(chosen.options))
+        except ORT_ERRORS as error:
+            raise UsageError(f"{name} does not take {dict(chosen.options)}: {ort_reason(error)}") from error
+    else:
+        add_plug_in(options, name, chosen.options)
+    try:
+        compiler = ort.ModelCompiler(options, str(source), embed_compiled_data_into_model=embed)
+        compiler.compile_to_file(str(target))
+    except ORT_ERRORS as error:
+        raise CompileError(
+            f"{name} cannot compile the graph: {ort_reason(error)}",
+            hint=failure_hint(name, ort_reason(error), chosen),
+        ) from error
+
+
+def failure_hint(name: str, reason: str, chosen: ChosenProvider) -> str:
+    """Return what to do where a provider failed to compile, by its name, its reason and its options."""
+    if name == "QNNExecutionProvider" and "MEM_ALLOC" in reason and "soc_model" not in chosen.options:
+        return (
+            "Without a processor's name QNN may take one with too little memory on chip. Name the one it is for: "
+            "--ep-options soc_model=N, by the number Qualcomm gives it."
+        )
+    return (
+        "winml inspect shows the operators and types of the file. Some devices take float16 or integers only: "
+        "winml quantize makes them; others need other --ep-options."
+    )
+
 
 _SENT, _RETURNED = "sent.onnx", "returned.onnx"
 

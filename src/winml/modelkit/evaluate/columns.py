@@ -12,8 +12,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.options import nearest
 
 if TYPE_CHECKING:
-    from winml.modelkit.evaluate.data_sets import DataSet
-    from winml.modelkit.evaluate.text_files import TextFile
+    from winml.modelkit.evaluate.data_sets import DataSet, TextFile
 
 __all__ = ["IMAGE_ROLES", "ROLES", "ROLE_COLUMNS", "match_columns", "parse_columns", "refuse_unknown_roles"]
 

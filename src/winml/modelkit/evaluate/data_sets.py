@@ -6,7 +6,10 @@ Which column means what, and what a model takes of a row, is decided elsewhere.
 
 from __future__ import annotations
 
+import csv
+import functools
 import itertools
+import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -16,12 +19,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import HubError, InputError, UsageError
-from winml.modelkit.evaluate.audio_folders import read_audio_folder
 from winml.modelkit.evaluate.columns import IMAGE_ROLES
 from winml.modelkit.evaluate.data_folders import FolderLayout, read_layout
-from winml.modelkit.evaluate.data_sources import DATA_SET_FORMS, DataSource, find_source
-from winml.modelkit.evaluate.datasets_library import (
+from winml.modelkit.evaluate.data_sources import (
+    AUDIO_SUFFIXES,
+    DATA_SET_FORMS,
+    DataSource,
+    SourceKind,
     ask_hub,
+    find_source,
     hub_folders,
     local_data_only,
     quiet_datasets,
@@ -29,13 +35,96 @@ from winml.modelkit.evaluate.datasets_library import (
 )
 from winml.modelkit.evaluate.local_files import prepared_splits, read_files, read_saved
 from winml.modelkit.evaluate.media import Unreadable, open_image, open_recording
-from winml.modelkit.evaluate.model_config import UNREADABLE
-from winml.modelkit.graph.files.temporary import temporary_folder
+from winml.modelkit.evaluate.processors import UNREADABLE
+from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
+from winml.modelkit.graph.files.recovery import temporary_folder
+from winml.modelkit.options import load_json
 
 if TYPE_CHECKING:
     import datasets
 
-__all__ = ["DataSet", "DataSetRequest", "open_data_set"]
+__all__ = [
+    "TEXT_SUFFIXES",
+    "DataSet",
+    "DataSetRequest",
+    "TextFile",
+    "open_data_set",
+    "read_audio_folder",
+]
+
+
+# --- Reads a folder of recordings as datasets lays one out.
+#
+# Its own reader of such folders needs torchcodec only to name the files; here they are named, and opened when their
+# turn comes. Splits are folders called ``train``, ``validation`` or ``test``; the folder a recording is in is its
+# label, where there is more than one; a ``metadata.csv`` or ``metadata.jsonl`` with a column ``file_name`` has its
+# other columns.
+
+
+_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "dev": "validation", "test": "test"}
+"""Name of a folder → the split it is, as datasets calls it."""
+_METADATA: dict[str, SourceKind] = {"metadata.csv": "csv", "metadata.jsonl": "json"}
+_NAME_COLUMN = "file_name"
+
+
+def read_audio_folder(folder: Path, cache: Path) -> dict[str, datasets.Dataset]:
+    """Return the splits of a folder of recordings: a column ``audio`` and what the folder says of each.
+
+    Args:
+        folder: The folder.
+        cache: Where datasets puts what it reads of metadata.
+
+    Raises:
+        InputError: the metadata names no files, or files outside of the folder.
+    """
+    folder = folder.absolute()
+    places = {split: folder / name for name, split in _SPLITS.items() if (folder / name).is_dir()}
+    return {split: _read_split(place, split, cache) for split, place in (places or {"train": folder}).items()}
+
+
+def _read_split(folder: Path, split: str, cache: Path) -> datasets.Dataset:
+    import datasets
+
+    metadata = next((name for name in _METADATA if (folder / name).is_file()), None)
+    if metadata is not None:
+        columns = _read_metadata(folder, metadata, cache)
+        return _with_recordings(columns, [_inside(folder, name) for name in columns.pop(_NAME_COLUMN)], split)
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in AUDIO_SUFFIXES)
+    labels = [path.parent.name for path in files]
+    names = sorted(set(labels))
+    table = _with_recordings({"label": labels} if len(names) > 1 else {}, [str(path) for path in files], split)
+    return table.cast_column("label", datasets.ClassLabel(names=names)) if len(names) > 1 else table
+
+
+def _with_recordings(columns: dict[str, list[Any]], paths: list[str], split: str) -> datasets.Dataset:
+    import datasets
+
+    table = datasets.Dataset.from_dict({"audio": paths, **columns}, split=datasets.NamedSplit(split))
+    return table.cast_column("audio", datasets.Audio(decode=False))
+
+
+def _read_metadata(folder: Path, name: str, cache: Path) -> dict[str, list[Any]]:
+    try:
+        metadata = file_below(folder, name)
+    except ForeignNameError as error:
+        raise InputError(f"{folder / name}: {error}", hint="Only regular files below the folder are read.") from error
+    tables = read_files(_METADATA[name], {"train": [metadata]}, cache)
+    columns: dict[str, list[Any]] = tables["train"].to_dict()
+    if _NAME_COLUMN not in columns:
+        raise InputError(
+            f"{folder / name}: has no column {_NAME_COLUMN}; its columns: {', '.join(columns)}",
+            hint="Name each recording in it by its path from the folder of this file.",
+        )
+    return columns
+
+
+def _inside(folder: Path, name: Any) -> str:
+    """Return the path of a file that metadata names; one outside of the folder is nobody's."""
+    path = Path(os.path.normpath(folder / str(name)))
+    if not path.is_relative_to(os.path.normpath(folder)):
+        raise InputError(f"{folder}: the metadata names {name}, which is outside of the folder", hint="Move it there.")
+    return str(path)
+
 
 _PREFERRED_SPLITS = ("validation", "test", "train")
 """Chosen: a model is judged by what it was not trained on; labels of a test split are often kept back."""
@@ -348,3 +437,104 @@ def _reason(error: BaseException) -> str:
         error = error.__cause__
     words = " ".join(str(error).split())
     return words[:_LONGEST_REASON] or type(error).__name__
+
+
+# --- Reads the texts of a ``.txt``, ``.csv`` or ``.jsonl`` file without the datasets library, one row at a time.
+#
+# For those who need texts and no types: a number in a ``.csv`` file stays a text here.
+
+
+TEXT_SUFFIXES = (".txt", ".csv", ".jsonl")
+_HINT = "Give a text: .txt (one a line), .csv with a line of names, or .jsonl with one object a line."
+
+
+class TextFile:
+    """The rows of a file of texts, in their order; the first ones where fewer are asked for.
+
+    Has what is used of :class:`~winml.modelkit.evaluate.data_sets.DataSet`.
+    """
+
+    split = "train"
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, request: DataSetRequest) -> None:
+        """Take a file; it is read when rows are.
+
+        Raises:
+            UsageError: a split is asked for, of which a file has none, or fewer rows are there than asked for.
+            InputError: the file is damaged.
+        """
+        self.request = request
+        self.unreadable: dict[int, Unreadable] = {}
+        self.path = Path(request.source)
+        self.name = self.path.absolute().name
+        if request.split not in (None, self.split):
+            raise UsageError(
+                f"{request.words}: has no split {request.split!r}", hint="One file is one split; leave --split out."
+            )
+        first = next(self._all_rows(), {})
+        self.features: Mapping[str, Any] = dict.fromkeys(map(str, first))
+        if request.samples is not None and self._there < request.samples:
+            raise UsageError(
+                f"{request.words}: holds {self._there} samples, and --samples asks for {request.samples}",
+                hint="Give more data, or ask for fewer.",
+            )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns; of lines, ``text``."""
+        return tuple(self.features)
+
+    def __len__(self) -> int:
+        """Return the number of rows that are read."""
+        return self.request.samples or min(self.request.most or self._there, self._there)
+
+    def rows(self, roles: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Yield the rows by role: role → column; those without a text are left out, and counted.
+
+        Raises:
+            InputError: the file is damaged, or no row has a text.
+        """
+        count = 0
+        for number, row in enumerate(itertools.islice(self._all_rows(), len(self))):
+            cells = {role: row.get(column) for role, column in roles.items()}
+            if any(cell is None or (isinstance(cell, str) and not cell.strip()) for cell in cells.values()):
+                self.unreadable[number] = Unreadable(f"row {number}", "holds no text")
+                continue
+            count += 1
+            yield cells
+        if self.unreadable and not count:
+            columns = ", ".join(roles.values())
+            raise InputError(f"{self.request.words}: no row has a text in {columns}", hint=_HINT)
+
+    @property
+    def unreadable_note(self) -> str | None:
+        """What to say of the rows that were left out; None where all of them have texts."""
+        if not self.unreadable:
+            return None
+        verbs = "has no text and is" if len(self.unreadable) == 1 else "have no text and are"
+        return f"{len(self.unreadable)} of {len(self)} rows of {self.name} {verbs} left out"
+
+    @functools.cached_property
+    def _there(self) -> int:
+        return sum(1 for _ in self._all_rows())
+
+    def _all_rows(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the rows that are not empty."""
+        try:
+            with self.path.open(encoding="utf-8-sig", newline="") as file:
+                if self.path.suffix == ".txt":
+                    rows: Iterator[Any] = ({"text": line.strip()} for line in file)
+                elif self.path.suffix == ".csv":
+                    rows = csv.DictReader(file)
+                else:
+                    rows = (load_json(line) for line in file if line.strip())
+                for row in rows:
+                    if not isinstance(row, Mapping):
+                        raise InputError(
+                            f"{self.request.words}: a line holds {type(row).__name__}, not an object", hint=_HINT
+                        )
+                    if any(row.values()):
+                        yield row
+        except (OSError, ValueError, csv.Error) as error:
+            raise InputError(f"{self.request.words}: cannot be read as text: {error}", hint=_HINT) from error

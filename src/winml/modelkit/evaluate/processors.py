@@ -11,21 +11,49 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, first_line
 from winml.modelkit.evaluate.media import install_hint
-from winml.modelkit.evaluate.model_config import UNREADABLE
 from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 from winml.modelkit.options import read_json_file
 
 __all__ = [
+    "UNREADABLE",
     "ProcessorKind",
     "kinds_for",
     "missing_processors",
+    "open_config",
     "open_processor",
     "position_count",
     "processor_files",
     "sentence_length",
 ]
+
+
+# --- Reads the transformers config that lies beside a model, for the names of its classes.
+
+
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError)
+"""What transformers raises for files that are missing, damaged, or need code of their own or another package."""
+
+
+def open_config(folder: Path) -> Any:
+    """Return the config in a folder, or None where there is none.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    if not (folder / CHECKPOINT_CONFIG_NAME).is_file():
+        return None
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except UNREADABLE as error:
+        raise InputError(
+            f"{folder / CHECKPOINT_CONFIG_NAME} cannot be read: {first_line(error)}", hint="Mend or replace it."
+        ) from error
+
 
 ProcessorKind = Literal["tokenizer", "image processor", "feature extractor"]
 

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Literal
 
 import onnx_ir as ir
 
 from winml.modelkit.export.config import DEFAULT_OPSETS
+from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
+from winml.modelkit.hierarchy.tree import ModuleTree
+from winml.modelkit.metadata_keys import NAMESPACE_KEY
 
-__all__ = ["Capture", "CaptureOptions"]
+__all__ = [
+    "Capture",
+    "CaptureOptions",
+    "NodeTagger",
+    "name_by_module",
+    "name_open_sizes",
+    "neighbours",
+    "place_operands",
+    "shared_scope",
+]
 
 
 @dataclass(frozen=True)
@@ -42,3 +57,114 @@ class Capture:
     """Lines of the user's Python (``net.py:8``) that read a tensor's value: the graph contains the traced value."""
     notes: tuple[str, ...] = ()
     """What else is to be said of how it was made."""
+
+
+# --- Tags captured nodes by the scope they were traced in.
+#
+# The scope decides. Only a node without a scope is tagged by its neighbours, and only if requested. Writes metadata on
+# the nodes in place; does not change the graph.
+
+
+Scope = tuple[str, ...]
+"""Paths of the modules on the call stack, outermost first; the root is ``("",)``, an unknown scope ``()``."""
+
+
+@dataclass(frozen=True)
+class NodeTagger:
+    """Writes the tags for scopes."""
+
+    tree: ModuleTree
+    operation_fallback: bool = False
+    """Give a node without scope the longest scope its neighbours share, instead of the root."""
+
+    def tag_nodes(self, scopes: Mapping[ir.Node, Scope]) -> None:
+        """Write a tag and a namespace on every node, in place.
+
+        Args:
+            scopes: The scope of each node, in execution order.
+        """
+        known_scopes = dict(scopes)
+        for node in scopes:
+            source: Literal["operation"] | None = None
+            if not known_scopes[node] and self.operation_fallback:
+                known_scopes[node] = shared_scope(known_scopes, neighbours(node))
+                source = "operation" if known_scopes[node] else None
+            write_tag(node, self.tag_for(known_scopes[node], source))
+            node.metadata_props[NAMESPACE_KEY] = self.namespace(known_scopes[node])
+
+    def tag_for(self, scope: Scope, source: Literal["operation"] | None = None) -> NodeTag:
+        """Return the tag of a node that ran in ``scope``: that of the innermost hierarchy module on it.
+
+        Args:
+            scope: The call stack.
+            source: How the scope was won, if not read from the trace.
+        """
+        for path in reversed(scope):
+            module = self.tree.get(path)
+            if module is None:
+                continue
+            if source is None and path == scope[-1]:
+                return NodeTag(module.tag, path, "root" if path == "" else "direct")
+            return NodeTag(module.tag, path, source or "parent")
+        return NodeTag(self.tree.root.tag, "", "root")
+
+    def namespace(self, scope: Scope) -> str:
+        """Return the scope as torch writes it: ``BertModel/encoder: BertEncoder/encoder.layer.0: BertLayer``."""
+        return "/".join(
+            f"{path}: {self.tree.class_name(path)}" if path else self.tree.class_name(path) for path in scope or ("",)
+        )
+
+
+def neighbours(node: ir.Node) -> list[ir.Node]:
+    """Return the nodes that produce the inputs of ``node``, and those that read its outputs."""
+    producers = (value.producer() for value in node.inputs if value is not None)
+    readers = (use.node for output in node.outputs for use in output.uses())
+    return [*(producer for producer in producers if producer is not None), *readers]
+
+
+def shared_scope(scopes: Mapping[ir.Node, Scope], nodes: Iterable[ir.Node]) -> Scope:
+    """Return the longest common scope of those of ``nodes`` that have one."""
+    known_scopes = [scopes[node] for node in nodes if scopes.get(node)]
+    if not known_scopes:
+        return ()
+    return tuple(level[0] for level in takewhile(lambda level: len(set(level)) == 1, zip(*known_scopes, strict=False)))
+
+
+# --- Names the nodes, values and open sizes of a captured graph.
+#
+# Both exporters get the same names: nodes and values after the module they ran in, open sizes as the user named them.
+# Works in place.
+
+
+def place_operands(scopes: dict[ir.Node, Scope]) -> None:
+    """Give constants that the exporter added (axes, shapes) the scope shared by the nodes that read them, in place."""
+    for node in [node for node, scope in scopes.items() if not scope and not node.inputs]:
+        scopes[node] = shared_scope(scopes, neighbours(node))
+
+
+def name_by_module(graph: ir.Graph, scopes: Mapping[ir.Node, Scope], tree: ModuleTree) -> None:
+    """Name nodes and their outputs after the module they ran in, ``/encoder/layer.0/MatMul_1``, in place."""
+    fixed = {value.name for value in (*graph.inputs, *graph.outputs)} | set(graph.initializers)
+    name_counts: Counter[str] = Counter()
+    for node in graph.all_nodes():
+        scope = scopes[node]
+        stem = f"{tree.scope(scope[-1]) if scope else ''}/{node.op_type}"
+        node.name = f"{stem}_{name_counts[stem]}" if name_counts[stem] else stem
+        name_counts[stem] += 1
+        for position, value in enumerate(node.outputs):
+            if value.name and value.name not in fixed:
+                value.name = f"{node.name}_output_{position}"
+
+
+def name_open_sizes(graph: ir.Graph, dynamic_axes: Mapping[str, Mapping[int, str]]) -> None:
+    """Name the open sizes of the inputs, and remove all other shapes, in place.
+
+    Exporters use their own names for sizes they could not compute (``Add_123_dim_0``, ``s77``), and may state some open
+    sizes as fixed. Shape inference derives the inner shapes from the inputs again.
+    """
+    for value in graph.inputs:
+        axis_names = dynamic_axes.get(value.name or "", {})
+        value.shape = ir.Shape([axis_names.get(axis, size) for axis, size in enumerate(value.shape or ())])
+    for node in graph.all_nodes():
+        for value in node.outputs:
+            value.shape = None

@@ -7,16 +7,27 @@ Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
 import pydantic
 
-from winml.modelkit.graph.dimensions import DynamicAxes, DynamicDimension, DynamicRequest
-from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
+from winml.modelkit.errors import VerificationError
+from winml.modelkit.graph.specs import DynamicAxes, DynamicDimension, DynamicRequest, InputTensorSpec, OutputTensorSpec
 from winml.modelkit.hierarchy.torch_modules import TorchModules, normalized_torch_modules
 from winml.modelkit.options import Options
 
-__all__ = ["COMMAND_OPTIONS", "PYTHON_WORDS", "ExporterName", "WinMLExportConfig"]
+__all__ = [
+    "COMMAND_OPTIONS",
+    "PYTHON_WORDS",
+    "SECOND_TRY_S",
+    "ExporterName",
+    "ExporterUse",
+    "WinMLExportConfig",
+    "first_choice",
+    "second_choice",
+]
+
 
 ExporterName = Literal["torchscript", "dynamo"]
 
@@ -115,3 +126,47 @@ class WinMLExportConfig(Options):
             axes=self.dynamic_axes,
             dimensions=self.dynamic_dimensions,
         ).given_by("{}")
+
+
+# --- Chooses the exporter: TorchScript or dynamo.
+#
+# TorchScript is faster where it can trace the model. dynamo exports most of those TorchScript cannot trace. The first
+# choice depends on the options; a failure leads to the second choice.
+# Reasons: docs/decisions/0003-torchscript-first.md.
+
+
+SECOND_TRY_S = 120.0
+"""Time limit of dynamo as the second choice. Chosen: ten times what a text encoder of 12 layers takes; with open sizes
+that a forward divides it can take hours."""
+
+
+@dataclass(frozen=True)
+class ExporterUse:
+    """Which exporter is used, and why."""
+
+    name: ExporterName
+    reason: str = ""
+    """In a few words; empty where it is the default."""
+    time_limit_s: float | None = None
+    """Longest time it may take; None: unlimited."""
+
+
+def first_choice(config: WinMLExportConfig) -> ExporterUse:
+    """Return the exporter to try first."""
+    return ExporterUse("torchscript") if config.exporter == "auto" else ExporterUse(config.exporter, "asked for")
+
+
+def second_choice(config: WinMLExportConfig, current: ExporterUse, error: VerificationError) -> ExporterUse | None:
+    """Return the exporter to try when verification failed, or None if there is none.
+
+    TorchScript writes some wrong graphs without an error; dynamo converts operators by different code.
+
+    Args:
+        config: Options of the export.
+        current: Which exporter made the graph.
+        error: The failed verification.
+    """
+    if config.exporter != "auto" or current.name != "torchscript" or not error.is_graph_wrong:
+        return None
+    reason = error.message.removeprefix("cannot verify: ").partition(". ")[0]
+    return ExporterUse("dynamo", f"the graph TorchScript made is wrong: {reason}", SECOND_TRY_S)

@@ -23,7 +23,7 @@ from torch.jit._script import RecursiveScriptModule  # not public; torch.jit.scr
 
 from winml.modelkit.errors import ExportError
 from winml.modelkit.export.forward_hooks import detached_hooks
-from winml.modelkit.hierarchy.compiled_modules import without_compilation
+from winml.modelkit.hierarchy.torch_modules import without_compilation
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 
 __all__ = ["ArgumentBuilder", "FlatForward", "flatten_outputs", "prepared_for_export"]

@@ -26,7 +26,7 @@ from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_
 from winml.modelkit.graph.contexts import context_file_names, rename_context_files
 from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.graph.files.placing import name_data
-from winml.modelkit.graph.files.temporary import temporary_folder
+from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent

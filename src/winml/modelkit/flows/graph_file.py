@@ -23,20 +23,23 @@ from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import comparison_words
 from winml.modelkit.flows.module_functions import functions_of_modules, refuse_no_functions
 from winml.modelkit.graph.contexts import refuse_compiled
-from winml.modelkit.graph.files.foreign_reading import MergedKeys, load_by_reference, merge_duplicate_keys
-from winml.modelkit.graph.files.graph_reading import graph_of, reading_graph
-from winml.modelkit.graph.files.output_files import OutputFiles, refuse_inputs
-from winml.modelkit.graph.files.output_paths import ExportPaths
+from winml.modelkit.graph.files.graph_reading import (
+    MergedKeys,
+    graph_of,
+    load_by_reference,
+    merge_duplicate_keys,
+    reading_graph,
+)
+from winml.modelkit.graph.files.output_files import ExportPaths, OutputFiles, refuse_inputs
 from winml.modelkit.graph.files.placing import external_files, place_copy
 from winml.modelkit.graph.files.reading import inline_functions, read_structure
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.graph.validity import refuse_cycles, refuse_invalid
-from winml.modelkit.hierarchy.coverage import Coverage, all_nodes, measure_coverage
-from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, measure_coverage, read_tag
 from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, NORMALIZED_KEY
 from winml.modelkit.normalize.stamp import is_normalized, stamp
-from winml.modelkit.optimize.operator_counts import GraphCensus, operator_name
+from winml.modelkit.optimize.graph_matching import GraphCensus, operator_name
 from winml.modelkit.options import load_json
 from winml.modelkit.progress import StepClock, StepEvent, StepTiming
 from winml.modelkit.results.module_functions import ModuleFunctions

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import onnx_ir as ir
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.module_parts import GraphModules
+from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.hierarchy import address
-from winml.modelkit.hierarchy.coverage import all_nodes
+from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.inspect.onnx_tree import read_tree
+from winml.modelkit.optimize.options import OptimizeOptions
+from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
 
-__all__ = ["graph_modules", "selected_nodes", "source_notes"]
+__all__ = [
+    "graph_modules",
+    "optimize_within",
+    "selected_nodes",
+    "source_notes",
+]
 
 
 def graph_modules(model: ir.Model, root: str) -> GraphModules:
@@ -70,3 +78,22 @@ def selected_nodes(
             hint="Narrow --exclude, or widen --module.",
         )
     return names, source_notes(modules)
+
+
+# --- Optimizes a graph in memory, or those of its modules that options select. Used by what writes and what checks.
+
+
+def optimize_within(model: ir.Model, options: OptimizeOptions) -> OptimizeResult:
+    """Optimize a model, or those of its modules that options select.
+
+    Raises:
+        UsageError: a selector names no module.
+        OptimizeError: an engine failed.
+    """
+    if not options.is_limited or options.is_empty:
+        return optimize(model, options)
+    names, notes = selected_nodes(model, options.module, options.exclude)
+    before = sum(1 for _ in model.graph)
+    result = optimize(model, options, names)
+    left = f"Only {len(names)} of {before} nodes were given to the optimizer, those of the selected modules."
+    return replace(result, notes=(*notes, left, *result.notes))

@@ -13,10 +13,9 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.flows.graph_modules import graph_modules
-from winml.modelkit.graph.functions.folding import FIRST_IR_VERSION, FoldedModel, fold_modules
+from winml.modelkit.graph.function_folding import FIRST_IR_VERSION, FoldedModel, fold_modules
 from winml.modelkit.hierarchy import address
-from winml.modelkit.hierarchy.address import SEPARATOR
-from winml.modelkit.hierarchy.module_identity import ModuleIdentity
+from winml.modelkit.hierarchy.address import SEPARATOR, ModuleIdentity
 from winml.modelkit.hierarchy.selector import PATH_SEPARATOR, HasAddress, ModuleAddress, Selector, select
 from winml.modelkit.hierarchy.torch_modules import comes_with_torch
 from winml.modelkit.results.module_functions import LeftOutModule, ModuleFunctions, PartlyOutside

@@ -28,7 +28,7 @@ from winml.modelkit.flows.graph_file import (
     summarize_graph,
     transform_file,
 )
-from winml.modelkit.flows.optimizing import optimize_within
+from winml.modelkit.flows.graph_modules import optimize_within
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.optimize.capabilities import CAPABILITIES
 from winml.modelkit.optimize.opset_conversion import refuse_unknown_opset

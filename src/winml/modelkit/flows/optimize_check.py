@@ -12,10 +12,10 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import StageError
 from winml.modelkit.flows.graph_file import read_plain
-from winml.modelkit.flows.optimizing import optimize_within
+from winml.modelkit.flows.graph_modules import optimize_within
 from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions, stated_sums
 from winml.modelkit.graph.specs import summed_sizes
-from winml.modelkit.hierarchy.coverage import all_nodes
+from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability
 from winml.modelkit.optimize.options import OptimizeOptions

@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 import onnx_ir as ir
 import pydantic
 
-from winml.modelkit.compare.accepted_sizes import refused_sizes
-from winml.modelkit.compare.files import refuse_different
+from winml.modelkit.compare.files import large_size, open_session, refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import InputError, StageError, UsageError, VerificationError, WinMLError
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
@@ -29,13 +28,84 @@ from winml.modelkit.graph.pinning import (
     stated_inputs,
     stated_sums,
 )
-from winml.modelkit.graph.specs import InputTensorSpec, summed_sizes
+from winml.modelkit.graph.specs import InputTensorSpec, resolve_names, summed_sizes
 from winml.modelkit.graph.stage import StageResult
-from winml.modelkit.hierarchy.coverage import measure_coverage
+from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY
-from winml.modelkit.results.pinned_model import PinnedModel
+from winml.modelkit.results.written_file import PinnedModel
+from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
+from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["pin_model"]
+__all__ = [
+    "RefusedSizes",
+    "pin_model",
+    "refused_sizes",
+]
+
+
+# --- Which sizes of its open dimensions does a file run at? Tried, since a graph does not declare its limits.
+
+
+@dataclass(frozen=True)
+class RefusedSizes:
+    """Why a file does not run at some sizes."""
+
+    asked: Mapping[str, int]
+    """Dimension, by its name in the file → the size asked for."""
+    reason: str
+    """ONNX Runtime's."""
+    limits: Mapping[str, int]
+    """Dimension → the largest size it runs at, below the one asked for; only those that are too large."""
+
+
+def refused_sizes(path: Path, sizes: Mapping[str, int], seed: int) -> RefusedSizes | None:
+    """Return why a file does not run at some sizes; None where it does.
+
+    Args:
+        path: The file.
+        sizes: Size by name of an open dimension, or by key of ``--shape-config``; the others get small ones.
+        seed: Seed of the values.
+
+    Raises:
+        StageError: ONNX Runtime cannot open the file.
+        UsageError: no values can be drawn for one of its inputs.
+    """
+    trial = _Trial(open_session(path, as_written=True), seed)
+    asked = resolve_names(sizes, trial.names)
+    reason = trial.refusal(asked)
+    if reason is None:
+        return None
+    limits = {name: trial.limit(name, size) for name, size in asked.items()}
+    return RefusedSizes(asked, reason, {name: limit for name, limit in limits.items() if limit is not None})
+
+
+class _Trial:
+    """Runs a file at sizes."""
+
+    def __init__(self, session: Session, seed: int) -> None:
+        self._session = session
+        self._inputs = graph_inputs(session)
+        self._seed = seed
+        self.names = dict.fromkeys(key for item in self._inputs for key in item.keys if isinstance(key, str))
+        self._small = {name: large_size(name) or 2 for name in self.names}
+
+    def refusal(self, sizes: Mapping[str, int]) -> str | None:
+        """Return why it does not run; None where it does."""
+        try:
+            self._session.run(draw_feeds(self._inputs, {**self._small, **sizes}, self._seed))
+        except StageError as error:
+            return error.message.partition(f"{self._session.name}: ")[2] or error.message
+        return None
+
+    def limit(self, name: str, size: int) -> int | None:
+        """Return the largest size of one dimension it runs at, the others small; None if any will do, or none does."""
+        low, high = self._small.get(name, 2), size
+        if low >= high or self.refusal({name: high}) is None or self.refusal({name: low}) is not None:
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.refusal({name: middle}) is None else (low, middle)
+        return low
 
 
 def pin_model(

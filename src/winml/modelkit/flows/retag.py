@@ -14,17 +14,22 @@ from pathlib import Path
 import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.graph.files.foreign_reading import MergedKeys, read_foreign
+from winml.modelkit.graph.files.graph_reading import MergedKeys, read_foreign
 from winml.modelkit.graph.files.metadata_rewriting import rewrite_metadata
-from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing, refuse_inputs, write_error
-from winml.modelkit.graph.files.output_paths import ExportPaths
+from winml.modelkit.graph.files.output_files import (
+    ExportPaths,
+    OutputFiles,
+    refuse_existing,
+    refuse_inputs,
+    write_error,
+)
 from winml.modelkit.graph.files.placing import data_names, external_files, place_data
 from winml.modelkit.graph.files.reading import read_structure
-from winml.modelkit.graph.functions.inlining import module_functions
+from winml.modelkit.graph.function_inlining import module_functions
 from winml.modelkit.hierarchy.carry.carrying import CarryReport, carry_tags
 from winml.modelkit.hierarchy.carry.original_graph import walk
-from winml.modelkit.hierarchy.coverage import measure_coverage
-from winml.modelkit.results.retag_result import RetaggedModel
+from winml.modelkit.hierarchy.tagging import measure_coverage
+from winml.modelkit.results.written_file import RetaggedModel
 from winml.modelkit.words import count_noun
 
 __all__ = ["retag_model"]

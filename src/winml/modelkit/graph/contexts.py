@@ -6,7 +6,7 @@ Specified by ONNX Runtime: ``com.microsoft:EPContext``, whose attribute ``ep_cac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx
@@ -14,8 +14,7 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.files.foreign_names import name_problem
-from winml.modelkit.graph.proto_nodes import proto_nodes
-from winml.modelkit.hierarchy.coverage import all_nodes
+from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.options import load_json
 from winml.modelkit.words import printable
@@ -25,10 +24,34 @@ __all__ = [
     "context_file_names",
     "context_nodes",
     "is_context",
+    "nested_nodes",
+    "proto_nodes",
     "refuse_compiled",
     "refuse_compiled_modules",
     "rename_context_files",
 ]
+
+
+# --- Goes through the nodes of a model in the form in which onnx reads it, subgraphs and functions included.
+
+
+def proto_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yield every node of a model."""
+    yield from nested_nodes(model.graph.node)
+    for function in model.functions:
+        yield from nested_nodes(function.node)
+
+
+def nested_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from nested_nodes(attribute.g.node)
+            for graph in attribute.graphs:
+                yield from nested_nodes(graph.node)
+
 
 _DOMAIN, _OPERATOR = "com.microsoft", "EPContext"
 _CACHE, _EMBEDS = "ep_cache_context", "embed_mode"

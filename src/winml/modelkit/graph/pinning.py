@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from winml.modelkit.graph.dimensions import resolve_names
+from winml.modelkit.graph.specs import resolve_names
 from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.options import load_json
 

@@ -5,23 +5,38 @@ Plain records; nothing here reads a model or generates values (``runtime/feeds.p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 
-from winml.modelkit.options import Options
+from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.options import Options, nearest, parse_options, read_json
 
 __all__ = [
     "DTYPES",
     "OPEN_SIZE",
+    "ROWS_OF_ONE_KIND",
     "CacheSlot",
+    "DynamicAxes",
+    "DynamicDimension",
+    "DynamicRequest",
     "GridSlot",
     "InputTensorSpec",
+    "OpenSize",
+    "OutputAxis",
     "OutputTensorSpec",
+    "counts_rows",
+    "current_name",
     "is_open",
+    "names_among",
+    "parse_dynamic_axes",
+    "resolve_names",
     "summed_sizes",
 ]
+
 
 DTYPES = (
     "float32", "float16", "bfloat16", "float64",
@@ -172,3 +187,344 @@ class OutputTensorSpec(_TensorSpec):
     def as_record(self) -> dict[str, Any]:
         """Return the ``winml.io.outputs`` entry of FORMATS."""
         return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
+
+
+# --- Records of open dimensions, and the option texts they are parsed from.
+#
+# Knows no model: whether a name or an axis is valid for a model is decided in ``load``. Imports nothing heavy, so that
+# errors in the text are reported at once.
+
+
+DYNAMIC_AXES_OPTION = "--dynamic-axes"
+
+_OPTIONS: Mapping[str, str] = {
+    "dynamic_batch": "--dynamic-batch",
+    "dynamic_sequence": "--dynamic-seq-len",
+    "dynamic_image_size": "--dynamic-image-size",
+    "dynamic_axes": DYNAMIC_AXES_OPTION,
+}
+"""Key of a config → the option that says the same."""
+
+_OLDER_NAMES: Mapping[str, str] = {
+    "batch": "batch_size",
+    "sequence": "sequence_length",
+    "past_sequence": "past_sequence_length",
+    "total_sequence": "total_sequence_length",
+    "decoder_sequence": "decoder_sequence_length",
+    "encoder_sequence": "encoder_sequence_length",
+    "past_encoder_sequence": "past_encoder_sequence_length",
+    "choices": "num_choices",
+    "channels": "num_channels",
+    "frames": "num_frames",
+    "mel_bins": "num_mel_bins",
+    "samples": "audio_length",
+}
+"""Name of a dimension in files of winml 0.2 → its name today: that of optimum and transformers.js, which is its key in
+``--shape-config`` where it has one.
+"""
+
+_NAME = r"^[A-Za-z_]\w*$"
+_INLINE = re.compile(r"^(?P<input>[^:=,\s]+):(?P<axes>.+)$")
+
+Size = Annotated[int, pydantic.Field(ge=1)]
+Name = Annotated[str, pydantic.Field(pattern=_NAME)]
+
+
+ROWS_OF_ONE_KIND = frozenset({"text_batch_size", "image_batch_size", "audio_batch_size"})
+"""Rows of texts, images and recordings, where a model scores each with each."""
+
+
+class _Range(Options):
+    min: Size = 1
+    """Smallest size the model will be run with."""
+    max: Size | None = None
+    """Largest size the model will be run with; None: unbounded."""
+    example: Size | None = None
+    """Size to trace with; None: chosen by the export. At least 2: a size of 1 is traced as a constant."""
+
+    @pydantic.model_validator(mode="after")
+    def _check_order(self) -> _Range:
+        if self.max is not None and self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
+        if self.example is None:
+            return self
+        if self.example < self.min or (self.max is not None and self.example > self.max):
+            raise ValueError(f"example {self.example} is outside of {self.min} to {self.max or 'any'}")
+        if self.example == 1:
+            raise ValueError("example 1: a size of 1 is traced as a constant; give 2 or more")
+        return self
+
+
+class OpenSize(_Range):
+    """A size the user leaves open, as written in ``--shape-config``."""
+
+    name: Name | None = None
+    """Name of the dimension; None: its key."""
+
+
+class DynamicDimension(_Range):
+    """A dimension of a graph that is left open, by its name."""
+
+    name: Name
+    """As in the shapes of the inputs."""
+    min: Annotated[int, pydantic.Field(ge=0)] = 1
+    """Smallest size the model will be run with; 0 for a cache that may be empty."""
+
+
+UNNAMED = ""
+"""In place of the name of an axis: left open, and named by the export."""
+
+
+def _with_names(axes: Any) -> Any:
+    """Return axes in one form; torch also takes a list of axes, for names of its own choice."""
+    if not isinstance(axes, Mapping):
+        return axes
+    return {name: _axis_names(given) for name, given in axes.items()}
+
+
+def _axis_names(given: Any) -> Any:
+    if isinstance(given, Mapping):
+        # Keys of JSON are text.
+        numbers = {axis: int(axis) if re.fullmatch(r"-?\d+", str(axis)) else axis for axis in given}
+        return {numbers[axis]: UNNAMED if symbol is None else symbol for axis, symbol in given.items()}
+    # Of anything but numbers, the reader says what it expected.
+    is_list = isinstance(given, (list, tuple)) and all(isinstance(axis, (int, str)) for axis in given)
+    return dict.fromkeys(given, UNNAMED) if is_list else given
+
+
+def _check_axes(axes: Mapping[str, Mapping[int, str]]) -> Mapping[str, Mapping[int, str]]:
+    for name, axis_names in axes.items():
+        for axis, symbol in axis_names.items():
+            if axis < 0:
+                raise ValueError(f"{name}: axis {axis} is negative; axes count from 0")
+            if symbol != UNNAMED and not re.match(_NAME, symbol):
+                raise ValueError(
+                    f"{name}: axis {axis} is named {symbol!r}; a name holds letters, digits and _ and starts with no "
+                    "digit"
+                )
+    return axes
+
+
+DynamicAxes = Annotated[
+    Mapping[str, Mapping[int, str]], pydantic.BeforeValidator(_with_names), pydantic.AfterValidator(_check_axes)
+]
+"""Input or output → axis, counted from 0 → name, as ``dynamic_axes`` of torch.onnx.export; or a list of axes."""
+
+
+@dataclass(frozen=True)
+class OutputAxis:
+    """An axis of an output that is to be open under a name; open axes of the inputs decide whether it can be."""
+
+    output: str
+    axis: int
+    name: str
+    """``UNNAMED``: whatever follows from the inputs."""
+    given_by: str
+    """The option, for messages."""
+
+
+class DynamicRequest(Options):
+    """Which dimensions the user wants left open, besides those named in shapes."""
+
+    batch: bool = False
+    """The rows of every input."""
+    sequence: bool = False
+    """The sequences the model reads: tokens of the text and of the decoder, or frames or samples of audio."""
+    image_size: bool = False
+    """Height and width of images."""
+    axes: DynamicAxes = pydantic.Field(default_factory=dict)
+    """Input → axis → name."""
+    dimensions: tuple[DynamicDimension, ...] = ()
+    """Bounds, and sizes to trace with, of names; leaves nothing open by itself."""
+    origins: Mapping[str, str] = pydantic.Field(default_factory=dict, exclude=True)
+    """Where it was said, for messages: key of a config, or axis as ``input:axis`` → words; else the option's name."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no dimension is requested to be open."""
+        return not (self.batch or self.sequence or self.image_size or self.axes)
+
+    def joined(self, defaults: DynamicRequest) -> DynamicRequest:
+        """Return the union of both requests; where both name an axis, the name in this request is used."""
+        inputs = dict.fromkeys([*self.axes, *defaults.axes])
+        return DynamicRequest(
+            batch=self.batch or defaults.batch,
+            sequence=self.sequence or defaults.sequence,
+            image_size=self.image_size or defaults.image_size,
+            axes={name: {**defaults.axes.get(name, {}), **self.axes.get(name, {})} for name in inputs},
+            dimensions=self.dimensions or defaults.dimensions,
+            origins={**defaults.origins, **self.origins},
+        )
+
+    def given_by(self, place: str) -> DynamicRequest:
+        """Return the same request with the words for where it was said.
+
+        Args:
+            place: With ``{}`` for the key: ``export.{}``.
+        """
+        flags = {"dynamic_batch": self.batch, "dynamic_sequence": self.sequence, "dynamic_image_size": self.image_size}
+        origins = {key: place.format(key) for key, is_given in flags.items() if is_given}
+        axes = {f"{name}:{axis}": place.format("dynamic_axes") for name, named in self.axes.items() for axis in named}
+        return self.model_copy(update={"origins": {**origins, **axes}})
+
+    def origin_of(self, key: str, axis: tuple[str, int] | None = None) -> str:
+        """Return where a key, or one axis, was asked for, in words."""
+        return self.origins.get(key if axis is None else f"{axis[0]}:{axis[1]}", _OPTIONS[key])
+
+
+class _AxesOption(Options):
+    axes: DynamicAxes
+
+
+def parse_dynamic_axes(texts: Sequence[str]) -> dict[str, dict[int, str]]:
+    """Read ``--dynamic-axes``, given any number of times.
+
+    Args:
+        texts: Each ``input_ids:0=batch_size,1=sequence_length`` (several inputs separated by spaces or semicolons), or
+            a JSON object ``{"input_ids": {"0": "batch_size", "1": "sequence_length"}, "pixel_values": [0]}``, or the
+            path of a file that holds one.
+
+    Returns:
+        Input or output → axis → name; ``UNNAMED`` where only the axis is given.
+
+    Raises:
+        ConfigError: a text in none of these forms, an axis that is not a number or is negative, an invalid name, or an
+            axis with two names.
+    """
+    merged: dict[str, dict[int, str]] = {}
+    for text in texts:
+        for name, axis, symbol in _parse_axes(text):
+            first_symbol = merged.setdefault(name, {}).get(axis, UNNAMED) or symbol
+            merged[name][axis] = first_symbol
+            if symbol not in (first_symbol, UNNAMED):
+                raise ConfigError(
+                    f"{DYNAMIC_AXES_OPTION}: axis {axis} of {name} is named both {first_symbol!r} and {symbol!r}",
+                    hint="Give it one name.",
+                )
+    return merged
+
+
+def _parse_axes(text: str) -> list[tuple[str, int, str]]:
+    items = [item for item in re.split(r"[;\s]+", text.strip()) if item]
+    if not text.lstrip().startswith("{") and items and all(_INLINE.match(item) for item in items) and "=" in text:
+        return [pair for item in items for pair in _parse_inline_axes(item)]
+    value, label = read_json(text, DYNAMIC_AXES_OPTION)
+    return [
+        (name, axis, symbol)
+        for name, axis_names in parse_options(
+            _AxesOption, {"axes": _check_axis_numbers(value, label)}, label
+        ).axes.items()
+        for axis, symbol in axis_names.items()
+    ]
+
+
+def _check_axis_numbers(value: Any, label: str) -> Any:
+    """Return ``value`` if it is an object of lists of axes, or of objects whose keys are axis numbers.
+
+    Raises:
+        ConfigError: it is not; names the input and the axis.
+    """
+    if not isinstance(value, dict) or not all(isinstance(axis_names, (dict, list)) for axis_names in value.values()):
+        raise ConfigError(
+            f"{label}: expected an object of objects or of lists",
+            hint='Write {"input_ids": {"0": "batch_size", "1": "sequence_length"}}, {"input_ids": [0, 1]}, or '
+            "input_ids:0=batch_size,1=sequence_length.",
+        )
+    for name, axis_names in value.items():
+        for axis in axis_names:
+            if isinstance(axis, bool) or not re.fullmatch(r"-?\d+", str(axis)):
+                raise ConfigError(f"{label}: {name}: axis {axis!r} is no number", hint="Axes count from 0.")
+    return value
+
+
+def _parse_inline_axes(text: str) -> list[tuple[str, int, str]]:
+    match = _INLINE.match(text)
+    assert match is not None  # _parse_axes checked it
+    axis_names = []
+    for pair in match["axes"].split(","):
+        axis, equals, symbol = pair.partition("=")
+        if not equals or not re.fullmatch(r"-?\d+", axis):
+            raise ConfigError(
+                f"{DYNAMIC_AXES_OPTION}: {pair!r} in {text!r} is not AXIS=NAME",
+                hint="Write it like input_ids:0=batch_size,1=sequence_length.",
+            )
+        if not symbol:
+            raise ConfigError(
+                f"{DYNAMIC_AXES_OPTION}: {pair!r} in {text!r} has no name", hint="Write it like input_ids:0=batch_size."
+            )
+        axis_names.append((int(axis), symbol))
+    try:
+        _check_axes({match["input"]: dict(axis_names)})
+    except ValueError as error:
+        raise ConfigError(f"{DYNAMIC_AXES_OPTION}: {error}") from None
+    return [(match["input"], axis, symbol) for axis, symbol in axis_names]
+
+
+def current_name(name: str) -> str:
+    """Return what a dimension is called today; files of winml 0.2 call some of them otherwise.
+
+    >>> current_name("batch"), current_name("height")
+    ('batch_size', 'height')
+    """
+    return _OLDER_NAMES.get(name, name)
+
+
+def counts_rows(name: str) -> bool:
+    """Say whether a dimension is the number of rows: of all inputs, or of texts, images or recordings."""
+    return current_name(name) == "batch_size" or name in ROWS_OF_ONE_KIND
+
+
+def names_among(name: str, names: Collection[str]) -> tuple[str, ...]:
+    """Return what a dimension is called among names; the name itself where it is none of them.
+
+    Its name may be the older or the newer one. Rows in general are those of texts and of images where these are apart.
+    """
+    if name in names:
+        return (name,)
+    alike = tuple(other for other in names if current_name(other) == current_name(name))
+    is_general = current_name(name) == "batch_size"
+    return alike or tuple(other for other in names if is_general and counts_rows(other)) or (name,)
+
+
+def resolve_names(
+    sizes: Mapping[str, int], graph_names: Iterable[str], places: Mapping[str, str] | None = None
+) -> dict[str, int]:
+    """Return sizes by the names in the graph.
+
+    Args:
+        sizes: Sizes by name, which may be the older or the newer of two for one dimension, or by place.
+        graph_names: Names in the graph.
+        places: ``input:axis``, counted from 0 → name in the graph.
+
+    Raises:
+        UsageError: a name the graph does not have (suggests the nearest), or two sizes for one name.
+    """
+    names, places = list(graph_names), places or {}
+    resolved_sizes: dict[str, int] = {}
+    for name, size in sizes.items():
+        meant = (places[name],) if name in places and name not in names else names_among(name, names)
+        if meant[0] not in names:
+            guess = nearest(name, [*names, *places])
+            hint = f"Did you mean {guess!r}? " if guess else ""
+            raise UsageError(
+                f"--shape-config: the graph has no open dimension {name!r}",
+                hint=f"{hint}Its open dimensions: {_dimension_words(names, places)}.",
+            )
+        for resolved in meant:
+            if len(meant) > 1 and resolved in sizes:
+                continue  # rows in general are those that nothing else is said of
+            if resolved_sizes.setdefault(resolved, size) != size:
+                raise UsageError(
+                    f"--shape-config: {resolved} is to be both {resolved_sizes[resolved]} and {size}",
+                    hint="Give it one size.",
+                )
+    return resolved_sizes
+
+
+def _dimension_words(names: Sequence[str], places: Mapping[str, str]) -> str:
+    """Return every name with the places it stands at, for people."""
+    words = []
+    for name in names:
+        others = [place for place, at_place in places.items() if at_place == name != place]
+        words.append(f"{name} ({', '.join(others)})" if others else name)
+    return ", ".join(words) or "none; all sizes are fixed"

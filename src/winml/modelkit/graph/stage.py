@@ -13,8 +13,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from winml.modelkit.errors import StageError
-from winml.modelkit.hierarchy.coverage import Coverage, all_nodes
-from winml.modelkit.hierarchy.tagging import NodeTag, read_tag
+from winml.modelkit.hierarchy.tagging import Coverage, NodeTag, all_nodes, read_tag
 
 __all__ = ["DeclaredPass", "StageResult", "TagPolicy", "run_passes"]
 

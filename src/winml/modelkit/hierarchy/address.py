@@ -8,9 +8,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
-__all__ = ["common_ancestor", "depth", "format_tag", "is_tag", "is_within", "parse_tag", "sibling_segments"]
+__all__ = [
+    "ModuleIdentity",
+    "common_ancestor",
+    "depth",
+    "format_tag",
+    "is_tag",
+    "is_within",
+    "parse_tag",
+    "sibling_segments",
+]
+
 
 SEPARATOR = "/"
 
@@ -131,3 +143,36 @@ def _escaped_name(name: str) -> str:
     # A ModuleDict key or the name of a class created at run time may contain the separator. The tag must still split
     # into its segments, and different names must stay different.
     return name.replace("%", "%25").replace(SEPARATOR, "%2F")
+
+
+# --- Identifies one call of one module, in records and in sentences.
+
+
+@dataclass(frozen=True)
+class ModuleIdentity:
+    """One call of one module."""
+
+    module: str
+    """Dotted module path; ``""`` is the root."""
+    tag: str
+    class_name: str
+    call: int = 1
+    """Number of the call, from 1."""
+    calls: int = 1
+    """Number of calls in the graph."""
+
+    @property
+    def words(self) -> str:
+        """Its name in sentences: ``encoder.layer.0``, ``head, call 2 of 3``."""
+        name = self.module or self.tag
+        return name if self.calls == 1 else f"{name}, call {self.call} of {self.calls}"
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return {
+            "module": self.module,
+            "tag": self.tag,
+            "class": self.class_name,
+            "call": self.call,
+            "calls": self.calls,
+        }

@@ -6,9 +6,14 @@ spelled in ``metadata_keys``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+import onnx
 
 from winml.modelkit.hierarchy import address
 from winml.modelkit.metadata_keys import (
@@ -22,7 +27,24 @@ from winml.modelkit.metadata_keys import (
     TORCH_PREFIX,
 )
 
-__all__ = ["HasMetadata", "NodeTag", "Source", "clear_tag", "drop_damaged_tags", "read_tag", "write_tag"]
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+__all__ = [
+    "Coverage",
+    "HasMetadata",
+    "NodeTag",
+    "Source",
+    "all_nodes",
+    "clear_tag",
+    "count_coverage",
+    "drop_damaged_tags",
+    "measure_coverage",
+    "name_scope",
+    "read_tag",
+    "scope_path",
+    "write_tag",
+]
 
 
 Source = Literal["direct", "parent", "operation", "root", "merged", "inherited"]
@@ -100,3 +122,124 @@ def clear_tag(node: HasMetadata) -> None:
     for key in list(node.metadata_props):
         if key == NAMESPACE_KEY or key.startswith((OUR_PREFIX, TORCH_PREFIX)):
             del node.metadata_props[key]
+
+
+# --- Counts the nodes of a graph that carry a tag, by the source of the tag, and those that only the root stands
+# for.
+#
+# Counts the graph as written, subgraphs and functions included.
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Number of nodes, of tagged nodes, of tagged nodes per source, and of those at the root."""
+
+    nodes: int
+    tagged: int
+    sources: Mapping[str, int]
+    """Number of tagged nodes per source; sources without nodes are absent."""
+    at_root: int = 0
+    """Number of nodes whose tag is that of the root, by whatever source."""
+
+    @property
+    def percent(self) -> float:
+        """Share of tagged nodes, 0 to 100; an empty graph is fully covered."""
+        return 100.0 * self.tagged / self.nodes if self.nodes else 100.0
+
+    @property
+    def at_root_percent(self) -> float:
+        """Share of the nodes that stand at the root, 0 to 100."""
+        return 100.0 * self.at_root / self.nodes if self.nodes else 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every node carries a tag."""
+        return self.tagged == self.nodes
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form; shares from 0 to 100."""
+        return {
+            "tagged": self.tagged,
+            "percent": round(self.percent, 2),
+            "at_root": self.at_root,
+            "at_root_percent": round(self.at_root_percent, 2),
+            "sources": dict(self.sources),
+        }
+
+
+def measure_coverage(model: ir.Model) -> Coverage:
+    """Count the tagged nodes of a model, those of subgraphs and of functions included."""
+    return count_coverage(all_nodes(model))
+
+
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yield every node of a model, those of subgraphs and of functions included."""
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
+
+
+def count_coverage(nodes: Iterable[ir.Node]) -> Coverage:
+    """Count the tagged nodes among ``nodes``."""
+    total = at_root = 0
+    sources: Counter[str] = Counter()
+    for node in nodes:
+        total += 1
+        if tag := read_tag(node):
+            sources[tag.source] += 1
+            at_root += address.depth(tag.tag) == 1
+    return Coverage(nodes=total, tagged=sources.total(), sources=dict(sources), at_root=at_root)
+
+
+# --- Reads the module path from the name of a node that has no tag.
+#
+# Exporters name a node after its scope and operator, ``/encoder/layer.0/MatMul_1``. Tools that fuse nodes append to
+# such names, ``/encoder/layer.0/MatMul_1/MatMulAddFusion``. Reads names only; tags are read by ``tagging`` and restored
+# by ``carry``.
+
+
+SEPARATOR = "/"
+
+_COUNTER = re.compile(r"_\d+$")
+_FUSED_PREFIX = re.compile(r"^fused (?=/)")
+"""What ONNX Runtime puts before the name of the first node it fuses with an activation."""
+
+
+def name_scope(name: str, op_type: str) -> tuple[str, ...]:
+    """Return the segments of a node's name that stand for modules, outermost first; none where it is no path.
+
+    A segment that names an operator stands for a node; the segments after it were added by a tool.
+
+    Args:
+        name: The node's name.
+        op_type: Its operator.
+
+    >>> name_scope("/encoder/layer.0/Gelu_1", "Gelu")
+    ('encoder', 'layer.0')
+    >>> name_scope("/encoder/layer.0/MatMul/MatMulAddFusion", "Gemm")
+    ('encoder', 'layer.0')
+    >>> name_scope("Gemm_7", "Gemm")
+    ()
+    """
+    name = _FUSED_PREFIX.sub("", name)
+    if SEPARATOR not in name:
+        return ()
+    *scope, label = [segment for segment in name.split(SEPARATOR) if segment] or [""]
+    # A last segment equal to the operator shows that no tool changed the name: a module may then be called Conv.
+    if _COUNTER.sub("", label) != op_type and scope and _is_operator(_COUNTER.sub("", scope[-1])):
+        scope.pop()
+    return tuple(scope)
+
+
+def scope_path(scope: tuple[str, ...]) -> str:
+    """Return the dotted module path of a scope.
+
+    >>> scope_path(("encoder", "layer.0"))
+    'encoder.layer.0'
+    """
+    return ".".join(scope)
+
+
+@lru_cache(maxsize=4096)
+def _is_operator(name: str) -> bool:
+    return bool(onnx.defs.has(name))

@@ -6,11 +6,15 @@ Decides from a recorded forward pass, or from the scopes in a file; who asks rec
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.options import nearest
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = [
     "CalledModule",
@@ -20,7 +24,10 @@ __all__ = [
     "hierarchy_paths",
     "normalized_torch_modules",
     "torch_module_notes",
+    "uncompiled",
+    "without_compilation",
 ]
+
 
 TorchModuleRule = Literal["auto", "none", "all"]
 TorchModules = TorchModuleRule | tuple[str, ...]
@@ -175,3 +182,46 @@ def _refuse_unknown_classes(called: Sequence[CalledModule], names: Iterable[str]
             f"no torch.nn class {name!r} runs in this model" + (f"; did you mean {guess!r}?" if guess else ""),
             hint=f"Classes that run: {', '.join(shown) or 'none'}.",
         )
+
+
+# --- Finds the module inside one that ``torch.compile`` wrapped.
+#
+# ``torch.compile`` returns a wrapper whose child ``_orig_mod`` is the user's module; that name must not appear in
+# module paths. Works on any object with torch's child modules. Never imports ``torch._dynamo``, which takes two
+# seconds: if it is not imported yet, nothing was compiled.
+
+
+_WRAPPER_PACKAGE = "torch._dynamo"
+"""Package of the class that wraps a compiled module."""
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the module inside a ``torch.compile`` wrapper, or ``model`` itself where it is no wrapper."""
+    inner = model._modules.get("_orig_mod") if type(model).__module__.startswith(_WRAPPER_PACKAGE) else None
+    return model if inner is None else inner
+
+
+@contextmanager
+def without_compilation(model: nn.Module) -> Iterator[None]:
+    """Replace every compiled module inside ``model`` by its uncompiled form for the time of the block.
+
+    In place, undone at the end. Covers ``torch.compile(module)`` and ``module.compile()``.
+    """
+    calls = [(module, call) for module in model.modules() if (call := module._compiled_call_impl) is not None]
+    wrapped = [
+        (module._modules, name, child)
+        for module in model.modules()
+        for name, child in module._modules.items()
+        if child is not None and uncompiled(child) is not child
+    ]
+    try:
+        for module, _ in calls:
+            module._compiled_call_impl = None
+        for children, name, child in wrapped:
+            children[name] = uncompiled(child)
+        yield
+    finally:
+        for children, name, child in wrapped:
+            children[name] = child
+        for module, call in calls:
+            module._compiled_call_impl = call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,14 +13,78 @@ import onnx
 
 from winml.modelkit.errors import first_line
 from winml.modelkit.graph.pinning import sums_stated_in
-from winml.modelkit.hierarchy.name_scopes import name_scope, scope_path
-from winml.modelkit.inspect.macs import Shape
+from winml.modelkit.hierarchy.tagging import name_scope, scope_path
+from winml.modelkit.inspect.module_costs import Shape, ShapeTable, is_counted
 from winml.modelkit.inspect.onnx_contents import PlacedNode, dtype_name, read_contents
 from winml.modelkit.inspect.onnx_tree import read_tree
-from winml.modelkit.inspect.value_shapes import declared_shape
 from winml.modelkit.metadata_keys import INPUTS_KEY
 
-__all__ = ["GraphFacts", "NodeFacts", "read_facts"]
+__all__ = [
+    "GraphFacts",
+    "NodeFacts",
+    "declared_shape",
+    "node_signature",
+    "read_facts",
+    "read_shapes",
+]
+
+
+# --- Reads the shapes of the values of an ONNX file.
+#
+# Uses the declared shapes, and ONNX's shape inference where a counted operator lacks one. Reads no weights; a shape
+# that depends on the values of a weight stays unknown.
+
+
+def read_shapes(model: onnx.ModelProto, nodes: Sequence[PlacedNode]) -> tuple[ShapeTable, list[str]]:
+    """Return the shapes of the values of the main graph, and a note where inference failed.
+
+    Args:
+        model: The model, with or without the values of its weights.
+        nodes: Its nodes.
+    """
+    shapes = _declared_shapes(model.graph)
+    needed_names = {
+        name
+        for node in nodes
+        if node.place == "graph" and is_counted(node.proto)
+        for name in (*node.proto.input, *node.proto.output)
+        if name
+    }
+    if needed_names <= shapes.keys():
+        return shapes, []
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        return shapes, [f"ONNX's shape inference failed, so some operations are not counted: {first_line(error)}"]
+    return {**_declared_shapes(inferred.graph), **shapes}, []
+
+
+def _declared_shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    shapes.update({sparse.values.name: tuple(sparse.dims) for sparse in graph.sparse_initializer})
+    values: Iterable[onnx.ValueInfoProto] = (*graph.input, *graph.output, *graph.value_info)
+    for value in values:
+        shape = declared_shape(value.type)
+        if shape is not None:
+            shapes[value.name] = shape
+    return shapes
+
+
+def declared_shape(declared: onnx.TypeProto) -> Shape | None:
+    """Return the shape of a tensor type: sizes, names of open dimensions, None for an open dimension without a name.
+
+    Returns:
+        The shape; None where the rank is unknown, or it is no tensor.
+    """
+    kind = declared.WhichOneof("value")
+    tensor = declared.sparse_tensor_type if kind == "sparse_tensor_type" else declared.tensor_type
+    if kind not in ("tensor_type", "sparse_tensor_type") or not tensor.HasField("shape"):
+        return None
+    return tuple(
+        dimension.dim_value if dimension.HasField("dim_value") else dimension.dim_param or None
+        for dimension in tensor.shape.dim
+    )
+
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
@@ -171,3 +236,36 @@ def _open_names(shapes: Iterable[Shape | None], places: Mapping[str, Sequence[st
             names |= found or places.keys()
             is_unknown = is_unknown or not found
     return names, is_unknown
+
+
+# --- What does a node compute, apart from what it reads? Its operator with its attributes, in a form to compare.
+
+
+def node_signature(node: PlacedNode) -> str:
+    """Return the operator with a digest of its attributes; graphs count by the nodes in them, defaults not at all."""
+    digest = hashlib.blake2b(digest_size=8)
+    defaults = _default_attributes(node.proto.op_type, node.proto.domain)
+    for attribute in sorted(node.proto.attribute, key=lambda item: item.name):
+        if attribute.HasField("g") or attribute.graphs:
+            digest.update(attribute.name.encode())
+        elif defaults.get(attribute.name) != (text := _attribute_bytes(attribute)):
+            digest.update(text)
+    return f"{node.operator} {digest.hexdigest()}"
+
+
+@functools.cache
+def _default_attributes(operator: str, domain: str) -> Mapping[str, bytes]:
+    """Return the attributes of an operator that may be left out, as they are then."""
+    try:
+        schema = onnx.defs.get_schema(operator, domain=domain)
+    except onnx.defs.SchemaError:
+        return {}
+    return {name: _attribute_bytes(attribute.default_value) for name, attribute in schema.attributes.items()}
+
+
+def _attribute_bytes(attribute: onnx.AttributeProto) -> bytes:
+    plain = onnx.AttributeProto()
+    plain.CopyFrom(attribute)
+    plain.ClearField("doc_string")
+    content: bytes = plain.SerializeToString(deterministic=True)
+    return content

@@ -9,26 +9,157 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from winml.modelkit.graph.cycles import cycle_words
-from winml.modelkit.graph.files.reading import inline_functions, read_structure
+from winml.modelkit.graph.files.reading import check_data_file, inline_functions, read_structure
+from winml.modelkit.graph.validity import cycle_words
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import select
-from winml.modelkit.inspect.data_files import find_data_files
 from winml.modelkit.inspect.module_costs import ModuleCost, charge_modules, count_node_macs
-from winml.modelkit.inspect.onnx_contents import Contents, PlacedNode, Weight, dtype_name, qualified_name, read_contents
+from winml.modelkit.inspect.node_facts import declared_shape, read_shapes
+from winml.modelkit.inspect.onnx_contents import (
+    Contents,
+    DataLocation,
+    PlacedNode,
+    Weight,
+    dtype_name,
+    qualified_name,
+    read_contents,
+)
 from winml.modelkit.inspect.onnx_inspection import FileInfo, NodeInfo, OnnxInspection, ValueInfo, WeightSummary
 from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
-from winml.modelkit.inspect.quantized_weights import count_parameters
-from winml.modelkit.inspect.value_shapes import declared_shape, read_shapes
 from winml.modelkit.metadata_keys import OUR_PREFIX, TREE_KEY
 from winml.modelkit.words import count_noun
 
-__all__ = ["inspect_onnx"]
+__all__ = [
+    "count_parameters",
+    "find_data_files",
+    "inspect_onnx",
+]
+
+
+# --- Lists the external data files of a model, with a note for each that is missing, cut off or outside the folder.
+
+
+def find_data_files(model_path: Path, weights: Iterable[Weight]) -> tuple[list[FileInfo], list[str]]:
+    """Look for the data files of a model.
+
+    Args:
+        model_path: The model file; data files are named relative to its folder.
+        weights: Its initializers.
+
+    Returns:
+        The data files in the order they are first named, and a note for each problem.
+    """
+    locations: dict[str, list[DataLocation]] = defaultdict(list)
+    for weight in weights:
+        if weight.location is not None:
+            locations[weight.location.file].append(weight.location)
+    files, notes = [], []
+    for name, uses in locations.items():
+        needed_bytes = max((use.end_bytes or 0 for use in uses), default=0)
+        file = check_data_file(model_path.parent, name, needed_bytes)
+        if file.problem == "outside":
+            notes.append(f"data file {name!r} is not inside the model's folder, where it belongs; it was not looked at")
+            continue
+        files.append(FileInfo(file.path, file.size_bytes))
+        if file.problem == "missing":
+            notes.append(f"data file {file.path} is missing: it holds {len(uses)} of the weights")
+        elif file.problem == "cut off":
+            notes.append(f"data file {file.path} is cut off: it has {file.size_bytes} bytes and needs {needed_bytes}")
+    return files, notes
+
+
+# --- Finds the weights of few bits in a file, and how many parameters of the floating-point model they stand for.
+#
+# A weight of 4 bits may be stored as bytes that hold two values, beside scales and zero points that are no parameters
+# of the model. Which input of an operator is which is specified: https://onnx.ai/onnx/operators and
+# https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md.
+
+
+FLOATS = ("float", "bfloat", "complex")
+"""How the names of floating-point types begin."""
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What the inputs of an operator hold, by position."""
+
+    weights: tuple[int, ...] = ()
+    scales: tuple[int, ...] = ()
+    """Scales and zero points, tables of values, permutations of rows."""
+
+
+_ACTIVATION_AND_WEIGHT = _Inputs((3,), (1, 2, 4, 5, 6, 7))
+_PACKED = _Inputs((1,), (2, 3, 4))
+_ONNX: Mapping[str, _Inputs] = {
+    "DequantizeLinear": _Inputs((0,), (1, 2)),
+    "QuantizeLinear": _Inputs((), (1, 2)),
+    "MatMulInteger": _Inputs((1,), (2, 3)),
+    "ConvInteger": _Inputs((1,), (2, 3)),
+    "QLinearMatMul": _ACTIVATION_AND_WEIGHT,
+    "QLinearConv": _ACTIVATION_AND_WEIGHT,
+}
+_MICROSOFT: Mapping[str, _Inputs] = {
+    **_ONNX,
+    "DynamicQuantizeMatMul": _Inputs((1,), (2, 3)),
+    "GatherBlockQuantized": _Inputs((0,), (2, 3)),
+    "MatMulBnb4": _PACKED,
+    "MatMulIntegerToFloat": _Inputs((1,), (2, 3, 4, 5)),
+    "MatMulNBits": _PACKED,
+    "QAttention": _Inputs((1,), (3, 4, 6, 7)),
+    "QGemm": _Inputs((3,), (1, 2, 4, 5, 7, 8)),
+}
+_INPUTS: Mapping[str, Mapping[str, _Inputs]] = {"": _ONNX, "ai.onnx": _ONNX, "com.microsoft": _MICROSOFT}
+
+
+def count_parameters(contents: Contents) -> None:
+    """Say of every weight how many parameters it stands for, and of which type, in place."""
+    range_makers = {
+        node.proto.output[1] for node in contents.nodes if node.proto.op_type == "DynamicQuantizeLinear"
+    }  # the scales of activations, with which those of weights are multiplied
+    reshaped = {
+        node.proto.output[0]: index
+        for node in contents.nodes
+        for position, index in node.weight_inputs
+        if node.proto.op_type == "Reshape" and position == 0
+    }  # a table and a product may share packed values, in two shapes
+    for node in contents.nodes:
+        inputs = _INPUTS.get(node.proto.domain, {}).get(node.proto.op_type, _Inputs())
+        for position, name in enumerate(node.proto.input):
+            if position in inputs.weights and name in reshaped:
+                contents.weights[reshaped[name]] = _quantized(contents.weights[reshaped[name]], node.proto)
+        for position, index in node.weight_inputs:
+            weight = contents.weights[index]
+            if position in inputs.scales or _is_scale(node, range_makers):
+                contents.weights[index] = replace(weight, parameters=0)
+            elif position in inputs.weights:
+                contents.weights[index] = _quantized(weight, node.proto)
+
+
+def _is_scale(node: PlacedNode, range_makers: set[str]) -> bool:
+    """Say whether a node multiplies the scale of an activation with that of a weight."""
+    return node.proto.op_type == "Mul" and any(name in range_makers for name in node.proto.input)
+
+
+def _quantized(weight: Weight, node: onnx.NodeProto) -> Weight:
+    """Return the weight of a quantized operator: of packed values, which type they have and how many there are."""
+    if weight.dtype.startswith(FLOATS):
+        return weight
+    numbers = {item.name: item.i for item in node.attribute}
+    if node.op_type in ("MatMulNBits", "MatMulBnb4"):
+        bits = numbers.get("bits", 4)
+        kind = f"uint{bits}" if node.op_type == "MatMulNBits" else "fp4 or nf4"
+        return replace(weight, kind=kind, parameters=numbers.get("K", 0) * numbers.get("N", 0))
+    bits = numbers.get("bits", 4)
+    if node.op_type == "GatherBlockQuantized" and weight.dtype == "uint8" and bits < 8:
+        return replace(weight, kind=f"uint{bits}", parameters=weight.elements * (8 // bits))
+    return replace(weight, kind=weight.dtype, parameters=weight.elements)
+
 
 NO_TENSOR = {"sequence_type": "sequence", "optional_type": "optional", "map_type": "map", "opaque_type": "opaque"}
 

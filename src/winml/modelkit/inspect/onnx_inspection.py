@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.hierarchy.coverage import Coverage
-from winml.modelkit.inspect.macs import Shape
-from winml.modelkit.inspect.module_costs import Cost, ModuleCost
+from winml.modelkit.hierarchy.tagging import Coverage
+from winml.modelkit.inspect.module_costs import Cost, ModuleCost, Shape
 from winml.modelkit.inspect.onnx_contents import Weight
 from winml.modelkit.inspect.onnx_tree import TreeSource
 

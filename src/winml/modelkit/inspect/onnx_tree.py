@@ -17,8 +17,7 @@ from typing import Any, Literal
 import onnx
 
 from winml.modelkit.hierarchy import address
-from winml.modelkit.hierarchy.coverage import Coverage
-from winml.modelkit.hierarchy.name_scopes import name_scope, scope_path
+from winml.modelkit.hierarchy.tagging import Coverage, name_scope, scope_path
 from winml.modelkit.hierarchy.torch_modules import comes_with_torch, comes_with_transformers, hierarchy_paths
 from winml.modelkit.metadata_keys import (
     CLASSES_KEY,

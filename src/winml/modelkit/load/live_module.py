@@ -10,11 +10,9 @@ import torch
 from torch import nn
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.dimensions import DynamicRequest
-from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.hierarchy.compiled_modules import uncompiled
-from winml.modelkit.load.inputs.alike_axes import accepts_shapes
-from winml.modelkit.load.inputs.argument_names import arguments_of_names
+from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec
+from winml.modelkit.hierarchy.torch_modules import uncompiled
+from winml.modelkit.load.inputs.axis_names import accepts_shapes
 from winml.modelkit.load.inputs.decision import (
     InputDecision,
     check_input_specs,
@@ -24,7 +22,7 @@ from winml.modelkit.load.inputs.decision import (
 )
 from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
 from winml.modelkit.load.inputs.examples import name_examples, refuse_uninitialized, refuse_without_values
-from winml.modelkit.load.inputs.nested_arguments import NestedArguments
+from winml.modelkit.load.inputs.nested_arguments import NestedArguments, arguments_of_names
 from winml.modelkit.load.parts import LoadedModel, ModelInfo, ModelPart
 
 __all__ = ["ExampleInputs", "loaded_from_module"]

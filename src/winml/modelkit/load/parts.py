@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.bundle import PartDescription, PartFeed, TextTokens, only_part
-from winml.modelkit.graph.dimensions import DynamicDimension, OutputAxis
-from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec, OutputAxis
 
 if TYPE_CHECKING:
     import onnx_ir as ir

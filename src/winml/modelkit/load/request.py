@@ -17,9 +17,8 @@ from typing import Literal
 
 from winml.modelkit.errors import ModelPathError, UsageError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX
-from winml.modelkit.graph.dimensions import DynamicRequest
 from winml.modelkit.graph.files.named_paths import named_path
-from winml.modelkit.graph.specs import InputTensorSpec, is_open
+from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec, is_open
 from winml.modelkit.load.checkpoints.task import WITH_PAST, canonical_task, canonical_word
 from winml.modelkit.load.checkpoints.weight_files import (
     FORMATS,
@@ -28,7 +27,7 @@ from winml.modelkit.load.checkpoints.weight_files import (
     check_safetensors,
     find_weights,
 )
-from winml.modelkit.load.inputs.option_names import INPUT_SPECS_OPTION
+from winml.modelkit.load.inputs.names import INPUT_SPECS_OPTION
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.load_options import LoadOptions
 from winml.modelkit.options import nearest

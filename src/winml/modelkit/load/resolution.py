@@ -23,6 +23,7 @@ from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.checkpoints.config import (
     CheckpointConfig,
     build_error,
+    card_task,
     default_config,
     load_config,
     model_type_of_class,
@@ -31,20 +32,17 @@ from winml.modelkit.load.checkpoints.config import (
 )
 from winml.modelkit.load.checkpoints.foreign_references import refuse_foreign_weights
 from winml.modelkit.load.checkpoints.hub import snapshot_folder
-from winml.modelkit.load.checkpoints.model_card import card_task
 from winml.modelkit.load.checkpoints.task import TaskDecision, resolve_custom_task, resolve_task
 from winml.modelkit.load.checkpoints.weight_files import find_weights, stored_sizes
 from winml.modelkit.load.families.deciding import decide_parts, refuse_unknown_parts
-from winml.modelkit.load.families.whole_model import unused_size_notes
-from winml.modelkit.load.inputs.alike_axes import accepts_shapes
-from winml.modelkit.load.inputs.argument_names import arguments_of_names
+from winml.modelkit.load.families.family import unused_size_notes
+from winml.modelkit.load.inputs.axis_names import accepts_shapes
 from winml.modelkit.load.inputs.decision import InputDecision, check_input_specs, forward_keywords
 from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
-from winml.modelkit.load.inputs.input_names import SEPARATOR
-from winml.modelkit.load.inputs.nested_arguments import NestedArguments
+from winml.modelkit.load.inputs.names import SEPARATOR
+from winml.modelkit.load.inputs.nested_arguments import NestedArguments, arguments_of_names
 from winml.modelkit.load.inputs.options import INPUT_SPECS_OPTION
-from winml.modelkit.load.library_access import local_libraries
-from winml.modelkit.load.library_messages import quiet_libraries
+from winml.modelkit.load.library_access import local_libraries, quiet_libraries
 from winml.modelkit.load.load_options import Dtype
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest, ModelSource, check_folder, resolve_source

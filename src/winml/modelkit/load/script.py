@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import torch
 
 from winml.modelkit.errors import InputError, ModelPathError, WinMLError, failed_import, place_of
-from winml.modelkit.graph.files.working_directory import working_directory_kept
-from winml.modelkit.hierarchy.compiled_modules import uncompiled
+from winml.modelkit.graph.files.named_paths import working_directory_kept
+from winml.modelkit.hierarchy.torch_modules import uncompiled
 from winml.modelkit.load.inputs.examples import NamedExample, name_examples, refuse_uninitialized
 from winml.modelkit.load.request import ModelSource
 from winml.modelkit.options import nearest

@@ -11,8 +11,7 @@ from dataclasses import replace
 import onnx_ir as ir
 from onnxscript.optimizer import FOLDED_FROM_KEY, fold_constants_ir
 
-from winml.modelkit.hierarchy.coverage import all_nodes
-from winml.modelkit.hierarchy.tagging import read_tag, write_tag
+from winml.modelkit.hierarchy.tagging import all_nodes, read_tag, write_tag
 
 __all__ = ["ConstantFoldingPass"]
 

@@ -11,16 +11,19 @@ from onnx_ir.passes import common
 
 from winml.modelkit.errors import NormalizeError
 from winml.modelkit.graph.stage import DeclaredPass, StageResult, run_passes
-from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
+from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage
 from winml.modelkit.normalize.constant_folding import ConstantFoldingPass
-from winml.modelkit.normalize.gelu_ordering import GeluOrderingPass
-from winml.modelkit.normalize.identity_removal import IdentityRemovalPass
-from winml.modelkit.normalize.node_naming import UniqueNodeNamesPass, ValueNamesPass
-from winml.modelkit.normalize.padding_separation import PaddingSeparationPass
-from winml.modelkit.normalize.shape_inference import InferredShapesPass
-from winml.modelkit.normalize.sizes.simplification import SizeSimplificationPass
-from winml.modelkit.normalize.unused_removal import UnusedInitializerRemovalPass
-from winml.modelkit.normalize.weight_transposition import WeightTranspositionPass
+from winml.modelkit.normalize.passes import (
+    GeluOrderingPass,
+    IdentityRemovalPass,
+    InferredShapesPass,
+    PaddingSeparationPass,
+    UniqueNodeNamesPass,
+    UnusedInitializerRemovalPass,
+    ValueNamesPass,
+    WeightTranspositionPass,
+)
+from winml.modelkit.normalize.size_simplification import SizeSimplificationPass
 from winml.modelkit.options import Options
 
 __all__ = ["NormalizeOptions", "normalize"]

@@ -8,7 +8,7 @@ import json
 import onnx_ir as ir
 
 from winml.modelkit.graph.fingerprint import fingerprint
-from winml.modelkit.hierarchy.coverage import all_nodes
+from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.metadata_keys import NORMALIZED_KEY
 
 __all__ = ["is_normalized", "stamp"]

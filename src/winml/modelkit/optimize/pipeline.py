@@ -6,9 +6,11 @@ what it did is counted, and that no tag was lost is checked.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from typing import Protocol
 
 import onnx_ir as ir
@@ -16,18 +18,150 @@ import onnx_ir as ir
 from winml.modelkit.errors import OptimizeError
 from winml.modelkit.graph.fingerprint import fingerprint
 from winml.modelkit.graph.stage import StageResult
-from winml.modelkit.hierarchy.coverage import Coverage, measure_coverage
+from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, measure_coverage, read_tag
 from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability, Engine
-from winml.modelkit.optimize.node_naming import ModuleScopes, name_new_nodes
-from winml.modelkit.optimize.node_ordering import order_nodes
-from winml.modelkit.optimize.onnxruntime_engine import rewrite_with_onnxruntime
-from winml.modelkit.optimize.operator_counts import GraphCensus
+from winml.modelkit.optimize.engines import Rewrite, rewrite_selected, rewrite_with_onnxruntime, rewrite_with_passes
+from winml.modelkit.optimize.graph_matching import GraphCensus
 from winml.modelkit.optimize.opset_conversion import convert_opset
 from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.optimize.rewrite_engine import rewrite_with_passes
-from winml.modelkit.optimize.selected_part import Rewrite, rewrite_selected
 
-__all__ = ["OptimizeResult", "optimize"]
+__all__ = [
+    "ModuleScopes",
+    "OptimizeResult",
+    "name_new_nodes",
+    "optimize",
+    "order_nodes",
+]
+
+
+# --- Names the nodes that an engine created after their module, as exported nodes are named.
+#
+# Profilers record only the name, so the name must tell the module.
+
+
+class ModuleScopes:
+    """The name prefix of the nodes of each module, read from a tagged graph."""
+
+    def __init__(self, model: ir.Model) -> None:
+        """Read the prefixes; an untagged graph has none."""
+        self.names = {node.name for node in all_nodes(model)}
+        scopes_by_module: defaultdict[str, list[list[str]]] = defaultdict(list)
+        for node in all_nodes(model):
+            tag = read_tag(node)
+            if tag is None or not (node.name or "").startswith("/"):
+                continue
+            scope_segments = (node.name or "").split("/")[:-1]
+            # A node in a module is also in the modules around it.
+            modules = tag.module.split(".") if tag.module else []
+            for depth in range(1, len(modules) + 1):
+                scopes_by_module[".".join(modules[:depth])].append(scope_segments)
+        self._scopes: Mapping[str, str] = {
+            module: "/".join(_common_start(scopes)) for module, scopes in scopes_by_module.items()
+        }
+
+    def scope(self, module: str) -> str:
+        """Return the name prefix of a module, such as ``/encoder/layer.0``; the root's is empty."""
+        return self._scopes.get(module, "")
+
+
+def _common_start(scopes: Iterable[list[str]]) -> list[str]:
+    levels = takewhile(lambda level: len(set(level)) == 1, zip(*scopes, strict=False))
+    return [level[0] for level in levels]
+
+
+def name_new_nodes(model: ir.Model, scopes: ModuleScopes) -> None:
+    """Name the nodes that are not in the graph ``scopes`` was read from, in place.
+
+    A new node whose name already has the prefix of its module keeps the name.
+    """
+    used_names = {node.name for node in all_nodes(model)}
+    for node in all_nodes(model):
+        tag = read_tag(node)
+        if tag is None or node.name in scopes.names:
+            continue
+        scope = scopes.scope(tag.module)
+        if (node.name or "").startswith(f"{scope}/"):
+            continue
+        stem = name = f"{scope}/{node.op_type}"
+        number = 0
+        while name in used_names:
+            number += 1
+            name = f"{stem}_{number}"
+        used_names.add(name)
+        node.name = name
+
+
+# --- Puts the nodes of a graph in an order that depends on the graph alone.
+#
+# Engines write nodes in different orders. Without one order, equal graphs would be different files, and a second run
+# could not be compared with the first.
+
+
+def order_nodes(model: ir.Model) -> None:
+    """Put the nodes of the main graph in the order in which its outputs need them, in place.
+
+    Depth first from the first output, so that related nodes are adjacent. Unused nodes come last.
+
+    Raises:
+        OptimizeError: nodes need their own result, so no order is right.
+    """
+    graph = model.graph
+    placed: dict[ir.Node, None] = {}
+    for value in graph.outputs:
+        _append_with_producers(value.producer(), graph, placed)
+    for node in graph:
+        _append_with_producers(node, graph, placed)
+    nodes = list(placed)
+    if nodes != list(graph):
+        graph.remove(nodes)
+        graph.extend(nodes)
+
+
+def _append_with_producers(target: ir.Node | None, graph: ir.Graph, placed: dict[ir.Node, None]) -> None:
+    """Append a node after the nodes it reads from; iterative, since graphs are deeper than Python's stack."""
+    if target is None or target in placed:
+        return
+    stack = [(target, _producers_read_by(target, graph))]
+    waiting = {target}
+    while stack:
+        node, producers = stack[-1]
+        following = next((producer for producer in producers if producer not in placed), None)
+        if following is not None:
+            if following in waiting:
+                raise OptimizeError(
+                    f"node {following.name} ({following.op_type}) needs its own result",
+                    hint="Leave out an optimization.",
+                )
+            waiting.add(following)
+            stack.append((following, _producers_read_by(following, graph)))
+        else:
+            stack.pop()
+            placed[node] = None
+
+
+def _producers_read_by(node: ir.Node, graph: ir.Graph) -> Iterator[ir.Node]:
+    """Yield the nodes of ``graph`` whose values a node reads, its subgraphs included."""
+    for value in _read_values(node):
+        producer = value.producer() if value is not None else None
+        if producer is not None and producer.graph is graph:
+            yield producer
+
+
+def _read_values(node: ir.Node) -> Iterator[ir.Value | None]:
+    yield from node.inputs
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
+            yield from _values_in(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
+            for inner in attribute.as_graphs():
+                yield from _values_in(inner)
+
+
+def _values_in(graph: ir.Graph) -> Iterator[ir.Value | None]:
+    # A subgraph may return a value of the outer graph.
+    yield from graph.outputs
+    for node in graph:
+        yield from _read_values(node)
 
 
 @dataclass(frozen=True)

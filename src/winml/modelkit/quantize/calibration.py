@@ -21,10 +21,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import QuantizeError
-from winml.modelkit.graph.files.temporary import temporary_folder
+from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.hierarchy.tagging import read_tag
-from winml.modelkit.quantize.precisions import CalibrationMethod
+from winml.modelkit.quantize.options import CalibrationMethod
 from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 

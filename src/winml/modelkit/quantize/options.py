@@ -5,24 +5,163 @@ Imports nothing heavy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, get_args
 
 import pydantic
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.options import Options
-from winml.modelkit.quantize.precisions import (
-    MODES,
-    PRECISIONS,
-    CalibrationMethod,
-    Mode,
-    Precision,
-    PrecisionName,
-    mode_for,
-)
 
-__all__ = ["Algorithm", "BlockSize", "QuantizeOptions"]
+__all__ = [
+    "FLOAT32",
+    "MODES",
+    "PRECISIONS",
+    "Algorithm",
+    "BlockSize",
+    "CalibrationMethod",
+    "Mode",
+    "ModeRules",
+    "Precision",
+    "PrecisionName",
+    "QuantizeOptions",
+    "mode_for",
+]
+
+
+# --- The precisions there are, the ways to reach each of them, and the operators each way changes.
+#
+# Data: :data:`PRECISIONS` and :data:`MODES` are what the options, the help and the planner read. Imports nothing heavy.
+
+
+Mode = Literal["dynamic", "qdq", "weight-only", "float"]
+CalibrationMethod = Literal["minmax", "entropy", "percentile"]
+"""How a range is made of the values seen: all of them; or those whose distribution 8 bits show best; or a share."""
+PrecisionName = Literal["int8", "uint8", "w8a8", "w8a16", "int4", "fp16", "bf16", "fp32"]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How many bits the numbers of a module take."""
+
+    name: PrecisionName
+    weight_bits: int
+    modes: tuple[Mode, ...]
+    """Ways to reach it, the default first; none for float32, which means: leave it."""
+    words: str
+    least_sqnr_db: float
+    """Signal-to-quantization-noise ratio in decibels below which an output counts as wrong. Chosen, from what real
+    weights reach: docs/reference/quantization.md."""
+    activation_bits: int | None = None
+    """Bits of activations with ranges that are fixed beforehand; None where they stay as they are or are found while
+    running."""
+    signed_weights: bool = True
+
+
+@dataclass(frozen=True)
+class ModeRules:
+    """One way to fewer bits."""
+
+    words: str
+    operators: frozenset[str]
+    """Operators it changes, where they have a weight."""
+    least_opset: int
+    """Oldest version of ONNX's operators that has those it makes."""
+    needs_ranges: bool = False
+    """Whether the ranges of activations have to be known."""
+    options: frozenset[str] = frozenset()
+    """Fields of the options that it reads, of those that only some ways read."""
+    is_by_tensor: bool = False
+    """Whether it reads one weight at a time while the result is written, and knows no other values."""
+    changes_every_node: bool = False
+    """Whether it changes what computes with floats, whatever the operator, with a weight or without."""
+
+    def changes(self, operator: str) -> bool:
+        """Say whether it changes nodes of an operator, where they have a weight."""
+        return self.changes_every_node or operator in self.operators
+
+    float_types: frozenset[str] = frozenset({"FLOAT", "FLOAT16", "BFLOAT16"})
+    """ONNX's names of the types of weights it takes."""
+    channel_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Operator to the numbers of dimensions its weight may have where each channel has a scale; absent: any."""
+    fixed_attributes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Operator to the values its attributes need to have; absent: any."""
+
+
+MODES: Mapping[Mode, ModeRules] = {
+    "dynamic": ModeRules(
+        "weights in 8 bits, activations in 8 bits by the range each run finds; needs no data",
+        frozenset({"MatMul", "Gemm", "Gather"}),
+        least_opset=13,
+        options=frozenset({"per_channel", "symmetric"}),
+        float_types=frozenset({"FLOAT"}),  # DynamicQuantizeLinear takes no other
+        channel_ranks={"MatMul": (2,)},  # MatMulInteger takes the zero points of columns, not of matrices
+        fixed_attributes={"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0}},  # a product and a bias
+    ),
+    "qdq": ModeRules(
+        "weights and activations in 8 or 16 bits by ranges from calibration data (QuantizeLinear, DequantizeLinear)",
+        frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Gather"}),
+        least_opset=13,
+        needs_ranges=True,
+        float_types=frozenset({"FLOAT"}),  # what its integers are turned back into
+        options=frozenset({"per_channel", "symmetric", "calibration_data", "split", "columns", "samples", "method"}),
+    ),
+    "weight-only": ModeRules(
+        "weights in 4 or 8 bits by blocks, activations stay float (MatMulNBits)",
+        frozenset({"MatMul", "Gemm", "Gather"}),
+        least_opset=13,
+        options=frozenset({"symmetric", "block_size", "algorithm"}),
+        is_by_tensor=True,
+    ),
+    "float": ModeRules(
+        "16-bit floating point: weights and activations in fp16, or weights in bf16 that are computed in float32",
+        frozenset(),
+        least_opset=13,
+        is_by_tensor=True,
+        changes_every_node=True,
+    ),
+}
+"""Ways to fewer bits, in the order they work where one graph uses several."""
+
+FLOAT32: PrecisionName = "fp32"
+
+PRECISIONS: Mapping[str, Precision] = {
+    precision.name: precision
+    for precision in (
+        Precision("int8", 8, ("dynamic", "qdq", "weight-only"), "8-bit signed weights", 10.0, activation_bits=8),
+        Precision(
+            "uint8", 8, ("dynamic", "qdq"), "8-bit unsigned weights", 8.0, activation_bits=8, signed_weights=False
+        ),
+        Precision("w8a8", 8, ("qdq",), "8-bit weights and activations", 10.0, activation_bits=8),
+        Precision("w8a16", 8, ("qdq",), "8-bit weights, 16-bit activations", 15.0, activation_bits=16),
+        Precision("int4", 4, ("weight-only",), "4-bit weights by blocks", 8.0),
+        Precision("fp16", 16, ("float",), "16-bit floating point", 40.0),
+        Precision("bf16", 16, ("float",), "bfloat16", 30.0),
+        Precision("fp32", 32, (), "left as it is", 100.0),
+    )
+}
+"""By name, fewest surprises first."""
+
+assert set(PRECISIONS) == set(get_args(PrecisionName))
+
+
+def mode_for(precision: Precision, mode: Mode | None) -> Mode | None:
+    """Return the way to a precision: the one asked for, or its default. None for float32.
+
+    Raises:
+        UsageError: the precision cannot be reached that way.
+    """
+    if not precision.modes:
+        return None
+    if mode is None or mode in precision.modes:
+        return mode or precision.modes[0]
+    others = ", ".join(name for name, other in PRECISIONS.items() if mode in other.modes)
+    raise UsageError(
+        f"--precision {precision.name} cannot be reached with --mode {mode}",
+        hint=f"{precision.name} goes with --mode {' or '.join(precision.modes)}; {mode} with {others}.",
+    )
+
 
 Algorithm = Literal["rtn", "hqq", "k_quant"]
 BlockSize = Literal[16, 32, 64, 128, 256]

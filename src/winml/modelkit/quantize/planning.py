@@ -5,25 +5,33 @@ Reads the graph and the modules of its nodes; changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.graph.module_parts import GraphModules
+from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.hierarchy import address
-from winml.modelkit.hierarchy.coverage import all_nodes
-from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
+from winml.modelkit.hierarchy.tagging import all_nodes
+from winml.modelkit.quantize.options import FLOAT32, MODES, PRECISIONS, Mode, Precision, QuantizeOptions
+from winml.modelkit.quantize.qdq_placement import QdqPlacement
 
 __all__ = [
     "QUANTIZED_OPERATORS",
+    "EngineTask",
+    "ModulePrecision",
     "PlannedNode",
     "QuantizationPlan",
     "constant_weight",
+    "float_name",
     "plan_quantization",
+    "quiet_quantizer",
 ]
+
 
 QUANTIZED_OPERATORS = frozenset({
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul",
@@ -229,3 +237,87 @@ def _refuse_quantized(model: ir.Model) -> None:
 def _reasons(planned: Sequence[PlannedNode]) -> str:
     reasons = dict.fromkeys(node.reason for node in planned if node.reason)
     return "; ".join(reasons) or "no node reads a floating-point weight of two or more dimensions"
+
+
+# --- What an engine is asked to do with some nodes of a graph.
+
+
+@dataclass(frozen=True)
+class EngineTask:
+    """Nodes of one graph that get one precision."""
+
+    nodes: frozenset[str]
+    """Names of nodes of the main graph."""
+    precision: Precision
+    options: QuantizeOptions
+    placement: QdqPlacement = field(default_factory=QdqPlacement)
+    """Which values become numbers of few bits, where their ranges have to be known."""
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Name of a value → its smallest and largest value; those of the placement that have their own."""
+
+    @property
+    def is_per_channel(self) -> bool:
+        """Whether each output channel of a weight has a scale of its own."""
+        return self.options.per_channel is not False
+
+    @property
+    def is_symmetric(self) -> bool | None:
+        """Whether weights have no zero point; None: as is usual for the precision."""
+        return self.options.symmetric
+
+
+@contextlib.contextmanager
+def quiet_quantizer() -> Iterator[None]:
+    """Keep ONNX Runtime's quantizers from writing to the log: they warn of what is no fault of the user's."""
+    root = logging.getLogger()
+
+    def is_foreign(record: logging.LogRecord) -> bool:
+        return "onnxruntime" not in record.pathname
+
+    root.addFilter(is_foreign)
+    try:
+        yield
+    finally:
+        root.removeFilter(is_foreign)
+
+
+# --- The record of what was asked for and what came of it in one module.
+
+
+_FLOAT_NAMES = {"FLOAT16": "fp16", "BFLOAT16": "bf16"}
+
+
+def float_name(dtype: str) -> str:
+    """Return the name of the precision of weights of a type, by ONNX's name of it."""
+    return _FLOAT_NAMES.get(dtype, FLOAT32)
+
+
+@dataclass(frozen=True)
+class ModulePrecision:
+    """What was asked for and what came of it in one module, those below it not included."""
+
+    tag: str
+    requested: str
+    """Name of the precision."""
+    quantized: int
+    """Nodes with a weight that have the precision."""
+    left: Mapping[str, int]
+    """Why others keep theirs → how many."""
+    kept: tuple[str, ...] = (FLOAT32,)
+    """Names of the precisions of the weights of those others, as they stand in the file."""
+
+    @property
+    def actual(self) -> str:
+        """Return the precision its weights have now: one name, or several where some nodes were left."""
+        names = [self.requested] * bool(self.quantized) + list(self.kept) * bool(self.left)
+        return ", ".join(dict.fromkeys(names)) or FLOAT32
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return {
+            "tag": self.tag,
+            "requested": self.requested,
+            "actual": self.actual,
+            "quantized": self.quantized,
+            "left": dict(self.left),
+        }

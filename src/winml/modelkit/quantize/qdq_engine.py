@@ -19,16 +19,53 @@ from numpy.typing import NDArray
 
 from winml.modelkit.errors import QuantizeError
 from winml.modelkit.graph.fresh_names import FreshNames
-from winml.modelkit.graph.transposed_weights import give_products_own_weights
+from winml.modelkit.graph.weights import give_products_own_weights
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
-from winml.modelkit.quantize.engine_task import EngineTask
-from winml.modelkit.quantize.integer_tensors import quantize_bias, scale_of_range
 from winml.modelkit.quantize.integer_weights import IntegerRange, WeightScales, measure_scales, quantized_tensor
+from winml.modelkit.quantize.planning import EngineTask
 from winml.modelkit.quantize.qdq_placement import QuantizedValue, bias_addition, weight_operand
 
-__all__ = ["quantize_statically"]
+__all__ = [
+    "quantize_bias",
+    "quantize_statically",
+    "scale_of_range",
+]
+
+
+# --- Turns biases and ranges into integers with scales and zero points.
+#
+# Numbers only: knows no graph. A float ``x`` is the integer ``round(x / scale) + zero_point``, clipped to its type.
+
+
+Array = NDArray[Any]
+
+
+def quantize_bias(bias: Array, scale: Array) -> Array:
+    """Return a bias in 32 bits, by the scale of the products it is added to."""
+    limits = np.iinfo(np.int32)
+    values = np.rint(bias.astype(np.float64) / scale.astype(np.float64))
+    return np.clip(values, limits.min, limits.max).astype(np.int32)
+
+
+def scale_of_range(low: float, high: float, bits: int) -> tuple[Array, Array]:
+    """Return scale (float32) and zero point (uint8 or uint16) of a range, both scalars; zero is exact.
+
+    Args:
+        low: Smallest value.
+        high: Largest value.
+        bits: 8 or 16.
+    """
+    dtype = np.dtype(np.uint8 if bits == 8 else np.uint16)
+    steps = 2**bits - 1
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = np.float32((high - low) / steps)
+    if not scale > 0:
+        return np.array(1, np.float32), np.array(0, dtype)
+    zero = min(max(round(-low / float(scale)), 0), steps)
+    return np.array(scale, np.float32), np.array(zero, dtype)
+
 
 ONNX_16_BIT_OPSET = 21
 """Specified: the first version of ONNX's QuantizeLinear and DequantizeLinear that takes 16 bits."""
@@ -43,8 +80,6 @@ _RANGES = {
 }
 """Whether signed, whether zero is the middle → the integers of a weight. The smallest has no counterpart; without it
 the middle is exact."""
-
-Array = NDArray[Any]
 
 
 class _Usage(Protocol):

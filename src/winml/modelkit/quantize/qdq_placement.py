@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from winml.modelkit.graph.transposed_weights import transposed_weight
+from winml.modelkit.graph.weights import transposed_weight
 
 __all__ = [
     "ONE_BY_ONE",

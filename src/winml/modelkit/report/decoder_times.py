@@ -17,7 +17,7 @@ from winml.modelkit.report.module_page import ModulePage, Section, icicle_chart,
 from winml.modelkit.report.module_times import fused_words, operator_words, time_cells
 from winml.modelkit.report.perf import provider_words, time_words
 from winml.modelkit.report.terminal import TextTable, print_rows
-from winml.modelkit.results.profiled_modules import ProfiledDecoder
+from winml.modelkit.results.module_perf import ProfiledDecoder
 
 __all__ = ["DecoderRow", "decoder_page", "module_rows", "print_decoder_times"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ModuleProfile, ModuleTime
 from winml.modelkit.report.module_times import fused_words
-from winml.modelkit.results.profiled_modules import ProfiledModules
+from winml.modelkit.results.module_perf import ProfiledModules
 from winml.modelkit.words import printable
 
 if TYPE_CHECKING:

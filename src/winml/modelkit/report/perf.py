@@ -10,7 +10,7 @@ from rich.console import Console
 from winml.modelkit.measure.latency import LatencyResult
 from winml.modelkit.measure.statistics import Ratio
 from winml.modelkit.report.terminal import TextTable, label, print_rows
-from winml.modelkit.results.perf_result import PerfResult
+from winml.modelkit.results.perf import PerfResult
 from winml.modelkit.words import size_words
 
 __all__ = ["COLUMNS", "print_perf", "provider_words", "ratio_words", "time_words"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from winml.modelkit.report.markdown import markdown_text, table_lines
+from winml.modelkit.report.export import markdown_text, table_lines
 from winml.modelkit.report.terminal import TextTable, print_rows
-from winml.modelkit.results.structure_diff import ChangedModule, ComparedFile, StructureDiff
+from winml.modelkit.results.comparison import ChangedModule, ComparedFile, StructureDiff
 from winml.modelkit.words import count_words, size_words
 
 __all__ = ["diff_markdown", "print_diff"]

@@ -10,7 +10,7 @@ from typing import Any
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compile.pipeline import CompiledPart, OutsideNode
-from winml.modelkit.hierarchy.coverage import Coverage
+from winml.modelkit.hierarchy.tagging import Coverage
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.results.optimized_model import GraphSummary
 from winml.modelkit.results.written_file import WrittenFile

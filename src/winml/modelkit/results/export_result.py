@@ -12,11 +12,9 @@ from typing import Any
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.graph.bundle import PartDescription, only_part
-from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.graph.files.companions import Companions
-from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
-from winml.modelkit.hierarchy.coverage import Coverage
-from winml.modelkit.hierarchy.tagging import Source
+from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec, OutputTensorSpec
+from winml.modelkit.hierarchy.tagging import Coverage, Source
 from winml.modelkit.hierarchy.tree import ModuleNode, ModuleTree
 from winml.modelkit.load.parts import ModelInfo
 from winml.modelkit.progress import StepTiming

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.hierarchy.module_identity import ModuleIdentity
+from winml.modelkit.hierarchy.address import ModuleIdentity
 
 __all__ = ["SCHEMA_VERSION", "ExtractResult", "ExtractedModule", "RefusedModule"]
 

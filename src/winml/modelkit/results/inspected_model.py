@@ -12,7 +12,7 @@ from winml.modelkit.graph.bundle import only_part
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.hierarchy.tracing import TracedModule
 from winml.modelkit.hierarchy.tree import ModuleTree
-from winml.modelkit.load.checkpoints.processor_classes import ProcessorClass
+from winml.modelkit.load.checkpoints.companion_files import ProcessorClass
 from winml.modelkit.load.checkpoints.weight_files import StoredSize
 from winml.modelkit.load.parts import ModelInfo
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from winml.modelkit.graph.functions.folding import FIRST_IR_VERSION
-from winml.modelkit.hierarchy.module_identity import ModuleIdentity
+from winml.modelkit.graph.function_folding import FIRST_IR_VERSION
+from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.words import count_noun
 
 __all__ = ["LeftOutModule", "ModuleFunctions", "PartlyOutside"]

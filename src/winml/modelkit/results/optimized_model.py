@@ -9,7 +9,7 @@ from typing import Any
 
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.structure import changed_counts
-from winml.modelkit.hierarchy.coverage import Coverage
+from winml.modelkit.hierarchy.tagging import Coverage
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.results.module_functions import ModuleFunctions
 from winml.modelkit.results.written_file import WrittenFile

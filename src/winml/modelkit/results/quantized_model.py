@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.compare.fidelity import FidelityInfo
-from winml.modelkit.hierarchy.coverage import Coverage
+from winml.modelkit.hierarchy.tagging import Coverage
 from winml.modelkit.progress import StepTiming
-from winml.modelkit.quantize.module_precision import ModulePrecision
+from winml.modelkit.quantize.planning import ModulePrecision
 from winml.modelkit.results.optimized_model import GraphSummary
 from winml.modelkit.results.written_file import WrittenFile
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from winml.modelkit.compare.outputs import CheckedValue, VerificationInfo
-from winml.modelkit.compare.silent_values import silent_words
-from winml.modelkit.hierarchy.coverage import Coverage
+from winml.modelkit.compare.outputs import CheckedValue, VerificationInfo, silent_words
+from winml.modelkit.hierarchy.tagging import Coverage
 from winml.modelkit.words import count_noun, count_words
 
 __all__ = ["at_root_words", "coverage_words", "module_size_words", "verification_notes", "verification_words"]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.runtime.available_memory import available_bytes
+from winml.modelkit.runtime.memory import available_bytes
 from winml.modelkit.words import size_words
 
 __all__ = ["read_arrays"]

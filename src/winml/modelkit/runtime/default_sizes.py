@@ -10,7 +10,7 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping
 
-from winml.modelkit.graph.dimensions import current_name
+from winml.modelkit.graph.specs import current_name
 
 __all__ = [
     "AUDIO_FRAMES",

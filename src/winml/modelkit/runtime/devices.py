@@ -5,6 +5,7 @@ An installed provider may still lack its driver; only opening a session shows th
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,6 @@ from dataclasses import dataclass, field
 import onnxruntime as ort
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.runtime.bindings.plug_ins import installed_plug_ins, stand_in_kind
 from winml.modelkit.runtime.execution_providers import (
     EXECUTION_PROVIDERS,
     Device,
@@ -20,9 +20,15 @@ from winml.modelkit.runtime.execution_providers import (
     find_execution_provider,
     short_name,
 )
+from winml.modelkit.runtime.plug_ins import installed_plug_ins, stand_in_kind
 from winml.modelkit.runtime.sessions import CPU
 
-__all__ = ["ChosenProvider", "choose_provider", "present_providers"]
+__all__ = [
+    "ChosenProvider",
+    "choose_provider",
+    "present_providers",
+    "provider_version",
+]
 
 
 @dataclass(frozen=True)
@@ -121,3 +127,14 @@ def _install_hint(provider: ExecutionProvider) -> str:
         return "No package of ONNX Runtime contains it on this platform."
     place = "beside" if provider.is_beside(package) else "in place of"
     return f'Install it with: pip install "{package}", {place} the installed package of ONNX Runtime.'
+
+
+# --- Which version is an execution provider of? That of the package which brings it.
+
+
+def provider_version(provider: ExecutionProvider) -> str:
+    """Return the version of the package of a plug-in, or of the ONNX Runtime that contains the provider."""
+    if provider.name not in installed_plug_ins():
+        return str(ort.__version__)
+    packages = importlib.metadata.packages_distributions().get(provider.plug_in, [])
+    return importlib.metadata.version(packages[0]) if packages else "unknown"

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.dimensions import counts_rows, resolve_names
-from winml.modelkit.graph.specs import DTYPES, GridSlot, InputTensorSpec, summed_sizes
+from winml.modelkit.graph.specs import DTYPES, GridSlot, InputTensorSpec, counts_rows, resolve_names, summed_sizes
 from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.options import load_json, nearest
 from winml.modelkit.runtime.array_files import read_arrays

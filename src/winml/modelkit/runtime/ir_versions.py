@@ -7,17 +7,22 @@ whether or not they use the new types.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
 import onnxruntime as ort
 
-from winml.modelkit.graph.files.reading import read_structure
-from winml.modelkit.graph.files.wire import varint
-from winml.modelkit.runtime.bindings.ort_errors import ORT_ERRORS
-from winml.modelkit.runtime.sessions import CPU, SEVERITY_FATAL
+from winml.modelkit.graph.files.reading import read_referring, read_structure, varint
+from winml.modelkit.runtime.plug_ins import ORT_ERRORS
+from winml.modelkit.runtime.sessions import CPU, SEVERITY_FATAL, Session
 
-__all__ = ["newest_ir_version", "runnable"]
+__all__ = [
+    "newest_ir_version",
+    "open_with_outputs",
+    "runnable",
+]
+
 
 _IR_VERSION_TAG = bytes([1 << 3])
 """Specified: tag of field 1 of a model, a varint."""
@@ -55,3 +60,29 @@ def runnable(path: Path) -> Path | bytes:
         return path
     # Specified: where a scalar field occurs twice, protobuf uses the last.
     return path.read_bytes() + _IR_VERSION_TAG + varint(newest)
+
+
+# --- Opens a file so that a run also returns inner values of the graph.
+#
+# The file is not changed and weights are not copied: they are mapped wherever they lie. Which values are returned is
+# decided by the caller.
+
+
+def open_with_outputs(path: Path, names: Sequence[str]) -> Session:
+    """Open a file with more outputs than it has, to be run node by node as it is written.
+
+    Args:
+        path: An ONNX file, its data beside it.
+        names: Values of the main graph that are not outputs already.
+
+    Raises:
+        ModelPathError: the file cannot be read.
+        StageError: ONNX Runtime cannot load the graph.
+    """
+    file = path.resolve()  # data lies beside the file that a link leads to
+    model = read_referring(file)
+    model.ir_version = min(model.ir_version, newest_ir_version())
+    for name in names:
+        # ONNX Runtime infers the type.
+        model.graph.output.add().name = name
+    return Session(model.SerializeToString(), name=str(path), optimize=False, data_folder=file.parent)

@@ -6,10 +6,18 @@ signed bytes in 16 bits, where large sums saturate. Asks the operating system; k
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
-__all__ = ["flags_have_dot_products", "has_integer_dot_products", "instruction_sets", "is_x86"]
+__all__ = [
+    "available_cores",
+    "flags_have_dot_products",
+    "has_integer_dot_products",
+    "instruction_sets",
+    "is_x86",
+]
+
 
 WIDE_FLAGS = ("avx512f", "avx2", "avx", "asimd")
 """Specified: how Linux calls instructions whose registers decide the layouts of ONNX Runtime's CPU kernels."""
@@ -58,3 +66,12 @@ def _text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+# --- Reads how many cores this process may use. Standard library only.
+
+
+def available_cores() -> int:
+    """Return the cores this process may use: those of the machine, unless the system gives it fewer."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return usable or 1

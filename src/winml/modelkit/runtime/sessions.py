@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,20 +23,22 @@ from winml.modelkit.errors import InputError, StageError, UsageError
 from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.options import load_json
-from winml.modelkit.runtime.bindings.ort_errors import ORT_ERRORS, ort_reason
-from winml.modelkit.runtime.bindings.plug_ins import installed_plug_ins, named_providers
+from winml.modelkit.runtime.plug_ins import ORT_ERRORS, installed_plug_ins, named_providers, ort_reason
 from winml.modelkit.runtime.processor import instruction_sets
 
 __all__ = [
     "CPU",
+    "DATA_LIMIT_BYTES",
     "SEVERITY_FATAL",
     "PreparedRun",
     "Session",
     "onnxruntime_version",
+    "rewrite_file",
     "run_onnx",
     "state_of_zeros",
     "state_rows",
 ]
+
 
 # Older versions on Windows ignore the environment variable that runtime/__init__.py sets.
 ort.disable_telemetry_events()
@@ -424,3 +426,56 @@ def _to_numpy(value: ort.OrtValue) -> Array:
     # Copied, since the memory is freed with the value.
     data = bytearray(ctypes.string_at(value.data_ptr(), math.prod(shape) * 2))
     return np.frombuffer(data, dtype=ml_dtypes.bfloat16).reshape(shape)
+
+
+# --- Writes the graph that ONNX Runtime's optimizer makes of a file.
+#
+# Opens a session only to have the optimized graph written. Which graph transformers are disabled is decided by the
+# caller.
+
+
+DATA_LIMIT_BYTES = 1024
+"""Initializers from this size on are written to the data file. Chosen: shapes and scalars stay in the graph."""
+
+
+def rewrite_file(
+    original: Path,
+    target: Path,
+    *,
+    disabled: Iterable[str],
+    with_layouts: bool = False,
+    config: Mapping[str, str] | None = None,
+) -> None:
+    """Write the optimized graph of ONNX Runtime's CPU provider for ``original``.
+
+    Weights are written to ``<target>.data``, so that models of any size can be written.
+
+    Args:
+        original: An ONNX file, with its data beside it.
+        target: The file to write, in the same folder.
+        disabled: Graph transformers and rewrite rules that must not run.
+        with_layouts: Also run transformers that choose layouts for this machine's processor.
+        config: Further entries of the session's configuration.
+
+    Raises:
+        StageError: ONNX Runtime cannot load the graph; gives its reason.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = SEVERITY_FATAL
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if with_layouts else level.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(target)
+    entries = {
+        "session.optimized_model_external_initializers_file_name": unfinished_data_path(target).name,
+        "session.optimized_model_external_initializers_min_size_in_bytes": str(DATA_LIMIT_BYTES),
+        # The session never runs, so packed copies of the weights are not needed.
+        "session.disable_prepacking": "1",
+        "optimization.disable_specified_optimizers": ";".join(sorted(disabled)),
+        **(config or {}),
+    }
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    try:
+        ort.InferenceSession(str(original), sess_options=options, providers=list(CPU))
+    except ORT_ERRORS as error:
+        raise StageError(f"ONNX Runtime cannot load the graph: {ort_reason(error)}") from error

@@ -31,16 +31,15 @@ from winml.modelkit.errors import (
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.flows.export.export import HTPExporter
-from winml.modelkit.hierarchy.coverage import all_nodes
-from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.hierarchy.tagging import all_nodes, read_tag
 from winml.modelkit.load.caches.decision import CACHED_TASKS
 from winml.modelkit.load.checkpoints.task import canonical_task
 from winml.modelkit.load.model import load_resolved
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
-from winml.modelkit.results.architecture_evaluation import Architecture, Attempt
 from winml.modelkit.results.export_result import ExportResult
+from winml.modelkit.results.sweep import Architecture, Attempt
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.sweep.small_configs import WAYS, Aspect, default_content, shrink
 from winml.modelkit.verify.reference_run import prepared_part

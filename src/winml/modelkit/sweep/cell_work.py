@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,19 +20,84 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.builds.cache import digest
 from winml.modelkit.builds.plan import is_onnx_path
 from winml.modelkit.builds.resumption import tool_versions
-from winml.modelkit.errors import ExportError, InputError, WinMLError
+from winml.modelkit.errors import ExportError, InputError, UsageError, WinMLError, WriteError, first_line
 from winml.modelkit.file_names import BUILT_MODEL_NAME, SWEEP_LOG_NAME
 from winml.modelkit.graph.files.named_paths import named_path
-from winml.modelkit.results.architecture_evaluation import Architecture, architecture_from_record
-from winml.modelkit.results.sweep_result import CellResult, Measure
-from winml.modelkit.sweep.artifacts import upload
+from winml.modelkit.results.sweep import Architecture, CellResult, Measure, architecture_from_record
 from winml.modelkit.sweep.cells import Cell
 from winml.modelkit.sweep.plan import RANDOM_PREFIX, request_of
 
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["PRELOAD", "PRELOAD_DYNAMO", "CellOrder", "run_cell"]
+__all__ = [
+    "PRELOAD",
+    "PRELOAD_DYNAMO",
+    "CellOrder",
+    "joined",
+    "refuse_unknown_place",
+    "run_cell",
+    "upload",
+]
+
+
+# --- Where do the files of a cell go? To a folder, or to a URL that fsspec knows, such as ``s3://bucket/sweep``.
+
+
+def joined(place: str, name: str) -> str:
+    """Return where a folder is below a place.
+
+    >>> joined("s3://bucket/sweep/", "bert")
+    's3://bucket/sweep/bert'
+    """
+    return f"{place.rstrip('/')}/{name}"
+
+
+def refuse_unknown_place(place: str) -> None:
+    """Refuse a URL that nothing installed can write to.
+
+    Raises:
+        UsageError: names its protocol.
+    """
+    import fsspec
+
+    protocol = fsspec.core.split_protocol(place)[0]
+    try:
+        fsspec.get_filesystem_class(protocol or "file")
+    except (ImportError, ValueError) as error:
+        raise UsageError(
+            f"--artifacts {place}: {first_line(error)}",
+            hint="Install the package that fsspec needs for it, or name a folder.",
+        ) from error
+
+
+def upload(folder: Path, names: Sequence[str], place: str) -> None:
+    """Copy files and folders.
+
+    Args:
+        folder: Where they are.
+        names: Of files and folders in it; one that is not there is left out.
+        place: Folder or URL.
+
+    Raises:
+        WriteError: the place does not take them.
+    """
+    import fsspec
+
+    try:
+        system, root = fsspec.core.url_to_fs(place)
+        system.makedirs(root, exist_ok=True)
+        for name in names:
+            files = [folder / name] if (folder / name).is_file() else sorted((folder / name).rglob("*"))
+            for path in files:
+                if path.is_file():
+                    target = joined(root, path.relative_to(folder).as_posix())
+                    system.makedirs(target.rpartition("/")[0], exist_ok=True)
+                    system.put_file(str(path), target)
+    except Exception as error:
+        # Every protocol has errors of its own.
+        raise WriteError(f"{place}: {first_line(error)}", hint="Choose another place with --artifacts.") from error
+
 
 PRELOAD = (
     "onnxruntime",
@@ -246,8 +311,8 @@ class _CellWork:
     def _build(self) -> None:
         from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
         from winml.modelkit.builds.plan import plan_build
-        from winml.modelkit.builds.stage_store import StageStore
-        from winml.modelkit.graph.files.committed import unrecorded
+        from winml.modelkit.builds.stage_runs import StageStore
+        from winml.modelkit.graph.files.recovery import unrecorded
         from winml.modelkit.load.request import ModelRequest
 
         config = self.order.cell.work.build.model_copy(update={"eval": None})
@@ -275,7 +340,7 @@ class _CellWork:
         return self.path
 
     def _perf(self) -> None:
-        from winml.modelkit.flows.perf.whole_model import PerfOptions, measure_model
+        from winml.modelkit.flows.perf import PerfOptions, measure_model
         from winml.modelkit.measure.latency import LatencyOptions
         from winml.modelkit.runtime.opened_model import RunOptions
 

@@ -33,8 +33,9 @@ from winml.modelkit.file_names import (
     TUNE_STATE_NAME,
 )
 from winml.modelkit.graph.files.output_files import write_error
-from winml.modelkit.options import JsonError, read_json_file
-from winml.modelkit.results.sweep_result import CellResult, cell_from_record
+from winml.modelkit.load.checkpoints.task import canonical_task
+from winml.modelkit.options import JsonError, nearest, read_json_file
+from winml.modelkit.results.sweep import CellResult, cell_from_record
 from winml.modelkit.sweep.plan import (
     RANDOM_PREFIX,
     ListedModel,
@@ -46,7 +47,48 @@ from winml.modelkit.sweep.plan import (
     settings_of_onnx,
 )
 
-__all__ = ["Cell", "SweepFolder", "cells_of", "held_sweep", "requests_of"]
+__all__ = [
+    "Cell",
+    "SweepFolder",
+    "cells_of",
+    "held_sweep",
+    "model_types",
+    "requests_of",
+]
+
+
+# --- Which model types does transformers have, and what does a name stand for?
+
+
+_ALL = "*"
+_GENERATION = "text-generation"
+
+
+def model_types(name: str, task: str | None = None) -> tuple[str, ...]:
+    """Return the model types that a name stands for.
+
+    Args:
+        name: A model type, or ``*`` for every one with a base model.
+        task: Where it is one of models that generate text, ``*`` means every type with a class for that.
+
+    Raises:
+        UsageError: there is no such model type.
+    """
+    from transformers.models.auto import modeling_auto
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if name == _ALL:
+        generating = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        is_generating = task is not None and canonical_task(task) == _GENERATION
+        return tuple(sorted(generating if is_generating else modeling_auto.MODEL_MAPPING_NAMES))
+    if name not in CONFIG_MAPPING:
+        guess = nearest(name, list(CONFIG_MAPPING.keys()))
+        raise UsageError(
+            f"random:{name}: transformers has no model type {name!r}",
+            hint=f"Did you mean {guess!r}?" if guess else "random:* is every type.",
+        )
+    return (name,)
+
 
 _ANY_TYPE = "*"
 _OF_OTHERS = (BUILD_MANIFEST_NAME, EXTRACT_MANIFEST_NAME, TUNE_STATE_NAME)
@@ -133,7 +175,6 @@ def _named_models(listed: ListedModel) -> tuple[str, ...]:
     """
     if not listed.model.startswith(RANDOM_PREFIX):
         return (listed.model,)
-    from winml.modelkit.sweep.model_types import model_types
 
     return tuple(
         f"{RANDOM_PREFIX}{name}"

@@ -23,7 +23,7 @@ import psutil
 
 from winml.modelkit.builds.resumption import tool_versions
 from winml.modelkit.errors import StageError, UsageError, first_line
-from winml.modelkit.results.sweep_result import CellResult
+from winml.modelkit.results.sweep import CellResult
 from winml.modelkit.sweep.bounded_processes import Bounds, Call, run_bounded
 from winml.modelkit.sweep.cell_work import run_cell
 from winml.modelkit.sweep.cells import Cell

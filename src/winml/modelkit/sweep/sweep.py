@@ -25,11 +25,10 @@ from winml.modelkit.file_names import (
     SWEEP_TABLE_NAME,
 )
 from winml.modelkit.options import JsonError, read_json_file
-from winml.modelkit.report.sweep_page import sweep_page
-from winml.modelkit.report.sweep_table import sweep_table
-from winml.modelkit.results.sweep_result import CellResult, SweepLimit, SweepResult, cell_from_record
-from winml.modelkit.runtime.available_cores import available_cores
-from winml.modelkit.runtime.available_memory import available_bytes
+from winml.modelkit.report.sweep import sweep_page, sweep_table
+from winml.modelkit.results.sweep import CellResult, SweepLimit, SweepResult, cell_from_record
+from winml.modelkit.runtime.memory import available_bytes
+from winml.modelkit.runtime.processor import available_cores
 from winml.modelkit.sweep.bounded_processes import Bounds
 from winml.modelkit.sweep.cells import Cell, SweepFolder, cells_of, held_sweep, requests_of
 from winml.modelkit.sweep.plan import SweepPlan, plan_from_record, read_plan, refuse_unusable
@@ -144,7 +143,7 @@ def refuse_early(plan: SweepPlan, options: SweepOptions) -> None:
     if options.against is not None:
         read_results(options.against)
     if options.artifacts is not None:
-        from winml.modelkit.sweep.artifacts import refuse_unknown_place
+        from winml.modelkit.sweep.cell_work import refuse_unknown_place
 
         refuse_unknown_place(options.artifacts)
     if options.ray is not None:

@@ -12,11 +12,10 @@ from typing import Any, Protocol
 
 from winml.modelkit.builds.plan import is_onnx_path
 from winml.modelkit.errors import StageError
-from winml.modelkit.results.sweep_result import CellResult
-from winml.modelkit.runtime.available_cores import available_cores
-from winml.modelkit.sweep.artifacts import joined
+from winml.modelkit.results.sweep import CellResult
+from winml.modelkit.runtime.processor import available_cores
 from winml.modelkit.sweep.bounded_processes import Bounds, Call, Ending, run_bounded
-from winml.modelkit.sweep.cell_work import PRELOAD, PRELOAD_DYNAMO, CellOrder, run_cell
+from winml.modelkit.sweep.cell_work import PRELOAD, PRELOAD_DYNAMO, CellOrder, joined, run_cell
 from winml.modelkit.sweep.cells import Cell, SweepFolder
 from winml.modelkit.sweep.plan import StepName
 
@@ -31,7 +30,7 @@ _STEP_MODULES: Mapping[StepName, Sequence[str]] = {
         "winml.modelkit.flows.optimize",
         "winml.modelkit.flows.quantize.quantize",
     ),
-    "perf": ("winml.modelkit.flows.perf.whole_model",),
+    "perf": ("winml.modelkit.flows.perf",),
     "eval": ("winml.modelkit.flows.evaluate.evaluate",),
     "compare": ("winml.modelkit.flows.compare.compare",),
 }

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from winml.modelkit.results.tuning import Candidate, CandidateKind
-from winml.modelkit.runtime.available_cores import available_cores
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
+from winml.modelkit.runtime.processor import available_cores
 from winml.modelkit.tune.options import TuneOptions
 
 __all__ = ["PLAIN", "TuningMachine", "look_at_tuning_machine", "plan_candidates", "plan_variations"]

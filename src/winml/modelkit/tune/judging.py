@@ -20,8 +20,8 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.results.evaluation import SLACK
 from winml.modelkit.results.quantization_sensitivity import ExcludeList, QuantizationSensitivity
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
-from winml.modelkit.tune.contestants import Contestant, Contestants
 from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.racing import Contestant, Contestants
 from winml.modelkit.tune.worker import values_path
 
 __all__ = ["Judge"]

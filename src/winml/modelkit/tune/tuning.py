@@ -5,10 +5,13 @@ Composes the files beside it. What is measured is on disk before the next step b
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +20,386 @@ from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.builds.identity import file_digests
 from winml.modelkit.builds.plan import is_onnx_path, request_record
 from winml.modelkit.builds.resumption import resume_identity
-from winml.modelkit.errors import ConfigError, UsageError, WinMLError
+from winml.modelkit.errors import ConfigError, InternalError, UsageError, VerificationError, WinMLError, WriteError
 from winml.modelkit.evaluate.data_sources import find_source, source_files
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.file_names import TUNE_ANSWER_NAME, TUNE_CANDIDATES_NAME, TUNE_PAGE_NAME
+from winml.modelkit.file_names import (
+    BUILT_MODEL_NAME,
+    TUNE_ANSWER_NAME,
+    TUNE_CANDIDATES_NAME,
+    TUNE_PAGE_NAME,
+    TUNED_NAME,
+    measured_path,
+)
 from winml.modelkit.flows.quantize.calibration_files import calibration_files
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.measure.statistics import NOISE, RUNGS, Choice, choose, fastest, ratio_between
 from winml.modelkit.options import parse_options, unknown_key_message
 from winml.modelkit.progress import StepClock, StepEvent
-from winml.modelkit.report.tuning_page import tuning_page
-from winml.modelkit.results.tuning import Candidate, TuneResult
-from winml.modelkit.tune.building import TunedModel, exported_once, tuned_model
-from winml.modelkit.tune.candidates import TuningMachine, look_at_tuning_machine, plan_candidates
-from winml.modelkit.tune.contest import Contest, ContestTask
+from winml.modelkit.report.tuning import tuning_page
+from winml.modelkit.results.build_result import BuildResult
+from winml.modelkit.results.tuning import Candidate, CandidateFacts, TuneResult
+from winml.modelkit.tune.answering import Answer
+from winml.modelkit.tune.building import CandidateBuilds, TunedModel, exported_once, tuned_model
+from winml.modelkit.tune.candidates import (
+    PLAIN,
+    TuningMachine,
+    look_at_tuning_machine,
+    plan_candidates,
+    plan_variations,
+)
+from winml.modelkit.tune.judging import Judge
 from winml.modelkit.tune.options import TuneOptions
-from winml.modelkit.tune.state import TuneState, held_tune_folder
+from winml.modelkit.tune.racing import Contestants, Race, block_size, times_of_runs
+from winml.modelkit.tune.state import Failure, TuneState, held_tune_folder
+from winml.modelkit.tune.worker import values_path
 
-__all__ = ["TUNE_STEPS", "tune_model", "tuned_request"]
+__all__ = [
+    "FORMS",
+    "TUNE_STEPS",
+    "Contest",
+    "ContestTask",
+    "MixedForms",
+    "tune_model",
+    "tuned_request",
+]
+
+
+# --- Which forms are worth a search for the modules that stay in float, and which modules are these?
+#
+# A search takes most of the time of a tuning, so it is made only of a whole form that is not right, and better than
+# every right one. Times nothing.
+
+
+FORMS = "forms"
+"""The race of all whole forms, the wrong ones too."""
+
+
+class _TimeUp(Exception):  # noqa: N818 - no error: the search goes on with more time
+    """Ends a search."""
+
+
+@dataclass(frozen=True)
+class MixedForms:
+    """The forms of a plan in which some modules stay in float."""
+
+    plan: tuple[Candidate, ...]
+    state: TuneState
+    judge: Judge
+    place: Path
+    """Where measurements are kept as long as a search runs."""
+    is_over: Callable[[], bool]
+    """Says whether the time is up: then a search ends before its next measurement."""
+
+    def reason_against(self, candidate: Candidate) -> Failure | None:
+        """Return why no search is made for a form; None where it is worth one."""
+        whole = next((item for item in self.plan if item.name == candidate.part_of), None)
+        facts = None if whole is None else self.state.facts(whole.name)
+        if whole is None or self.state.failure(whole.name) is not None:
+            return Failure("not needed", f"{candidate.part_of} does not run")
+        if facts is None:
+            return Failure("not tried", "the time was up (--budget)")
+        if not self.judge.reason_wrong(facts):
+            return Failure("not needed", f"{whole.name} is right as a whole")
+        if not self._beats_the_right(whole, facts):
+            return Failure("not needed", f"{whole.name} gains nothing over those that are right")
+        return None
+
+    def find_rules(self, candidate: Candidate, plain: Path) -> bool:
+        """Look for the modules that stay in float; what is measured on the way survives an interruption.
+
+        Args:
+            candidate: The form.
+            plain: The plain file.
+
+        Returns:
+            Whether the search came to an end before the time was up.
+        """
+        if (same := self._searched_alike(candidate)) is not None:
+            self._take_rules(candidate, same)
+            return True
+        facts, values = self.state.facts(PLAIN), self.state.values
+        assert facts is not None  # the plain file is measured first
+        assert values is not None  # and values are drawn with it
+        measured = measured_path(self.place / candidate.name)
+        try:
+            found = self.judge.find_rules(
+                candidate, plain, measured, self._end_in_time, plain_facts=facts, is_as_drawn=values["is_as_drawn"]
+            )
+        except (InternalError, WriteError):
+            raise
+        except _TimeUp:
+            return False
+        except WinMLError as error:
+            self.state.keep_failure(candidate.name, Failure("failed", error.message))
+            return True
+        listed = found.exclude_list
+        assert listed is not None  # a target was given
+        if listed.is_met:
+            self.state.keep_rules(candidate.name, listed.rules)
+        else:
+            self.state.keep_failure(candidate.name, Failure("wrong", self.judge.unmet_words(listed)))
+        return True
+
+    def _end_in_time(self) -> None:
+        if self.is_over():
+            raise _TimeUp
+
+    def _beats_the_right(self, whole: Candidate, facts: CandidateFacts) -> bool:
+        """Say whether a wrong form is better than every right one by the target."""
+        measured = [(item, found) for item in self.plan if (found := self.state.facts(item.name)) is not None]
+        right = [(item, found) for item, found in measured if not self.judge.reason_wrong(found)]
+        if self.judge.options.target == "size":
+            return all(facts.size_bytes < found.size_bytes for _, found in right)
+        times = times_of_runs(self.state.turns(FORMS), self.plan)
+        names = [item.name for item, _ in right if times.get(item.name)]
+        if not names or not times.get(whole.name):
+            return False
+        ratio = ratio_between(times, whole.name, fastest(times, names))
+        # On a busy machine the interval is wide or says little, and a form that may be faster is worth the search.
+        return ratio.is_disturbed or ratio.low is None or ratio.low < 1 - NOISE
+
+    def _searched_alike(self, candidate: Candidate) -> Candidate | None:
+        """Return a candidate of the same numbers, run elsewhere, for which the modules were looked for already."""
+        alike = (
+            item for item in self.plan if item.part_of and item.sections == candidate.sections and item is not candidate
+        )
+        return next((item for item in alike if self._was_searched(item)), None)
+
+    def _was_searched(self, candidate: Candidate) -> bool:
+        failure = self.state.failure(candidate.name)
+        return self.state.rules(candidate.name) is not None or (failure is not None and failure.status == "wrong")
+
+    def _take_rules(self, candidate: Candidate, same: Candidate) -> None:
+        """Take over what came of a search for another candidate."""
+        rules, failure = self.state.rules(same.name), self.state.failure(same.name)
+        if rules is not None:
+            self.state.keep_rules(candidate.name, rules)
+        elif failure is not None:
+            self.state.keep_failure(candidate.name, failure)
+
+
+# --- One tuning from the plain file to the winner: builds the candidates, judges them, and lets them race.
+#
+# 1. The plain file is exported, and the values that all are run on are drawn.
+# 2. Every form is built and judged, and a short race tells how fast each is, the wrong ones too.
+# 3. A wrong form that is faster than every right one is worth a search for the modules that must stay in float.
+# 4. The right ones race. Who is slower drops out; of those that cannot be told apart, the simplest wins.
+# 5. Variations of the winner race beside it: levels, numbers of threads, a compiled file.
+# 6. The winner is built once more in its folder, from what is there.
+
+
+RIGHT, VARIATIONS = "right", "variations"
+"""The races behind that of the forms."""
+FIRST_RUNG = (6,)
+"""Turns of the race that only tells which forms are worth a search. Chosen: the fewest with an interval."""
+SAME_SIZE = 1.01
+"""Chosen: files whose sizes differ by less count as equally large, and the simpler one wins."""
+
+
+@dataclass(frozen=True)
+class ContestTask:
+    """What is tuned."""
+
+    shown: str
+    """The model as the user wrote it."""
+    source: TunedModel
+    options: TuneOptions
+    machine: TuningMachine
+    folder: Path
+    progress: Callable[[int, float], None] | None = None
+
+
+@dataclass
+class Contest:
+    """One tuning, in a folder it holds."""
+
+    task: ContestTask
+    state: TuneState
+    plan: tuple[Candidate, ...]
+    clock: StepClock
+    variations: tuple[Candidate, ...] = ()
+    _started: float = field(default_factory=time.monotonic)
+    _skipped: dict[str, Failure] = field(default_factory=dict)
+    """Why candidates were not tried, by name; another run may try them."""
+
+    def __post_init__(self) -> None:
+        """Prepare; nothing is made yet."""
+        self._builds = CandidateBuilds(self.task.source, self.task.folder)
+        self._running = Contestants(self._builds.place)
+        self._judge = Judge(self.task.options, self._builds.place, self.task.shown, self._running)
+
+    def run(self) -> TuneResult:
+        """Run all that is left of the tuning, and build the winner."""
+        with contextlib.closing(self._running):
+            choice = self._winner()
+        with self.clock.step("answer") as step:
+            winner = self._named(choice.winner)
+            built = self._builds.build_in(self.task.folder / TUNED_NAME, winner, self._rules_of(winner))
+            step.summary = str(built.folder)
+        return self._answer(choice, built)
+
+    def _winner(self) -> Choice:
+        with self.clock.step("plain file") as step:
+            self._measure_plain()
+            step.summary = f"{self._plain_facts.size_bytes:,} bytes"
+        with self.clock.step("forms") as step:
+            forms = [self.plan[0], *(item for item in self.plan[1:] if not item.part_of and self._make(item))]
+            self._race(FORMS, forms, FIRST_RUNG)
+            for item in forms:
+                if not self._is_right(item):
+                    self._running.drop(item.name)
+            step.summary = f"{len(forms)} run, {sum(map(self._is_right, forms))} of them right"
+        with self.clock.step("modules in float") as step:
+            parts = [item for item in self.plan if item.part_of and self._make_part(item)]
+            step.summary = f"{len(parts)} mixed forms"
+        with self.clock.step("race") as step:
+            right = [item for item in self.plan if self.state.facts(item.name) and self._is_right(item)]
+            # Of sizes nothing is left to find out: a few turns tell what the files take.
+            race = self._race(RIGHT, right, FIRST_RUNG if self.task.options.target == "size" else None)
+            best = self._named(self._choice(race).winner)
+            step.summary = f"{len(right)} right ones, {best.name} wins"
+        with self.clock.step("variations") as step:
+            race, choice = self._race_variations(race, best)
+            step.summary = f"{len(self.variations)} of {best.name}, {choice.winner} wins"
+        return choice
+
+    @property
+    def _candidates(self) -> tuple[Candidate, ...]:
+        return (*self.plan, *self.variations)
+
+    @property
+    def _plain_facts(self) -> CandidateFacts:
+        facts = self.state.facts(PLAIN)
+        assert facts is not None  # it is measured first
+        return facts
+
+    def _named(self, name: str) -> Candidate:
+        return next(item for item in self._candidates if item.name == name)
+
+    def _is_over(self) -> bool:
+        minutes = self.task.options.budget_minutes
+        return minutes is not None and time.monotonic() - self._started > 60 * minutes
+
+    def _is_right(self, candidate: Candidate) -> bool:
+        facts = self.state.facts(candidate.name)
+        return candidate.name == PLAIN or (facts is not None and not self._judge.reason_wrong(facts))
+
+    def _measure_plain(self) -> None:
+        """Make the plain file, draw the values, and measure it; whatever goes wrong ends the tuning."""
+        plain = self.plan[0]
+        if self.state.values is not None and self.state.facts(PLAIN) is not None:
+            return
+        model = self._builds.build(plain).model_path
+        told = self._judge.record_values(model)
+        facts, run_ms = self._judge.measure(plain, model, told["draws"])
+        self.state.keep_values({**told, "run_ms": run_ms, "block": block_size(run_ms)})
+        self.state.keep_facts(PLAIN, self._judge.with_scores(facts, plain, model, None))
+
+    def _draw_values_again(self) -> None:
+        """Draw the same values again where their files went with the candidates of a tuning that was done."""
+        if not values_path(self._builds.place, 0).is_file():
+            self._judge.record_values(self._builds.build(self.plan[0]).model_path)
+
+    @property
+    def _values(self) -> Mapping[str, Any]:
+        assert self.state.values is not None  # they are drawn with the plain file
+        return self.state.values
+
+    def _make(self, candidate: Candidate) -> bool:
+        """Make and measure a candidate, unless that was done; say whether it runs."""
+        if self.state.facts(candidate.name) is not None:
+            return self.state.failure(candidate.name) is None
+        if self.state.failure(candidate.name) is not None:
+            return False
+        if self._is_over():
+            self._skipped[candidate.name] = Failure("not tried", "the time was up (--budget)")
+            return False
+        self._draw_values_again()
+        try:
+            model = self._builds.build(candidate, self._rules_of(candidate)).model_path
+            facts, _ = self._judge.measure(candidate, model, self._values["draws"])
+            facts = self._judge.with_scores(facts, candidate, model, self._plain_facts)
+        except (InternalError, WriteError):
+            raise
+        except VerificationError as error:
+            self.state.keep_failure(candidate.name, Failure("wrong", error.message))
+            return False
+        except WinMLError as error:
+            self.state.keep_failure(candidate.name, Failure("failed", error.message))
+            return False
+        self.state.keep_facts(candidate.name, facts)
+        return True
+
+    def _make_part(self, candidate: Candidate) -> bool:
+        """Make a form with some modules in float, where its whole is fast enough to be worth it and not right."""
+        mixed = MixedForms(self.plan, self.state, self._judge, self._builds.place, self._is_over)
+        if (against := mixed.reason_against(candidate)) is not None:
+            self._skipped[candidate.name] = against
+            return False
+        is_known = self.state.rules(candidate.name) is not None or self.state.failure(candidate.name) is not None
+        if not is_known and (self._is_over() or not mixed.find_rules(candidate, self._model_of(self.plan[0]))):
+            self._skipped[candidate.name] = Failure("not tried", "the time was up (--budget)")
+            return False
+        return self.state.failure(candidate.name) is None and self._make(candidate)
+
+    def _rules_of(self, candidate: Candidate) -> Mapping[str, str] | None:
+        """Return the modules in float of a mixed form, and of its variations."""
+        return self.state.rules(candidate.name.partition("+")[0]) if candidate.part_of else None
+
+    def _model_of(self, candidate: Candidate) -> Path:
+        """Return the file of a candidate; made again where it is gone."""
+        self._draw_values_again()
+        path = self._builds.place / candidate.name / BUILT_MODEL_NAME
+        return path if path.is_file() else self._builds.build(candidate, self._rules_of(candidate)).model_path
+
+    def _race(self, name: str, candidates: Sequence[Candidate], rungs: Sequence[int] | None = None) -> Race:
+        running = [item for item in candidates if self.state.failure(item.name) is None]
+        race = Race(name, running, self.state, self._values["block"], self._is_over, self.task.progress)
+        race.rungs = RUNGS if rungs is None else rungs
+        race.run(self._running, self._model_of)
+        return race
+
+    def _race_variations(self, race: Race, best: Candidate) -> tuple[Race, Choice]:
+        """Let the winner race with its variations, and return the race that decides."""
+        if self.task.options.target != "size":
+            self.variations = plan_variations(best, self.task.options, self.task.machine)
+        made = [item for item in self.variations if self._make(item) and self._is_right(item)]
+        if not made:
+            return race, self._choice(race)
+        # The plain file runs along to be measured beside; where it lost a race, it does not enter another one.
+        plain = [] if best.name == PLAIN else [self.plan[0]]
+        race = self._race(VARIATIONS, [*plain, best, *made])
+        return race, self._choice(race, lost=plain)
+
+    def _choice(self, race: Race, lost: Sequence[Candidate] = ()) -> Choice:
+        """Return who wins a race by the target.
+
+        Args:
+            race: The race that was run.
+            lost: Who lost an earlier race, and wins only where nobody else is left.
+        """
+        names = [item.name for item in race.standing if item not in lost] or [item.name for item in lost]
+        if self.task.options.target == "size":
+            names = [item.name for item in race.candidates]
+            sizes = {item.name: facts.size_bytes for item in race.candidates if (facts := self.state.facts(item.name))}
+            least = min(sizes, key=lambda name: sizes[name])
+            return Choice(next(name for name in names if sizes[name] <= SAME_SIZE * sizes[least]), least, None)
+        return choose(times_of_runs(race.times, race.candidates), names)
+
+    def _answer(self, choice: Choice, built: BuildResult) -> TuneResult:
+        return Answer(
+            task_options=self.task.options,
+            machine=self.task.machine,
+            shown=self.task.shown,
+            candidates=self._candidates,
+            state=self.state,
+            judge=self._judge,
+            skipped=self._skipped,
+            notes=tuple(filter(None, (self.task.source.note,))),
+        ).result(choice, built, self.clock.timings())
+
 
 _NAME = "tune_model"
 TUNE_STEPS = ("plain file", "forms", "modules in float", "race", "variations", "answer")

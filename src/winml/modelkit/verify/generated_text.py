@@ -24,7 +24,7 @@ from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.load.caches.inputs import several_positions
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout
 from winml.modelkit.load.inputs.shape_run import REFUSALS
-from winml.modelkit.load.library_messages import quiet_libraries
+from winml.modelkit.load.library_access import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.verify.other_sizes import unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside

@@ -24,10 +24,8 @@ from winml.modelkit.errors import ExportError, StageError, UsageError, Verificat
 from winml.modelkit.export.left_as_found import kept_values
 from winml.modelkit.export.output_shapes import Observation, explain_output_shapes
 from winml.modelkit.export.tensors import to_numpy
-from winml.modelkit.graph.dimensions import DynamicDimension
-from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.hierarchy.coverage import all_nodes
-from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec
+from winml.modelkit.hierarchy.tagging import all_nodes, read_tag
 from winml.modelkit.words import shape_words
 
 __all__ = [
@@ -331,7 +329,7 @@ def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: s
 
 def _module_of_failure(model: ir.Model, reason: str) -> str:
     """Return the module of the node ONNX Runtime names in its reason, or an empty string."""
-    from winml.modelkit.runtime.bindings.ort_errors import failed_node  # loads ONNX Runtime
+    from winml.modelkit.runtime.plug_ins import failed_node  # loads ONNX Runtime
 
     failed = failed_node(reason)
     for node in all_nodes(model) if failed else ():

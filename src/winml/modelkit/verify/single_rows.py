@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from winml.modelkit.hierarchy.coverage import all_nodes
+from winml.modelkit.hierarchy.tagging import all_nodes
 
 __all__ = ["feeds_by_rows", "joined_rows", "takes_single_rows"]
 

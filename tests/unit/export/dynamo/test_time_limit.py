@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from winml.modelkit.export.dynamo.time_limit import TimeIsUpError, time_limit
+from winml.modelkit.export.dynamo.capturing import TimeIsUpError, time_limit
 
 
 def test_work_beyond_the_limit_is_stopped_though_it_catches_every_exception() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from winml.modelkit.export.torchscript.traced_booleans import booleans_as_numbers
+from winml.modelkit.export.torchscript.tracing import booleans_as_numbers
 
 Values = torch.Tensor
 PLACES = torch.tensor([[0, 2], [1, 0]])

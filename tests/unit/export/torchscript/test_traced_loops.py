@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from winml.modelkit.export.torchscript.traced_loops import TracedLoops
+from winml.modelkit.export.torchscript.tracing import TracedLoops
 
 
 class Experts(nn.Module):

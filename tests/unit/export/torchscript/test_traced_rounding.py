@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from winml.modelkit.export.torchscript.traced_rounding import tensors_rounded_as_numbers
+from winml.modelkit.export.torchscript.tracing import tensors_rounded_as_numbers
 
 
 class Scaled(nn.Module):

@@ -13,7 +13,7 @@ from torch import nn
 
 from winml.modelkit import HTPExporter, WinMLExportConfig
 from winml.modelkit.errors import ExportError, VerificationError
-from winml.modelkit.export.exporter_choice import ExporterUse, first_choice, second_choice
+from winml.modelkit.export.config import ExporterUse, first_choice, second_choice
 from winml.modelkit.flows.export.loading import parameter_bytes
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from winml.modelkit.flows.modules.extract import _file_stems, _write_arrays
-from winml.modelkit.hierarchy.module_identity import ModuleIdentity
+from winml.modelkit.hierarchy.address import ModuleIdentity
 
 
 def _names(*modules: str) -> list[str]:

@@ -13,13 +13,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from winml.modelkit.errors import InputError
-from winml.modelkit.graph.files.foreign_reading import (
+from winml.modelkit.graph.files.graph_reading import (
     load_by_reference,
     load_foreign,
     merge_duplicate_keys,
     read_foreign,
+    reading_graph,
 )
-from winml.modelkit.graph.files.graph_reading import reading_graph
 from winml.modelkit.graph.files.stored_tensors import StoredTensor
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from winml.modelkit.graph.files.front_matter import FrontMatterError, front_matter_value
-from winml.modelkit.load.checkpoints.model_card import card_task
+from winml.modelkit.load.checkpoints.config import card_task
 
 
 def _value(folder: Path, text: str, most_bytes: int = 1000) -> Any:

@@ -13,10 +13,15 @@ import pytest
 
 from winml.modelkit.errors import OutputExistsError
 from winml.modelkit.file_names import JOURNAL_NAME, OWNER_LOCK_NAME, PARTIAL_PREFIX
-from winml.modelkit.graph.files.committed import taken_settled
-from winml.modelkit.graph.files.interrupted import STAGED, settle_interrupted, unfinished_notes
-from winml.modelkit.graph.files.journal import MOVED_ASIDE, write_journal
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing
+from winml.modelkit.graph.files.recovery import (
+    MOVED_ASIDE,
+    STAGED,
+    settle_interrupted,
+    taken_settled,
+    unfinished_notes,
+    write_journal,
+)
 
 
 @pytest.fixture

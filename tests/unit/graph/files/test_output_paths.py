@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from winml.modelkit.errors import OutputExistsError, UsageError, WriteError
-from winml.modelkit.graph.files.output_paths import ExportPaths
+from winml.modelkit.graph.files.output_files import ExportPaths
 
 
 def paths(output: Path, **options: bool) -> ExportPaths:

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from winml.modelkit.file_names import OWNER_LOCK_NAME, TEMPORARY_PREFIX
-from winml.modelkit.graph.files.owned_folders import OwnedFolder, abandoned_folders
+from winml.modelkit.graph.files.recovery import OwnedFolder, abandoned_folders
 
 PREFIX = ".unfinished-"
 
 _OWNER = """
 import sys, time
 from pathlib import Path
-from winml.modelkit.graph.files.owned_folders import OwnedFolder
+from winml.modelkit.graph.files.recovery import OwnedFolder
 folder = OwnedFolder.make(Path(sys.argv[1]), ".unfinished-")
 (folder.path / "weights").write_bytes(b"many")
 print(folder.path, flush=True)
@@ -119,7 +119,7 @@ def test_link_to_a_folder_is_never_followed(tmp_path: Path) -> None:
 
 _TEMPORARY = """
 import os, signal, sys
-from winml.modelkit.graph.files.temporary import temporary_folder
+from winml.modelkit.graph.files.recovery import temporary_folder
 with temporary_folder() as folder:
     (folder / "copy").write_bytes(b"weights")
     if sys.argv[1:]:

@@ -12,8 +12,7 @@ import pytest
 
 import graphs
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
-from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
-from winml.modelkit.hierarchy.tagging import NodeTag, clear_tag, read_tag, write_tag
+from winml.modelkit.hierarchy.tagging import NodeTag, all_nodes, clear_tag, measure_coverage, read_tag, write_tag
 
 WEIGHTS = (
     f"<float[4, 4] w = {{{','.join('0' * 16)}}}, float[4] b = {{1,2,3,4}}, float[4, 4] w2 = {{{','.join('0' * 16)}}}>"

@@ -12,9 +12,8 @@ from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
 from checkpoints import build_model
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.caches.after_others import streams_of
 from winml.modelkit.load.caches.arguments import cache_of
-from winml.modelkit.load.caches.finding import find_cache
+from winml.modelkit.load.caches.finding import find_cache, streams_of
 from winml.modelkit.load.caches.inputs import given_sizes, open_by_default, with_cache_inputs
 from winml.modelkit.load.caches.layout import CacheLayout
 from winml.modelkit.load.caches.traced_layers import DroppingLayer, TracedAttentionLayer

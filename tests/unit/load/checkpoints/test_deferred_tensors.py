@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from winml.modelkit.graph.files.stored_tensors import StoredTensor
-from winml.modelkit.load.checkpoints.deferred_tensors import DeferredTensor, NotDeferrableError, deferred_entries
 from winml.modelkit.load.checkpoints.weight_files import StoredEntry, stored_entries
+from winml.modelkit.load.checkpoints.weights import DeferredTensor, NotDeferrableError, deferred_entries
 
 Tensors = dict[str, Any]
 

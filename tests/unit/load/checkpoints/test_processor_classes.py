@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from winml.modelkit.errors import CheckpointError
-from winml.modelkit.load.checkpoints.processor_classes import ProcessorClass, find_processor_classes
+from winml.modelkit.load.checkpoints.companion_files import ProcessorClass, find_processor_classes
 from winml.modelkit.load.checkpoints.task import inference_class
 
 

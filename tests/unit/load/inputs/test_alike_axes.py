@@ -7,9 +7,8 @@ import torch
 
 from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.graph.dimensions import DynamicRequest, OutputAxis, parse_dynamic_axes
-from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.inputs.alike_axes import accepts_shapes
+from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec, OutputAxis, parse_dynamic_axes
+from winml.modelkit.load.inputs.axis_names import accepts_shapes
 from winml.modelkit.load.inputs.decision import InputDecision
 from winml.modelkit.load.inputs.dynamic_axes import open_axes
 

@@ -10,8 +10,7 @@ import transformers
 
 from checkpoints import build_model
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest, OpenSize
-from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.graph.specs import DynamicDimension, DynamicRequest, InputTensorSpec, OpenSize
 from winml.modelkit.load.inputs.decision import InputDecision, decide_inputs
 from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
 

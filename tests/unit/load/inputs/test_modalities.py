@@ -11,8 +11,7 @@ import torch
 import transformers
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.dimensions import DynamicRequest
-from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec
 from winml.modelkit.load.inputs.decision import InputDecision, decide_inputs, forward_keywords
 from winml.modelkit.load.inputs.dynamic_axes import open_axes
 from winml.modelkit.load.inputs.options import ShapeConfig

@@ -15,8 +15,7 @@ from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.load.inputs.argument_names import arguments_of_names
-from winml.modelkit.load.inputs.nested_arguments import flatten_arguments
+from winml.modelkit.load.inputs.nested_arguments import arguments_of_names, flatten_arguments
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from winml.modelkit.load.inputs.trace_sizes import SizeWish, choose_trace_sizes
+from winml.modelkit.load.inputs.sizes import SizeWish, choose_trace_sizes
 
 
 def test_trace_size_of_one_is_raised_to_two() -> None:

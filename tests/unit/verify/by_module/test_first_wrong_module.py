@@ -15,7 +15,7 @@ from winml.modelkit import WinMLExportConfig, export_pytorch, quantize_onnx
 from winml.modelkit.errors import VerificationError
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
 from winml.modelkit.graph.stage import StageResult
-from winml.modelkit.hierarchy.coverage import measure_coverage
+from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.metadata_keys import MODULE_KEY
 from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
 

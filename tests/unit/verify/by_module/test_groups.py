@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from winml.modelkit import WinMLExportConfig, compare_models, export_pytorch
-from winml.modelkit.runtime.recording import open_with_outputs
+from winml.modelkit.runtime.ir_versions import open_with_outputs
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.verify.by_module import module_comparison, onnx_side
 

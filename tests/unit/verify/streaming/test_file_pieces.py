@@ -10,7 +10,7 @@ from graphs import parse
 from weighted_graphs import weight
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.runtime.sessions import Session
-from winml.modelkit.verify.streaming.file_pieces import FilePieces
+from winml.modelkit.verify.written_file import FilePieces
 
 _WEIGHT_BYTES = 64 * 64 * 4
 _WEIGHTS = ", ".join(weight(name, 64, 64) for name in ("w_a", "w_b", "w_c"))

@@ -12,20 +12,21 @@ import torch
 
 from checkpoints import build_model
 from winml.modelkit.errors import CheckpointError, ExportError
+from winml.modelkit.flows.export.loading import load_weightless
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
-from winml.modelkit.load.weightless import load_weightless
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.other_sizes import Draw
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference, with_values
-from winml.modelkit.verify.streaming.streamed_reference import answered_streaming, with_streamed_values
-from winml.modelkit.verify.streaming.streamed_tensors import (
+from winml.modelkit.verify.streamed_reference import (
     KEPT_BYTES,
     WeightRequest,
     answer_requests,
+    answered_streaming,
     asking,
     stream_parameters,
+    with_streamed_values,
 )
 
 _ROWS = 700

@@ -22,7 +22,7 @@ from winml.modelkit.file_names import (
 )
 from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.options import load_json
-from winml.modelkit.quantize.precisions import FLOAT32
+from winml.modelkit.quantize.options import FLOAT32
 
 __all__ = ["LAYOUTS", "PLAIN", "Layout", "LayoutName", "find_layout", "refuse_models", "refuse_task"]
 

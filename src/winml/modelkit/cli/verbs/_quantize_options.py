@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from winml.modelkit.cli._data_sets import columns_option, split_option
+from winml.modelkit.cli._options import columns_option, split_option
 from winml.modelkit.errors import UsageError
-from winml.modelkit.quantize.options import Algorithm, BlockSize, QuantizeOptions
-from winml.modelkit.quantize.precisions import MODES, CalibrationMethod
+from winml.modelkit.quantize.options import MODES, Algorithm, BlockSize, CalibrationMethod, QuantizeOptions
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import QuantSection

@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.builds.layouts.layout import LAYOUTS
-from winml.modelkit.cli._answers import print_json
-from winml.modelkit.cli._build_configs import (
-    config_option,
-    configured_options,
-    read_build_config,
-    told_sections,
-    with_sizes,
-)
-from winml.modelkit.cli._endings import Interrupted
-from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._exit_codes import NEGATIVE_ANSWER
+from winml.modelkit.cli._errors import NEGATIVE_ANSWER, Interrupted, WinMLCommand
 from winml.modelkit.cli._measuring import parse_ep_options
 from winml.modelkit.cli._options import (
     NonEmptyPath,
@@ -31,12 +21,19 @@ from winml.modelkit.cli._options import (
     source_options,
     weight_options,
 )
-from winml.modelkit.cli._requests import model_request
-from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
+from winml.modelkit.cli._requests import (
+    config_option,
+    configured_options,
+    model_request,
+    read_build_config,
+    told_sections,
+    with_sizes,
+)
+from winml.modelkit.cli._streams import library_output_to_stderr, print_json, silence_library_warnings, tell
 from winml.modelkit.cli.verbs._quantize_options import filled_section, quantization_options, refuse_flags_without_stage
 from winml.modelkit.errors import UsageError, told_as
 from winml.modelkit.optimize.capabilities import LEVELS
-from winml.modelkit.quantize.precisions import PRECISIONS
+from winml.modelkit.quantize.options import PRECISIONS
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import CompileSection, WinMLBuildConfig

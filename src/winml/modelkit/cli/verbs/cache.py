@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import debug_option, format_option
+from winml.modelkit.cli._streams import print_json
 
 if TYPE_CHECKING:
     from winml.modelkit.results.cache_contents import CacheContents
@@ -39,7 +39,7 @@ def command() -> None:
 def _list(**options: Any) -> None:
     """List the builds in the cache, the one written last first, with what removing each frees."""
     from winml.modelkit.builds.cache_contents import list_cache
-    from winml.modelkit.report.cache_contents import print_contents
+    from winml.modelkit.report.machine import print_contents
     from winml.modelkit.report.terminal import console_for
 
     contents = list_cache()
@@ -59,7 +59,7 @@ def _list(**options: Any) -> None:
 def _clean(**options: Any) -> None:
     """Remove builds from the cache, all of them or old ones. A build that somebody works in stays."""
     from winml.modelkit.builds.cache_contents import list_cache, remove_builds
-    from winml.modelkit.report.cache_contents import print_removed
+    from winml.modelkit.report.machine import print_removed
     from winml.modelkit.report.terminal import console_for
 
     contents = list_cache(_age(options))

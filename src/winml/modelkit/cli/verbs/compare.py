@@ -9,13 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import json_text, refuse_outputs, show_result, write_files
-from winml.modelkit.cli._data_sets import columns_option, data_set_files, requested_samples, split_option
-from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._exit_codes import NEGATIVE_ANSWER
-from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
+from winml.modelkit.cli._errors import NEGATIVE_ANSWER, WinMLCommand
+from winml.modelkit.cli._options import (
+    NonEmptyPath,
+    columns_option,
+    data_set_files,
+    debug_option,
+    format_option,
+    requested_samples,
+    split_option,
+    verbose_option,
+)
 from winml.modelkit.cli._requests import sizes_by_name
-from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
+from winml.modelkit.cli._streams import (
+    json_text,
+    library_output_to_stderr,
+    refuse_outputs,
+    show_result,
+    silence_library_warnings,
+    write_files,
+)
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import ONLY_PART, part_path
 
@@ -23,7 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from winml.modelkit.builds.compared_models import FoundPairs
-    from winml.modelkit.results.model_comparison import ModelComparison
+    from winml.modelkit.results.comparison import ModelComparison
 
 __all__ = ["command"]
 
@@ -124,8 +137,8 @@ def command(**options: Any) -> None:
 
 def _write(result: ModelComparison, options: dict[str, Any]) -> list[Path]:
     """Write the files that were asked for: the answer, and of every part what shows its modules."""
-    from winml.modelkit.report.comparison_page import comparison_page
-    from winml.modelkit.report.model_explorer import comparison_node_data
+    from winml.modelkit.report.comparison import comparison_page
+    from winml.modelkit.report.module_times import comparison_node_data
 
     depth = options["depth"]
     renderers: dict[str, Callable[[], str]] = {"output": lambda: f"{json_text(result.as_record(depth=depth))}\n"}
@@ -147,7 +160,7 @@ def _module_files(path: Path | None, parts: Sequence[str]) -> list[Path]:
 
 
 def _show(result: ModelComparison, written: list[Path], options: dict[str, Any]) -> None:
-    from winml.modelkit.report.model_comparison import print_comparison
+    from winml.modelkit.report.comparison import print_comparison
     from winml.modelkit.report.terminal import print_rows
 
     def render(console: Console) -> None:
@@ -160,7 +173,7 @@ def _show(result: ModelComparison, written: list[Path], options: dict[str, Any])
 def _refuse_early(options: dict[str, Any]) -> FoundPairs:
     """Return what is compared; refuse what options and paths show to be wrong, before heavy imports."""
     from winml.modelkit.builds.compared_models import found_pairs
-    from winml.modelkit.flows.compare.given_values import value_files
+    from winml.modelkit.flows.compare.values import value_files
 
     for name in ONLY_BY_MODULE:
         if options[name] and not options["by_module"]:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import print_json, show_result
-from winml.modelkit.cli._build_configs import config_option, read_build_config
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import file_or_folder, refuse_early_in_folder, transform_folder
 from winml.modelkit.cli._measuring import parse_ep_options, refuse_unknown_ep
@@ -23,8 +21,8 @@ from winml.modelkit.cli._options import (
     verbose_option,
 )
 from winml.modelkit.cli._progress import show_step
-from winml.modelkit.cli._requests import sizes_by_name
-from winml.modelkit.cli._streams import silence_library_warnings
+from winml.modelkit.cli._requests import config_option, read_build_config, sizes_by_name
+from winml.modelkit.cli._streams import print_json, show_result, silence_library_warnings
 from winml.modelkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -98,7 +96,7 @@ def _list_providers(options: dict[str, Any]) -> None:
     if options["format_"] == "json":
         print_json({"execution_providers": [item.as_record() for item in providers]})
         return
-    from winml.modelkit.report.compilation_summary import print_compilable_providers
+    from winml.modelkit.report.files import print_compilable_providers
     from winml.modelkit.report.terminal import console_for
 
     print_compilable_providers(providers, console_for(sys.stdout))
@@ -107,8 +105,7 @@ def _list_providers(options: dict[str, Any]) -> None:
 def _refuse_early(options: dict[str, Any], folder: FoundFolder | None) -> dict[str, Any]:
     """Return the options with what the config says; refuse what they show to be wrong, before anything is read."""
     from winml.modelkit.compile.options import CompileOptions
-    from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
-    from winml.modelkit.graph.files.output_paths import ExportPaths
+    from winml.modelkit.graph.files.output_files import ExportPaths, refuse_existing, refuse_inputs
     from winml.modelkit.options import parse_options
 
     model: Path | None = options["model"]
@@ -142,7 +139,7 @@ def _compile_folder(folder: FoundFolder, options: dict[str, Any]) -> None:
     from winml.modelkit.compile.options import CompileOptions
     from winml.modelkit.flows.compile import compile_file
     from winml.modelkit.flows.graph_file import GraphFileTask
-    from winml.modelkit.report.compilation_summary import print_compilation
+    from winml.modelkit.report.files import print_compilation
     from winml.modelkit.results.compiled_model import CompiledFile
 
     def work(task: GraphFileTask, asked: CompileOptions, on_step: Callable[[StepEvent], None] | None) -> CompiledFile:
@@ -168,7 +165,7 @@ def _compile_file(options: dict[str, Any]) -> None:
             sizes=options["sizes"],
             on_step=None if options["quiet"] else show_step,
         )
-    from winml.modelkit.report.compilation_summary import print_compilation
+    from winml.modelkit.report.files import print_compilation
 
     show_result(
         result.as_record(), options, lambda console: print_compilation(result, console, verbose=options["verbose"])

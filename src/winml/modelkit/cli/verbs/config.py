@@ -8,14 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import print_json, refuse_outputs, write_answer
-from winml.modelkit.cli._build_configs import (
-    config_option,
-    configured_options,
-    read_build_config,
-    told_sections,
-    with_sizes,
-)
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
     NonEmptyPath,
@@ -28,10 +20,24 @@ from winml.modelkit.cli._options import (
     source_options,
     weight_options,
 )
-from winml.modelkit.cli._requests import model_request
-from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
+from winml.modelkit.cli._requests import (
+    config_option,
+    configured_options,
+    model_request,
+    read_build_config,
+    told_sections,
+    with_sizes,
+)
+from winml.modelkit.cli._streams import (
+    library_output_to_stderr,
+    print_json,
+    refuse_outputs,
+    silence_library_warnings,
+    tell,
+    write_answer,
+)
 from winml.modelkit.errors import UsageError, told_as
-from winml.modelkit.quantize.precisions import PRECISIONS
+from winml.modelkit.quantize.options import PRECISIONS
 from winml.modelkit.words import printable
 
 if TYPE_CHECKING:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import json_text, print_json, refuse_outputs
-from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._exit_codes import NEGATIVE_ANSWER
+from winml.modelkit.cli._errors import NEGATIVE_ANSWER, WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, verbose_option
+from winml.modelkit.cli._streams import json_text, print_json, refuse_outputs
 from winml.modelkit.errors import ModelPathError
 
 if TYPE_CHECKING:
-    from winml.modelkit.results.structure_diff import StructureDiff
+    from winml.modelkit.results.comparison import StructureDiff
 
 __all__ = ["command"]
 

@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import refuse_outputs, show_answer
-from winml.modelkit.cli._data_sets import columns_option, data_set_files, split_option
-from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._exit_codes import NEGATIVE_ANSWER
+from winml.modelkit.cli._errors import NEGATIVE_ANSWER, WinMLCommand
 from winml.modelkit.cli._measuring import live_progress, parse_ep_options, provider_options, refuse_unknown_ep
-from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, model_option, source_options
+from winml.modelkit.cli._options import (
+    NonEmptyPath,
+    columns_option,
+    data_set_files,
+    debug_option,
+    format_option,
+    model_option,
+    source_options,
+    split_option,
+)
 from winml.modelkit.cli._progress import show_step
-from winml.modelkit.cli._runnable_models import refuse_checkpoint_options
-from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
+from winml.modelkit.cli._requests import refuse_checkpoint_options
+from winml.modelkit.cli._streams import library_output_to_stderr, refuse_outputs, show_answer, silence_library_warnings
 from winml.modelkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -151,7 +157,7 @@ def _asked(options: dict[str, Any]) -> EvaluationOptions:
     )
     if asked.task is not None:
         from winml.modelkit.evaluate.tasks.table import task_definition
-        from winml.modelkit.flows.evaluate.limits import check_limits
+        from winml.modelkit.flows.evaluate.evaluate import check_limits
 
         check_limits(task_definition(canonical_task(asked.task)), asked)
     return asked

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import print_json
-from winml.modelkit.cli._build_configs import (
-    config_option,
-    configured_options,
-    export_section,
-    read_build_config,
-    told_sections,
-    with_sizes,
-)
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
     NonEmptyPath,
@@ -30,18 +23,104 @@ from winml.modelkit.cli._options import (
     tree_options,
     weight_options,
 )
-from winml.modelkit.cli._requests import model_request
-from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
-from winml.modelkit.cli.verbs._pinning import is_pinning, pin
-from winml.modelkit.errors import ConfigError, UsageError, told_as
+from winml.modelkit.cli._requests import (
+    config_option,
+    configured_options,
+    export_section,
+    model_request,
+    read_build_config,
+    sizes_by_name,
+    told_sections,
+    with_sizes,
+)
+from winml.modelkit.cli._streams import library_output_to_stderr, print_json, silence_library_warnings, tell
+from winml.modelkit.errors import ConfigError, ModelPathError, UsageError, told_as
+from winml.modelkit.graph.files.named_paths import named_path
+from winml.modelkit.load.load_options import declared_options, is_given
 
 if TYPE_CHECKING:
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.hierarchy.torch_modules import TorchModules
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.results.export_result import ExportResult
+    from winml.modelkit.results.written_file import PinnedModel
 
-__all__ = ["command"]
+__all__ = [
+    "command",
+    "is_pinning",
+    "pin",
+]
+
+
+# --- ``winml export`` of an ONNX file: fixes its open dimensions.
+
+
+_FOR_PYTORCH_MODELS = (
+    *(option.name for option in declared_options() if not option.is_for_onnx),
+    "input_specs", "dynamic_batch", "dynamic_sequence", "dynamic_image_size", "dynamic_axes", "allow_dynamic",
+    "config", "export_config", "opset", "torch_module", "hierarchy", "clean_onnx", "keep_torch_metadata",
+    "operation_fallback", "with_report", "ep",
+)  # fmt: skip
+"""Options that say how a graph is made from a PyTorch model."""
+
+
+def is_pinning(options: Mapping[str, Any]) -> bool:
+    """Say whether the model is an ONNX file, whose sizes can be fixed.
+
+    Raises:
+        ModelPathError: it has the name of one, and nothing can be there.
+    """
+    model = str(options["model"] or "").strip()
+    return PurePath(model).suffix.lower() == ".onnx" and not named_path(model).is_dir()
+
+
+def pin(options: Mapping[str, Any]) -> None:
+    """Fix the sizes and show the result.
+
+    Raises:
+        UsageError: an option that has no meaning here, or a name the file does not have.
+    """
+    for name in _FOR_PYTORCH_MODELS:
+        if is_given(name, options[name]):
+            raise UsageError(
+                f"--{name.replace('_', '-')} has no meaning for an ONNX file, whose sizes alone can be fixed",
+                hint="Leave it out, or export the PyTorch model anew.",
+            )
+    if not named_path(options["model"].strip()).is_file():
+        raise ModelPathError(f"{options['model']}: no such file", hint="Give the path of an ONNX file.")
+    if not (options["shape_config"] or options["batch_size"]):
+        raise UsageError(
+            f"{options['model']}: is an ONNX file, and no size of it is to be fixed",
+            hint="Give sizes of its open dimensions with --shape-config '{\"batch\": 1}', or export what it was made "
+            "from: a checkpoint folder, config.json, Hub id or file.py:factory.",
+        )
+    sizes = sizes_by_name(options)
+    silence_library_warnings(debug=options["debug"])
+    from winml.modelkit.flows.pin import pin_model
+
+    with told_as({} if options["shape_config"] else {"--shape-config": "--batch-size"}):
+        result = pin_model(
+            options["model"].strip(),
+            options["output"],
+            sizes,
+            overwrite=options["overwrite"],
+            verify=options["verify"] is not False,
+            seed=options["seed"],
+        )
+    _show_pinned(result, options)
+
+
+def _show_pinned(result: PinnedModel, options: Mapping[str, Any]) -> None:
+    if options["format_"] == "json":
+        print_json(result.as_record())
+        return
+    if options["quiet"]:
+        return
+    from winml.modelkit.report.files import pinned_lines
+    from winml.modelkit.report.terminal import console_for, print_rows
+
+    print_rows(pinned_lines(result, options["model"]), console_for(sys.stdout), width=9)
+
 
 EPILOG = """\b
 Examples:
@@ -152,7 +231,7 @@ def _configured(
 
 def _refuse_early(request: ModelRequest, config: WinMLExportConfig, options: dict[str, Any]) -> None:
     """Refuse what names and paths show to be wrong, before torch is imported, which takes seconds."""
-    from winml.modelkit.graph.files.output_paths import ExportPaths
+    from winml.modelkit.graph.files.output_files import ExportPaths
     from winml.modelkit.load.request import resolve_source
     from winml.modelkit.runtime.execution_providers import refuse_dynamic
 
@@ -240,7 +319,7 @@ def _show_result(result: ExportResult, options: dict[str, Any]) -> None:
         return
     if options["quiet"]:
         return
-    from winml.modelkit.report.console import print_export, print_tree
+    from winml.modelkit.report.export import print_export, print_tree
     from winml.modelkit.report.module_tree import TreeLimits
     from winml.modelkit.report.terminal import console_for
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record, print_parts
 from winml.modelkit.cli._options import (
@@ -19,8 +18,8 @@ from winml.modelkit.cli._options import (
     random_options,
     source_options,
 )
-from winml.modelkit.cli._runnable_models import exported_path, files_read, runnable_model
-from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
+from winml.modelkit.cli._requests import exported_path, files_read, runnable_model
+from winml.modelkit.cli._streams import library_output_to_stderr, print_json, silence_library_warnings, tell
 from winml.modelkit.hierarchy.selector import Selector
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def command(context: click.Context, /, **options: Any) -> None:
 
 
 def _print_extract(result: ExtractResult, console: Console) -> None:
-    from winml.modelkit.report.extract import extract_lines
+    from winml.modelkit.report.files import extract_lines
     from winml.modelkit.report.terminal import print_rows
 
     print_rows(extract_lines(result), console, width=9)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._measuring import parse_ep_options, provider_options, refuse_unknown_ep
 from winml.modelkit.cli._options import debug_option, format_option
-from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
+from winml.modelkit.cli._streams import library_output_to_stderr, print_json, silence_library_warnings, tell
 from winml.modelkit.errors import UsageError, VerificationError, first_line
 from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, VISION
 from winml.modelkit.words import terminal_text
@@ -193,7 +192,7 @@ def _checkpoint(files: Mapping[str, Path], reference: str | None) -> str | None:
     if reference != RECORDED:
         return reference
     from winml.modelkit.graph.files.reading import read_structure
-    from winml.modelkit.load.exported_source import exported_from
+    from winml.modelkit.load.checkpoint_path import exported_from
 
     path = files.get(DECODER) or files[ONLY_PART]
     metadata = {entry.key: entry.value for entry in read_structure(path).metadata_props}
@@ -228,7 +227,7 @@ def _write(prompt: PreparedPrompt, checkpoint: str | None, options: dict[str, An
 def _tell_result(result: GeneratedText, options: dict[str, Any]) -> None:
     if options["quiet"]:
         return
-    from winml.modelkit.report.generated_text import generated_lines
+    from winml.modelkit.report.generation import generated_lines
 
     for line in generated_lines(result):
         tell(line)

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import print_json
-from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._exit_codes import NEGATIVE_ANSWER
+from winml.modelkit.cli._errors import NEGATIVE_ANSWER, WinMLCommand
 from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record, print_parts
 from winml.modelkit.cli._measuring import parse_ep_options, refuse_unknown_ep
 from winml.modelkit.cli._options import (
@@ -25,9 +23,8 @@ from winml.modelkit.cli._options import (
     tree_options,
 )
 from winml.modelkit.cli._progress import show_step
-from winml.modelkit.cli._requests import model_request
-from winml.modelkit.cli._runnable_models import exported_path, refuse_checkpoint_options
-from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
+from winml.modelkit.cli._requests import exported_path, model_request, refuse_checkpoint_options
+from winml.modelkit.cli._streams import library_output_to_stderr, print_json, silence_library_warnings
 from winml.modelkit.errors import UsageError
 from winml.modelkit.load.load_options import declared_options
 
@@ -206,7 +203,7 @@ def _inspected_file(path: Path, options: dict[str, Any]) -> _InspectedFile:
 
 
 def _print_file(inspected: _InspectedFile, options: dict[str, Any]) -> None:
-    from winml.modelkit.report.onnx_inspection import print_onnx_inspection
+    from winml.modelkit.report.inspection import print_onnx_inspection
     from winml.modelkit.report.terminal import console_for
 
     print_onnx_inspection(
@@ -231,7 +228,7 @@ def _provider_fit(path: Path, options: Mapping[str, Any]) -> ProviderFit | None:
 def _print_fit(fit: ProviderFit | None, options: Mapping[str, Any]) -> None:
     if fit is None:
         return
-    from winml.modelkit.report.provider_fit import print_provider_fit
+    from winml.modelkit.report.inspection import print_provider_fit
     from winml.modelkit.report.terminal import console_for
 
     click.echo()
@@ -256,7 +253,7 @@ def _list_all_tasks(options: dict[str, Any]) -> None:
     if options["format_"] == "json":
         print_json({"kind": "tasks", "tasks": all_tasks(), "aliases": TASK_ALIASES})
         return
-    from winml.modelkit.report.tasks import print_tasks
+    from winml.modelkit.report.inspection import print_tasks
     from winml.modelkit.report.terminal import console_for
 
     print_tasks(all_tasks(), console_for(sys.stdout), aliases=TASK_ALIASES)
@@ -266,8 +263,7 @@ def _inspect_model(model: str | None, options: dict[str, Any]) -> None:
     request = model_request({**options, "model": model or ""})
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.flows.inspect import inspect_model, list_tasks
-    from winml.modelkit.report.model_inspection import print_model_inspection
-    from winml.modelkit.report.tasks import print_tasks
+    from winml.modelkit.report.inspection import print_model_inspection, print_tasks
     from winml.modelkit.report.terminal import console_for
 
     if options["list_tasks"]:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml.modelkit.cli._answers import print_json, show_result
-from winml.modelkit.cli._build_configs import config_option, read_build_config
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import (
     file_or_folder,
@@ -28,8 +26,8 @@ from winml.modelkit.cli._options import (
     verbose_option,
 )
 from winml.modelkit.cli._progress import show_step
-from winml.modelkit.cli._requests import sizes_by_name
-from winml.modelkit.cli._streams import silence_library_warnings
+from winml.modelkit.cli._requests import config_option, read_build_config, sizes_by_name
+from winml.modelkit.cli._streams import print_json, show_result, silence_library_warnings
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import OPTIMIZED_SUFFIX, optimized_path
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVEL_WORDS, LEVELS
@@ -194,8 +192,7 @@ def _list_capabilities(requested: OptimizeOptions, options: dict[str, Any]) -> N
 
 def _refuse_early(options: dict[str, Any]) -> Path:
     """Return the file to write; refuse what paths show to be wrong, before a model library is imported."""
-    from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
-    from winml.modelkit.graph.files.output_paths import ExportPaths
+    from winml.modelkit.graph.files.output_files import ExportPaths, refuse_existing, refuse_inputs
 
     model: Path | None = options["model"]
     if model is None:
@@ -232,7 +229,7 @@ def _check_files(requested: OptimizeOptions, options: dict[str, Any], folder: Fo
 
     with library_output_to_stderr():
         checks = {part: check_optimization(path, options=requested) for part, path in paths.items()}
-    from winml.modelkit.report.optimization_check import print_optimization_check
+    from winml.modelkit.report.optimization import print_optimization_check
 
     def render(check: OptimizationCheck, console: Console) -> None:
         print_optimization_check(check, console, verbose=options["verbose"])
@@ -251,7 +248,7 @@ def _optimize_folder(folder: FoundFolder, requested: OptimizeOptions, options: d
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.flows.graph_file import GraphFileTask
     from winml.modelkit.flows.optimize import optimize_file
-    from winml.modelkit.report.optimization_summary import print_optimization
+    from winml.modelkit.report.optimization import print_optimization
     from winml.modelkit.results.optimized_model import OptimizedFile
 
     def work(task: GraphFileTask, asked: OptimizeOptions, on_step: Callable[[StepEvent], None] | None) -> OptimizedFile:
@@ -280,7 +277,7 @@ def _optimize_file(requested: OptimizeOptions, options: dict[str, Any]) -> None:
             functions=options["functions"],
             on_step=None if options["quiet"] else show_step,
         )
-    from winml.modelkit.report.optimization_summary import print_optimization
+    from winml.modelkit.report.optimization import print_optimization
 
     show_result(
         result.as_record(), options, lambda console: print_optimization(result, console, verbose=options["verbose"])

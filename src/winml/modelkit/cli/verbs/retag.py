@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option
+from winml.modelkit.cli._streams import print_json
 
 if TYPE_CHECKING:
-    from winml.modelkit.results.retag_result import RetaggedModel
+    from winml.modelkit.results.written_file import RetaggedModel
 
 __all__ = ["command"]
 
@@ -47,7 +47,7 @@ def command(**options: Any) -> None:
 
 
 def _show_result(result: RetaggedModel) -> None:
-    from winml.modelkit.report.retagged_model import retagged_lines
+    from winml.modelkit.report.files import retagged_lines
     from winml.modelkit.report.terminal import console_for, print_rows
 
     print_rows(retagged_lines(result), console_for(sys.stdout), width=9)

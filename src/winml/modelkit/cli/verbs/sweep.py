@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import show_result
-from winml.modelkit.cli._endings import Interrupted
-from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._exit_codes import NEGATIVE_ANSWER
+from winml.modelkit.cli._errors import NEGATIVE_ANSWER, Interrupted, WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option
-from winml.modelkit.cli._streams import silence_library_warnings, tell
-from winml.modelkit.cli._sweep_progress import shown_sweep
+from winml.modelkit.cli._progress import shown_sweep
+from winml.modelkit.cli._streams import show_result, silence_library_warnings, tell
 from winml.modelkit.errors import ConfigError, UsageError, WinMLError
 
 if TYPE_CHECKING:
-    from winml.modelkit.results.sweep_result import SweepResult
+    from winml.modelkit.results.sweep import SweepResult
     from winml.modelkit.sweep.plan import SweepPlan
     from winml.modelkit.sweep.sweep import SweepOptions
 
@@ -72,7 +69,7 @@ def command(**options: Any) -> None:
     """
     plan, asked, notes = _refuse_early(options)
     silence_library_warnings(debug=options["debug"])
-    from winml.modelkit.report.sweep_table import print_sweep
+    from winml.modelkit.report.sweep import print_sweep
     from winml.modelkit.sweep.sweep import run_sweep
 
     ended: list[str] = []

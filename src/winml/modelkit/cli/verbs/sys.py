@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import debug_option, format_option
+from winml.modelkit.cli._streams import print_json
 
 __all__ = ["command"]
 

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import print_json, show_result
-from winml.modelkit.cli._data_sets import columns_option, split_option
-from winml.modelkit.cli._endings import Interrupted
-from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._errors import Interrupted, WinMLCommand
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import (
     NonEmptyPath,
+    columns_option,
     debug_option,
     dynamic_options,
     format_option,
@@ -22,11 +20,11 @@ from winml.modelkit.cli._options import (
     model_option,
     random_options,
     source_options,
+    split_option,
     weight_options,
 )
-from winml.modelkit.cli._requests import model_request, sizes_by_name
-from winml.modelkit.cli._runnable_models import FOR_CHECKPOINTS, refuse_checkpoint_options
-from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
+from winml.modelkit.cli._requests import FOR_CHECKPOINTS, model_request, refuse_checkpoint_options, sizes_by_name
+from winml.modelkit.cli._streams import library_output_to_stderr, print_json, show_result, silence_library_warnings
 from winml.modelkit.results.tuning import KINDS, TARGETS
 
 if TYPE_CHECKING:

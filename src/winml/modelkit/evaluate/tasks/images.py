@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
-from winml.modelkit.evaluate.metrics.boxes import BOX_METRICS, Boxes
-from winml.modelkit.evaluate.metrics.pixels import IGNORED, MEAN_IOU, PIXEL_ACCURACY, count_pairs
+from winml.modelkit.evaluate.metrics.images import BOX_METRICS, IGNORED, MEAN_IOU, PIXEL_ACCURACY, Boxes, count_pairs
 from winml.modelkit.evaluate.preprocessing import Batch
 from winml.modelkit.evaluate.tasks.task import Judge, JudgeContext, Outputs, Sample, TaskDefinition
 

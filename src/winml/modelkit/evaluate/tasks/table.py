@@ -8,15 +8,16 @@ from collections.abc import Iterable, Mapping
 from winml.modelkit.errors import TaskError, UsageError
 from winml.modelkit.evaluate.media import install_hint
 from winml.modelkit.evaluate.metrics.metric import Metric
-from winml.modelkit.evaluate.tasks.classification import CLASSIFICATION_TASKS
-from winml.modelkit.evaluate.tasks.generation import TEXT_GENERATION
+from winml.modelkit.evaluate.tasks.classes import CLASSIFICATION_TASKS, SPEECH_RECOGNITION
 from winml.modelkit.evaluate.tasks.images import IMAGE_SEGMENTATION, OBJECT_DETECTION
-from winml.modelkit.evaluate.tasks.masked_words import FILL_MASK
-from winml.modelkit.evaluate.tasks.question_answering import QUESTION_ANSWERING
-from winml.modelkit.evaluate.tasks.similarity import FEATURE_EXTRACTION
-from winml.modelkit.evaluate.tasks.speech import SPEECH_RECOGNITION
 from winml.modelkit.evaluate.tasks.task import TaskDefinition
-from winml.modelkit.evaluate.tasks.token_classification import TOKEN_CLASSIFICATION
+from winml.modelkit.evaluate.tasks.texts import (
+    FEATURE_EXTRACTION,
+    FILL_MASK,
+    QUESTION_ANSWERING,
+    TEXT_GENERATION,
+    TOKEN_CLASSIFICATION,
+)
 from winml.modelkit.options import nearest
 
 __all__ = ["TASK_DEFINITIONS", "chosen_metrics", "refuse_missing_libraries", "task_definition"]

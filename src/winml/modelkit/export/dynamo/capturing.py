@@ -6,33 +6,244 @@ caller. Every node comes with its exact module stack and a name after its module
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import inspect
 import itertools
 import keyword
-from collections.abc import Iterator, Mapping
+import os
+import re
+import tempfile
+import threading
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import onnx_ir as ir
 import torch
 from torch import nn
 
-from winml.modelkit.errors import ExportError
-from winml.modelkit.export.capture import Capture, CaptureOptions
-from winml.modelkit.export.captured_names import name_by_module, name_open_sizes, place_operands
+from winml.modelkit.errors import ExportError, first_line
+from winml.modelkit.export.capture import Capture, CaptureOptions, name_by_module, name_open_sizes, place_operands
 from winml.modelkit.export.complex_pairs import complex_as_pairs
 from winml.modelkit.export.config import DYNAMO_OPSET
-from winml.modelkit.export.dynamo.failures import export_error
-from winml.modelkit.export.dynamo.inductor_cache import without_empty_inductor_cache
 from winml.modelkit.export.dynamo.module_stacks import ModuleStacks, drop_exporter_metadata
-from winml.modelkit.export.dynamo.time_limit import TimeIsUpError, time_limit
 from winml.modelkit.export.dynamo.transformers_patches import library_repairs
 from winml.modelkit.export.fake_parameters import fresh_shape_envs, is_fake, weight_by_reference
+from winml.modelkit.export.left_as_found import quiet_torch, unprinted_failures
 from winml.modelkit.export.preparation import FlatForward
-from winml.modelkit.export.torch_messages import quiet_torch, unprinted_failures
+from winml.modelkit.hierarchy.tracing import module_of_error
 from winml.modelkit.hierarchy.tree import ModuleTree
 
-__all__ = ["capture_dynamo"]
+__all__ = [
+    "TimeIsUpError",
+    "capture_dynamo",
+    "export_error",
+    "time_limit",
+    "without_empty_inductor_cache",
+]
+
+
+# --- Translates the exceptions of torch's dynamo exporter into an ExportError with operator and module.
+#
+# Reads the failed node from the stack frames of the exceptions.
+
+
+_FIXED_AXIS = re.compile(r"(?:L\['(\w+)'\]\.size\(\)|inputs\['(\w+)'\]\.shape)\[(\d+)\]")
+"""How torch names a size in messages about constraints."""
+_MISSING_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
+_COMPLEX = re.compile(r"complex-valued|complex64|complex128")
+_DATA_DEPENDENT = re.compile(r"data-dependent|DataDependent|unbacked symint|GuardOnDataDependent", re.IGNORECASE)
+_T = TypeVar("_T")
+_LIBRARIES = frozenset({"torch", "winml", "onnxscript", "onnx_ir"})
+"""Packages whose lines are not reported, since the user cannot change them."""
+_SIZE_HINT = "Fix the size (leave the dynamic option out), or let the forward take sizes from x.shape only."
+
+
+def export_error(
+    error: Exception,
+    model: nn.Module,
+    stacks: ModuleStacks,
+    axes: Mapping[tuple[str, int], tuple[str, str]],
+) -> ExportError:
+    """Return our error for what torch raised.
+
+    Args:
+        error: What torch raised.
+        model: The module that was exported.
+        stacks: Reads the modules of torch's nodes.
+        axes: ``(argument, axis)`` → name of the dimension to leave open, and of the input.
+    """
+    chain = tuple(_cause_chain(error))
+    node = _first_not_none(_failed_node(link) for link in chain)
+    module = _module_of_node(node, stacks) if node is not None else None
+    if module is None:
+        module = _first_not_none(module_of_error(link, model) for link in chain)
+    place = f" in module {module or '(the root)'}" if module is not None else ""
+    if (missing_operator := _first_not_none(_MISSING_OPERATOR.search(str(link)) for link in chain)) is not None:
+        operator = missing_operator[1].replace(".", "::")
+        is_complex = any(_COMPLEX.search(str(link)) for link in chain)
+        return ExportError(
+            f"the dynamo exporter has no ONNX form of {operator}{' on complex numbers' if is_complex else ''}{place}",
+            hint=(
+                "Compute with real and imaginary parts there (torch.view_as_real)."
+                if is_complex
+                else "Replace the operator in that module's forward by others."
+            ),
+            operator=operator,
+            module=module,
+        )
+    if fixed_dimensions := _fixed_axes(error, axes):
+        return ExportError(
+            f"{fixed_dimensions} cannot be left open with the dynamo exporter{place}: {_constraint_reason(error)}",
+            hint=_SIZE_HINT,
+            module=module,
+        )
+    cause = chain[-1]
+    if any(_DATA_DEPENDENT.search(f"{type(link).__name__}: {first_line(link)}") for link in chain):
+        return ExportError(
+            f"the forward decides by the value of a tensor{place}{_line_of(chain)}, which the dynamo exporter cannot "
+            f"follow: {first_line(cause)}",
+            hint="Use torch.where or torch.cond there, or --no-dynamo, which keeps the way the traced inputs went.",
+            module=module,
+        )
+    failed_operator = _operator_of(node)
+    summary = (
+        f"operator {failed_operator} could not be converted" if failed_operator else "the model could not be exported"
+    )
+    return ExportError(
+        f"{summary}{place} with the dynamo exporter: {type(cause).__name__}: {first_line(cause)}",
+        hint="The forward must run under torch.export with these inputs; --debug shows the full traceback.",
+        operator=failed_operator,
+        module=module,
+    )
+
+
+def _first_not_none(items: Iterable[_T | None]) -> _T | None:
+    return next((item for item in items if item is not None), None)
+
+
+def _cause_chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes, the first cause last."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__
+
+
+def _failed_node(error: BaseException) -> torch.fx.Node | None:
+    """Return the node torch was converting when it failed, or None if it failed elsewhere."""
+    failed_node = None
+    entry = error.__traceback__
+    while entry is not None:
+        frame = entry.tb_frame
+        if frame.f_globals.get("__name__", "").startswith("torch.onnx."):
+            node = frame.f_locals.get("node")
+            failed_node = node if isinstance(node, torch.fx.Node) else failed_node
+        entry = entry.tb_next
+    return failed_node
+
+
+def _module_of_node(node: torch.fx.Node, stacks: ModuleStacks) -> str | None:
+    paths = stacks.decode(name for name, _class in node.meta.get("nn_module_stack", {}).values())
+    return paths[-1] if paths else None
+
+
+def _operator_of(node: torch.fx.Node | None) -> str | None:
+    if node is None or node.op != "call_function":
+        return None
+    target = node.target
+    return target.name() if isinstance(target, torch._ops.OpOverload) else str(target)
+
+
+def _fixed_axes(error: BaseException, axes: Mapping[tuple[str, int], tuple[str, str]]) -> str:
+    """Return the dimensions named in torch's message about constraints, as text; ``""`` for none."""
+    axis_keys = dict.fromkeys((match[1] or match[2], int(match[3])) for match in _FIXED_AXIS.finditer(str(error)))
+    places = [f"{axes[key][0]} (axis {key[1]} of {axes[key][1]})" for key in axis_keys if key in axes]
+    return " and ".join(places)
+
+
+def _constraint_reason(error: BaseException) -> str:
+    """Return the reason in torch's message about a constraint, without torch's names of sizes."""
+    for line in str(error).splitlines():
+        if "specialized it to be a constant" in line or "is not valid" in line:
+            return "the forward takes it for a constant" if "constant" in line else line.strip(" -")
+    return first_line(error)
+
+
+def _line_of(chain: Sequence[BaseException]) -> str:
+    """Return file name and line of the innermost frame outside the libraries, in brackets: `` (net.py:8)``."""
+    for error in chain:
+        frames = traceback.extract_tb(error.__traceback__)
+        user_frames = [frame for frame in frames if not _LIBRARIES.intersection(Path(frame.filename).parts)]
+        if user_frames:
+            return f" ({Path(user_frames[-1].filename).name}:{user_frames[-1].lineno})"
+    return ""
+
+
+# --- Removes the empty cache folder that torch's compiler makes among the temporary files when it is imported.
+
+
+_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+"""Environment variable of torch that names the folder; torch sets it where nobody has."""
+_NAME_START = "torchinductor_"
+"""Start of the name that torch chooses; the user's follows."""
+
+
+@contextmanager
+def without_empty_inductor_cache() -> Iterator[None]:
+    """Remove torch's cache folder after the block, where torch chose the place and nothing is in it.
+
+    An export compiles nothing. A cache that somebody uses is not empty, and torch makes the folder again when needed.
+    """
+    try:
+        yield
+    finally:
+        folder = Path(os.environ.get(_VARIABLE, ""))
+        if folder.name.startswith(_NAME_START) and folder.parent == Path(tempfile.gettempdir()):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+# --- Stops a block of Python after a time limit.
+#
+# torch computes open sizes by symbolic algebra, whose expressions can grow without bound. The block is stopped as by
+# Ctrl-C; a call into compiled code ends first.
+
+
+class TimeIsUpError(BaseException):
+    """The time limit is exceeded. Not an ``Exception``: libraries catch those and continue."""
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Raise :class:`TimeIsUpError` in the block when it takes longer than ``seconds``; None: no limit."""
+    if seconds is None:
+        yield
+        return
+    thread = ctypes.c_ulong(threading.get_ident())
+    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    lock = threading.Lock()
+    is_over = False
+
+    def stop() -> None:
+        with lock:
+            if not is_over:
+                raise_in(thread, ctypes.py_object(TimeIsUpError))
+
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            is_over = True
+        # Cancel an error that was set and not raised yet: it must not be raised outside the block.
+        raise_in(thread, None)
 
 
 def capture_dynamo(

@@ -11,37 +11,87 @@ import io
 import itertools
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 import torch
 from onnx_ir import tensor_adapters
+from onnx_ir.passes import common
 from torch import nn
 from torch.onnx.errors import UnsupportedOperatorError
 
 from winml.modelkit.errors import ExportError, InternalError, first_line
-from winml.modelkit.export.capture import Capture, CaptureOptions
-from winml.modelkit.export.captured_names import name_by_module, name_open_sizes, place_operands
+from winml.modelkit.export.capture import (
+    Capture,
+    CaptureOptions,
+    Scope,
+    name_by_module,
+    name_open_sizes,
+    place_operands,
+)
 from winml.modelkit.export.complex_pairs import complex_as_pairs
 from winml.modelkit.export.fake_parameters import fresh_shape_envs, weight_by_reference
+from winml.modelkit.export.left_as_found import quiet_torch
 from winml.modelkit.export.preparation import FlatForward
-from winml.modelkit.export.torch_messages import quiet_torch
-from winml.modelkit.export.torchscript.merging import merge_equal_nodes
 from winml.modelkit.export.torchscript.missing_values import missing_value_error, untraced_shape_computation
 from winml.modelkit.export.torchscript.operators import further_operators
 from winml.modelkit.export.torchscript.scopes import ModuleScopes, operator_of_error
-from winml.modelkit.export.torchscript.traced_assertions import asserts_only
-from winml.modelkit.export.torchscript.traced_booleans import booleans_as_numbers
-from winml.modelkit.export.torchscript.traced_loops import TracedLoops
-from winml.modelkit.export.torchscript.traced_masks import masks_without_vmap
-from winml.modelkit.export.torchscript.traced_rounding import tensors_rounded_as_numbers
+from winml.modelkit.export.torchscript.tracing import (
+    TracedLoops,
+    asserts_only,
+    booleans_as_numbers,
+    masks_without_vmap,
+    tensors_rounded_as_numbers,
+)
 from winml.modelkit.hierarchy.tracing import module_of_error
 from winml.modelkit.hierarchy.tree import ModuleTree
 from winml.modelkit.metadata_keys import STACK_TRACE_KEY
 
-__all__ = ["capture_torchscript"]
+__all__ = [
+    "capture_torchscript",
+    "merge_equal_nodes",
+]
+
+
+# --- Merges equal computations of one call of a module in a captured graph.
+#
+# torch's exporter merges on its own graph across modules and calls, where nothing tells afterwards whose work was
+# merged.
+
+
+_RANDOM = frozenset(
+    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+"""Specified: operators of ONNX that answer otherwise each time."""
+_APART = "winml_apart"
+"""Attribute by whose value nodes are kept apart, for the time of the pass."""
+
+
+def merge_equal_nodes(model: ir.Model, scopes: Mapping[ir.Node, Scope], repeated_modules: Collection[str] = ()) -> None:
+    """Let one node stand for all that compute the same of the same values in the same module, in place.
+
+    Each module keeps its own work, so that equal modules have equal nodes and each can be cut out.
+
+    Args:
+        model: A captured graph.
+        scopes: The scope of each node.
+        repeated_modules: Paths of modules that run more than once. Their nodes stay, so that each call has its own.
+    """
+    numbers: dict[Scope, int] = {}
+    nodes = [node for node in model.graph if node.inputs]
+    for position, node in enumerate(nodes):
+        scope = scopes.get(node, ())
+        # A random number is drawn for each; of an output, the pass would leave a copy that belongs to no module.
+        is_own = node.op_type in _RANDOM or bool(node.domain) or any(value.is_graph_output() for value in node.outputs)
+        is_own = is_own or not set(scope).isdisjoint(repeated_modules)
+        number = len(nodes) + position if is_own else numbers.setdefault(scope, len(numbers))
+        node.attributes.add(ir.AttrInt64(_APART, number))
+    common.CommonSubexpressionEliminationPass()(model)
+    for node in nodes:
+        node.attributes.pop(_APART)
+
 
 _TracerWarning: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]  # public, but not in its stub
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.data_sets import DataSetRequest
-from winml.modelkit.flows.compare.data_set_values import data_set_values, folder_of_processors
 from winml.modelkit.flows.compare.decoding_step import at_step, step_words
-from winml.modelkit.flows.compare.given_values import value_files
 from winml.modelkit.flows.compare.refusals import (
+    few_shared_notes,
     fixed_sizes,
     refuse_no_module,
     refuse_no_tree,
@@ -24,20 +23,19 @@ from winml.modelkit.flows.compare.refusals import (
     refuse_random_answers,
     refuse_unknown_names,
 )
-from winml.modelkit.flows.compare.shared_modules import few_shared_notes
-from winml.modelkit.graph.dimensions import names_among
+from winml.modelkit.flows.compare.values import data_set_values, folder_of_processors, value_files
 from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.specs import names_among
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.results.model_comparison import ModelComparison
+from winml.modelkit.results.comparison import ModelComparison
 from winml.modelkit.runtime.decoder_inputs import decoder_feeds, prompt_before
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs, load_feeds
 from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for, with_fitting_sizes
 from winml.modelkit.runtime.sessions import Session
-from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules
+from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules, unchanged_modules
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
 from winml.modelkit.verify.by_module.sides import Array, Side, SidePair
-from winml.modelkit.verify.by_module.unchanged_modules import unchanged_modules
 from winml.modelkit.verify.by_module.value_matching import (
     MatchedBoundary,
     match_calls,

@@ -3,34 +3,294 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.columns import match_columns
 from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, open_data_set
-from winml.modelkit.evaluate.metrics.metric import Metric, intervals
-from winml.modelkit.evaluate.options import EvaluationOptions
-from winml.modelkit.evaluate.preprocessing import Preprocessor
+from winml.modelkit.evaluate.media import Recording
+from winml.modelkit.evaluate.metrics.metric import Measured, Metric, intervals
+from winml.modelkit.evaluate.options import AGREEMENT, EvaluationOptions
+from winml.modelkit.evaluate.preprocessing import Batch, Preprocessor, Row
 from winml.modelkit.evaluate.tasks.table import chosen_metrics, refuse_missing_libraries, task_definition
-from winml.modelkit.evaluate.tasks.task import Judge, JudgeContext, TaskDefinition
+from winml.modelkit.evaluate.tasks.task import Judge, JudgeContext, Sample, TaskDefinition
 from winml.modelkit.flows.evaluate.judged_models import JudgedModel, Subject, opened_baseline, opened_model
-from winml.modelkit.flows.evaluate.limits import (
-    check_limits,
-    judged_limits,
-    limited_metrics,
-    refuse_limits_without_baseline,
-)
-from winml.modelkit.flows.evaluate.scoring import Scores, score_samples
 from winml.modelkit.flows.evaluate.sides import Side, joined_inputs
-from winml.modelkit.measure.statistics import summarize
+from winml.modelkit.measure.statistics import are_disturbed, summarize
 from winml.modelkit.progress import StepClock, StepEvent
-from winml.modelkit.results.evaluation import EvaluatedData, EvaluatedSide, Evaluation, MetricResult
+from winml.modelkit.results.evaluation import EvaluatedData, EvaluatedSide, Evaluation, Limit, MetricResult
 from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.version import __version__
 
-__all__ = ["PreparedData", "evaluate", "prepared_data"]
+__all__ = [
+    "PreparedData",
+    "Scores",
+    "check_limits",
+    "evaluate",
+    "judged_limits",
+    "limited_metrics",
+    "prepared_data",
+    "refuse_limits_without_baseline",
+    "score_samples",
+]
+
+
+# --- What a model has to reach: refused where the task has no such metric, and judged at the end.
+
+
+def check_limits(task: TaskDefinition, options: EvaluationOptions) -> None:
+    """Refuse metrics and limits that the task does not have.
+
+    Raises:
+        UsageError: a metric is not of the task, or its limit is on the wrong side, or nothing can reach it.
+    """
+    chosen_metrics(task, options.metrics)
+    directions = {metric.name: metric.is_higher_better for metric in task.metrics}
+    for option, limits in (("--min", options.min), ("--max", options.max), ("--max-drop", options.max_drop)):
+        names = [name for name in limits if name != AGREEMENT or option != "--min"]
+        chosen_metrics(task, tuple(names), option)
+        wrong = [name for name in names if directions[name] is (option == "--max")]
+        if wrong and option != "--max-drop":
+            other, words = ("--min", "more") if option == "--max" else ("--max", "less")
+            raise UsageError(
+                f"{option} {wrong[0]}={limits[wrong[0]]:g}: of {wrong[0]}, {words} is better",
+                hint=f"Write {other} {wrong[0]}={limits[wrong[0]]:g}.",
+            )
+        _refuse_unreachable(option, limits)
+
+
+def _refuse_unreachable(option: str, limits: Mapping[str, float]) -> None:
+    """Refuse shares above one, which nothing reaches, and a drop below zero."""
+    for name, value in limits.items():
+        # Every metric of which more is better is a share, or a correlation.
+        if option == "--min" and value > 1:
+            raise UsageError(
+                f"{option} {name}={value:g}: {name} is at most 1",
+                hint=f"Write it as a share: {option} {name}={value / 100:g}." if value <= 100 else "Give a share.",
+            )
+        if option == "--max-drop" and value < 0:
+            raise UsageError(
+                f"{option} {name}={value:g}: is less than zero", hint="Write by how much worse it may be, such as 0.01."
+            )
+
+
+def limited_metrics(options: EvaluationOptions) -> tuple[str, ...]:
+    """Return the metrics that a limit names."""
+    return tuple(name for name in options.limited if name != AGREEMENT)
+
+
+def refuse_limits_without_baseline(options: EvaluationOptions, baseline: Side | None) -> None:
+    """Refuse limits that compare with a baseline where there is none.
+
+    Raises:
+        UsageError: names the first of them.
+    """
+    limits = {"--max-drop": options.max_drop, "--min": {k: v for k, v in options.min.items() if k == AGREEMENT}}
+    for option, given in limits.items():
+        if given and baseline is None:
+            name = next(iter(given))
+            raise UsageError(
+                f"{option} {name}={given[name]:g} compares with a baseline, and there is none",
+                hint="Name one with --baseline: pytorch, an ONNX file, or a checkpoint folder.",
+            )
+
+
+def judged_limits(
+    options: EvaluationOptions, metrics: Sequence[MetricResult], agreement: float | None
+) -> tuple[Limit, ...]:
+    """Return every limit with what was measured."""
+    values = {metric.name: metric.value for metric in metrics}
+    if agreement is not None:
+        values[AGREEMENT] = agreement
+    drops = {metric.name: metric.drop for metric in metrics if metric.drop is not None}
+    return (
+        *(Limit("min", name, limit, values[name]) for name, limit in options.min.items()),
+        *(Limit("max", name, limit, values[name]) for name, limit in options.max.items()),
+        *(Limit("max_drop", name, limit, drops[name]) for name, limit in options.max_drop.items()),
+    )
+
+
+# --- Runs models over the samples of a data set, and keeps of each sample what metrics need.
+#
+# Batches are run in groups, first all by one model and then all by the other: threads of ONNX Runtime go on spinning
+# for a while after a run, and would take the processor from PyTorch.
+
+
+GROUP = 16
+"""Batches that one model runs before the other does. Chosen: what spins ends long before, and little is in memory."""
+GROUP_BYTES = 256_000_000
+"""Arrays and pictures in memory at a time, from which on a group ends. Chosen: small beside a model."""
+SampleProgress = Callable[[int], None]
+"""Called between groups with the number of samples that are done."""
+
+
+@dataclass
+class _SideScores:
+    """What one side says."""
+
+    answers: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    """Of samples that are not done yet: number → what it says of each row that was fed."""
+    kept: list[Any] = field(default_factory=list)
+    sample_ms: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    """Number → milliseconds: its share of each run it was in."""
+    run_ms: dict[tuple[Any, ...], list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Shapes of what was fed → milliseconds of each run but the first."""
+    first: set[int] = field(default_factory=set)
+    """Samples in the first run, which sets things up."""
+    prepared: dict[Any, Any] = field(default_factory=dict)
+    """What metrics share; see :class:`~winml.modelkit.evaluate.metrics.metric.Metric`."""
+
+
+@dataclass
+class Scores:
+    """What is kept of all samples, side by side."""
+
+    sides: tuple[_SideScores, ...]
+    references: list[Any] = field(default_factory=list)
+    agreements: list[float] = field(default_factory=list)
+    """0 to 1, of each sample; empty for one side alone."""
+
+    def measured(self, metric: Metric) -> tuple[Measured, ...]:
+        """Return a metric of each side."""
+        return tuple(metric.measured(side.kept, self.references, side.prepared) for side in self.sides)
+
+    def latencies_ms(self, side: int) -> list[float]:
+        """Return milliseconds of each sample, without those of the first run, which sets things up, if there are more.
+
+        A sample that is read in several rows, such as windows over a long context, takes the time of all of them.
+        """
+        told = self.sides[side]
+        later = [milliseconds for number, milliseconds in told.sample_ms.items() if number not in told.first]
+        return later or list(told.sample_ms.values())
+
+    def is_disturbed(self, side: int) -> bool:
+        """Whether other load slowed the runs of a side: runs of equal sizes would take equally long."""
+        return are_disturbed(self.sides[side].run_ms.values())
+
+
+def score_samples(
+    samples: Iterable[Sample],
+    preprocessor: Preprocessor,
+    judge: Judge,
+    sides: Sequence[Side],
+    batch_size: int | None,
+    progress: SampleProgress | None = None,
+) -> Scores:
+    """Run all sides on all samples.
+
+    Args:
+        samples: Roles → values; each is read when its turn comes.
+        preprocessor: Makes arrays of them.
+        judge: Makes predictions of answers.
+        sides: One model, or a model and a baseline.
+        batch_size: Rows of one run, where the graph leaves that open.
+        progress: Told how many samples are done.
+
+    Raises:
+        UsageError: samples are not what the model takes.
+        InputError: a sample is damaged, or an output is missing.
+        StageError: a model refuses a batch.
+    """
+    scores = Scores(tuple(_SideScores() for _ in sides))
+    waiting: dict[int, Sample] = {}
+
+    def remembered() -> Iterator[Sample]:
+        for number, sample in enumerate(samples):
+            waiting[number] = sample
+            yield sample
+
+    batches = preprocessor.batches(judge.fed(remembered()), batch_size)
+    for group in _grouped(batches, len(sides)):
+        for side, told in zip(sides, scores.sides, strict=True):
+            for batch in group:
+                _run(side, batch, judge, told)
+        # Rows of the last sample may go on in the next group.
+        _finish(scores, judge, waiting, before=group[-1].rows[-1].number // judge.fed_per_sample)
+        if progress is not None:
+            progress(len(scores.references))
+    _finish(scores, judge, waiting, before=max(waiting, default=-1) + 1)
+    if progress is not None:
+        progress(len(scores.references))
+    return scores
+
+
+def _grouped(batches: Iterable[Batch], sides: int) -> Iterator[list[Batch]]:
+    """Yield batches in groups that are small in number and in memory."""
+    group: list[Batch] = []
+    held = 0
+    for batch in batches:
+        group.append(batch)
+        held += _held_bytes(batch, sides)
+        if len(group) == GROUP or held >= GROUP_BYTES:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group
+
+
+def _held_bytes(batch: Batch, sides: int) -> int:
+    """Return what is held of a batch: its arrays, pictures and recordings as they were opened, and maps of classes."""
+    samples = {row.number: row for row in batch.rows}.values()
+    return sum(array.nbytes for array in batch.feeds.values()) + sum(_sample_bytes(row, sides) for row in samples)
+
+
+def _sample_bytes(row: Row, sides: int) -> int:
+    held = sum(value.samples.nbytes for value in row.sample.values() if isinstance(value, Recording))
+    if row.image_size is None:
+        return held
+    height, width = row.image_size
+    # The picture, and where there is a mask that and the map of classes of each side: four bytes a pixel.
+    maps = 2 + sides if "mask" in row.sample else 1
+    return held + 4 * height * width * maps
+
+
+def _run(side: Side, batch: Batch, judge: Judge, told: _SideScores) -> None:
+    started = time.perf_counter()
+    outputs = side.run(batch.feeds)
+    run_ms = (time.perf_counter() - started) * 1000
+    row_ms = run_ms / len(batch.rows)
+    numbers = [row.number // judge.fed_per_sample for row in batch.rows]
+    if not told.sample_ms:
+        told.first.update(numbers)
+    else:
+        told.run_ms[tuple(array.shape for array in batch.feeds.values())].append(run_ms)
+    for number in numbers:
+        told.sample_ms[number] += row_ms
+    answers = judge.answers({name: batch.trimmed(array) for name, array in outputs.items()}, batch)
+    for row, answer in zip(batch.rows, answers, strict=True):
+        told.answers[row.number // judge.fed_per_sample].append(answer)
+
+
+def _reference(judge: Judge, sample: Sample, number: int) -> Any:
+    """Return what is right for a sample.
+
+    Raises:
+        UsageError: it is a label that the model does not have.
+        InputError: the sample is damaged; names it.
+    """
+    try:
+        return judge.reference(sample)
+    except InputError as error:
+        raise InputError(f"sample {number}, counted from 0: {error.message}", hint=error.hint) from error
+
+
+def _finish(scores: Scores, judge: Judge, waiting: dict[int, Sample], *, before: int) -> None:
+    """Make predictions of the samples before one of a number, and forget what is not needed of them."""
+    for number in sorted(number for number in waiting if number < before):
+        sample = waiting.pop(number)
+        reference = _reference(judge, sample, number)
+        predictions = [judge.prediction(side.answers.pop(number), sample) for side in scores.sides]
+        scores.references.append(reference)
+        for side, prediction in zip(scores.sides, predictions, strict=True):
+            side.kept.append(judge.kept(prediction, reference))
+        if len(predictions) > 1:
+            scores.agreements.append(judge.agreement(*predictions))
+
 
 Progress = Callable[[int, float], None]
 """Called with the number of samples that are done, and their share."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import TaskError, UsageError
-from winml.modelkit.evaluate.model_config import open_config
-from winml.modelkit.evaluate.processors import processor_files
-from winml.modelkit.flows.evaluate.baseline_match import refuse_other_labels, refuse_other_vocabulary
+from winml.modelkit.evaluate.processors import kinds_for, open_config, open_processor, processor_files
 from winml.modelkit.flows.evaluate.sides import Side, open_onnx_side, opened_torch_side
+from winml.modelkit.load.checkpoint_path import exported_from
 from winml.modelkit.load.checkpoints.task import WITH_PAST, canonical_task, canonical_word
-from winml.modelkit.load.exported_source import exported_from
 from winml.modelkit.load.request import ModelRequest, resolve_source
 from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.options import load_json
@@ -22,7 +21,101 @@ from winml.modelkit.runtime.opened_model import RunOptions
 if TYPE_CHECKING:
     from winml.modelkit.load.parts import LoadedModel
 
-__all__ = ["JudgedModel", "Subject", "opened_baseline", "opened_model"]
+__all__ = [
+    "JudgedModel",
+    "Subject",
+    "opened_baseline",
+    "opened_model",
+    "refuse_other_labels",
+    "refuse_other_vocabulary",
+]
+
+
+# --- Refuses a baseline that would read other numbers out of the same samples, or mean other classes by the same
+# numbers.
+#
+# Both models are fed the arrays that the judged model's tokenizer makes, and both answers are read with its labels.
+
+
+_LABELED_TASKS = frozenset(
+    {"image-classification", "image-segmentation", "object-detection", "text-classification", "token-classification"}
+)
+"""Tasks whose answers are numbers of classes."""
+_BASELINE_HINT = "Give a baseline of the same checkpoint or fine-tuning, or judge each by itself: --baseline none."
+_OPTION = "--baseline"
+_SHOWN = 6
+"""Labels of one side in a message. Chosen: enough to see which they are."""
+
+
+def refuse_other_labels(task: str, config: Any, folder: Path, shown: str) -> None:
+    """Refuse a baseline whose config gives the classes other names or numbers.
+
+    Args:
+        task: Canonical name.
+        config: That of the judged model; None where it has none.
+        folder: Where the config of the baseline lies.
+        shown: The baseline, for people.
+
+    Raises:
+        UsageError: shows the labels of both.
+        InputError: the config of the baseline is damaged.
+    """
+    if task not in _LABELED_TASKS:
+        return
+    ours, theirs = _labels(config), _labels(open_config(folder))
+    if not ours or not theirs or ours == theirs:
+        return
+    are_unnamed = any(all(name == f"label_{number}" for number, name in labels.items()) for labels in (ours, theirs))
+    if are_unnamed and ours.keys() == theirs.keys():
+        return
+    raise UsageError(
+        f"{_OPTION} {shown}: its labels are {_label_words(theirs)}, and those of the model {_label_words(ours)}",
+        hint=_BASELINE_HINT,
+    )
+
+
+def refuse_other_vocabulary(names: Sequence[str], model: Path, baseline: Path, shown: str) -> None:
+    """Refuse a baseline whose tokenizer gives texts other numbers.
+
+    Args:
+        names: Of the inputs of the judged model.
+        model: Folder of its tokenizer.
+        baseline: Folder of the baseline's.
+        shown: The baseline, for people.
+
+    Raises:
+        UsageError: says how many tokens are other ones.
+        InputError: a tokenizer is damaged.
+    """
+    if "tokenizer" not in kinds_for(names):
+        return
+    if not all(any(map(_is_of_tokenizer, processor_files(folder))) for folder in (model, baseline)):
+        return
+    fast = [folder / "tokenizer.json" for folder in (model, baseline)]
+    if all(path.is_file() for path in fast) and fast[0].read_bytes() == fast[1].read_bytes():
+        return
+    ours, theirs = (open_processor("tokenizer", folder, _OPTION).get_vocab() for folder in (model, baseline))
+    if other := sum(ours.get(token) != number for token, number in theirs.items()) or abs(len(ours) - len(theirs)):
+        raise UsageError(
+            f"{_OPTION} {shown}: its tokenizer has {len(theirs)} tokens, {other} of them not as the model's "
+            f"{len(ours)}: both are fed what the model's tokenizer makes",
+            hint=_BASELINE_HINT,
+        )
+
+
+def _labels(config: Any) -> dict[int, str]:
+    named = getattr(config, "id2label", None) or {}
+    return {int(number): str(name).casefold() for number, name in named.items()}
+
+
+def _label_words(labels: Mapping[int, str]) -> str:
+    words = ", ".join(f"{number} {name}" for number, name in sorted(labels.items())[:_SHOWN])
+    return words if len(labels) <= _SHOWN else f"{words} and {len(labels) - _SHOWN} more"
+
+
+def _is_of_tokenizer(path: Path) -> bool:
+    return path.name.startswith(("tokenizer", "vocab"))
+
 
 _HINT = "Name the checkpoint folder with --baseline, or judge the file alone: --baseline none."
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from winml.modelkit.graph.dimensions import DynamicDimension
+from winml.modelkit.graph.specs import DynamicDimension
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.default_sizes import default_size
 

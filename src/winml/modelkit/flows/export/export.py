@@ -16,18 +16,16 @@ from pathlib import Path
 from torch import nn
 
 from winml.modelkit.errors import UsageError, told_as
-from winml.modelkit.export.config import PYTHON_WORDS, WinMLExportConfig
-from winml.modelkit.export.exporter_choice import ExporterUse, first_choice
+from winml.modelkit.export.config import PYTHON_WORDS, ExporterUse, WinMLExportConfig, first_choice
 from winml.modelkit.export.left_as_found import module_left_as_found, process_left_as_found
 from winml.modelkit.flows.export.cache_sizes import fixed_cache_hint
-from winml.modelkit.flows.export.export_run import ExportRun, ExportTarget
-from winml.modelkit.flows.export.graph_making import calls_of_all_parts
+from winml.modelkit.flows.export.graph_making import ExportRun, ExportTarget, calls_of_all_parts
 from winml.modelkit.flows.export.loading import load_for_export
 from winml.modelkit.flows.export.part_export import export_part
 from winml.modelkit.flows.graph_handover import GraphHandover
 from winml.modelkit.flows.module_functions import refuse_old_runtime, refuse_unregistered
+from winml.modelkit.graph.files.named_paths import working_directory_kept
 from winml.modelkit.graph.files.output_files import OutputFiles
-from winml.modelkit.graph.files.working_directory import working_directory_kept
 from winml.modelkit.load.library_access import local_files_only
 from winml.modelkit.load.live_module import ExampleInputs, loaded_from_module
 from winml.modelkit.load.parts import LoadedModel

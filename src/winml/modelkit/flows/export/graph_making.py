@@ -2,39 +2,349 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import onnx_ir as ir
 import torch
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.export.capture import Capture
-from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.export.exporter_choice import ExporterUse
-from winml.modelkit.export.node_tagger import NodeTagger
+from winml.modelkit.errors import ExportError, UsageError, missing_name
+from winml.modelkit.export.capture import Capture, CaptureOptions, NodeTagger
+from winml.modelkit.export.config import ExporterName, ExporterUse, WinMLExportConfig
 from winml.modelkit.export.opset_conversion import lower_opset
+from winml.modelkit.export.output_shapes import with_named_sums
 from winml.modelkit.export.preparation import FlatForward
-from winml.modelkit.flows.export.capturing import capture_graph
-from winml.modelkit.flows.export.export_run import ExportRun, TaggedGraph
-from winml.modelkit.flows.export.output_axes import name_output_axes, name_sums
+from winml.modelkit.file_names import ONLY_PART, part_path
+from winml.modelkit.flows.export.loading import parameter_bytes
+from winml.modelkit.flows.graph_handover import GraphHandover, HandedGraph
 from winml.modelkit.flows.module_functions import chosen_modules
+from winml.modelkit.graph.files.output_files import ExportPaths, OutputFiles
 from winml.modelkit.graph.model_metadata import ModelDescription, output_specs, write_model_metadata
-from winml.modelkit.graph.specs import OutputTensorSpec
-from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
-from winml.modelkit.hierarchy.tagging import clear_tag
+from winml.modelkit.graph.specs import UNNAMED, InputTensorSpec, OutputAxis, OutputTensorSpec
+from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, clear_tag, measure_coverage
 from winml.modelkit.hierarchy.tracing import CallTrace, joined_traces, record_calls
 from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
 from winml.modelkit.load.parts import LoadedModel, ModelPart
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.normalize.stamp import stamp
-from winml.modelkit.report.tensor_words import input_words
+from winml.modelkit.options import nearest
+from winml.modelkit.progress import StepClock
+from winml.modelkit.report.export import input_words
+from winml.modelkit.runtime.memory import available_bytes
 from winml.modelkit.verify.input_draws import InputDraws
-from winml.modelkit.verify.other_sizes import Draw, declare_output_shapes, run_at_other_sizes, unchanged_attributes
-from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_for_shapes, run_reference
+from winml.modelkit.verify.other_sizes import (
+    Draw,
+    DynamicProof,
+    axes_of,
+    declare_output_shapes,
+    run_at_other_sizes,
+    unchanged_attributes,
+)
+from winml.modelkit.verify.reference_run import (
+    PreparedPart,
+    copies_for,
+    prepared_part,
+    refuse_verification_beyond_memory,
+    run_for_shapes,
+    run_reference,
+    with_values,
+)
 from winml.modelkit.version import __version__
 
-__all__ = ["calls_of_all_parts", "make_tagged_graph"]
+__all__ = [
+    "ExportRun",
+    "ExportTarget",
+    "TaggedGraph",
+    "calls_of_all_parts",
+    "capture_graph",
+    "make_tagged_graph",
+    "name_output_axes",
+    "name_sums",
+]
+
+
+# --- Captures a part as a graph: with the exporter chosen first, or with the other one where that fails.
+
+
+_WEIGHTS_LOADED = "The weights were loaded: without them no exporter makes a graph of the model."
+_WORDS: Mapping[ExporterName, str] = {"torchscript": "TorchScript", "dynamo": "dynamo"}
+
+
+def capture_graph(
+    prepared: PreparedPart,
+    tensors: Mapping[str, torch.Tensor],
+    tree: ModuleTree,
+    config: WinMLExportConfig,
+    use: ExporterUse,
+) -> tuple[Capture, ExporterUse]:
+    """Capture a prepared part with the exporter chosen first, or with the other one where that fails.
+
+    Args:
+        prepared: The part; its forward was called before.
+        tensors: Example inputs, with values.
+        tree: The modules that ran.
+        config: Options of the export.
+        use: The first choice.
+
+    Returns:
+        The graph, and which exporter made it.
+
+    Raises:
+        ExportError: none of the exporters that may be used can; tells the reason of each.
+    """
+    request = _CaptureRequest(prepared, tensors, tree, config)
+    errors: dict[ExporterName, ExportError] = {}
+    for name, has_values in _attempts(prepared.part, config, use):
+        if has_values and errors[name].operator is not None:
+            # No value gives the operator a form.
+            continue
+        try:
+            capture = _capture_with(name, request, None if errors else use.time_limit_s, has_values=has_values)
+        except (ExportError, ImportError, AttributeError) as error:
+            errors[name] = _named_failure(name, error)
+        else:
+            other = next((failed for failed in errors if failed != name), None)
+            return capture, use if other is None else ExporterUse(name, _failure_words(other, errors[other]))
+    first_error, *second_errors = errors.values()
+    for second_error in second_errors:
+        raise _both_failed(first_error, second_error) from second_error
+    raise first_error
+
+
+def _attempts(part: ModelPart, config: WinMLExportConfig, use: ExporterUse) -> list[tuple[ExporterName, bool]]:
+    """Return the exporters to try in turn, each with whether the weights are loaded for it."""
+    attempts: list[tuple[ExporterName, bool]] = [(use.name, False)]
+    if config.exporter == "auto" and part.open_grids is None:
+        attempts.append(("dynamo" if use.name == "torchscript" else "torchscript", False))
+    if part.stored is not None and ("torchscript", False) in attempts:
+        # Last, since it takes the most memory: a trace that needs values.
+        attempts.append(("torchscript", True))
+    return attempts
+
+
+@dataclass(frozen=True)
+class _CaptureRequest:
+    """What is to be captured."""
+
+    prepared: PreparedPart
+    tensors: Mapping[str, torch.Tensor]
+    tree: ModuleTree
+    config: WinMLExportConfig
+
+
+def _capture_with(
+    name: ExporterName, request: _CaptureRequest, time_limit_s: float | None, *, has_values: bool
+) -> Capture:
+    if has_values:
+        if request.config.verify:
+            refuse_verification_beyond_memory(parameter_bytes(request.prepared.model), available_bytes())
+        with with_values(request.prepared) as weighted:
+            capture = _capture_with(name, replace(request, prepared=weighted), time_limit_s, has_values=False)
+        return replace(capture, notes=(*capture.notes, _WEIGHTS_LOADED))
+    prepared, config = request.prepared, request.config
+    part, model = prepared.part, prepared.model
+    tensors = copies_for(model, request.tensors)
+    options = CaptureOptions(
+        opset_version=config.opset_for(name),
+        dynamic_axes=axes_of(part.inputs),
+        keep_stack_traces=config.keep_torch_metadata,
+        weights=part.stored,
+        time_limit_s=time_limit_s,
+    )
+    # An attempt that fails half-way leaves nothing on the modules for the next.
+    with unchanged_attributes(model):
+        if name == "torchscript":
+            from winml.modelkit.export.torchscript.capturing import capture_torchscript
+
+            return capture_torchscript(model, tensors, prepared.forward, request.tree, options)
+        from winml.modelkit.export.dynamo.capturing import capture_dynamo
+
+        return capture_dynamo(model, tensors, prepared.forward, request.tree, options)
+
+
+def _named_failure(name: ExporterName, error: ExportError | ImportError | AttributeError) -> ExportError:
+    """Return why an exporter failed, where a name of a library is missing with that; raise any other error again."""
+    missing = missing_name(error) or missing_name(error.__cause__ or error)
+    if missing:
+        other = "--dynamo" if name == "torchscript" else "--no-dynamo"
+        failure = ExportError(
+            f"{missing}, which the exporter {_WORDS[name]} needs",
+            hint=f"Use {other} or another version of {missing.partition(' ')[0]}. What takes an ONNX file still works.",
+        )
+        failure.__cause__ = error
+        return failure
+    if isinstance(error, ExportError):
+        return error
+    raise error
+
+
+def _failure_words(name: ExporterName, error: ExportError) -> str:
+    """Say in a few words why an exporter could not."""
+    if error.operator:
+        place = f" in module {error.module or '(the root)'}" if error.module is not None else ""
+        return f"{error.operator}{place} has no {_WORDS[name]} form"
+    return f"{_WORDS[name]}: {error.message}"
+
+
+def _both_failed(first: ExportError, second: ExportError) -> ExportError:
+    return ExportError(
+        f"neither exporter can make a graph of this model: {first.message}; {second.message}",
+        # What is said of an operator TorchScript lacks is to let dynamo try.
+        hint=second.hint if first.operator else first.hint,
+        operator=first.operator,
+        module=first.module,
+    )
+
+
+# --- The records that travel through one export: what was asked, what stays the same, and the graph of one part.
+
+
+@dataclass(frozen=True)
+class ExportTarget:
+    """Where an export goes."""
+
+    output: str | os.PathLike[str]
+    """The ``.onnx`` file; of a model of several parts, the stem of their names."""
+    overwrite: bool
+    with_sidecar: bool
+    with_report: bool
+    with_companions: bool = True
+    """Whether config, tokenizer and processor files of a checkpoint are copied beside it."""
+    functions: str | None = None
+    """Modules that the file holds as functions: ``all``, ``classes`` or a selector. None: none."""
+    named_folder: Path = field(default_factory=Path)
+    """Its folder as the user wrote it, for what is told."""
+
+    def paths(self) -> ExportPaths:
+        """Return the files of a model of one part.
+
+        Raises:
+            UsageError: the path is a directory, or does not end in ``.onnx``.
+        """
+        return ExportPaths.for_output(self.output, with_sidecar=self.with_sidecar, with_report=self.with_report)
+
+    def part_paths(self, part: ModelPart) -> ExportPaths:
+        """Return the files of one part."""
+        path = part_path(self.paths().model, part.name, of_several=part.name != ONLY_PART)
+        return ExportPaths.for_output(path, with_sidecar=self.with_sidecar, with_report=self.with_report)
+
+
+@dataclass(frozen=True)
+class ExportRun:
+    """What stays the same while the parts of one model are exported."""
+
+    config: WinMLExportConfig
+    seed: int
+    clock: StepClock
+    target: ExportTarget
+    loaded: LoadedModel
+    files: OutputFiles
+    """Everything that is written; put in place with the last part."""
+    all_parts: CallTrace | None = None
+    """Which modules run in any of the parts; None where there is one part."""
+    handover: GraphHandover | None = None
+    """What is done to each graph before it is written; None: nothing."""
+    draws: dict[str, InputDraws] = field(default_factory=dict)
+    """Part → what draws its inputs; filled as it is asked for."""
+
+    staged: dict[str, Path] = field(default_factory=dict)
+    """Part → its model file under the temporary name; filled as they are written."""
+
+    def inputs(self, part: ModelPart) -> InputDraws:
+        """Return what draws the inputs of a part; it remembers what the model takes."""
+        return self.draws.setdefault(part.name, InputDraws(part, self.seed))
+
+
+@dataclass(frozen=True)
+class TaggedGraph:
+    """The graph of one part as it will be written, and what it was made from."""
+
+    model: ir.Model
+    tree: ModuleTree
+    coverage: Coverage
+    draw: Draw
+    """What was traced."""
+    proof: DynamicProof
+    """What the part answers at other sizes than the traced ones."""
+    exporter: ExporterUse
+    notes: tuple[str, ...]
+    handed: HandedGraph | None = None
+    """What was done to it after the export; None: nothing."""
+    choices: tuple[str, ...] = ()
+    """Lines of the user's Python that read a tensor's value while it was traced."""
+
+
+# --- Gives axes of outputs the names they were asked to have, as far as they are open.
+
+
+_Shape = tuple[int | str, ...]
+
+
+def name_output_axes(
+    proof: DynamicProof, requested: Sequence[OutputAxis], inputs: Sequence[str], dimensions: Sequence[str]
+) -> DynamicProof:
+    """Return the proof with the requested names in the shapes of the outputs.
+
+    Open sizes of the inputs decide which axes of the outputs are open; what was asked for beyond that is noted. A name
+    of an open size stays where the outputs follow it by an expression (``sequence//2``), unless the axis is asked to
+    bear a name of its own.
+
+    Args:
+        proof: The shapes of the outputs, as they were observed.
+        requested: Axes and their names.
+        inputs: Names of the inputs, for messages.
+        dimensions: Names of the open sizes of the inputs.
+
+    Raises:
+        UsageError: there is no such output, or it has no such axis.
+    """
+    shapes = dict(proof.output_shapes or {})
+    notes = []
+    for item in requested:
+        _refuse_unknown(item, shapes, inputs)
+        size = shapes[item.output][item.axis]
+        place = f"{item.given_by}: axis {item.axis} of {item.output}"
+        if isinstance(size, int):
+            notes.append(f"{place} is always {size}: no open size of the inputs changes it.")
+        elif item.name in (UNNAMED, size):
+            continue
+        elif item.name in dimensions or size in dimensions:
+            notes.append(f"{place} is {size}, and is called so instead of {item.name}.")
+        else:
+            shapes[item.output] = _with_name(shapes[item.output], item.axis, item.name)
+    return replace(proof, output_shapes=shapes or None, notes=(*proof.notes, *notes))
+
+
+def name_sums(proof: DynamicProof, inputs: Sequence[InputTensorSpec]) -> DynamicProof:
+    """Return the proof with the names that sums of sizes bear in the inputs."""
+    return (
+        proof
+        if proof.output_shapes is None
+        else replace(proof, output_shapes=with_named_sums(proof.output_shapes, inputs))
+    )
+
+
+def _with_name(shape: _Shape, axis: int, name: str) -> _Shape:
+    return (*shape[:axis], name, *shape[axis + 1 :])
+
+
+def _refuse_unknown(item: OutputAxis, shapes: Mapping[str, _Shape], inputs: Sequence[str]) -> None:
+    if item.output not in shapes:
+        guess = nearest(item.output, [*inputs, *shapes])
+        raise UsageError(
+            f"{item.given_by}: the model has no input and no output {item.output!r}",
+            hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Its inputs: {', '.join(inputs)}. "
+            f"Its outputs: {', '.join(shapes)}.",
+        )
+    rank = len(shapes[item.output])
+    if item.axis >= rank:
+        raise UsageError(
+            f"{item.given_by}: output {item.output} has no axis {item.axis}; it has {rank}, counted from 0",
+            hint=f"Its shape: [{', '.join(map(str, shapes[item.output]))}].",
+        )
+
 
 Tensors = Mapping[str, torch.Tensor]
 

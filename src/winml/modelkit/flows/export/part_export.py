@@ -13,10 +13,11 @@ from winml.modelkit.compare.files import refuse_little_left
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.errors import ExportError, InternalError, UsageError, VerificationError
-from winml.modelkit.export.exporter_choice import SECOND_TRY_S, ExporterUse, second_choice
+from winml.modelkit.export.config import SECOND_TRY_S, ExporterUse, WinMLExportConfig, second_choice
+from winml.modelkit.export.left_as_found import process_left_as_found
 from winml.modelkit.file_names import ONLY_PART, sidecar_path
-from winml.modelkit.flows.export.export_run import ExportRun, TaggedGraph
-from winml.modelkit.flows.export.graph_making import make_tagged_graph
+from winml.modelkit.flows.export.graph_making import ExportRun, TaggedGraph, make_tagged_graph
+from winml.modelkit.flows.export.loading import load_for_export
 from winml.modelkit.flows.module_functions import functions_of_modules
 from winml.modelkit.graph.files.companions import (
     earlier_companions,
@@ -25,16 +26,17 @@ from winml.modelkit.graph.files.companions import (
     settled_companions,
 )
 from winml.modelkit.graph.files.content_digest import hash_file
-from winml.modelkit.graph.files.output_paths import ExportPaths
+from winml.modelkit.graph.files.named_paths import working_directory_kept
+from winml.modelkit.graph.files.output_files import ExportPaths
 from winml.modelkit.graph.files.writing import write_model
-from winml.modelkit.graph.idle_weights import idle_weight_bytes
 from winml.modelkit.graph.model_metadata import output_specs
-from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
-from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.graph.weights import idle_weight_bytes
+from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage, read_tag
 from winml.modelkit.load.caches.finding import NO_CACHE_HINT
+from winml.modelkit.load.library_access import local_files_only
 from winml.modelkit.load.parts import ModelPart
-from winml.modelkit.report.markdown import export_report
-from winml.modelkit.report.sidecar import sidecar_json
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.report.export import export_report, sidecar_json
 from winml.modelkit.results.export_result import ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.results.module_functions import ModuleFunctions
 from winml.modelkit.results.words import verification_notes, verification_words
@@ -46,7 +48,12 @@ from winml.modelkit.verify.reference_run import PreparedPart, prepared_part
 from winml.modelkit.verify.written_file import measure_written_file, verify_written_file
 from winml.modelkit.words import size_words
 
-__all__ = ["export_part", "hint_with_cache"]
+__all__ = [
+    "export_part",
+    "hint_with_cache",
+    "words_of_text_together",
+]
+
 
 _LEAVE_IT_TO_DYNAMO = (
     "Without --no-dynamo, dynamo is tried as well, which follows sizes that TorchScript takes as numbers. "
@@ -345,3 +352,50 @@ def _written_files(paths: ExportPaths, written: Sequence[Path], sizes: Mapping[P
     names = {path.name for path in (*written, paths.sidecar, paths.report) if path is not None}
     files = [WrittenFile(paths.model.with_name(path.name), size) for path, size in sizes.items() if path.name in names]
     return tuple(sorted(files, key=lambda file: (file.path != paths.model, file.path.name)))
+
+
+# --- Does what several parts of few bits write together stay near what PyTorch writes? Asked once all are files.
+
+
+def words_of_text_together(
+    request: ModelRequest, config: WinMLExportConfig, paths: Mapping[str, Path], least_sqnr_db: float
+) -> str | None:
+    """Compare the text of all parts with that of the model they were made from, and say how near it is.
+
+    Args:
+        request: The model, as it was exported.
+        config: Options of its export.
+        paths: Name of the part → its file of few bits.
+        least_sqnr_db: Ratio in decibels that each part had to reach.
+
+    Returns:
+        How near it is, or why it was not compared; None where no part writes a text with others.
+
+    Raises:
+        VerificationError: too little is left of the scores, or ONNX Runtime cannot run a file.
+        WinMLError: the model cannot be loaded.
+    """
+    if config.input_tensors is not None and request.input_specs is None:
+        request = replace(request, input_specs=config.input_tensors, specs_origin="input_tensors")
+    request = replace(request, dynamic=request.dynamic.joined(config.dynamic))
+    with process_left_as_found(), working_directory_kept():
+        loaded, _ = load_for_export(request, config)
+        decoder = next((part for part in loaded.parts if decodes_for_others(part, loaded.parts)), None)
+        if decoder is None or decoder.name not in paths:
+            return None
+        with local_files_only(), prepared_part(decoder) as prepared:
+            text = measure_text_together(loaded.parts, prepared, paths, request.seed)
+    if isinstance(text, str):
+        return f"not compared together: {text}"
+    # Of scores that are zero everywhere, a wrong graph would give the same.
+    fidelity = FidelityInfo(
+        (),
+        least_sqnr_db,
+        has_signal=text.has_signal,
+        draws=1,
+        together=text,
+        parts=len(loaded.parts),
+        silent=None if text.has_signal else ("zeros",),
+    )
+    refuse_little_left(fidelity, "the model in PyTorch", {})
+    return fidelity_words(fidelity)

@@ -18,23 +18,21 @@ from numpy.typing import NDArray
 from winml.modelkit.compare.outputs import OutputComparison, compare_outputs
 from winml.modelkit.errors import InputError
 from winml.modelkit.graph.contexts import refuse_compiled_modules
-from winml.modelkit.graph.cutting import Cut, Refusal, cut_model
-from winml.modelkit.graph.files.foreign_reading import load_foreign
-from winml.modelkit.graph.files.graph_reading import reading_graph
+from winml.modelkit.graph.cutting import Cut, ModuleParts, Refusal, cut_model
+from winml.modelkit.graph.files.graph_reading import load_foreign, reading_graph
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.files.writing import write_model
-from winml.modelkit.graph.module_parts import ModuleParts
 from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy import address
-from winml.modelkit.hierarchy.module_identity import ModuleIdentity
+from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.hierarchy.selector import select
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.inspect.onnx_contents import read_contents
 from winml.modelkit.inspect.onnx_tree import OnnxModule, read_tree
 from winml.modelkit.metadata_keys import CUT_KEY, EXPORT_KEY, INPUTS_KEY, MODEL_KEY, OUTPUTS_KEY, TREE_KEY
 from winml.modelkit.results.extract_result import RefusedModule
+from winml.modelkit.runtime.ir_versions import open_with_outputs
 from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for
-from winml.modelkit.runtime.recording import open_with_outputs
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = [

@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from winml.modelkit.compare.thresholds import CUT_MODULE_THRESHOLD
+from winml.modelkit.compare.outputs import CUT_MODULE_THRESHOLD
 from winml.modelkit.errors import StageError, VerificationError
 from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME
 from winml.modelkit.flows.modules.cuts import (
@@ -30,10 +30,9 @@ from winml.modelkit.flows.modules.cuts import (
     record_boundaries,
     write_cut,
 )
-from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing, refuse_inputs
-from winml.modelkit.graph.files.output_paths import files_of_model
+from winml.modelkit.graph.files.output_files import OutputFiles, files_of_model, refuse_existing, refuse_inputs
 from winml.modelkit.hierarchy import address
-from winml.modelkit.hierarchy.module_identity import ModuleIdentity
+from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.extract_result import ExtractedModule, ExtractResult, RefusedModule
 from winml.modelkit.runtime.opened_model import RunOptions

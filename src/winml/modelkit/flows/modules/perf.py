@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from winml.modelkit.compare.thresholds import CUT_MODULE_THRESHOLD
+from winml.modelkit.compare.outputs import CUT_MODULE_THRESHOLD
 from winml.modelkit.errors import StageError, WriteError
 from winml.modelkit.flows.modules.cuts import (
     CutCall,
@@ -21,10 +21,10 @@ from winml.modelkit.flows.modules.cuts import (
     record_boundaries,
     write_cut,
 )
-from winml.modelkit.graph.files.temporary import temporary_folder
+from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.measure.latency import LatencyOptions, measure_latency
 from winml.modelkit.progress import StepClock, StepEvent
-from winml.modelkit.results.module_perf_result import MeasuredModule, ModulePerfResult
+from winml.modelkit.results.module_perf import MeasuredModule, ModulePerfResult
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.opened_model import RunOptions, open_model, refuse_dynamic_inputs
 from winml.modelkit.runtime.sessions import onnxruntime_version

@@ -17,10 +17,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import QuantizeError, StageError, UsageError
-from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, open_data_set
+from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, TextFile, open_data_set
+from winml.modelkit.evaluate.preprocessing import SampleFeeds
 from winml.modelkit.evaluate.processors import processor_files
-from winml.modelkit.evaluate.samples import SampleFeeds
-from winml.modelkit.evaluate.text_files import TextFile
 from winml.modelkit.flows.quantize.calibration_files import (
     FORMS,
     OPTION,
@@ -30,8 +29,7 @@ from winml.modelkit.flows.quantize.calibration_files import (
     refuse_missing_files,
 )
 from winml.modelkit.quantize.calibration import OBSERVED_NAME, Ranges, measure_ranges
-from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.precisions import CalibrationMethod
+from winml.modelkit.quantize.options import CalibrationMethod, QuantizeOptions
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, load_feeds, settle_sizes
 
 __all__ = ["Calibration", "MeasuredOnce", "calibration_of", "refuse_missing_data"]

@@ -7,11 +7,13 @@ only what was quantized is its own. Knows no engine: it asks :func:`~winml.model
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
+import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,31 +23,47 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from winml.modelkit.compare.fidelity import measure_fidelity
-from winml.modelkit.errors import QuantizeError, StageError
+from winml.modelkit.errors import QuantizeError, StageError, UsageError
 from winml.modelkit.flows.graph_file import read_plain
 from winml.modelkit.flows.graph_modules import graph_modules
-from winml.modelkit.flows.quantize.preparation import prepare
-from winml.modelkit.graph.files.foreign_reading import load_foreign
-from winml.modelkit.graph.files.temporary import temporary_folder
+from winml.modelkit.flows.quantize.quantize import prepare
+from winml.modelkit.graph.cutting import GraphModules
+from winml.modelkit.graph.files.content_digest import hash_file
+from winml.modelkit.graph.files.graph_reading import load_foreign
+from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing
+from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.files.writing import write_model
-from winml.modelkit.graph.module_parts import GraphModules
+from winml.modelkit.hierarchy import address
+from winml.modelkit.hierarchy.selector import HasAddress, escape, select
 from winml.modelkit.measure.latency import LatencyOptions, measure_alternating
-from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.options import read_json_file
+from winml.modelkit.quantize.options import FLOAT32, PrecisionName, QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult
-from winml.modelkit.results.quantization_sensitivity import MeasuredForm, MetricTarget, SensitivityCost, TimedForm
+from winml.modelkit.quantize.planning import PlannedNode, QuantizationPlan
+from winml.modelkit.results.quantization_sensitivity import MeasuredForm, MetricTarget, Part, SensitivityCost, TimedForm
 from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = [
     "FloatGraph",
     "FormJudge",
+    "MeasuredForms",
+    "ModulePart",
     "QuantizedForms",
     "Quantizer",
     "Samples",
+    "content_digest",
+    "excluding_options",
+    "file_digest",
     "float_graph",
+    "form_key",
+    "list_parts",
+    "only_options",
     "take_samples",
     "weight_bytes",
 ]
+
 
 Array = NDArray[Any]
 Quantizer = Callable[[ir.Model, QuantizeOptions, GraphModules], QuantizeResult]
@@ -267,3 +285,230 @@ def _write_new_tensors(model: ir.Model, data: Path) -> None:
     written = ir.external_data.convert_tensors_to_external(tensors, os.fspath(data.parent), data.name)
     for value, tensor in zip(values, written, strict=True):
         value.const_value = tensor
+
+
+# --- Keeps what was measured of quantized forms of a graph, so that an interrupted run is taken up where it ended.
+#
+# Each measurement is on disk before the next begins. A file that was written for another model or other options is
+# never used. Measures nothing.
+
+
+_HINT = "Repeat those options to go on, or start anew with --overwrite."
+
+
+def form_key(nodes: Iterable[str]) -> str:
+    """Return the key of the form of a graph in which these nodes are quantized and no others."""
+    return hashlib.sha256("\n".join(sorted(nodes)).encode()).hexdigest()
+
+
+def content_digest(model: Path) -> str:
+    """Return a digest of a model file and of its data files: 64 hexadecimal digits.
+
+    Raises:
+        InputError: the file is no model, or its data is missing.
+    """
+    return hashlib.sha256("".join(map(file_digest, (model, *external_files(model)))).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return a digest of what a file holds: 64 hexadecimal digits.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        return hash_file(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="Give the path of a file.") from error
+
+
+class MeasuredForms:
+    """Measurements by key; kept in a file, where one is given."""
+
+    def __init__(self, path: Path | None, request: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Read what an interrupted run measured.
+
+        Args:
+            path: The file. None: nothing is kept.
+            request: What the measurements depend on, JSON-ready.
+            overwrite: Start anew where the file belongs to another request, rather than refuse it.
+
+        Raises:
+            UsageError: it belongs to another request; names what differs.
+            WriteError: it cannot be written where it is.
+        """
+        self._path = path
+        self._request = json.loads(json.dumps(request))
+        self._lock = threading.Lock()
+        self._forms: dict[str, MeasuredForm] = {}
+        if path is not None:
+            refuse_existing([path], overwrite=True)
+            self._forms = self._read(path, overwrite=overwrite) if path.exists() else {}
+        self.resumed = len(self._forms)
+        """Number of measurements that were there already."""
+
+    def get(self, key: str) -> MeasuredForm | None:
+        """Return a measurement; None where there is none yet."""
+        return self._forms.get(key)
+
+    def put(self, key: str, form: MeasuredForm) -> None:
+        """Add a measurement; it is on disk when this returns.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        with self._lock:
+            self._forms[key] = form
+            if self._path is None:
+                return
+            record = {
+                "schema_version": 1,
+                "request": self._request,
+                "measured": {name: item.as_record() for name, item in self._forms.items()},
+            }
+            with OutputFiles() as files:
+                files.reserve(self._path).write_text(json.dumps(record), encoding="utf-8")
+                files.commit(overwrite=True)
+
+    def remove(self) -> None:
+        """Remove the file: the answer is written."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _read(self, path: Path, *, overwrite: bool) -> dict[str, MeasuredForm]:
+        try:
+            record = read_json_file(path)
+            earlier = dict(record["request"])
+            forms = {key: MeasuredForm.from_record(item) for key, item in record["measured"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if overwrite:
+                return {}
+            raise UsageError(
+                f"{path} is in the way: it holds no measurements that can be read",
+                hint="Remove it, or start anew with --overwrite.",
+            ) from error
+        different = [key for key in {**earlier, **self._request} if earlier.get(key) != self._request.get(key)]
+        if not different:
+            return forms
+        if overwrite:
+            return {}
+        words = ", ".join(f"{key} was {earlier.get(key)!r}, now {self._request.get(key)!r}" for key in different)
+        raise UsageError(f"{path} holds measurements of a run with other options: {words}", hint=_HINT)
+
+
+# --- Which parts of a model are quantized alone, and which rules keep some of them in float?
+#
+# A part is a module with all below it, or the nodes of a module that no chosen module below it has. Reads the plan of a
+# quantization; runs nothing.
+
+
+@dataclass(frozen=True)
+class ModulePart:
+    """Nodes that are quantized alone."""
+
+    module: HasAddress
+    part: Part
+    nodes: tuple[PlannedNode, ...]
+    """Those that are to be quantized; none where the module has none."""
+    is_unit: bool
+    """Whether no other part has some of the nodes and not all of these: the units together are the model."""
+    inner: tuple[str, ...] = ()
+    """Tags of the modules below it that are parts of their own, where only its own nodes are meant."""
+
+    @property
+    def node_names(self) -> frozenset[str]:
+        """Names of the nodes."""
+        return frozenset(node.name for node in self.nodes)
+
+    @property
+    def precision(self) -> str:
+        """What its weights are to have."""
+        return ", ".join(dict.fromkeys(node.requested.name for node in self.nodes))
+
+
+def list_parts(
+    plan: QuantizationPlan, modules: GraphModules, depth: int | None, selector: str | None
+) -> tuple[ModulePart, ...]:
+    """Return the parts of a model, in the order of its tree.
+
+    Args:
+        plan: What is to become of its nodes.
+        modules: Its modules.
+        depth: Levels of the tree; modules below count with the one above them. None: all.
+        selector: The only modules. None: all.
+
+    Raises:
+        UsageError: the tree has fewer levels, or the selector names no module or none with a node to quantize.
+    """
+    chosen = _chosen_modules(modules, depth, selector)
+    planned = [node for node in plan.nodes if node.mode is not None]
+    tags = list(chosen)
+    owners = {node.name: _owner(node.tag, tags) for node in planned}
+    parts: list[ModulePart] = []
+    for tag, module in chosen.items():
+        nodes = tuple(node for node in planned if address.is_within(node.tag, tag))
+        own = tuple(node for node in nodes if owners[node.name] == tag)
+        parts.append(ModulePart(module, "module", nodes, is_unit=bool(own) and len(own) == len(nodes)))
+        if own and len(own) < len(nodes):
+            inner = dict.fromkeys(owners[node.name] for node in nodes if owners[node.name] != tag)
+            parts.append(ModulePart(module, "own nodes", own, is_unit=True, inner=tuple(inner)))
+    if not any(part.nodes for part in parts):
+        raise UsageError(
+            f"{f'--module {selector}' if selector else 'the modules of the file'}: none of them has a node to quantize",
+            hint="Choose modules with weights; winml inspect shows the tree.",
+        )
+    return tuple(parts)
+
+
+def _chosen_modules(modules: GraphModules, depth: int | None, selector: str | None) -> dict[str, HasAddress]:
+    levels = max((address.depth(module.tag) for module in modules.modules), default=0)
+    if depth is not None and depth > levels:
+        raise UsageError(
+            f"--depth {depth}: the tree of modules has {levels} level(s)",
+            hint=f"Give 1 to {levels}, or leave it out for all.",
+        )
+    chosen = select(modules.modules, selector) if selector is not None else modules.modules
+    return {module.tag: module for module in chosen if depth is None or address.depth(module.tag) <= depth}
+
+
+def _owner(tag: str, chosen: Sequence[str]) -> str:
+    """Return the deepest of some modules that a node of this tag lies in; empty where it lies in none."""
+    return max((other for other in chosen if address.is_within(tag, other)), key=len, default="")
+
+
+def only_options(part: ModulePart, options: QuantizeOptions, modules: GraphModules) -> QuantizeOptions:
+    """Return the options with which nothing but one part is quantized, as it would be with the others."""
+    tag = part.module.tag
+    included = [other for text in options.include for other in modules.selected_tags(text)]
+    within = [tag] if not included or any(address.is_within(tag, other) for other in included) else [
+        other for other in included if address.is_within(other, tag)
+    ]  # fmt: skip
+    inner: dict[str, PrecisionName] = {escape(other): FLOAT32 for other in part.inner}
+    include = tuple(escape(other) for other in within)
+    return options.model_copy(update={"include": include, "per_module": _put_first(inner, options)})
+
+
+def excluding_options(
+    excluded: Collection[ModulePart], units: Sequence[ModulePart], options: QuantizeOptions
+) -> QuantizeOptions:
+    """Return the options with which some units stay in float.
+
+    The first rule that matches wins, so rules of inner modules stand before those of the modules around them; an inner
+    module that is quantized although the one around it is not gets a rule of its own.
+    """
+    rules: dict[str, PrecisionName] = {unit.module.tag: FLOAT32 for unit in excluded}
+    excluded_tags = set(rules)
+    for unit in units:
+        tag = unit.module.tag
+        if tag not in excluded_tags and any(address.is_within(tag, other) for other in excluded_tags):
+            rules |= {tag: unit.nodes[0].requested.name}
+            if len({node.requested for node in unit.nodes}) > 1:
+                rules |= {node.tag: node.requested.name for node in unit.nodes}
+    ordered = sorted(rules.items(), key=lambda item: -address.depth(item[0]))
+    added = {escape(tag): precision for tag, precision in ordered}
+    return options.model_copy(update={"per_module": _put_first(added, options)})
+
+
+def _put_first(rules: Mapping[str, PrecisionName], options: QuantizeOptions) -> dict[str, PrecisionName]:
+    """Return rules with those of the user behind them; one for the same selector gives way."""
+    return {**rules, **{text: name for text, name in options.per_module.items() if text not in rules}}

@@ -14,8 +14,7 @@ from pathlib import Path
 import onnx
 
 from winml.modelkit.errors import InputError
-from winml.modelkit.graph.files.external_data import check_data_file
-from winml.modelkit.graph.files.reading import VALUE_FIELDS, read_located
+from winml.modelkit.graph.files.reading import VALUE_FIELDS, check_data_file, read_located
 
 __all__ = ["StoredBytes", "WeightEquality", "bytes_digest", "have_equal_bytes", "locate_initializers", "stored_outside"]
 

@@ -15,8 +15,7 @@ from typing import Any, BinaryIO
 import onnx
 
 from winml.modelkit.errors import InternalError
-from winml.modelkit.graph.files.reading import walk_fields
-from winml.modelkit.graph.files.wire import varint
+from winml.modelkit.graph.files.reading import varint, walk_fields
 
 __all__ = ["rewrite_metadata"]
 

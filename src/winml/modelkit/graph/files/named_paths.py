@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from winml.modelkit.errors import ModelPathError
-from winml.modelkit.graph.files.committed import record_read
+from winml.modelkit.graph.files.recovery import record_read
 
-__all__ = ["named_path"]
+__all__ = [
+    "named_path",
+    "working_directory_kept",
+]
+
 
 _SHOWN_CHARACTERS = 80
 """Chosen: enough of a name to find it in a command."""
@@ -38,3 +43,22 @@ def named_path(text: str | os.PathLike[str]) -> Path:
         raise ModelPathError(
             f"{shown}: cannot be a path: {reason}", hint="Give the path of a file or folder."
         ) from None
+
+
+# --- Keeps the working directory where foreign code changes it, so that a relative path goes on meaning what it
+# meant.
+
+
+@contextlib.contextmanager
+def working_directory_kept() -> Iterator[None]:
+    """Return to the present working directory after the block, unless it is gone by then."""
+    try:
+        folder = Path.cwd()
+    except OSError:
+        yield  # it is gone already
+        return
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.chdir(folder)

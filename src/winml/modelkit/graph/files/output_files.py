@@ -14,17 +14,43 @@ import os
 import stat
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from winml.modelkit.errors import OutputExistsError, UsageError, WriteError, first_line
-from winml.modelkit.file_names import JOURNAL_NAME, MODEL_SUFFIX, PARTIAL_PREFIX
-from winml.modelkit.graph.files.committed import interruptions_held, record_committed
-from winml.modelkit.graph.files.interrupted import STAGED, settle_interrupted
-from winml.modelkit.graph.files.journal import MOVED_ASIDE, State, file_state, remove_journal, write_journal
-from winml.modelkit.graph.files.owned_folders import OwnedFolder
+from winml.modelkit.errors import InputError, OutputExistsError, UsageError, WriteError, first_line
+from winml.modelkit.file_names import (
+    BUILT_MODEL_NAME,
+    JOURNAL_NAME,
+    MODEL_SUFFIX,
+    PARTIAL_PREFIX,
+    report_path,
+    sidecar_path,
+)
+from winml.modelkit.graph.files.named_paths import named_path
+from winml.modelkit.graph.files.recovery import (
+    MOVED_ASIDE,
+    STAGED,
+    OwnedFolder,
+    State,
+    file_state,
+    interruptions_held,
+    record_committed,
+    remove_journal,
+    settle_interrupted,
+    write_journal,
+)
 
-__all__ = ["OutputFiles", "refuse_existing", "refuse_inputs", "refuse_special", "write_error"]
+__all__ = [
+    "ExportPaths",
+    "OutputFiles",
+    "files_of_model",
+    "refuse_existing",
+    "refuse_inputs",
+    "refuse_special",
+    "write_error",
+]
+
 
 EARLIER = "earlier"
 """Subfolder of the hidden folder that keeps the earlier files, linked, until all new ones are in place."""
@@ -363,7 +389,7 @@ class OutputFiles:
         for target in targets:
             if target.suffix.lower() != MODEL_SUFFIX or not os.path.lexists(target):
                 continue
-            from winml.modelkit.graph.files.orphaned_data import replaceable_data
+            from winml.modelkit.graph.files.placing import replaceable_data
 
             paths = {target.with_name(name) for name in replaceable_data(target)} - {*self._kept, *self._reserved}
             found.setdefault(target.parent, []).extend(path.name for path in paths if os.path.lexists(path))
@@ -396,7 +422,7 @@ class OutputFiles:
     def _finish(self) -> None:
         """Remove what is no longer needed; done again where an interruption came in between."""
         for directory, names in self._unused.items():
-            from winml.modelkit.graph.files.orphaned_data import remove_unused
+            from winml.modelkit.graph.files.placing import remove_unused
 
             remove_unused(directory, names)
         for directory, folder in self._folders.items():
@@ -412,3 +438,63 @@ class OutputFiles:
             with contextlib.suppress(OSError):
                 # Only while it is empty: another process may have put a file there.
                 directory.rmdir()
+
+
+# --- Names the files of an export, and refuses those that may not be written.
+#
+# Looks at paths only, so wrong ones are refused before anything heavy is imported.
+
+
+@dataclass(frozen=True)
+class ExportPaths:
+    """The files one export writes."""
+
+    model: Path
+    sidecar: Path | None
+    """``<stem>_htp_metadata.json``; None without a hierarchy."""
+    report: Path | None
+    """``<stem>_htp_export_report.md``; None where it was not asked for."""
+
+    @classmethod
+    def for_output(cls, output: str | os.PathLike[str], *, with_sidecar: bool, with_report: bool) -> ExportPaths:
+        """Name the files that go with a model path.
+
+        Raises:
+            UsageError: the path is a directory, is none at all, or does not end in ``.onnx``.
+        """
+        model = Path(output)
+        named_path(model)
+        if model.is_dir():
+            raise UsageError(f"output {model} is a directory", hint=f"Name the file: {model / BUILT_MODEL_NAME}")
+        if model.suffix != ".onnx":
+            inside = "" if model.suffix else f", or {model / BUILT_MODEL_NAME} for a folder of that name"
+            raise UsageError(
+                f"output {model} does not end in .onnx",
+                hint=f"Name it {model.with_name(model.name + '.onnx')}{inside}",
+            )
+        return cls(
+            model=model,
+            sidecar=sidecar_path(model) if with_sidecar else None,
+            report=report_path(model) if with_report else None,
+        )
+
+    def refuse_existing(self, *, overwrite: bool) -> None:
+        """Refuse to go on if a file is there already and may not be replaced, or its place cannot be written.
+
+        Raises:
+            OutputExistsError: names the first file that exists.
+            UsageError: names the first that is no regular file.
+        """
+        outputs = (self.model, self.sidecar, self.report)
+        refuse_existing([path for path in outputs if path], overwrite=overwrite)
+
+
+def files_of_model(path: Path) -> tuple[Path, ...]:
+    """Return the ONNX file, the data files it names, and where an export puts what goes with it, there or not."""
+    from winml.modelkit.graph.files.placing import external_files
+
+    try:
+        data = external_files(path)
+    except InputError:
+        data = ()  # whoever runs the model tells what is wrong with it
+    return (path, *data, sidecar_path(path), report_path(path))

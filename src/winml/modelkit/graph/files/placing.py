@@ -7,10 +7,12 @@ what the graph computes.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,11 +21,10 @@ import onnx
 import onnx_ir as ir
 
 from winml.modelkit.errors import InputError
-from winml.modelkit.file_names import data_path, unfinished_data_path
+from winml.modelkit.file_names import MODEL_SUFFIX, data_path, is_data_of, unfinished_data_path
 from winml.modelkit.graph.contexts import context_file_attributes
 from winml.modelkit.graph.files.content_digest import content_digest
-from winml.modelkit.graph.files.external_data import check_data_file
-from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.files.reading import check_data_file, read_structure
 
 __all__ = [
     "copy_data",
@@ -34,9 +35,12 @@ __all__ = [
     "name_data",
     "place_copy",
     "place_data",
+    "remove_unused",
     "rename_locations",
+    "replaceable_data",
     "stored_bytes",
 ]
+
 
 _NOT_SUPPORTED = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF})
 """Errors of a system or file system that does not copy a range of one file to another."""
@@ -277,3 +281,44 @@ def _tensors_in_node(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
             yield from _tensors_in_graph(attribute.g)
         for graph in attribute.graphs:
             yield from _tensors_in_graph(graph)
+
+
+# --- Finds and removes the weights that only a replaced model had.
+#
+# A data file goes with the model that names it, and only where no other model of the folder names it as well.
+
+
+def replaceable_data(model: Path) -> tuple[str, ...]:
+    """Return the names of the data files in its folder that may go when a file is replaced or removed, there or not.
+
+    These are what a model names and what is called after it. A file of another name may be what the model was made
+    from, such as the weights of a checkpoint. A file that is no model, whatever it is, has none.
+    """
+    if model.suffix.lower() != MODEL_SUFFIX:
+        return ()
+    return tuple(name for name in _named_data(model) or () if is_data_of(model.name, name))
+
+
+def _named_data(model: Path) -> tuple[str, ...] | None:
+    """Return the data files a model names; None where it cannot be read as a model."""
+    try:
+        return data_names(model) if stat.S_ISREG(model.stat().st_mode) else ()
+    except Exception:
+        return None
+
+
+def remove_unused(directory: Path, candidates: Iterable[str]) -> None:
+    """Remove data files that no model of their folder names. Those that cannot be removed stay and do no harm.
+
+    Nothing is removed where a model of the folder cannot be read: it may name any of them.
+    """
+    unused = set(candidates)
+    with contextlib.suppress(OSError):
+        for model in directory.iterdir() if unused else ():
+            if model.suffix.lower() == MODEL_SUFFIX:
+                names = _named_data(model)
+                if names is None:
+                    return
+                unused -= set(names)
+        for name in unused:
+            (directory / name).unlink(missing_ok=True)

@@ -16,26 +16,49 @@ import mmap
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, MutableSequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnx
 from google.protobuf.message import DecodeError
 
 from winml.modelkit.errors import InputError, ModelPathError
-from winml.modelkit.graph.files.committed import record_read
-from winml.modelkit.graph.files.wire import varint
+from winml.modelkit.graph.files.foreign_names import name_problem
+from winml.modelkit.graph.files.recovery import record_read
 from winml.modelkit.metadata_keys import FUNCTION_DOMAIN
 
 __all__ = [
     "KEPT_BYTES",
     "VALUE_FIELDS",
+    "DataFile",
+    "DataProblem",
+    "check_data_file",
     "inline_functions",
     "read_located",
     "read_referring",
     "read_structure",
+    "varint",
     "walk_fields",
 ]
+
+
+# --- Encodes numbers in protobuf's wire format, for the reader and the writer of ONNX files; imports nothing.
+
+
+def varint(number: int) -> bytes:
+    """Return a number as protobuf writes it: seven bits to a byte, the lowest first, the high bit on all but the last.
+
+    >>> varint(300).hex()
+    'ac02'
+    """
+    groups = bytearray()
+    while number > 0x7F:
+        groups.append(number & 0x7F | 0x80)
+        number >>= 7
+    groups.append(number)
+    return bytes(groups)
+
 
 KEPT_BYTES = 4096
 """Messages below this size are read completely, values included. Chosen: one page. Shapes and axes, which shape
@@ -156,7 +179,7 @@ def inline_functions(model: onnx.ModelProto, path: Path) -> int:
         return 0
     # Such files are rare, and onnx_ir takes a second to import.
     from winml.modelkit.graph.files.graph_reading import reading_graph
-    from winml.modelkit.graph.functions.inlining import inline_module_functions
+    from winml.modelkit.graph.function_inlining import inline_module_functions
 
     return reading_graph(path, lambda: inline_module_functions(model))
 
@@ -315,3 +338,41 @@ def _read_varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
         if shift > 63:
             raise _WireError
     raise _WireError
+
+
+# --- Checks the external data files that a model names, by their names and sizes; never opens one.
+#
+# Returns what is wrong as a value: ``placing`` refuses such a model, ``inspect`` only reports it. Standard library
+# only.
+
+
+DataProblem = Literal["outside", "missing", "cut off"]
+"""What is wrong with a data file. ``outside``: its name leads out of the folder of the model, by itself or by a link.
+``missing``: there is no such regular file. ``cut off``: it ends before the data does."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A data file as a model names it."""
+
+    path: Path
+    size_bytes: int | None
+    """Size of the file; None where it is missing or was not looked at."""
+    problem: DataProblem | None
+
+
+def check_data_file(folder: Path, name: str, needed_bytes: int = 0) -> DataFile:
+    """Check one data file of a model.
+
+    Args:
+        folder: The folder of the model file.
+        name: The file as the model names it. A name that leads out of the folder is not looked up: it could name any
+            file of the machine.
+        needed_bytes: Smallest size of the file that holds all the data.
+    """
+    path = folder / name
+    problem = name_problem(folder, name)
+    if problem is not None:
+        return DataFile(path, None, "outside" if problem in ("no name", "outside") else "missing")
+    size_bytes = path.stat().st_size
+    return DataFile(path, size_bytes, "cut off" if size_bytes < needed_bytes else None)

@@ -19,7 +19,7 @@ from winml.modelkit.errors import InternalError, WinMLError, WriteError
 from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.graph.files.placing import name_data, rename_locations
-from winml.modelkit.graph.files.wire import varint
+from winml.modelkit.graph.files.reading import varint
 
 __all__ = ["INLINE_LIMIT_BYTES", "ModelFraming", "StreamedTensor", "write_model"]
 

@@ -18,8 +18,7 @@ import onnx_ir as ir
 
 from winml.modelkit.hierarchy.carry.matching import Match, Way, match_nodes
 from winml.modelkit.hierarchy.carry.original_graph import OriginalModel, Place
-from winml.modelkit.hierarchy.coverage import measure_coverage
-from winml.modelkit.hierarchy.tagging import SOURCES, NodeTag, Source, read_tag, write_tag
+from winml.modelkit.hierarchy.tagging import SOURCES, NodeTag, Source, measure_coverage, read_tag, write_tag
 from winml.modelkit.metadata_keys import MODULES_KEY, NAMESPACE_KEY, OUR_PREFIX, SOURCE_KEY, TORCH_PREFIX
 
 __all__ = ["CarryReport", "Way", "carry_tags"]

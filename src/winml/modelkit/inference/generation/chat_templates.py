@@ -15,7 +15,7 @@ from winml.modelkit.evaluate.tokenizer_calls import LONGEST_TEXT_CHARACTERS
 from winml.modelkit.file_names import TOKENIZER_CONFIG_NAME
 from winml.modelkit.inference.generation.config_file import read_record
 from winml.modelkit.options import JsonError, read_text_file
-from winml.modelkit.runtime.limited_process import ask_limited
+from winml.modelkit.runtime.processes import ask_limited
 
 __all__ = ["RENDERING", "chat_prompt", "rendered_chat"]
 

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.inference.generation.graph import DecoderGraph, GraphCache
-from winml.modelkit.inference.generation.part_feeds import feeds_between, text_tokens
+from winml.modelkit.inference.generation.graph import DecoderGraph, GraphCache, feeds_between, text_tokens
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 

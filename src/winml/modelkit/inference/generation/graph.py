@@ -14,6 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.graph.bundle import TextTokens
+from winml.modelkit.metadata_keys import PART_KEY
+from winml.modelkit.options import load_json
 from winml.modelkit.runtime.decoder_inputs import state_feeds
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, batch_axis, empty_state_sizes, graph_inputs
 from winml.modelkit.runtime.sessions import Session, state_of_zeros, state_rows
@@ -21,7 +24,14 @@ from winml.modelkit.runtime.sessions import Session, state_of_zeros, state_rows
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["DecoderGraph", "GraphCache", "rows_of"]
+__all__ = [
+    "DecoderGraph",
+    "GraphCache",
+    "feeds_between",
+    "rows_of",
+    "text_tokens",
+]
+
 
 Array = NDArray[Any]
 
@@ -354,3 +364,43 @@ def _cache_words(cache: Any) -> str:
 def rows_of(tokens: Sequence[int]) -> Array:
     """Return tokens as one row of a batch: int64 of shape [1, tokens]."""
     return np.array([tokens], np.int64)
+
+
+# --- What do the files of parts say of their graphs: which output becomes which input of another, and how texts
+# begin?
+
+
+def feeds_between(giver: Session, taker: Session) -> dict[str, str]:
+    """Return output → input.
+
+    Raises:
+        InputError: the files do not say it, or say it of another model.
+    """
+    try:
+        record = load_json(giver.metadata.get(PART_KEY) or "{}")
+        name = load_json(taker.metadata.get(PART_KEY) or "{}").get("name")
+        feeds = {feed["output"]: feed["input"] for feed in record.get("feeds", ()) if feed["part"] == name}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        feeds = {}
+    if not feeds or not set(feeds) <= set(giver.outputs) or not set(feeds.values()) <= set(taker.inputs):
+        raise _unrelated(giver, taker)
+    return feeds
+
+
+def text_tokens(decoder: Session) -> TextTokens | None:
+    """Return how a text begins and ends, where the file of a decoder says it.
+
+    Raises:
+        InputError: what it says is damaged.
+    """
+    try:
+        return TextTokens.of_record(load_json(decoder.metadata.get(PART_KEY) or "{}").get("text"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{decoder.name}: {PART_KEY} is damaged", hint="Export the model again.") from error
+
+
+def _unrelated(giver: Session, taker: Session) -> InputError:
+    return InputError(
+        f"{giver.name} and {taker.name} do not say how they belong together",
+        hint="Build both again with this version of winml, from one model.",
+    )

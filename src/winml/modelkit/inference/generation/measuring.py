@@ -23,7 +23,7 @@ from winml.modelkit.inference.generation.graph import TOKENS, DecoderGraph, Grap
 from winml.modelkit.inference.generation.settings import part_position_limit, position_limit
 from winml.modelkit.inference.generation.writing import files_folder
 from winml.modelkit.measure.latency import LatencyOptions, measure_latency
-from winml.modelkit.results.generation_perf import GenerationPerf, PromptTime, StepTime
+from winml.modelkit.results.perf import GenerationPerf, PromptTime, StepTime
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.opened_model import RunOptions, values_for
 from winml.modelkit.runtime.sessions import Session

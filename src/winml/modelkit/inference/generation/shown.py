@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.inference.generation.graph import TOKEN_TYPES, TOKENS, DecoderGraph, GraphCache
-from winml.modelkit.inference.generation.part_feeds import feeds_between
+from winml.modelkit.inference.generation.graph import TOKEN_TYPES, TOKENS, DecoderGraph, GraphCache, feeds_between
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 

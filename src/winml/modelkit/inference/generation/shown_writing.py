@@ -149,7 +149,7 @@ def _processed(
 
 def _positions_with_pictures(folder: Path, rows: int, made: Mapping[str, Any]) -> NDArray[Any]:
     """Return the positions of the tokens of a text with pictures."""
-    from winml.modelkit.evaluate.model_config import open_config
+    from winml.modelkit.evaluate.processors import open_config
     from winml.modelkit.inference.generation.picture_positions import PicturePositions
 
     positions = PicturePositions(open_config(folder), rows)
@@ -157,7 +157,7 @@ def _positions_with_pictures(folder: Path, rows: int, made: Mapping[str, Any]) -
 
 
 def _open_processor(folder: Path) -> Any:
-    from winml.modelkit.evaluate.model_config import UNREADABLE
+    from winml.modelkit.evaluate.processors import UNREADABLE
 
     try:
         with tokenizer_call(folder):
@@ -175,7 +175,7 @@ def _processor_class(folder: Path) -> Any:
     from transformers.models.auto import processing_auto
     from transformers.utils.import_utils import is_torchvision_available
 
-    from winml.modelkit.load.checkpoints.processor_classes import find_processor_classes
+    from winml.modelkit.load.checkpoints.companion_files import find_processor_classes
 
     make: Any = transformers.AutoProcessor
     class_of_name: Any = processing_auto.processor_class_from_name

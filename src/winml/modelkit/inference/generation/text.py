@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from winml.modelkit.errors import InputError, first_line
-from winml.modelkit.evaluate.model_config import UNREADABLE
+from winml.modelkit.evaluate.processors import UNREADABLE
 from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import nn
 
-from winml.modelkit.load.caches.held_states import held_tensors, with_tensors
-from winml.modelkit.load.caches.layout import CacheLayout, EncoderDecoderLayout
-from winml.modelkit.load.caches.module_states import STATES
+from winml.modelkit.load.caches.layout import CacheLayout, CacheState, EncoderDecoderLayout, Way
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 
 __all__ = [
@@ -18,15 +22,233 @@ __all__ = [
     "ENCODED",
     "ENCODER_MASK",
     "ENCODER_STATES",
+    "STATES",
     "TOKENS",
+    "ModuleState",
     "arguments_with_cache",
     "cache_of",
     "decoder_arguments",
     "empty_states",
     "encoder_arguments",
+    "found_states",
+    "given_states",
+    "held_tensors",
+    "held_values",
     "inner_decoder_arguments",
     "self_feeding_decoder_arguments",
+    "unread",
+    "with_tensors",
 ]
+
+
+# --- Caches of other classes than transformers' own: which tensors do they hold, and how is one made that holds
+# others?
+#
+# A list of states, or an object with lists and dicts of them. What is in it is found by looking, and no class is known
+# by name. Layers of transformers' own in such an object are looked at by ``finding.py``.
+
+
+_LAYERS = "layers"
+"""Attribute of a cache of transformers that holds its layers."""
+_PLAIN = (bool, int, float, complex, str)
+
+
+def held_tensors(cache: Any) -> dict[Way, torch.Tensor]:
+    """Return the tensors that a cache holds outside of its layers, each with the way to it."""
+    return {way: value for way, value in _leaves(cache, ()) if isinstance(value, torch.Tensor)}
+
+
+def held_values(cache: Any) -> dict[Way, object]:
+    """Return what else a cache holds outside of its layers: numbers, truth values, text and None, each with its way."""
+    return {way: value for way, value in _leaves(cache, ()) if value is None or isinstance(value, _PLAIN)}
+
+
+def with_tensors(cache: Any, tensors: Mapping[Way, Any], layers: Sequence[Any] = ()) -> Any:
+    """Return a copy of a cache that holds other tensors; what is not among them is as it was.
+
+    Args:
+        cache: A cache of the same model.
+        tensors: What it is to hold.
+        layers: Its layers, where it has some.
+    """
+
+    def replaced(value: Any, way: Way) -> Any:
+        if way in tensors:
+            return tensors[way]
+        if isinstance(value, torch.Tensor):
+            return value.clone()
+        return _mapped(value, way, replaced)
+
+    made = replaced(cache, ())
+    if layers:
+        made.layers = list(layers)
+    return made
+
+
+def unread(value: Any) -> Any:
+    """Return what stands for a number or a tensor of numbers that is counted on and never read: reading it raises."""
+    return value.as_subclass(_UnreadTensor) if isinstance(value, torch.Tensor) else _UnreadNumber()
+
+
+class _ReadError(RuntimeError):
+    """A count is read. No ``TypeError``: of that, Python and torch make another attempt in comparisons."""
+
+
+class _UnreadNumber:
+    """A number that a number can be added to, and nothing else be done with."""
+
+    def __add__(self, other: Any) -> _UnreadNumber:
+        _refuse_unless_number(other)
+        return self
+
+    __radd__ = __add__
+
+    def _read(self, *_others: Any) -> Any:
+        raise _ReadError("a count is read")
+
+    # What Python gives to every object; all that a number has beyond it raises, since there is none here.
+    __bool__ = __eq__ = __ne__ = __hash__ = __repr__ = __format__ = _read
+    __int__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = _read
+
+
+class _UnreadTensor(torch.Tensor):
+    """Numbers that a number can be added to, and nothing else be done with."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in _ADDING:
+            raise _ReadError(f"{func} reads a count")
+        _refuse_unless_number(args[1])
+        return args[0]
+
+
+_ADDING = (torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.__iadd__, torch.Tensor.add_, torch.Tensor.add)
+
+
+def _refuse_unless_number(value: Any) -> None:
+    if not isinstance(value, int):
+        raise _ReadError(f"{type(value).__name__} is added to a count")
+
+
+def _leaves(value: Any, way: Way) -> Iterator[tuple[Way, Any]]:
+    items = _items(value, way)
+    if not items:
+        yield way, value
+    for key, item in items:
+        yield from _leaves(item, (*way, key))
+
+
+def _items(value: Any, way: Way) -> Sequence[tuple[str | int, Any]]:
+    """Return what a container holds, or the cache itself."""
+    if isinstance(value, torch.Tensor):
+        return ()
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(enumerate(value))
+    if way or not hasattr(value, "__dict__"):
+        # An object inside, such as a config, is no state.
+        return ()
+    return tuple((name, item) for name, item in vars(value).items() if name != _LAYERS)
+
+
+def _mapped(value: Any, way: Way, change: Callable[[Any, Way], Any]) -> Any:
+    items = {key: change(item, (*way, key)) for key, item in _items(value, way)}
+    if isinstance(value, Mapping):
+        return items
+    if isinstance(value, (list, tuple)):
+        return type(value)(items.values())
+    if not items:
+        return value
+    made = copy.copy(value)
+    vars(made).update(items)
+    return made
+
+
+# --- States that modules keep in attributes of their own from run to run, beside the cache that a forward is given.
+#
+# Found by running the forward on shapes and looking which attributes hold tensors afterwards. No model is known by
+# name.
+
+
+STATES = "states_of_modules"
+"""Chosen: name of the argument that takes the states of modules, and of the result that holds them afterwards."""
+_Place = tuple[str, str]
+"""Path of a module, and name of the attribute."""
+
+
+@dataclass(frozen=True)
+class ModuleState:
+    """One attribute that a module keeps."""
+
+    path: str
+    """Of the module."""
+    attribute: str
+    class_name: str
+    """Of the module."""
+    state: CacheState
+
+
+@contextmanager
+def found_states(model: nn.Module) -> Iterator[dict[_Place, torch.Tensor]]:
+    """Collect the tensors that attributes hold at the end of the block and did not hold before; they are put back.
+
+    Yields:
+        Module and attribute → tensor; filled at the end.
+    """
+    before = {path: dict(vars(module)) for path, module in model.named_modules()}
+    found: dict[_Place, torch.Tensor] = {}
+    try:
+        yield found
+    finally:
+        for path, module in model.named_modules():
+            for name, value in list(vars(module).items()):
+                is_new = value is not before[path].get(name)
+                if is_new and isinstance(value, torch.Tensor):
+                    found[path, name] = value
+                if is_new and name in before[path]:
+                    vars(module)[name] = before[path][name]
+                elif is_new:
+                    del vars(module)[name]
+
+
+def given_states(states: tuple[ModuleState, ...], argument: str) -> Callable[[nn.Module], Callable[..., Any]]:
+    """Return what makes a forward that is given the states of modules, and returns them with the cache it was given.
+
+    Args:
+        states: The states.
+        argument: Parameter of the forward that takes the cache, which is changed in place.
+    """
+
+    def entry(model: nn.Module) -> Callable[..., Any]:
+        forward = model.forward
+
+        @functools.wraps(forward)
+        def call(*args: Any, **arguments: Any) -> Any:
+            given: Mapping[_Place, torch.Tensor] | None = arguments.pop(STATES, None)
+            if given is None:
+                # As its user calls it: the modules keep them.
+                return forward(*args, **arguments)
+            for (path, name), tensor in given.items():
+                setattr(model.get_submodule(path), name, tensor)
+            outputs = forward(*args, **arguments)
+            kept = {
+                (item.path, item.attribute): getattr(model.get_submodule(item.path), item.attribute) for item in states
+            }
+            return {**outputs, argument: arguments[argument], STATES: kept}
+
+        call.__signature__ = _with_parameter(inspect.signature(forward), STATES)  # type: ignore[attr-defined]
+        return call
+
+    return entry
+
+
+def _with_parameter(signature: inspect.Signature, name: str) -> inspect.Signature:
+    """Return a signature with one more keyword."""
+    further = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+    parameters = sorted([*signature.parameters.values(), further], key=lambda parameter: parameter.kind)
+    return signature.replace(parameters=parameters)
+
 
 DECODER_TOKENS, _MASK, _POSITIONS = "decoder_input_ids", "attention_mask", "position_ids"
 """Specified: how encoder-decoders of transformers call the tokens of the decoder, and the mask over the encoder's."""

@@ -12,16 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.dimensions import OpenSize
-from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.caches.after_others import MASK, streams_of
-from winml.modelkit.load.caches.finding import NO_CACHE_HINT
+from winml.modelkit.graph.specs import InputTensorSpec, OpenSize
+from winml.modelkit.load.caches.finding import MASK, NO_CACHE_HINT, streams_of
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout, CacheState
-from winml.modelkit.load.inputs.config_values import first_int
 from winml.modelkit.load.inputs.decision import AxisMeanings, InputDecision
-from winml.modelkit.load.inputs.option_names import SHAPE_CONFIG_OPTION
+from winml.modelkit.load.inputs.names import SHAPE_CONFIG_OPTION
 from winml.modelkit.load.inputs.options import ShapeConfig
-from winml.modelkit.load.inputs.sizes import SizeBounds
+from winml.modelkit.load.inputs.sizes import SizeBounds, first_int
 
 __all__ = [
     "PAST_KEY",

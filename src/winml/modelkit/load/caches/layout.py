@@ -16,7 +16,7 @@ from winml.modelkit.graph.bundle import PartFeed
 from winml.modelkit.graph.specs import CacheSlot
 
 if TYPE_CHECKING:
-    from winml.modelkit.load.caches.module_states import ModuleState
+    from winml.modelkit.load.caches.arguments import ModuleState
 
 __all__ = ["EMBEDDED", "CacheLayout", "CacheState", "EncoderDecoderLayout", "Side", "StateKind", "Way"]
 

@@ -7,26 +7,106 @@ transformers config. Everything is read from the disk; nothing is fetched. Does 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import CheckpointError, RemoteCodeError, UsageError, failed_import, first_line
+from winml.modelkit.file_names import MODEL_CARD_NAME
+from winml.modelkit.graph.files.front_matter import FrontMatterError, front_matter_value
 from winml.modelkit.load.checkpoints.foreign_references import without_foreign_references
-from winml.modelkit.load.checkpoints.size_limits import refuse_absurd_sizes
 from winml.modelkit.load.checkpoints.task import tasks_for
 from winml.modelkit.options import JsonError, nearest, read_json_file
 
 __all__ = [
     "CheckpointConfig",
     "build_error",
+    "card_task",
     "default_config",
     "load_config",
     "model_type_of_class",
     "own_class",
+    "refuse_absurd_sizes",
     "with_config_of_class",
 ]
+
+
+# --- Refuses configs with sizes that no model has.
+#
+# Configs are looked at before anything is built from them: a wrong number would otherwise make a library build layers
+# until the memory is full. Goes by the names of the keys; what a class itself refuses is found out when it is built.
+
+
+_REPEATED = re.compile(r"^(n_?|num_)?(\w+_)?(layers?|blocks?|stages|depths?)$")
+"""Keys that say how many modules are built one after another."""
+_SIZES = re.compile(
+    r"(_size|_dim|_heads|_positions|_embeddings|_channels|_labels|_experts)$|^(d_\w+|n_\w+|dim|num_\w+)$"
+)
+"""Keys that say how large a tensor is, or how many of something there are."""
+_NEVER_NEGATIVE = re.compile(
+    r"^((hidden|intermediate|vocab|patch)_size|(num_|encoder_|decoder_)?(hidden_)?layers|n_layers?|n_embd|d_model|dim"
+    r"|(num_)?(attention_)?heads|n_heads?)$"
+)
+"""Keys without a use of -1; others have one, such as the layer whose output is taken."""
+
+_LONGEST_STACK = 10_000
+"""Chosen: a hundred times the layers of the deepest models known; even so many take seconds to build."""
+_LARGEST_SIZE = 10**9
+"""Chosen: a hundred times the longest context known, a thousand times the largest vocabulary."""
+_MOST_LABELS = 10**6
+"""Chosen: transformers makes a name for each of them."""
+
+
+def refuse_absurd_sizes(content: Mapping[str, Any], path: Path) -> None:
+    """Refuse a config that names sizes no model has.
+
+    Args:
+        content: The config, as read.
+        path: Where it was read from, for messages.
+
+    Raises:
+        CheckpointError: names the key, its value and the limit.
+    """
+    for name, key, value in _named_numbers(content):
+        limit = _largest_value(key)
+        if value > limit:
+            raise _size_error(path, name, value, f"expected at most {limit:_}")
+        if value < 0 and _NEVER_NEGATIVE.match(key):
+            raise _size_error(path, name, value, "expected no negative number")
+
+
+def _largest_value(key: str) -> float:
+    if _REPEATED.search(key):
+        return _LONGEST_STACK
+    if key == "num_labels":
+        return _MOST_LABELS
+    return _LARGEST_SIZE if _SIZES.search(key) else float("inf")
+
+
+def _size_error(path: Path, name: str, value: int, expected: str) -> CheckpointError:
+    shown = str(value) if abs(value) < 10**15 else f"{float(value):.0e}" if abs(value) < 10**300 else "far too large"
+    return CheckpointError(f"{path}: {name} is {shown}, {expected}", hint="Mend the value, or fetch the config again.")
+
+
+def _named_numbers(content: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
+    """Yield every integer with its dotted name and its key; a list counts as the sum of its numbers."""
+    waiting: list[tuple[str, Mapping[str, Any]]] = [("", content)]
+    while waiting:
+        prefix, part = waiting.pop()
+        for key, value in part.items():
+            if isinstance(value, dict):
+                waiting.append((f"{prefix}{key}.", value))
+            elif isinstance(value, list) and value and all(_is_number(entry) for entry in value):
+                yield f"{prefix}{key}", key, sum(value) if min(value) >= 0 else min(value)
+            elif _is_number(value):
+                yield f"{prefix}{key}", key, value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
 
 _AUTO_CONFIG = "AutoConfig"
 _AUTO_MODEL_PREFIX = "AutoModel"
@@ -293,3 +373,24 @@ def _check_architectures(content: dict[str, Any], path: Path) -> None:
             f"{path}: architectures is {architectures!r}, expected a list of class names",
             hint='Write it as ["BertModel"], or leave it out.',
         )
+
+
+# --- What does the model card of a checkpoint say the model is for?
+#
+# A card is the ``README.md`` beside the config; facts for programs stand in front of its text. It is a help, never a
+# need: one that cannot be read says nothing.
+
+
+_LONGEST_TAG = 1000
+"""Bytes of the line of the tag. Chosen: the longest name of a task has 30 letters."""
+
+
+def card_task(folder: Path | None) -> str | None:
+    """Return the ``pipeline_tag`` of the card in a folder; None where there is no card, or none is named."""
+    if folder is None:
+        return None
+    try:
+        tag = front_matter_value(folder / MODEL_CARD_NAME, "pipeline_tag", _LONGEST_TAG)
+    except FrontMatterError:
+        return None
+    return tag if isinstance(tag, str) else None

@@ -2,27 +2,187 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.specs import ROWS_OF_ONE_KIND
+from winml.modelkit.load.caches.arguments import arguments_with_cache, given_states
+from winml.modelkit.load.caches.decision import cached_keywords, decision_with_cache
 from winml.modelkit.load.checkpoints.config import CheckpointConfig
 from winml.modelkit.load.checkpoints.task import canonical_task
-from winml.modelkit.load.families.decoder import decoder_parts
-from winml.modelkit.load.families.dual_encoder import dual_encoder_parts
 from winml.modelkit.load.families.encoder_decoder import encoder_decoder_parts
-from winml.modelkit.load.families.family import Family
+from winml.modelkit.load.families.family import Family, FoundParts, decide_whole_inputs, part_of_decision, whole_model
 from winml.modelkit.load.families.vision_language import vision_language_parts
-from winml.modelkit.load.families.whole_model import whole_model
+from winml.modelkit.load.inputs.decision import InputDecision
+from winml.modelkit.load.inputs.modalities.modality import BATCH_KEY
+from winml.modelkit.load.inputs.nested_arguments import NestedArguments
+from winml.modelkit.load.inputs.shape_run import run_on_shapes
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.options import nearest
 
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["FAMILIES", "decide_parts", "refuse_unknown_parts"]
+__all__ = [
+    "FAMILIES",
+    "decide_parts",
+    "decoder_parts",
+    "dual_encoder_parts",
+    "refuse_unknown_parts",
+]
+
+
+# --- A decoder that generates: one part with a cache, which serves the prompt and every step after it.
+
+
+def decoder_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest) -> FoundParts:
+    """Return the only part of a decoder that keeps a cache.
+
+    Raises:
+        UsageError: the cache is of a kind that no graph can take, or sizes do not fit it.
+    """
+    decision = decision_with_cache(model, checkpoint, task, request)
+    if decision.cache is None:
+        return FoundParts(notes=decision.notes)
+    cache = decision.cache
+    others = [spec.name for spec in decision.inputs if spec.cache is None]
+    part = part_of_decision(
+        model,
+        decision,
+        cached_keywords(model, request),
+        arguments_with_cache(cache, others),
+        feeds=cache.feeds,
+        cache=cache,
+        entry=given_states(cache.of_modules, cache.argument) if cache.of_modules else None,
+    )
+    return FoundParts((part,))
+
+
+# --- An encoder for text and one for images or recordings in one model: a graph of each, where these are asked for.
+#
+# Which models these are is said by the methods they have: each encoder's answers, pooled and projected, are what its
+# method returns. The whole model is one graph, as long as no part of it is asked for.
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """One of the encoders."""
+
+    part: str
+    method: str
+    """Specified by transformers: the method that returns its answers."""
+    output: str
+    """Specified: what transformers, optimum and transformers.js call them."""
+
+
+_ENCODERS: Final = (
+    _Encoder("text", "get_text_features", "text_embeds"),
+    _Encoder("vision", "get_image_features", "image_embeds"),
+    _Encoder("audio", "get_audio_features", "audio_embeds"),
+)
+
+
+def dual_encoder_parts(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> FoundParts:
+    """Return an encoder of text and one of another medium, where one of them is asked for.
+
+    Raises:
+        UsageError: sizes or inputs that the model does not take.
+    """
+    encoders = [item for item in _ENCODERS if callable(getattr(model, item.method, None))]
+    if not request.submodel or len(encoders) < 2 or encoders[0].part != "text":
+        return FoundParts()
+    whole = decide_whole_inputs(model, checkpoint, task, request)
+    taken = {item.part: _read_inputs(getattr(model, item.method), whole) for item in encoders}
+    decisions = {item.part: _inputs_among(whole, taken[item.part]) for item in encoders}
+    if not all(decision.inputs for decision in decisions.values()):
+        return FoundParts()
+    return FoundParts(tuple(_part(model, item, decisions[item.part]) for item in encoders))
+
+
+def _part(model: torch.nn.Module, encoder: _Encoder, decision: InputDecision) -> ModelPart:
+    names = tuple(spec.name for spec in decision.inputs)
+
+    def results(outputs: Any) -> Mapping[str, torch.Tensor]:
+        # Before it returned a record, a method returned the vectors themselves.
+        pooled = outputs if isinstance(outputs, torch.Tensor) else outputs["pooler_output"]
+        return {encoder.output: pooled}
+
+    entry: Callable[[torch.nn.Module], Callable[..., Any]] = attrgetter(encoder.method)
+    return part_of_decision(
+        model, decision, {}, NestedArguments(names, {}, dict, results), name=encoder.part, entry=entry
+    )
+
+
+def _read_inputs(method: Callable[..., Any], whole: InputDecision) -> frozenset[str]:
+    """Return the inputs of the whole model that a method computes with; all it takes, where it does not run alone.
+
+    It may take one for the whole model's sake, such as a mask of the other encoder's tokens.
+    """
+    parameters = inspect.signature(method).parameters
+    sizes = {dimension.name: dimension.example or 1 for dimension in whole.dimensions}
+    specs = {
+        spec.name: spec.model_copy(update={"shape": tuple(sizes.get(str(size), size) for size in spec.shape)})
+        for spec in whole.inputs
+        if spec.name in parameters
+    }
+    read: set[str] = set()
+
+    def recorded(**tensors: torch.Tensor) -> Any:
+        with _Reads(tensors, read):
+            return method(**tensors)
+
+    if run_on_shapes(recorded, specs) is None:
+        return frozenset(specs)
+    needed = {name for name in specs if parameters[name].default is inspect.Parameter.empty}
+    return frozenset(read | needed)
+
+
+class _Reads(TorchFunctionMode):
+    """Notes which of some tensors are computed with; that an attribute of one is asked for does not count."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], read: set[str]) -> None:
+        super().__init__()
+        self._names = {id(tensor): name for name, tensor in tensors.items()}
+        self._read = read
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, and note what it is given."""
+        if getattr(func, "__name__", "") != "__get__":
+            given = _flat([*args, *(kwargs or {}).values()])
+            self._read.update(self._names[id(item)] for item in given if id(item) in self._names)
+        return func(*args, **(kwargs or {}))
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        yield from _flat(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _inputs_among(whole: InputDecision, names: frozenset[str]) -> InputDecision:
+    """Return the inputs of these names, with the dimensions that are theirs; rows of one kind are rows."""
+    alone = {item.name: BATCH_KEY.name for item in whole.dimensions if item.name in ROWS_OF_ONE_KIND}
+    inputs = tuple(
+        spec.model_copy(update={"shape": tuple(alone.get(str(size), size) for size in spec.shape)})
+        for spec in whole.inputs
+        if spec.name in names
+    )
+    sizes = {size for spec in whole.inputs if spec.name in names for size in spec.shape}
+    dimensions = tuple(
+        item.model_copy(update={"name": alone.get(item.name, item.name)})
+        for item in whole.dimensions
+        if item.name in sizes
+    )
+    return replace(whole, inputs=inputs, dimensions=dimensions)
+
 
 FAMILIES: Final[tuple[Family, ...]] = (encoder_decoder_parts, vision_language_parts, decoder_parts, dual_encoder_parts)
 """In the order in which they are asked. A family is found by what a model takes and returns, never by its name."""

@@ -19,8 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest
-from winml.modelkit.graph.specs import GridSlot
+from winml.modelkit.graph.specs import DynamicDimension, DynamicRequest, GridSlot
 from winml.modelkit.load.inputs.decision import InputDecision
 
 __all__ = ["WholeTensors", "computed_grids", "reads_grids", "with_open_grids"]

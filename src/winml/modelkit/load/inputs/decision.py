@@ -17,20 +17,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.graph.dimensions import DynamicDimension, OutputAxis, names_among
-from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.checkpoints.processor_files import read_processor_files
-from winml.modelkit.load.inputs.context import InputContext
-from winml.modelkit.load.inputs.drafts import InputDraft
-from winml.modelkit.load.inputs.input_names import argument_of
-from winml.modelkit.load.inputs.media import decide_medium
+from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec, OutputAxis, names_among
+from winml.modelkit.load.checkpoints.companion_files import read_processor_files
+from winml.modelkit.load.inputs.drafts import InputContext, InputDraft
+from winml.modelkit.load.inputs.media import DraftedInputs, decide_medium, with_codebook_tokens, with_positions
 from winml.modelkit.load.inputs.modalities.modality import DecidedMedium, Modality
 from winml.modelkit.load.inputs.modalities.pipeline import MODALITIES
-from winml.modelkit.load.inputs.option_names import INPUT_SPECS_OPTION, SHAPE_CONFIG_OPTION
+from winml.modelkit.load.inputs.names import INPUT_SPECS_OPTION, SHAPE_CONFIG_OPTION, argument_of
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.inputs.rows_apart import with_rows_apart
 from winml.modelkit.load.inputs.sizes import InputSize, InputSizes, SizeBounds
-from winml.modelkit.load.inputs.token_layouts import DraftedInputs, with_codebook_tokens, with_positions
 from winml.modelkit.options import nearest
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.dimensions import (
+from winml.modelkit.graph.specs import (
     DynamicDimension,
     DynamicRequest,
     OpenSize,
@@ -21,13 +21,18 @@ from winml.modelkit.graph.dimensions import (
     current_name,
     names_among,
 )
-from winml.modelkit.load.inputs.alike_axes import AcceptsShapes, bring_along_by_size, name_the_unnamed
-from winml.modelkit.load.inputs.axis_names import AxisKeys, AxisNames
+from winml.modelkit.load.inputs.axis_names import (
+    AcceptsShapes,
+    AxisKeys,
+    AxisNames,
+    bring_along_by_size,
+    name_the_unnamed,
+)
 from winml.modelkit.load.inputs.decision import InputDecision
 from winml.modelkit.load.inputs.modalities.modality import BATCH_KEY
 from winml.modelkit.load.inputs.modalities.pipeline import SHAPE_KEYS
-from winml.modelkit.load.inputs.option_names import SHAPE_CONFIG_OPTION
-from winml.modelkit.load.inputs.trace_sizes import SizeWish, choose_trace_sizes
+from winml.modelkit.load.inputs.names import SHAPE_CONFIG_OPTION
+from winml.modelkit.load.inputs.sizes import SizeWish, choose_trace_sizes
 from winml.modelkit.options import nearest
 
 __all__ = ["fitting_example", "open_axes"]

@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from winml.modelkit.load.inputs.context import InputContext
-from winml.modelkit.load.inputs.drafts import InputDraft
+from winml.modelkit.load.inputs.drafts import InputContext, InputDraft
+from winml.modelkit.load.inputs.media import DraftedInputs
 from winml.modelkit.load.inputs.modalities.modality import DecidedMedium
 from winml.modelkit.load.inputs.modalities.text import TEXT_ROWS_KEY
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 from winml.modelkit.load.inputs.sizes import InputSize
-from winml.modelkit.load.inputs.token_layouts import DraftedInputs
 
 __all__ = ["with_rows_apart"]
 

@@ -11,10 +11,9 @@ import itertools
 from collections.abc import Sequence
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.load.inputs.config_values import first_int, sub_config
-from winml.modelkit.load.inputs.context import InputContext
-from winml.modelkit.load.inputs.option_names import INPUT_SPECS_OPTION, SHAPE_CONFIG_OPTION
-from winml.modelkit.load.inputs.sizes import InputSize, SizeBounds
+from winml.modelkit.load.inputs.drafts import InputContext
+from winml.modelkit.load.inputs.names import INPUT_SPECS_OPTION, SHAPE_CONFIG_OPTION
+from winml.modelkit.load.inputs.sizes import InputSize, SizeBounds, first_int, sub_config
 from winml.modelkit.runtime.default_sizes import TOKENS
 
 __all__ = ["decoder_sequence", "is_position_name", "text_config", "text_sequence"]

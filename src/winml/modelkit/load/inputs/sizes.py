@@ -5,14 +5,25 @@ An answer is a record that carries everything known about the size; nothing is r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.load.inputs.option_names import SHAPE_CONFIG_OPTION
+from winml.modelkit.load.inputs.names import SHAPE_CONFIG_OPTION
 
-__all__ = ["InputSize", "InputSizes", "SizeBounds"]
+__all__ = [
+    "InputSize",
+    "InputSizes",
+    "SizeBounds",
+    "SizeWish",
+    "choose_trace_sizes",
+    "edge_pair",
+    "first_edge",
+    "first_int",
+    "first_int_anywhere",
+    "sub_config",
+]
 
 
 @dataclass(frozen=True)
@@ -77,3 +88,107 @@ class InputSizes:
             f"{SHAPE_CONFIG_OPTION}: {key} {self.requested[key]}: {reason}",
             hint=f"Leave {key} out, or give such a size.",
         )
+
+
+# --- Chooses the sizes that open dimensions are traced with.
+#
+# Pure arithmetic. A size of 1 is traced as a constant, and two dimensions of one size hide that one was taken
+# for the other; so sizes are at least 2, and apart from each other wherever nobody asked otherwise.
+
+
+_SMALLEST = 2
+_SHARE_OF_LIMIT = 0.75
+"""Chosen: leaves room above the traced size, where a table cut to that size would show."""
+_MOST_STEPS = 1000
+"""Chosen: far more sizes than dimensions of one model."""
+
+
+@dataclass(frozen=True)
+class SizeWish:
+    """What is wanted of the size of one dimension."""
+
+    name: str
+    preferred: int
+    is_firm: bool = False
+    """Whether the user asked for this size; it is taken then, unless it is 1."""
+    min: int = 1
+    max: int | None = None
+    step: int = 1
+    """Other sizes are tried this far apart: image sizes must often be multiples of what the network divides by."""
+    beside: frozenset[int] = frozenset()
+    """Fixed sizes of the inputs it is a dimension of; it differs from them where it can."""
+
+
+def choose_trace_sizes(wishes: Sequence[SizeWish]) -> dict[str, int]:
+    """Return a size per dimension: in its bounds, at least 2 unless the bounds forbid it, distinct if possible.
+
+    Firm sizes are taken first, so that others make way for them.
+    """
+    chosen: dict[str, int] = {}
+    for wish in sorted(wishes, key=lambda wish: not wish.is_firm):
+        chosen_sizes = set(chosen.values())
+        candidates = list(_candidate_sizes(wish))
+        apart = (size for size in candidates if size not in chosen_sizes and size not in wish.beside)
+        distinct = (size for size in candidates if size not in chosen_sizes)
+        best = candidates[0]
+        chosen[wish.name] = best if wish.is_firm else next(apart, next(distinct, best))
+    return {wish.name: chosen[wish.name] for wish in wishes}
+
+
+def _candidate_sizes(wish: SizeWish) -> Iterator[int]:
+    """Yield sizes inside the bounds, the best first: the preferred one, then smaller ones, then larger ones."""
+    top = wish.max if wish.max is not None else wish.preferred + _MOST_STEPS * wish.step
+    bottom = min(max(wish.min, _SMALLEST), top)
+    preferred = wish.preferred
+    if not wish.is_firm and wish.max is not None:
+        preferred = min(preferred, int(wish.max * _SHARE_OF_LIMIT))
+    first = min(max(preferred, bottom), top)
+    yield first
+    yield from range(first - wish.step, bottom - 1, -wish.step)
+    yield from range(first + wish.step, min(top, first + _MOST_STEPS * wish.step) + 1, wish.step)
+
+
+# --- Reads numbers out of a transformers config by the names of its attributes, never by the name of a model.
+
+
+def sub_config(config: Any, *names: str) -> Any:
+    """Return the first sub-config of one of these names, else the config itself."""
+    return next(_sub_configs(config, names), config)
+
+
+def _sub_configs(config: Any, names: tuple[str, ...]) -> Iterator[Any]:
+    for name in names:
+        value = getattr(config, name, None)
+        if hasattr(value, "model_type"):
+            yield value
+
+
+def first_int(config: Any, names: tuple[str, ...]) -> int | None:
+    """Return the first positive number under these names."""
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def first_int_anywhere(config: Any, names: tuple[str, ...]) -> int | None:
+    """Return the number under the first of these names that the config or any config in it has."""
+    configs = [config]
+    for current in configs:
+        configs += [value for value in vars(current).values() if hasattr(value, "model_type")]
+    return next((value for name in names for current in configs if (value := first_int(current, (name,)))), None)
+
+
+def first_edge(config: Any, names: tuple[str, ...]) -> int | None:
+    """Return the first number, or the first of a pair of numbers, under these names."""
+    pairs = (edge_pair(getattr(config, name, None)) for name in names)
+    return next((pair[0] for pair in pairs if pair), None)
+
+
+def edge_pair(value: Any) -> tuple[int, int] | None:
+    """Return height and width of a config's size: one number, a pair, or an object with both."""
+    if isinstance(value, Mapping):
+        value = (value.get("height"), value.get("width"))
+    elif isinstance(value, int):
+        value = (value, value)
+    if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(edge, int) for edge in value):
+        return value[0], value[1]
+    return None

@@ -15,8 +15,7 @@ import onnxruntime as ort
 from onnxruntime.capi import _pybind_state as ort_state
 
 from winml.modelkit.errors import WinMLError
-from winml.modelkit.runtime.bindings.ort_errors import ORT_ERRORS, ort_reason
-from winml.modelkit.runtime.bindings.plug_ins import named_providers
+from winml.modelkit.runtime.plug_ins import ORT_ERRORS, named_providers, ort_reason
 
 __all__ = ["main"]
 

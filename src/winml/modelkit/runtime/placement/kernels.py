@@ -6,16 +6,36 @@ Providers that compile parts of a graph have none; those are asked in ``assignme
 from __future__ import annotations
 
 import functools
+import json
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import onnx
+import onnxruntime as ort
 
+from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.placement.own_process import answered
 
-__all__ = ["KernelTable", "TypedNode", "is_composed", "kernel_table"]
+__all__ = [
+    "AssignedNode",
+    "Assignment",
+    "DocumentedOperator",
+    "KernelTable",
+    "OperatorTable",
+    "TypedNode",
+    "can_be_asked",
+    "documented_providers",
+    "find_assignment",
+    "is_composed",
+    "kernel_table",
+    "operator_table",
+    "read_answer",
+]
+
 
 _NO_END = 2**31 - 1
 """Specified by ONNX Runtime: the last version of a kernel that has none."""
@@ -179,3 +199,162 @@ def _type_words(kernels: Sequence[_Kernel], actual: Mapping[str, set[str]]) -> s
     if not wrong:
         return "there is no kernel for these types together"
     return "kernels take " + "; ".join(", ".join(sorted(types)) for types in wrong)
+
+
+# --- Asks an installed execution provider which nodes of a file it takes, by opening a session in a process of its
+# own.
+
+
+_NODE = re.compile(r"Operator type: \S+ Node name: (.*?) Node index: \d+")
+_REASON = re.compile(r"^\s*REASON : (.*\S)")
+"""How QNN's provider names the nodes of a unit that it refuses, and then why."""
+_ASSIGNMENT_SECONDS = 1800
+"""Chosen: half an hour to compile a graph."""
+
+
+@dataclass(frozen=True)
+class AssignedNode:
+    """A node as a session has it when providers are asked: folded and fused by then."""
+
+    name: str
+    op_type: str
+    domain: str
+    is_taken: bool
+    """Whether the provider runs it; else the CPU provider does."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a provider takes of a graph."""
+
+    nodes: tuple[AssignedNode, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Name of a node that is left → why, where the provider says it."""
+    problem: str = ""
+    """Why no session could be opened; then there are no nodes."""
+
+
+def can_be_asked() -> bool:
+    """Say whether the installed ONNX Runtime tells which provider got which node."""
+    return hasattr(ort.InferenceSession, "get_provider_graph_assignment_info")
+
+
+def find_assignment(model: Path, chosen: ChosenProvider) -> Assignment:
+    """Return which nodes of a file a provider takes. It compiles what it takes, which may last.
+
+    Args:
+        model: An ONNX file, with its data beside it.
+        chosen: The provider, its device and options.
+
+    Raises:
+        StageError: the process ended without an answer, or did not end in time.
+    """
+    question = {"model": str(model.absolute()), "providers": list(chosen.names), "options": dict(chosen.options)}
+    name = chosen.provider.name
+    with (
+        answered(question, name, _ASSIGNMENT_SECONDS) as (told, log),
+        log.open(encoding="utf-8", errors="replace") as lines,
+    ):
+        return read_answer(name, told, lines)
+
+
+def read_answer(name: str, told: Mapping[str, Any], log: Iterable[str]) -> Assignment:
+    """Return what a session told of a provider.
+
+    Args:
+        name: The provider.
+        told: The answer of the process.
+        log: Lines that it printed.
+    """
+    reasons = _reasons(log)
+    if "problem" in told:
+        return Assignment(reasons=reasons, problem=told["problem"])
+    nodes = tuple(AssignedNode(node, op_type, domain, ep == name) for ep, node, op_type, domain in told["assigned"])
+    return Assignment(nodes, reasons)
+
+
+def _reasons(lines: Iterable[str]) -> dict[str, str]:
+    reasons: dict[str, str] = {}
+    names: list[str] = []
+    for line in lines:
+        if found := _NODE.search(line):
+            names.append(found[1])
+        elif found := _REASON.match(line):
+            reasons |= dict.fromkeys(names, found[1])
+            names = []
+        elif line.strip():
+            names = []
+    return reasons
+
+
+# --- What do execution providers document of the operators they run?
+#
+# The tables are in ``documented_operators.json``, with the document and the version each was taken from. Operators that
+# a document does not list are not in its table.
+
+
+_TABLES = Path(__file__).with_name("documented_operators.json")
+
+
+@dataclass(frozen=True)
+class DocumentedOperator:
+    """One operator of a table."""
+
+    limit: str = ""
+    """What the document asks of it beside its name; empty for nothing."""
+    types: tuple[str, ...] = ()
+    """Element types of its first input; empty where the document lists none."""
+    devices: tuple[str, ...] = ()
+    """Kinds of devices it is limited to; empty for none."""
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """The operators that one provider documents."""
+
+    source: str
+    """Address of the document."""
+    version: str
+    """What the document says it is about."""
+    operators: Mapping[str, DocumentedOperator]
+    """Operator, with its domain where that is not ONNX's own (``com.microsoft.Gelu``) → what is said of it."""
+    also: Mapping[str, str]
+    """Operators that run as part of a pattern only → the pattern, in words."""
+    casts: Mapping[str, str]
+    """Element types that are taken as others → how, in words."""
+    opsets: tuple[int, int] | None
+    """Oldest and newest opset; None where the document says none."""
+    caveat: str
+    """What else the document says of the table; empty for nothing."""
+
+
+def operator_table(short: str) -> OperatorTable | None:
+    """Return the table of a provider by its short name; None where there is none."""
+    table = _tables().get(short)
+    if table is None:
+        return None
+    operators = {
+        name: DocumentedOperator(entry.get("limit", ""), tuple(entry.get("types", ())), tuple(entry.get("devices", ())))
+        for name, entry in table["operators"].items()
+    }
+    opsets = table.get("opsets")
+    return OperatorTable(
+        source=table["source"],
+        version=table["version"],
+        operators=operators,
+        also=table.get("also", {}),
+        casts=table.get("casts", {}),
+        opsets=None if opsets is None else (opsets[0], opsets[1]),
+        caveat=table.get("caveat", ""),
+    )
+
+
+def documented_providers() -> tuple[str, ...]:
+    """Return the short names of the providers that have a table."""
+    return tuple(_tables())
+
+
+@functools.cache
+def _tables() -> dict[str, Any]:
+    tables: dict[str, Any] = json.loads(_TABLES.read_text(encoding="utf-8"))
+    return tables

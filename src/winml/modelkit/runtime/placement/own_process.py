@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import StageError
-from winml.modelkit.graph.files.temporary import temporary_folder
+from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.runtime.processes import start_python
 
 __all__ = ["answered"]

@@ -15,12 +15,11 @@ import numpy as np
 
 from winml.modelkit.errors import VerificationError, first_line
 from winml.modelkit.graph.files.placing import external_files
-from winml.modelkit.results.model_comparison import ComparedModule
-from winml.modelkit.runtime.available_memory import available_bytes
-from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules
+from winml.modelkit.results.comparison import ComparedModule
+from winml.modelkit.runtime.memory import available_bytes
+from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules, unchanged_modules
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
 from winml.modelkit.verify.by_module.sides import GROUP_BYTES, Array, SidePair
-from winml.modelkit.verify.by_module.unchanged_modules import unchanged_modules
 from winml.modelkit.verify.by_module.value_matching import MatchedBoundary, match_files, match_with_torch
 from winml.modelkit.words import size_words
 
@@ -121,7 +120,7 @@ def _first_wrong_module(
         side.session([name for item in matched for name, _ in item.taps])
         return _first_of(SidePair(side, file, (feeds,)), file, matched, unchanged_modules(side, file))
     from winml.modelkit.verify.by_module.torch_side import TorchSide
-    from winml.modelkit.verify.streaming.streamed_reference import with_streamed_values
+    from winml.modelkit.verify.streamed_reference import with_streamed_values
 
     with with_streamed_values(reference) as weighted:
         model = TorchSide(weighted, "the model in PyTorch")

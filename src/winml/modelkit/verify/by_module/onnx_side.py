@@ -15,20 +15,18 @@ from pathlib import Path
 import onnx_ir as ir
 
 from winml.modelkit.graph.contexts import refuse_compiled_modules
-from winml.modelkit.graph.cutting import RANDOM_OPERATORS, Refusal
-from winml.modelkit.graph.files.foreign_reading import merge_duplicate_keys
-from winml.modelkit.graph.files.graph_reading import graph_of
+from winml.modelkit.graph.cutting import RANDOM_OPERATORS, ModuleParts, Refusal
+from winml.modelkit.graph.files.graph_reading import graph_of, merge_duplicate_keys
 from winml.modelkit.graph.files.reading import read_structure
-from winml.modelkit.graph.module_parts import ModuleParts
 from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy import address
-from winml.modelkit.hierarchy.module_identity import ModuleIdentity
+from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.inspect.onnx_contents import PlacedNode, read_contents
 from winml.modelkit.inspect.onnx_tree import OnnxModule, OnnxTree, read_tree
 from winml.modelkit.metadata_keys import MODULE_KEY, MODULES_KEY
 from winml.modelkit.quantize.planning import QUANTIZED_OPERATORS
 from winml.modelkit.runtime.graph_inputs import graph_inputs
-from winml.modelkit.runtime.recording import open_with_outputs
+from winml.modelkit.runtime.ir_versions import open_with_outputs
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.verify.by_module.sides import GROUP_BYTES, Array, CallKey, Feeds, ModuleBoundary
 

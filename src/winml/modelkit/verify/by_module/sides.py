@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from winml.modelkit.compare.fidelity import FidelitySum
 from winml.modelkit.errors import UsageError
-from winml.modelkit.hierarchy.module_identity import ModuleIdentity
-from winml.modelkit.results.model_comparison import ComparedOutput
+from winml.modelkit.hierarchy.address import ModuleIdentity
+from winml.modelkit.results.comparison import ComparedOutput
 
 __all__ = ["GROUP_BYTES", "Array", "CallKey", "Feeds", "ModuleBoundary", "NamesOfBoth", "Side", "SidePair"]
 

@@ -14,7 +14,7 @@ import torch
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy, to_torch
-from winml.modelkit.hierarchy.module_identity import ModuleIdentity
+from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.hierarchy.tracing import record_calls
 from winml.modelkit.hierarchy.tree import build_tree
 from winml.modelkit.load.parts import ModelPart

@@ -7,7 +7,8 @@ in the run before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,20 +19,101 @@ import torch
 from numpy.typing import NDArray
 
 from winml.modelkit.compare.generation import GenerationInfo
-from winml.modelkit.errors import first_line
+from winml.modelkit.errors import StageError, VerificationError, first_line
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.bundle import PartFeed
+from winml.modelkit.graph.files.graph_reading import graph_of
+from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.load.caches.arguments import DECODER_TOKENS, ENCODED, ENCODER_MASK, ENCODER_STATES, TOKENS
-from winml.modelkit.load.library_messages import quiet_libraries
+from winml.modelkit.load.library_access import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.verify.generated_text import GeneratedText, as_the_user_calls_it, plain_generation
 from winml.modelkit.verify.generation import compare_generation
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
-from winml.modelkit.verify.parts.part_runs import SCORES, Arrays, is_rounding, opened_file, sizes_of_rows, told_failures
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, prepared_part, run_reference, with_values
+from winml.modelkit.verify.single_rows import feeds_by_rows, joined_rows, takes_single_rows
+from winml.modelkit.verify.stable_draws import is_decided_by_rounding
+from winml.modelkit.words import size_words
 
-__all__ = ["EncodedParts", "compare_encoded_generation", "new_tokens"]
+__all__ = [
+    "MOST_WHOLE_BYTES",
+    "SCORES",
+    "Arrays",
+    "EncodedParts",
+    "beyond_memory",
+    "compare_encoded_generation",
+    "is_rounding",
+    "new_tokens",
+    "opened_decoder",
+    "opened_file",
+    "sizes_of_rows",
+    "told_failures",
+]
+
+
+# --- Runs the files of several parts, and their model, to compare a text that all of them make together.
+
+
+Arrays = Mapping[str, NDArray[Any]]
+SCORES = "logits"
+"""Output whose values are compared."""
+MOST_WHOLE_BYTES = 1_000_000_000
+"""Chosen: files of more are not run as a whole, nor more weights held, since building takes less."""
+
+
+def beyond_memory(paths: Iterable[Path]) -> str:
+    """Return why files are not run one after another where only few bits are compared; empty where they are."""
+    size = sum(file.stat().st_size for path in paths for file in (path, *external_files(path)))
+    words = f"the files have {size_words(size)}, and are run as a whole up to {size_words(MOST_WHOLE_BYTES)}"
+    return words if size > MOST_WHOLE_BYTES else ""
+
+
+def opened_file(path: Path) -> Callable[[Arrays], Arrays]:
+    """Return what runs a file in ONNX Runtime, opened with its defaults."""
+    from winml.modelkit.runtime.sessions import Session
+
+    return Session(path).run
+
+
+def opened_decoder(path: Path) -> Callable[[Arrays], Arrays]:
+    """Return what runs a decoder in a file as :func:`opened_file` does, row by row where it takes no more."""
+    run = opened_file(path)
+    if not takes_single_rows(graph_of(read_structure(path), path)):
+        return run
+    return lambda feeds: joined_rows([run(rows) for rows in feeds_by_rows(feeds)])
+
+
+@contextmanager
+def told_failures() -> Iterator[None]:
+    """Tell a file that does not run as one that was not verified.
+
+    Raises:
+        VerificationError: ONNX Runtime cannot run a file.
+    """
+    try:
+        yield
+    except StageError as error:
+        raise VerificationError(
+            f"cannot generate with the files: {error.message}",
+            hint="--no-verify writes them without comparing.",
+            is_graph_wrong=True,
+        ) from error
+
+
+def is_rounding(prepared: PreparedPart, inputs: Mapping[str, torch.Tensor], dtypes: Sequence[str]) -> bool:
+    """Say whether rounding decides what PyTorch answers to inputs of a part."""
+    with with_values(prepared) as weighted, unchanged_attributes(weighted.model):
+        draw = Draw(inputs, run_reference(weighted, inputs), {})
+        return is_decided_by_rounding(weighted, draw, [SCORES], dtypes)
+
+
+def sizes_of_rows(part: ModelPart, rows: int) -> dict[str, int]:
+    """Return the sizes a part is traced with, and so many rows."""
+    batch = part.inputs[0].shape[0]
+    return {name: rows if name == batch else size for name, size in part.trace_sizes.items()}
+
 
 _NEW_TOKENS = 32
 _SECOND_PROMPT = 4

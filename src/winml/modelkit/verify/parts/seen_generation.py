@@ -23,13 +23,13 @@ from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.inputs import several_positions
 from winml.modelkit.load.inputs.modalities.text import KINDS_PARAMETER
-from winml.modelkit.load.library_messages import quiet_libraries
+from winml.modelkit.load.library_access import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.verify.generated_text import GeneratedText, as_the_user_calls_it, generated_text, reason_against
 from winml.modelkit.verify.generation import compare_generation, plain_value, read_scores
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
-from winml.modelkit.verify.parts.part_runs import (
+from winml.modelkit.verify.parts.encoded_generation import (
     MOST_WHOLE_BYTES,
     SCORES,
     beyond_memory,

@@ -2,18 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from winml.modelkit.compare.fidelity import OutputFidelity
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from winml.modelkit.compare.fidelity import OutputFidelity, answer_fidelity
 from winml.modelkit.compare.generation import GenerationInfo
+from winml.modelkit.errors import first_line
+from winml.modelkit.export.tensors import to_numpy
+from winml.modelkit.load.caches.arguments import TOKENS, empty_states
 from winml.modelkit.load.parts import ModelPart
-from winml.modelkit.verify.parts.encoded_fidelity import measure_encoded_text
-from winml.modelkit.verify.parts.encoded_generation import EncodedParts, compare_encoded_generation
+from winml.modelkit.verify.generated_text import as_the_user_calls_it
+from winml.modelkit.verify.input_draws import InputDraws
+from winml.modelkit.verify.other_sizes import unchanged_attributes
+from winml.modelkit.verify.parts.encoded_generation import (
+    SCORES,
+    Arrays,
+    EncodedParts,
+    beyond_memory,
+    compare_encoded_generation,
+    new_tokens,
+    opened_file,
+    sizes_of_rows,
+    told_failures,
+)
 from winml.modelkit.verify.parts.seen_generation import SeenParts, compare_seen_generation, measure_seen_text
-from winml.modelkit.verify.reference_run import PreparedPart
+from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference, with_values
+from winml.modelkit.verify.streamed_reference import with_streamed_values
 
-__all__ = ["compare_text_together", "decodes_for_others", "measure_text_together"]
+__all__ = [
+    "compare_text_together",
+    "decodes_for_others",
+    "measure_encoded_text",
+    "measure_text_together",
+]
+
+
+# --- How much of PyTorch's scores is left when encoder and decoder, each in a file of few bits, answer together?
+#
+# PyTorch reads a text at once. The files read it as their reader does: what the encoder's file answered goes to the
+# decoder's, and in every run what that returned in the run before. So the errors of both, and of the cache, add up.
+
+
+_ROWS = 2
+_SINGLE_STEPS = 8
+"""Chosen: runs of one token, after which the rest of the text is read at once."""
+
+
+def measure_encoded_text(parts: EncodedParts, seed: int) -> OutputFidelity | str:
+    """Measure how near the scores of a text are to those of PyTorch; return why not, where they cannot be.
+
+    Args:
+        parts: The parts and their files.
+        seed: Seed of what is encoded, and of the text.
+
+    Raises:
+        VerificationError: ONNX Runtime cannot run a file.
+    """
+    decoder = parts.decoder.part
+    count = new_tokens(decoder)
+    if isinstance(count, str):
+        return count
+    paths = [path for path in (parts.encoder_path, parts.decoder_path) if path is not None]
+    if reason := beyond_memory(paths):
+        return reason
+    inputs = InputDraws(parts.encoder, seed).draw(1, sizes_of_rows(parts.encoder, _ROWS), with_padding=True)
+    rows = len(next(iter(inputs.values())))
+    spec = next(spec for spec in decoder.inputs if spec.name == TOKENS)
+    low, high = spec.value_range or (0, 1)
+    tokens = np.random.default_rng(seed).integers(int(low), int(high) + 1, (rows, count))
+    try:
+        encoded, expected = _reference(parts, inputs, tokens)
+    except Exception as error:  # code of the model
+        return f"PyTorch refuses the text: {type(error).__name__}: {first_line(error)}"
+    with told_failures():
+        if parts.encoder_path is not None:
+            arrays = {name: to_numpy(value) for name, value in inputs.items()}
+            encoded = opened_file(parts.encoder_path)(arrays)
+        scores = np.concatenate([*_scores(parts, parts.taken(encoded, inputs), tokens)], axis=1)
+    return answer_fidelity(f"{SCORES} of {count} tokens", [expected], [scores])
+
+
+def _reference(
+    parts: EncodedParts, inputs: dict[str, torch.Tensor], tokens: NDArray[Any]
+) -> tuple[Arrays, NDArray[Any]]:
+    """Return what the encoder answers in PyTorch, and the scores after each token of a text."""
+    decoder = parts.decoder.part
+    assert decoder.cache is not None
+    with as_the_user_calls_it(parts.decoder), prepared_part(parts.encoder) as encoder:
+        encoded = _answered(encoder, inputs)
+    given = {
+        TOKENS: torch.from_numpy(tokens),
+        **{name: torch.from_numpy(np.array(value)) for name, value in parts.taken(encoded, inputs).items()},
+    }
+    states = empty_states(decoder.cache, len(tokens))
+    ordered = {spec.name: given[spec.name] if spec.name in given else states[spec.name] for spec in decoder.inputs}
+    return encoded, _answered(parts.decoder, ordered)[SCORES]
+
+
+def _answered(prepared: PreparedPart, inputs: dict[str, torch.Tensor]) -> Arrays:
+    with with_values(prepared) as held, with_streamed_values(held) as weighted, unchanged_attributes(weighted.model):
+        return run_reference(weighted, inputs)
+
+
+def _scores(parts: EncodedParts, taken: Arrays, tokens: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yield the scores of the decoder's file, run by run."""
+    cache = parts.decoder.part.cache
+    assert cache is not None
+    run = opened_file(parts.decoder_path)
+    states: Arrays = {name: to_numpy(value) for name, value in empty_states(cache, len(tokens)).items()}
+    ends = [*range(1, min(_SINGLE_STEPS, tokens.shape[1]) + 1), tokens.shape[1]]
+    for start, end in zip([0, *ends], ends, strict=False):
+        if start == end:
+            return
+        answer = run({TOKENS: tokens[:, start:end], **taken, **states})
+        states = {state.input: answer[state.output] for state in cache.states}
+        yield answer[SCORES]
 
 
 def decodes_for_others(part: ModelPart, parts: Sequence[ModelPart]) -> bool:

@@ -6,12 +6,10 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from winml.modelkit.load.inputs.config_values import first_int, first_int_anywhere, sub_config
-from winml.modelkit.load.inputs.context import InputContext
-from winml.modelkit.load.inputs.drafts import ALL_VALID, InputDraft, InputLayout, input_shape
+from winml.modelkit.load.inputs.drafts import ALL_VALID, InputContext, InputDraft, InputLayout, input_shape
 from winml.modelkit.load.inputs.modalities.modality import FRAMES_KEY, DecidedMedium, Modality, ShapeKey
 from winml.modelkit.load.inputs.sequence_sizes import decoder_sequence
-from winml.modelkit.load.inputs.sizes import InputSize, SizeBounds
+from winml.modelkit.load.inputs.sizes import InputSize, SizeBounds, first_int, first_int_anywhere, sub_config
 from winml.modelkit.runtime.default_sizes import AUDIO_FRAMES, MEL_BINS, SAMPLING_RATE_HZ, USUAL_MEL_BINS
 
 __all__ = ["AudioFeatures", "AudioSamples"]

@@ -6,12 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from winml.modelkit.load.inputs.config_values import edge_pair, first_edge, first_int, sub_config
-from winml.modelkit.load.inputs.context import InputContext
-from winml.modelkit.load.inputs.drafts import ALL_VALID, InputDraft, InputLayout, input_shape, value_runs
+from winml.modelkit.load.inputs.drafts import ALL_VALID, InputContext, InputDraft, InputLayout, input_shape, value_runs
 from winml.modelkit.load.inputs.modalities.modality import FRAMES_KEY, Modality, ShapeKey
 from winml.modelkit.load.inputs.sequence_sizes import is_position_name
-from winml.modelkit.load.inputs.sizes import InputSize, SizeBounds
+from winml.modelkit.load.inputs.sizes import InputSize, SizeBounds, edge_pair, first_edge, first_int, sub_config
 from winml.modelkit.runtime.default_sizes import IMAGE_CHANNELS, IMAGE_EDGE, PATCH_EDGE, VIDEO_FRAMES
 
 __all__ = ["Image"]

@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from winml.modelkit.load.inputs.context import InputContext
-from winml.modelkit.load.inputs.drafts import InputDraft, InputLayout
+from winml.modelkit.load.inputs.drafts import InputContext, InputDraft, InputLayout
 from winml.modelkit.load.inputs.sizes import InputSize, SizeBounds
 
 __all__ = ["BATCH_KEY", "FRAMES_KEY", "DecidedMedium", "Modality", "ShapeKey"]

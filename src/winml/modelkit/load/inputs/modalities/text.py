@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.load.inputs.config_values import first_int, sub_config
-from winml.modelkit.load.inputs.context import InputContext
-from winml.modelkit.load.inputs.drafts import InputDraft, index_range, input_shape
+from winml.modelkit.load.inputs.drafts import InputContext, InputDraft, index_range, input_shape
 from winml.modelkit.load.inputs.modalities.modality import DecidedMedium, Modality, ShapeKey
-from winml.modelkit.load.inputs.option_names import INPUT_SPECS_OPTION
+from winml.modelkit.load.inputs.names import INPUT_SPECS_OPTION
 from winml.modelkit.load.inputs.sequence_sizes import decoder_sequence, text_config, text_sequence
-from winml.modelkit.load.inputs.sizes import InputSize
+from winml.modelkit.load.inputs.sizes import InputSize, first_int, sub_config
 from winml.modelkit.runtime.default_sizes import CHOICES
 
 __all__ = ["KINDS_PARAMETER", "TEXT_ROWS_KEY", "Text"]

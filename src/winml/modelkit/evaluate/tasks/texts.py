@@ -1,0 +1,476 @@
+"""Tasks of texts: perplexity, masked words, answers in a text, tags of words, and similarity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
+from winml.modelkit.evaluate.metrics.classes import ACCURACY, PEARSON, SPEARMAN
+from winml.modelkit.evaluate.metrics.metric import Metric, SampleRows
+from winml.modelkit.evaluate.metrics.texts import EXACT_MATCH, OVERLAP_F1, PERPLEXITY, SPAN_METRICS, TAG_ACCURACY
+from winml.modelkit.evaluate.preprocessing import Batch, Row
+from winml.modelkit.evaluate.tasks.task import (
+    Judge,
+    JudgeContext,
+    Outputs,
+    Sample,
+    TaskDefinition,
+    named_output,
+    refuse_slow_tokenizer,
+    token_masks,
+)
+from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
+from winml.modelkit.graph.files.foreign_names import file_below
+from winml.modelkit.options import read_json_file
+
+__all__ = [
+    "FEATURE_EXTRACTION",
+    "FILL_MASK",
+    "QUESTION_ANSWERING",
+    "TEXT_GENERATION",
+    "TOKEN_CLASSIFICATION",
+]
+
+
+# --- How well is a text foreseen? The likelihood of each token after those before it (perplexity).
+
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _Foreseen:
+    """One text."""
+
+    surprise: float
+    """Sum over its tokens of the negative logarithm of what the model gave them."""
+    best: tuple[int, ...]
+    """The likeliest token at each place that is foreseen."""
+
+
+@dataclass(frozen=True)
+class _GenerationJudge(Judge):
+    """A prediction is how well each token of a text was foreseen; its tokens are what is right."""
+
+    tokenizer: Any
+
+    def reference(self, sample: Sample) -> None:  # noqa: ARG002  # the text itself
+        return None
+
+    def answers(self, outputs: Outputs, batch: Batch) -> list[_Foreseen]:
+        logits = named_output(outputs, "logits")
+        return [
+            _foreseen(scores[mask], tokens[mask])
+            for scores, tokens, mask in zip(
+                logits, batch.feeds["input_ids"], token_masks(batch, self.tokenizer), strict=False
+            )
+        ]
+
+    def agreement(self, ours: _Foreseen, theirs: _Foreseen) -> float:
+        return float(np.mean(np.asarray(ours.best) == np.asarray(theirs.best))) if ours.best else 1.0
+
+    def kept(self, prediction: _Foreseen, reference: None) -> tuple[float, int]:  # noqa: ARG002  # the text itself
+        return prediction.surprise, len(prediction.best)
+
+
+def _foreseen(scores: Array, tokens: Array) -> _Foreseen:
+    """Return what is to be told of a text: ``[tokens, vocabulary]`` scores and its ``[tokens]``."""
+    scores, following = scores[:-1].astype(np.float64), tokens[1:]
+    if not len(following):
+        return _Foreseen(0.0, ())
+    largest = scores.max(axis=1, keepdims=True)
+    totals = np.log(np.exp(scores - largest).sum(axis=1)) + largest[:, 0]
+    surprise = totals - scores[np.arange(len(following)), following]
+    return _Foreseen(float(surprise.sum()), tuple(scores.argmax(axis=1).tolist()))
+
+
+def _judge_perplexity(context: JudgeContext) -> _GenerationJudge:
+    return _GenerationJudge(context.processor("tokenizer"))
+
+
+TEXT_GENERATION = TaskDefinition(
+    "text-generation",
+    ("text",),
+    (PERPLEXITY,),
+    _judge_perplexity,
+    "equal likeliest next tokens, token by token",
+    # Scores of a whole vocabulary for each of 512 tokens take 0.1 GB a text.
+    batch_size=1,
+)
+
+
+# --- Which word was hidden? The likeliest tokens at the mask.
+
+
+FIRST = 5
+"""Tokens of a prediction. Specified: as many as the pipeline answers."""
+
+
+@dataclass(frozen=True)
+class _MaskedWordJudge(Judge):
+    """A prediction is the likeliest tokens at the one mask of a text, the best first."""
+
+    tokenizer: Any
+
+    def reference(self, sample: Sample) -> int:
+        """Return the token of the hidden word.
+
+        Raises:
+            UsageError: it is several tokens.
+        """
+        word = str(sample["label"])
+        # Vocabularies of byte pairs know a word after a space by another token than one without.
+        before, _, _ = str(sample["text"]).partition(self.tokenizer.mask_token)
+        spellings = (f" {word}", word) if before[-1:].isspace() else (word, f" {word}")
+        for spelled in spellings:
+            with tokenizer_call(self.tokenizer, spelled):
+                tokens = self.tokenizer(spelled, add_special_tokens=False)["input_ids"]
+            if len(tokens) == 1:
+                return int(tokens[0])
+        raise UsageError(
+            f"the hidden word {word!r} is {len(tokens)} tokens of the model, and a mask stands for one",
+            hint="Take samples whose hidden word is one token.",
+        )
+
+    def answers(self, outputs: Outputs, batch: Batch) -> list[tuple[int, ...]]:
+        logits = named_output(outputs, "logits", "prediction_logits")
+        answers = []
+        for tokens, scores, row in zip(batch.feeds["input_ids"], logits, batch.rows, strict=False):
+            places = np.flatnonzero(tokens == self.tokenizer.mask_token_id)
+            if len(places) != 1:
+                raise UsageError(
+                    f"{row.sample['text']!r} holds {len(places)} masks, and a sample has one to be filled",
+                    hint=f"Write {self.tokenizer.mask_token} where the word is hidden.",
+                )
+            answers.append(tuple(np.argsort(-scores[places[0]], kind="stable")[:FIRST].tolist()))
+        return answers
+
+    def agreement(self, ours: tuple[int, ...], theirs: tuple[int, ...]) -> float:
+        return float(ours[0] == theirs[0])
+
+
+def _first(predictions: Sequence[tuple[int, ...]], references: Sequence[int]) -> Any:
+    return ACCURACY.measure([tokens[0] for tokens in predictions], references)
+
+
+def _among_first(predictions: Sequence[tuple[int, ...]], references: Sequence[int]) -> SampleRows:
+    from sklearn.metrics import accuracy_score
+
+    found = [right in tokens for tokens, right in zip(predictions, references, strict=True)]
+    rows = np.stack([found, np.ones(len(found))], axis=1).astype(np.float64)
+    return SampleRows(float(accuracy_score([True] * len(found), found)), rows, lambda sums: sums[:, 0] / sums[:, 1])
+
+
+def _judge_masked_words(context: JudgeContext) -> _MaskedWordJudge:
+    tokenizer = context.processor("tokenizer")
+    if getattr(tokenizer, "mask_token_id", None) is None:
+        raise UsageError("the tokenizer has no mask token, so no word can be hidden", hint="Give another --task.")
+    return _MaskedWordJudge(tokenizer)
+
+
+FILL_MASK = TaskDefinition(
+    "fill-mask",
+    ("text", "label"),
+    (Metric("accuracy", _first, "sklearn"), Metric("top_5_accuracy", _among_first, "sklearn")),
+    _judge_masked_words,
+    "equal likeliest tokens",
+)
+
+
+# --- An answer that stands in a text: the span of the best start and end.
+
+
+LONGEST_ANSWER = 15
+"""Tokens of an answer. Specified: the default of the pipeline of transformers 4, and of its SQuAD scripts nearly
+twice as many."""
+
+
+@dataclass(frozen=True)
+class _AnswerJudge(Judge):
+    """A prediction is the text of the answer, empty where the model says that the text holds none."""
+
+    may_be_empty: bool
+    """Whether the data set has questions without an answer."""
+
+    def reference(self, sample: Sample) -> list[str]:
+        return _answer_texts(sample["answers"])
+
+    def answers(self, outputs: Outputs, batch: Batch) -> list[_Answer]:
+        starts, ends = named_output(outputs, "start_logits"), named_output(outputs, "end_logits")
+        return [_best_answer(row, start, end) for row, start, end in zip(batch.rows, starts, ends, strict=True)]
+
+    def prediction(self, answers: Sequence[_Answer], sample: Sample) -> str:
+        """Return the text of the best span of all windows; no window may be surer that there is none."""
+        best = max(answers, key=lambda answer: answer.score)
+        if not best.characters or (self.may_be_empty and min(answer.empty_score for answer in answers) > best.score):
+            return ""
+        return str(sample["context"])[slice(*best.characters)]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What one window over a context says."""
+
+    score: float
+    characters: tuple[int, int] | None
+    """First character of the span, and the one after its last; None where the window holds no context."""
+    empty_score: float
+    """How sure it is that there is no answer: the first token stands for that."""
+
+
+def _best_answer(row: Row, start: Array, end: Array) -> _Answer:
+    start, end = start.astype(np.float64), end.astype(np.float64)
+    is_context = np.asarray([number == 1 for number in row.sequence_ids or ()], bool)
+    empty_score = float(start[0] + end[0])
+    if row.offsets is None or not is_context.any():
+        return _Answer(-np.inf, None, empty_score)
+    score, first, last = _best_span(start, end, is_context)
+    return _Answer(score, (int(row.offsets[first][0]), int(row.offsets[last][1])), empty_score)
+
+
+def _best_span(start: Array, end: Array, is_context: Array) -> tuple[float, int, int]:
+    """Return the score of the best span in the context, its first token and its last."""
+    start, end = np.where(is_context, start, -np.inf), np.where(is_context, end, -np.inf)
+    scores = start[:, None] + end[None, :]
+    places = np.arange(len(start))
+    length = places[None, :] - places[:, None]
+    scores = np.where((length >= 0) & (length < LONGEST_ANSWER), scores, -np.inf)
+    first, last = np.unravel_index(np.argmax(scores), scores.shape)
+    return float(scores[first, last]), int(first), int(last)
+
+
+def _answer_texts(cell: Any) -> list[str]:
+    """Return the accepted answers: of SQuAD's record of lists, of a list of texts, or of one text."""
+    texts = cell["text"] if isinstance(cell, Mapping) else cell
+    return [texts] if isinstance(texts, str) else [str(text) for text in texts or ()]
+
+
+def _judge_answers(context: JudgeContext) -> _AnswerJudge:
+    refuse_slow_tokenizer(context, "places in the context")
+    return _AnswerJudge(any(not _answer_texts(cell) for cell in context.values("answers")))
+
+
+QUESTION_ANSWERING = TaskDefinition(
+    "question-answering", ("question", "context", "answers"), (OVERLAP_F1, EXACT_MATCH), _judge_answers, "equal answers"
+)
+
+
+# --- One tag a word: names in a text, parts of speech.
+
+
+_LEFT_OUT = -100
+"""Specified: the tag of a word that is not judged, as torch's losses leave it out."""
+_OUTSIDE = "O"
+
+
+@dataclass(frozen=True)
+class _TagJudge(Judge):
+    """A prediction is the tag of each word: that of its first token. Words beyond the longest row have none."""
+
+    labels: LabelMap
+    notes: tuple[str, ...] = ()
+
+    def reference(self, sample: Sample) -> list[str | None]:
+        """Return the tag of each word, None where it is not judged.
+
+        Raises:
+            UsageError: the model has no such tag.
+            InputError: there are more words than tags, or fewer.
+        """
+        words, tags = len(sample["tokens"]), len(sample["tags"])
+        if words != tags:
+            raise InputError(f"it has {words} words and {tags} tags", hint="Give each word one tag.")
+        return [None if tag == _LEFT_OUT else self.labels.name(tag) for tag in sample["tags"]]
+
+    def answers(self, outputs: Outputs, batch: Batch) -> list[list[str]]:
+        classes = np.argmax(named_output(outputs, "logits"), axis=-1)
+        return [self._tags(row, numbers.tolist()) for row, numbers in zip(batch.rows, classes, strict=True)]
+
+    def _tags(self, row: Row, numbers: Sequence[int]) -> list[str]:
+        tags: list[str] = [_OUTSIDE] * len(row.sample["tokens"])
+        words = row.word_ids or ()
+        for place in reversed(range(len(words))):
+            if (word := words[place]) is not None:
+                tags[word] = self.labels.model[numbers[place]]
+        return tags
+
+    def kept(self, prediction: list[str], reference: list[str | None]) -> list[str]:
+        """Return the tags of the words that are judged."""
+        return [tag for tag, right in zip(prediction, reference, strict=True) if right is not None]
+
+
+def _judge_tags(context: JudgeContext) -> _TagJudge:
+    refuse_slow_tokenizer(context, "words")
+    column = context.columns["tags"]
+    names = label_names(context.data_set.features[column])
+    values = (tag for tags in context.values("tags") for tag in _tags_of(tags, column) if tag != _LEFT_OUT)
+    labels = match_labels(model_labels(context.config), names, values, column)
+    return _TagJudge(labels, labels.notes)
+
+
+def _tags_of(cell: Any, column: str) -> Sequence[Any]:
+    if isinstance(cell, Sequence) and not isinstance(cell, str):
+        return cell
+    raise UsageError(
+        f"column {column} holds {type(cell).__name__} where a list of tags is expected, one a word",
+        hint="Say which column it is: --columns tags=COLUMN.",
+    )
+
+
+TOKEN_CLASSIFICATION = TaskDefinition(
+    "token-classification", ("tokens", "tags"), (*SPAN_METRICS, TAG_ACCURACY), _judge_tags, "equal tags of all words"
+)
+
+
+# --- How alike are two texts? The cosine of their embeddings, against a score of reference (STS).
+
+
+ALIKE = 0.01
+"""Largest difference of two cosines that counts as agreement. Chosen: far below the steps of human scores (0.05 of the
+range in STS-B), far above rounding of float16 (1e-3)."""
+_MODULES, _CONFIG = "modules.json", "config.json"
+_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Specified by sentence-transformers: what a pooling may be; embeddings of several are joined in this order."""
+
+
+@dataclass(frozen=True)
+class _Pooling:
+    """How the states of the tokens become one embedding."""
+
+    modes: tuple[str, ...]
+    problem: str = ""
+    """What of it this package does not do; counts where the graph does not give embeddings itself."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _SimilarityJudge(Judge):
+    """A prediction is the cosine of the embeddings of both texts."""
+
+    pooling: _Pooling
+    tokenizer: Any
+    notes: tuple[str, ...] = ()
+
+    fed_per_sample = 2
+
+    def fed(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        for sample in samples:
+            yield {"text": sample["text"]}
+            yield {"text": sample["text_pair"]}
+
+    def reference(self, sample: Sample) -> float:
+        try:
+            return float(sample["score"])
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"the score {sample['score']!r} is no number", hint="Say which column holds it: --columns score=COLUMN."
+            ) from None
+
+    def answers(self, outputs: Outputs, batch: Batch) -> list[Array]:
+        """Return the embedding of each text: float64[size].
+
+        Raises:
+            UsageError: sentence-transformers makes it in a way that is not known here.
+        """
+        if "sentence_embedding" in outputs:
+            return list(outputs["sentence_embedding"].astype(np.float64))
+        if self.pooling.problem:
+            raise UsageError(
+                f"{_MODULES} beside the model {self.pooling.problem}: embeddings would not be its own",
+                hint="Give an ONNX file whose output is sentence_embedding, or another model.",
+            )
+        states = named_output(outputs, "last_hidden_state").astype(np.float64)
+        mask = token_masks(batch, self.tokenizer)
+        return [self._pooled(*pair) for pair in zip(states, mask, strict=True)]
+
+    def _pooled(self, states: Array, mask: Array) -> Array:
+        """Return the embedding of ``[tokens, size]`` states, of which the mask says ``[tokens]`` which are text."""
+        weights = np.flatnonzero(mask) + 1.0
+        return np.concatenate([_pooled(states[mask], weights, mode) for mode in self.pooling.modes])
+
+    def prediction(self, answers: Sequence[Array], sample: Sample) -> float:  # noqa: ARG002  # texts are read
+        left, right = answers
+        return float(left @ right / max(float(np.linalg.norm(left) * np.linalg.norm(right)), 1e-12))
+
+    def agreement(self, ours: float, theirs: float) -> float:
+        return float(abs(ours - theirs) <= ALIKE)
+
+
+def _pooled(states: Array, places: Array, mode: str) -> Array:
+    """Return one embedding of the states of a text, whose tokens stand at some places, counted from 1."""
+    if mode in {"cls", "lasttoken"}:
+        state: Array = states[0 if mode == "cls" else -1]
+        return state
+    if mode == "max":
+        largest: Array = states.max(axis=0)
+        return largest
+    weights = places if mode == "weightedmean" else np.ones(len(states))
+    total: Array = weights @ states
+    return total / (math.sqrt(len(states)) if mode == "mean_sqrt_len" else weights.sum())
+
+
+def _pooling(folder: Path) -> _Pooling:
+    """Return the pooling that sentence-transformers wrote beside the model, else the usual one, which is told."""
+    modules = _read(folder, _MODULES)
+    entries = [entry for entry in modules if isinstance(entry, Mapping)] if isinstance(modules, list) else []
+    kinds = [str(entry.get("type", "")).rpartition(".")[2] for entry in entries]
+    if "Pooling" not in kinds:
+        told = "No file of sentence-transformers says how tokens become one embedding: their mean is taken."
+        return _Pooling(("mean",), _other_modules(kinds), (told,))
+    said = _read(folder, f"{entries[kinds.index('Pooling')].get('path')}/{_CONFIG}")
+    modes, problem = _modes(said if isinstance(said, Mapping) else {})
+    return _Pooling(modes, problem or _other_modules(kinds))
+
+
+def _other_modules(kinds: Sequence[str]) -> str:
+    """Return what modules beside the encoder and its pooling change; the length of an embedding changes no cosine."""
+    others = [kind for kind in kinds if kind not in {"Transformer", "Pooling", "Normalize", "Dropout"}]
+    return f"has the module{'s' if len(others) > 1 else ''} {', '.join(others)}" if others else ""
+
+
+def _modes(said: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
+    """Return the poolings that a file says, and what is not known of them."""
+    by_name = said.get("pooling_mode")
+    names = [by_name] if isinstance(by_name, str) else list(by_name) if isinstance(by_name, (list, tuple)) else []
+    chosen = [str(name) for name in names]
+    chosen += [_MODES.get(key, key) for key, value in said.items() if key.startswith("pooling_mode_") and value is True]
+    if unknown := [name for name in chosen if name not in _MODES.values()]:
+        return ("mean",), f"has the pooling {', '.join(unknown)}"
+    return tuple(mode for mode in _MODES.values() if mode in chosen) or ("mean",), ""
+
+
+def _read(folder: Path, name: str) -> Any:
+    """Return what a file below a folder says; None where there is none, or it is damaged."""
+    try:
+        return read_json_file(file_below(folder, name))
+    except (OSError, ValueError):
+        return None
+
+
+def _judge_similarity(context: JudgeContext) -> _SimilarityJudge:
+    pooling = _pooling(context.folder)
+    return _SimilarityJudge(pooling, context.processor("tokenizer"), pooling.notes)
+
+
+FEATURE_EXTRACTION = TaskDefinition(
+    "feature-extraction",
+    ("text", "text_pair", "score"),
+    (SPEARMAN, PEARSON),
+    _judge_similarity,
+    f"cosines that differ by {ALIKE} at most",
+)

@@ -1,0 +1,463 @@
+"""The passes of normalization that onnx_ir and onnxscript do not have; ``pipeline`` has their order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir import tensor_adapters
+from onnx_ir.passes import common
+from onnx_ir.passes.common import NameFixPass
+
+from winml.modelkit.graph.files.stored_tensors import StoredTensor
+from winml.modelkit.hierarchy.tagging import all_nodes
+from winml.modelkit.normalize.size_propagation import is_standard
+
+__all__ = [
+    "GeluOrderingPass",
+    "IdentityRemovalPass",
+    "InferredShapesPass",
+    "PaddingSeparationPass",
+    "UniqueNodeNamesPass",
+    "UnusedInitializerRemovalPass",
+    "ValueNamesPass",
+    "WeightTranspositionPass",
+]
+
+
+# --- Writes a GELU in the order in which optimizers recognise it.
+
+
+class GeluOrderingPass(ir.passes.InPlacePass):
+    """Multiply by one half last in a GELU. Works in place.
+
+    Before / After::
+
+        x · (0.5 · (1 + Erf(x / √2)))              (x · (1 + Erf(x / √2))) · 0.5
+
+    torch's dynamo exporter writes the first, its TorchScript exporter the second; ONNX Runtime recognises the second
+    only (measured with 1.31).
+
+    Must not fire when:
+        1. the factor is another than one half: the order would change how the product is rounded;
+        2. the inner product is used elsewhere, or is an output of the graph;
+        3. what it is multiplied by is no sum with an ``Erf`` in it.
+
+    Tags: keeps. Both nodes stay, with other inputs.
+
+    Why it is safe: one half only takes one from the exponent, so every number is rounded as before. Only products above
+    the largest number, where GELU is far from its bend, or below the smallest normal one differ.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Order every GELU."""
+        changed = False
+        for node in list(all_nodes(model)):
+            if is_standard(node, "Mul"):
+                changed |= _order(node)
+        return ir.passes.PassResult(model, changed)
+
+
+def _order(outer: ir.Node) -> bool:
+    for value, product in (outer.inputs, outer.inputs[::-1]):
+        inner = product.producer() if product is not None else None
+        if inner is None or product is None or value is None or not is_standard(inner, "Mul"):
+            continue
+        if len(product.uses()) != 1 or product.is_graph_output() or value is product or inner.graph is not outer.graph:
+            continue
+        for half, rest in (inner.inputs, inner.inputs[::-1]):
+            if half is not None and rest is not None and _is_half(half, product) and _is_sum_with_erf(rest):
+                inner.replace_input_with(0, value)
+                inner.replace_input_with(1, rest)
+                outer.replace_input_with(0, product)
+                outer.replace_input_with(1, half)
+                product.shape = outer.outputs[0].shape
+                # It reads the tensor now, which may be made after the sum.
+                graph = outer.graph
+                assert graph is not None
+                graph.remove(inner)
+                graph.insert_before(outer, inner)
+                return True
+    return False
+
+
+def _is_half(value: ir.Value, scaled: ir.Value) -> bool:
+    """Say whether a value is one half, of no more axes than what is multiplied by it."""
+    tensor = value.const_value
+    if tensor is None or tensor.size != 1 or scaled.shape is None or len(tensor.shape) > len(scaled.shape):
+        return False
+    return float(tensor.numpy().reshape(-1)[0]) == 0.5
+
+
+def _is_sum_with_erf(value: ir.Value) -> bool:
+    node = value.producer()
+    if node is None or not is_standard(node, "Add"):
+        return False
+    makers = [term.producer() for term in node.inputs if term is not None]
+    return any(maker is not None and is_standard(maker, "Erf") for maker in makers)
+
+
+# --- Removes Identity nodes.
+
+
+class IdentityRemovalPass(ir.passes.InPlacePass):
+    """Remove ``Identity`` nodes, in subgraphs and functions too. Works in place.
+
+    Before / After::
+
+        x → Identity → y → Relu              x → Relu
+        Relu → x → Identity → (output y)     Relu → (output y)
+
+    Must not fire when ``y`` is an output of its graph and ``x``
+        1. is an input or an initializer: the output would have no node that produces it;
+        2. is itself an output: two outputs would become one (torch writes such an ``Identity`` for a tensor returned
+           twice);
+        3. is produced outside this graph: the output of a branch must be produced in the branch.
+
+    onnx_ir's own pass fires in cases 2 and 3, hence this one.
+
+    Tags: keeps. The ``Identity`` is removed; the node before it keeps its tag.
+
+    Why it is safe: both names stand for the same tensor.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Remove every ``Identity`` outside these cases."""
+        modified = False
+        for node in list(all_nodes(model)):
+            if node.op_type == "Identity" and node.domain in ("", "ai.onnx") and _is_removable(node):
+                _remove_identity(node)
+                modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _is_removable(node: ir.Node) -> bool:
+    input_value, output_value = node.inputs[0], node.outputs[0]
+    if input_value is None:
+        return False
+    if not output_value.is_graph_output():
+        return True
+    producer = input_value.producer()
+    return producer is not None and producer.graph is node.graph and not input_value.is_graph_output()
+
+
+def _remove_identity(node: ir.Node) -> None:
+    input_value, output_value = node.inputs[0], node.outputs[0]
+    assert input_value is not None
+    if input_value.type is None:
+        input_value.type = output_value.type
+    if input_value.shape is None:
+        input_value.shape = output_value.shape
+    is_output, name = output_value.is_graph_output(), output_value.name
+    output_value.replace_all_uses_with(input_value, replace_graph_outputs=is_output)
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)
+    if is_output:
+        input_value.name = name
+
+
+# --- Gives every value and every node a unique name.
+
+
+_OMITTED_PREFIX = "\0left out "
+"""Chosen: begins with a character that no name contains."""
+
+
+class ValueNamesPass(ir.passes.InPlacePass):
+    """Give every value a unique name, except omitted outputs. Works in place.
+
+    onnx_ir's ``NameFixPass`` also names omitted outputs, which in ONNX have an empty name (the second of ``Unique``).
+    The next pass that removes unused outputs would remove those names again, and so never find the graph unchanged.
+
+    Tags: keeps.
+
+    Why it is safe: nothing reads an omitted output.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Name values without a name, and rename all but one of several equal names."""
+        omitted_outputs = [value for node in all_nodes(model) for value in node.outputs if value.name == ""]
+        for position, value in enumerate(omitted_outputs):
+            value.name = f"{_OMITTED_PREFIX}{position}"
+        modified = NameFixPass()(model).modified
+        for value in omitted_outputs:
+            value.name = ""
+        return ir.passes.PassResult(model, modified)
+
+
+class UniqueNodeNamesPass(ir.passes.InPlacePass):
+    """Give every node a unique name, across subgraphs and functions. Works in place.
+
+    onnx_ir's ``NameFixPass`` makes node names unique within one graph only. Profilers record nothing but the name, so
+    it must be unique in the model.
+
+    Before / After::
+
+        "/a/Add", "/a/Add", ""  (a Mul)        "/a/Add", "/a/Add_1", "/Mul"
+
+    Must not fire when a name is unique already: users find nodes by name.
+
+    Tags: keeps.
+
+    Why it is safe: ONNX gives node names no meaning.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rename nodes without a unique name; the first of several equal names is kept."""
+        nodes = list(all_nodes(model))
+        used_names = {node.name for node in nodes}
+        assigned_names: set[str] = set()
+        modified = False
+        for node in nodes:
+            if not node.name or node.name in assigned_names:
+                node.name = _free_name(node.name or f"/{node.op_type}", used_names)
+                used_names.add(node.name)
+                modified = True
+            assigned_names.add(node.name)
+        return ir.passes.PassResult(model, modified)
+
+
+def _free_name(stem: str, used_names: set[str | None]) -> str:
+    name, number = stem, 0
+    while name in used_names:
+        number += 1
+        name = f"{stem}_{number}"
+    return name
+
+
+# --- Keeps the zero padding before a MaxPool from being fused into the pool.
+
+
+class PaddingSeparationPass(ir.passes.InPlacePass):
+    """Pad the input of a ``MaxPool`` with -0.0 instead of 0.0, so that ONNX Runtime does not fuse it. Works in place.
+
+    Before / After::
+
+        Pad(x, pads, 0.0) → MaxPool          Pad(x, pads, -0.0) → MaxPool
+
+    ONNX Runtime (1.31.1, on by default) fuses a ``Pad`` whose value has all bits zero into the pool. The pool pads with
+    minus infinity, so the result is wrong where values are negative. BiT and models ported from TensorFlow pad like
+    that.
+
+    Must not fire when:
+        1. the value is computed or not zero, or the padding mirrors or repeats values;
+        2. the values are integers, which have no negative zero;
+        3. the pool is not the only reader, or the padded axes are listed: ONNX Runtime does not fuse these.
+
+    Tags: keeps. Nodes are not changed.
+
+    Why it is safe: the two zeros are equal, and either may be the maximum.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Give every such ``Pad`` the value -0.0."""
+        modified = False
+        for graph in model.graphs():
+            for node in graph:
+                if _is_padded_pool(node) and _pads_zeros(node):
+                    _pad_negative_zeros(graph, node)
+                    modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _is_padded_pool(node: ir.Node) -> bool:
+    """Say whether a node pads with a constant, and a ``MaxPool`` alone reads the result."""
+    if node.op_type != "Pad" or node.domain not in ("", "ai.onnx") or not 2 <= len(node.inputs) <= 3:
+        return False
+    padded = node.outputs[0]
+    readers = [reader.op_type for reader, _ in padded.uses()]
+    is_constant = node.attributes.get_string("mode", "constant") == "constant"
+    return is_constant and readers == ["MaxPool"] and not padded.is_graph_output()
+
+
+def _pads_zeros(node: ir.Node) -> bool:
+    """Say whether the value of a ``Pad`` is the positive zero of a floating point type."""
+    value = node.inputs[2] if len(node.inputs) > 2 else None
+    dtype = (value or node.inputs[0] or node.outputs[0]).dtype
+    if dtype is None or not dtype.is_floating_point():
+        return False
+    if value is None:
+        return True
+    tensor = ir.convenience.get_const_tensor(value)
+    return tensor is not None and not any(tensor.tobytes())
+
+
+def _pad_negative_zeros(graph: ir.Graph, node: ir.Node) -> None:
+    dtype = (node.inputs[0] or node.outputs[0]).dtype
+    assert dtype is not None  # known to be a floating point type
+    name = f"{node.outputs[0].name}.zero"
+    zero = ir.Value(
+        name=name,
+        type=ir.TensorType(dtype),
+        shape=ir.Shape([]),
+        const_value=ir.tensor(np.array(-0.0, dtype.numpy()), dtype=dtype, name=name),
+    )
+    graph.register_initializer(zero)
+    node.resize_inputs(3)
+    node.replace_input_with(2, zero)
+
+
+# --- Infers the shape and type of every value.
+
+
+class InferredShapesPass(ir.passes.InPlacePass):
+    """Give every value the shape and type onnx infers for it, constants propagated. Works in place.
+
+    onnx_ir's pass does the work, without serializing weights. It only logs a failure and continues; here a failure is
+    an error.
+
+    Before / After::
+
+        x[1,16] → Reshape([4,4]) → y          x[1,16] → Reshape([4,4]) → y[4,4]
+
+    Must not fire when onnx infers no more than the graph states. An operator unknown to onnx does not stop the
+    inference of the others.
+
+    Tags: keeps. Nodes are not changed.
+
+    Why it is safe: shapes are a statement about values, not part of how they are computed.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Infer shapes.
+
+        Raises:
+            RuntimeError: onnx could not process the model.
+        """
+        failures: list[logging.LogRecord] = []
+
+        def collect(log_record: logging.LogRecord) -> bool:
+            failures.append(log_record)
+            return False
+
+        logger = logging.getLogger(common.ShapeInferencePass.__module__)
+        logger.addFilter(collect)
+        try:
+            # Not strict: one operator without an inference function would stop the inference of all others.
+            inference = common.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)
+            result = inference(model)
+        finally:
+            logger.removeFilter(collect)
+        for log_record in failures:
+            if log_record.levelno >= logging.WARNING and log_record.exc_info:
+                raise RuntimeError(f"onnx cannot infer shapes: {log_record.exc_info[1]}") from log_record.exc_info[1]
+        return ir.passes.PassResult(model, result.modified)
+
+
+# --- Removes initializers that nothing reads.
+
+
+class UnusedInitializerRemovalPass(ir.passes.InPlacePass):
+    """Remove unused initializers, in subgraphs as well, where onnx_ir's own pass keeps them. Works in place.
+
+    Before / After::
+
+        {a, b} Add(x, a)          {a} Add(x, a)
+
+    Must not fire when the initializer is an input or an output of its graph: the names are the caller's.
+
+    Tags: keeps. Nodes are not changed.
+
+    Why it is safe: nothing reads the value.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Remove every unused initializer."""
+        modified = False
+        for graph in model.graphs():
+            for name, value in list(graph.initializers.items()):
+                if not (value.uses() or value.is_graph_input() or value.is_graph_output()):
+                    del graph.initializers[name]
+                    modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+# --- Replaces transpositions of weights by transposed weights.
+
+
+class WeightTranspositionPass(ir.passes.InPlacePass):
+    """Replace ``Transpose(weight)`` by a transposed weight. Works in place.
+
+    Before / After::
+
+        weight[N,K] → Transpose(perm) → MatMul          weight.transposed[K,N] → MatMul
+
+    Nothing is computed: the new initializer refers to the old one's memory and is transposed when the file is written.
+    A weight used by several equal ``Transpose`` nodes (a module called twice) becomes one initializer.
+
+    Must not fire when:
+        1. something other than a ``Transpose`` of the same ``perm`` uses the weight (tied embeddings): the file would
+           hold it twice;
+        2. the weight is a graph input or output, or a ``Transpose`` produces a graph output, whose names are fixed;
+        3. the weight holds strings or has no value here.
+
+    Tags: keeps. The ``Transpose`` is removed, and no node is added.
+
+    Why it is safe: a transposition moves values without changing them, and nothing else reads the weight.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Transpose every weight that only transpositions use."""
+        modified = False
+        for graph in model.graphs():
+            for weight in list(graph.initializers.values()):
+                perm = _only_permutation(weight)
+                if perm is not None:
+                    _transpose_weight(graph, weight, perm)
+                    modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _only_permutation(weight: ir.Value) -> tuple[int, ...] | None:
+    """Return the one permutation that all users of a weight apply, or None where the pass must not fire (cases 1-3)."""
+    tensor = weight.const_value
+    if tensor is None or tensor.dtype == ir.DataType.STRING or weight.is_graph_input() or weight.is_graph_output():
+        return None
+    permutations = {_permutation_of(node, len(tensor.shape)) for node, _ in weight.uses()}
+    return permutations.pop() if len(permutations) == 1 else None
+
+
+def _permutation_of(node: ir.Node, rank: int) -> tuple[int, ...] | None:
+    if node.op_type != "Transpose" or node.domain not in ("", "ai.onnx") or node.outputs[0].is_graph_output():
+        return None
+    attribute = node.attributes.get("perm")
+    if attribute is None:
+        return tuple(reversed(range(rank)))
+    return None if attribute.is_ref() else tuple(attribute.as_ints())
+
+
+def _transpose_weight(graph: ir.Graph, weight: ir.Value, perm: tuple[int, ...]) -> None:
+    tensor = weight.const_value
+    assert tensor is not None
+    shape = ir.Shape([tensor.shape.numpy()[axis] for axis in perm])
+    name = f"{weight.name}.transposed"
+    transposed = ir.Value(
+        name=name,
+        type=ir.TensorType(tensor.dtype),
+        shape=shape,
+        const_value=_transposed_tensor(tensor, perm, shape, name),
+        doc_string=weight.doc_string,
+        metadata_props=dict(weight.metadata_props),
+    )
+    for node, _ in weight.uses():
+        node.outputs[0].replace_all_uses_with(transposed)
+        assert node.graph is not None
+        node.graph.remove(node, safe=True)
+    del graph.initializers[weight.name or ""]
+    graph.register_initializer(transposed)
+
+
+def _transposed_tensor(tensor: ir.TensorProtocol, perm: Sequence[int], shape: ir.Shape, name: str) -> ir.TensorProtocol:
+    if isinstance(tensor, StoredTensor):
+        return tensor.transposed(perm, name)
+    if isinstance(tensor, tensor_adapters.TorchTensor):
+        # A view. torch copies it when it is written, several times as fast as numpy.
+        return tensor_adapters.TorchTensor(tensor.raw.permute(*perm), name=name)
+
+    def evaluate() -> ir.TensorProtocol:
+        values = np.ascontiguousarray(tensor.numpy().transpose(perm))
+        return ir.Tensor(values, dtype=tensor.dtype, name=name)
+
+    return ir.LazyTensor(evaluate, dtype=tensor.dtype, shape=shape, name=name)

@@ -1,0 +1,690 @@
+"""Which size has each axis, and which numbers are in each small tensor that holds sizes?
+
+Goes through a graph once, from its inputs on. What an operator is not known to do is taken from the shapes that onnx
+inferred; what is unknown there, too, is a size of its own, equal to no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+
+import onnx_ir as ir
+
+__all__ = [
+    "ONE",
+    "ZERO",
+    "KnownSizes",
+    "Shape",
+    "Size",
+    "broadcast",
+    "constant",
+    "is_standard",
+    "learn_sizes",
+    "product",
+    "reduced_axes",
+    "slice_ranges",
+    "symbol",
+    "takes_all",
+]
+
+
+# --- Sizes as polynomials of the names of open dimensions, so that two of them can be compared.
+
+
+_Monomial = tuple[str, ...]
+"""Names that are multiplied, in order; a name stands as often as its power."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A polynomial with whole coefficients, such as ``batch·heads`` or ``past + sequence``.
+
+    Two sizes that are equal for every value of the names are equal here, for there is one way to write each.
+    """
+
+    terms: tuple[tuple[_Monomial, int], ...]
+    """Products of names, each with its coefficient, which is not zero; in order."""
+
+    @property
+    def number(self) -> int | None:
+        """The number it is; None where a name is in it."""
+        if not self.terms:
+            return 0
+        return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
+
+    @property
+    def name(self) -> str | None:
+        """The one name it is; None for anything else."""
+        if len(self.terms) == 1 and len(self.terms[0][0]) == 1 and self.terms[0][1] == 1:
+            return self.terms[0][0][0]
+        return None
+
+    @property
+    def is_natural(self) -> bool:
+        """Whether it is at least zero for all sizes of the names; False also where that is not known."""
+        return all(coefficient > 0 for _, coefficient in self.terms)
+
+    def __add__(self, other: Size) -> Size:
+        return _polynomial([*self.terms, *other.terms])
+
+    def __sub__(self, other: Size) -> Size:
+        return _polynomial([*self.terms, *((names, -coefficient) for names, coefficient in other.terms)])
+
+    def __mul__(self, other: Size) -> Size:
+        return _polynomial(
+            (tuple(sorted((*left, *right))), a * b) for left, a in self.terms for right, b in other.terms
+        )
+
+    def divided_by(self, other: Size) -> Size | None:
+        """Return the quotient where nothing remains, or None."""
+        if not other.terms:
+            return None
+        lead, coefficient = other.terms[-1]
+        rest, quotient = self, ZERO
+        # Each round takes away the last term, and adds none behind it.
+        while rest.terms:
+            names, number = rest.terms[-1]
+            left = _without(names, lead)
+            if left is None or number % coefficient:
+                return None
+            part = Size(((left, number // coefficient),))
+            rest, quotient = rest - part * other, quotient + part
+        return quotient
+
+    def __str__(self) -> str:
+        return " + ".join(_term_words(names, coefficient) for names, coefficient in self.terms) or "0"
+
+
+def constant(number: int) -> Size:
+    """Return a number as a size."""
+    return Size((((), number),)) if number else ZERO
+
+
+def symbol(name: str) -> Size:
+    """Return a name as a size."""
+    return Size((((name,), 1),))
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    """Return the product; 1 of none."""
+    return reduce(Size.__mul__, sizes, ONE)
+
+
+def _polynomial(terms: Iterable[tuple[_Monomial, int]]) -> Size:
+    sums: dict[_Monomial, int] = {}
+    for names, coefficient in terms:
+        sums[names] = sums.get(names, 0) + coefficient
+    # By degree, then by names: an order that multiplication keeps, as division needs.
+    ordered = sorted(((names, number) for names, number in sums.items() if number), key=_order)
+    return Size(tuple(ordered))
+
+
+def _order(term: tuple[_Monomial, int]) -> tuple[int, _Monomial]:
+    return len(term[0]), term[0]
+
+
+def _without(names: _Monomial, divisor: _Monomial) -> _Monomial | None:
+    left = list(names)
+    for name in divisor:
+        if name not in left:
+            return None
+        left.remove(name)
+    return tuple(left)
+
+
+def _term_words(names: _Monomial, coefficient: int) -> str:
+    factors = [*([] if coefficient == 1 and names else [str(coefficient)]), *names]
+    return "*".join(factors)
+
+
+ZERO = Size(())
+ONE = constant(1)
+
+
+# --- Which size has each axis, and which numbers are in each small tensor that holds sizes?
+#
+# Goes through a graph once, from its inputs on. What an operator is not known to do is taken from the shapes that onnx
+# inferred; what is unknown there, too, is a size of its own, equal to no other.
+
+
+Shape = tuple[Size, ...]
+_PartialShape = tuple["Size | None", ...]
+
+MOST_ELEMENTS = 16
+"""Chosen: no tensor of sizes has more elements."""
+LARGEST_END = 2**31 - 1
+"""Chosen: exporters write an end that large where a slice has none; no axis of a model is as long."""
+
+
+@dataclass
+class KnownSizes:
+    """What is known of the values of a graph."""
+
+    names: frozenset[str] = frozenset()
+    """Names of the open dimensions of the inputs."""
+    shapes: dict[ir.Value, Shape] = field(default_factory=dict)
+    """Value → size of each axis."""
+    contents: dict[ir.Value, tuple[Size, ...]] = field(default_factory=dict)
+    """Small tensor of whole numbers of no axis or one → its elements; of a scalar the one."""
+    cut: dict[str, Size] = field(default_factory=dict)
+    """Name of the size of a table that was cut to an open size, which may be less → that size."""
+
+    def shape(self, value: ir.Value | None) -> Shape | None:
+        """Return the sizes of a value, or None."""
+        return None if value is None else self.shapes.get(value)
+
+    def content(self, value: ir.Value | None) -> tuple[Size, ...] | None:
+        """Return the elements of a small tensor of whole numbers, or None."""
+        if value is None:
+            return None
+        if value not in self.contents and (numbers := _constant_content(value)) is not None:
+            self.contents[value] = numbers
+        return self.contents.get(value)
+
+    def numbers(self, value: ir.Value | None) -> list[int] | None:
+        """Return the elements where all of them are numbers, or None."""
+        content = self.content(value)
+        if content is None:
+            return None
+        numbers = [size.number for size in content]
+        return [number for number in numbers if number is not None] if None not in numbers else None
+
+    def scalar(self, value: ir.Value | None) -> Size | None:
+        """Return the element of a tensor that has one, or None."""
+        content = self.content(value)
+        return content[0] if content is not None and len(content) == 1 else None
+
+
+def is_standard(node: ir.Node, *operators: str) -> bool:
+    """Say whether a node is one of these operators of ONNX itself."""
+    return node.op_type in operators and node.domain in ("", "ai.onnx")
+
+
+def _names_of_inputs(graph: ir.Graph) -> frozenset[str]:
+    """Return the names of the open dimensions of the inputs."""
+    return frozenset(
+        size.value
+        for value in graph.inputs
+        for size in value.shape or ()
+        if isinstance(size, ir.SymbolicDim) and size.value is not None
+    )
+
+
+def learn_sizes(graph: ir.Graph) -> KnownSizes:
+    """Return what is known of the values of a graph. The graph stays as it is."""
+    known = KnownSizes(_names_of_inputs(graph))
+    for value in (*graph.inputs, *graph.initializers.values()):
+        _take_stated(known, value)
+    for node in graph:
+        for read in node.inputs:
+            # Of a graph around this one, or an initializer that is none of the graph's.
+            if read is not None and read not in known.shapes:
+                _take_stated(known, read)
+        _learn(known, node)
+    return known
+
+
+def broadcast(known: KnownSizes, shapes: Sequence[Shape]) -> tuple[Size | None, ...]:
+    """Return the shape that values of several shapes have together; None for an axis that is unknown."""
+    rank = max(map(len, shapes))
+    padded = [(ONE,) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(_joint(known, sizes) for sizes in zip(*padded, strict=True))
+
+
+def _joint(known: KnownSizes, sizes: tuple[Size, ...]) -> Size | None:
+    wide = {size for size in sizes if size != ONE}
+    # Beside the size it was cut to, a table is as long, or has one row: with fewer rows the graph does not run.
+    wide -= {size for size in wide if size.name in known.cut and known.cut[size.name or ""] in wide}
+    if len(wide) < 2:
+        return next(iter(wide), ONE)
+    # An open size beside a number above one is either that number or one.
+    numbers = {size for size in wide if size.number is not None}
+    return numbers.pop() if len(numbers) == 1 else None
+
+
+def _take_stated(known: KnownSizes, value: ir.Value) -> None:
+    """Learn the shape a value states; an axis without a name of the inputs is a size of its own."""
+    if value.shape is None:
+        return
+    known.shapes[value] = tuple(_stated_size(value, axis, size, known.names) for axis, size in enumerate(value.shape))
+
+
+def _stated_size(value: ir.Value, axis: int, size: int | ir.SymbolicDim, names: frozenset[str]) -> Size:
+    if isinstance(size, int):
+        return constant(size)
+    return symbol(size.value if size.value in names else _own_name(value, axis))
+
+
+def _own_name(value: ir.Value, axis: int) -> str:
+    return f"{value.name}#{axis}"
+
+
+def _learn(known: KnownSizes, node: ir.Node) -> None:
+    """Learn shapes and contents of what a node makes."""
+    for value in node.outputs:
+        _take_stated(known, value)
+    if node.domain not in ("", "ai.onnx") or not node.outputs:
+        return
+    shape_rule, content_rule = _SHAPES.get(node.op_type), _CONTENTS.get(node.op_type)
+    shape = shape_rule(known, node) if shape_rule is not None else None
+    if shape is not None:
+        _take(known, node.outputs[0], shape)
+    if node.op_type == "Split":
+        for value, part in zip(node.outputs, _parts_of_split(known, node), strict=False):
+            _take(known, value, part)
+    content = content_rule(known, node) if content_rule is not None else None
+    made = known.shape(node.outputs[0])
+    # Elements are told without axes: of more than one, two tensors of the same elements may differ.
+    if content is not None and made is not None and len(made) < 2 and product(made).number == len(content):
+        known.contents[node.outputs[0]] = content
+
+
+def _take(known: KnownSizes, value: ir.Value, shape: _PartialShape) -> None:
+    """Learn a shape that follows from the graph, beside the one that is stated."""
+    stated = known.shapes.get(value)
+    if stated is None or len(stated) == len(shape):
+        known.shapes[value] = tuple(
+            _better(known, size, stated[axis] if stated is not None else symbol(_own_name(value, axis)))
+            for axis, size in enumerate(shape)
+        )
+
+
+def _better(known: KnownSizes, size: Size | None, stated: Size) -> Size:
+    """Return the size that says more: what follows from the graph, or what is stated.
+
+    A file may state what was true before its inputs were opened.
+    """
+    if size is None:
+        return stated
+    is_of_inputs = all(name in known.names for names, _ in size.terms for name in names)
+    return stated if stated.number is not None and not is_of_inputs else size
+
+
+def _constant_content(value: ir.Value) -> tuple[Size, ...] | None:
+    tensor = value.const_value
+    if tensor is None or tensor.size > MOST_ELEMENTS or len(tensor.shape) > 1:
+        return None
+    if tensor.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+        return None
+    return tuple(constant(int(number)) for number in tensor.numpy().reshape(-1))
+
+
+# Shapes. Each rule answers for the first output: None, or a shape in which None is an axis it does not know.
+
+_ShapeRule = Callable[[KnownSizes, ir.Node], "_PartialShape | None"]
+
+
+def _of_all(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    shapes = [known.shape(value) for value in node.inputs if value is not None]
+    present = [shape for shape in shapes if shape is not None]
+    return broadcast(known, present) if present and len(present) == len(shapes) else None
+
+
+def _of_first(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    return known.shape(node.inputs[0])
+
+
+def _of_product(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    left, right = known.shape(node.inputs[0]), known.shape(node.inputs[1])
+    if left is None or right is None or len(left) < 2 or len(right) < 2:
+        return None
+    return (*broadcast(known, [left[:-2], right[:-2]]), left[-2], right[-1])
+
+
+def _of_gemm(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    left, right = known.shape(node.inputs[0]), known.shape(node.inputs[1])
+    if left is None or right is None:
+        return None
+    return (
+        left[1 if node.attributes.get_int("transA", 0) else 0],
+        right[0 if node.attributes.get_int("transB", 0) else 1],
+    )
+
+
+def _of_transpose(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    shape = known.shape(node.inputs[0])
+    if shape is None:
+        return None
+    order = node.attributes.get_ints("perm", range(len(shape) - 1, -1, -1))
+    return tuple(shape[axis] for axis in order)
+
+
+def _of_gather(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    data, indices = known.shape(node.inputs[0]), known.shape(node.inputs[1])
+    if data is None or indices is None:
+        return None
+    axis = node.attributes.get_int("axis", 0) % max(len(data), 1)
+    return (*data[:axis], *indices, *data[axis + 1 :])
+
+
+def _of_gather_nd(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    data, indices = known.shape(node.inputs[0]), known.shape(node.inputs[1])
+    count = indices[-1].number if indices else None
+    if data is None or indices is None or count is None:
+        return None
+    return (*indices[:-1], *data[node.attributes.get_int("batch_dims", 0) + count :])
+
+
+def _of_concat(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    shapes = [known.shape(value) for value in node.inputs]
+    present = [shape for shape in shapes if shape]
+    if len(present) != len(shapes):
+        return None
+    axis = node.attributes.get_int("axis", 0) % len(present[0])
+    total = present[0][axis]
+    for shape in present[1:]:
+        total = total + shape[axis]
+    joint: list[Size | None] = list(present[0])
+    for place in range(len(joint)):
+        if place != axis:
+            # They are equal; a number says most.
+            joint[place] = next((shape[place] for shape in present if shape[place].number is not None), joint[place])
+    joint[axis] = total
+    return tuple(joint)
+
+
+def _of_unsqueeze(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    shape, axes = known.shape(node.inputs[0]), _axes(known, node)
+    if shape is None or axes is None:
+        return None
+    rank = len(shape) + len(axes)
+    places = {axis % rank for axis in axes}
+    rest = iter(shape)
+    return tuple(ONE if place in places else next(rest) for place in range(rank))
+
+
+def _of_squeeze(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    shape, axes = known.shape(node.inputs[0]), _axes(known, node)
+    if shape is None or axes is None:
+        return None
+    places = {axis % len(shape) for axis in axes}
+    return tuple(size for place, size in enumerate(shape) if place not in places)
+
+
+def _axes(known: KnownSizes, node: ir.Node) -> list[int] | None:
+    if len(node.inputs) > 1:
+        return known.numbers(node.inputs[1])
+    # An attribute before opset 13.
+    return list(node.attributes.get_ints("axes", ())) or None
+
+
+def _of_reshape(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    shape, target = known.shape(node.inputs[0]), known.content(node.inputs[1])
+    if target is None:
+        return None
+    is_zero_copied = not node.attributes.get_int("allowzero", 0)
+    sizes: list[Size | None] = []
+    for place, size in enumerate(target):
+        if size.number == 0 and is_zero_copied:
+            sizes.append(shape[place] if shape is not None and place < len(shape) else None)
+        else:
+            sizes.append(None if size.number == -1 else size)
+    unknown = [place for place, size in enumerate(sizes) if size is None]
+    if len(unknown) == 1 and shape is not None:
+        others = product(size for size in sizes if size is not None)
+        sizes[unknown[0]] = product(shape).divided_by(others)
+    return tuple(sizes)
+
+
+def _of_expand(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    shape, target = known.shape(node.inputs[0]), known.content(node.inputs[1])
+    return None if shape is None or target is None else broadcast(known, [shape, target])
+
+
+def _of_slice(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    shape, ranges = known.shape(node.inputs[0]), slice_ranges(known, node)
+    if shape is None or ranges is None:
+        return None
+    sizes: list[Size | None] = list(shape)
+    for axis, (start, end, step) in ranges.items():
+        sizes[axis] = _sliced(shape[axis], start, end, step)
+        if sizes[axis] is None and start == ZERO and step == 1 and shape[axis].number is not None and end.is_natural:
+            name = f"min({end}, {shape[axis]})"
+            known.cut[name] = end
+            sizes[axis] = symbol(name)
+    return tuple(sizes)
+
+
+def _sliced(size: Size, start: Size, end: Size, step: int) -> Size | None:
+    """Return how much a slice takes, or None."""
+    if step != 1:
+        return None
+    if size.number is not None and start.number is not None and end.number is not None:
+        return constant(len(range(size.number)[start.number : end.number]))
+    return size if start == ZERO and takes_all(size, end) else None
+
+
+def takes_all(size: Size, end: Size) -> bool:
+    """Say whether a slice that ends there takes an axis of this size to its end."""
+    return end == size or (end.number is not None and end.number >= LARGEST_END)
+
+
+def slice_ranges(known: KnownSizes, node: ir.Node) -> dict[int, tuple[Size, Size, int]] | None:
+    """Return start, end and step of a slice for each axis it says something of, or None."""
+    shape = known.shape(node.inputs[0])
+    if shape is None or len(node.inputs) < 3:
+        return None
+    starts, ends = known.content(node.inputs[1]), known.content(node.inputs[2])
+    if starts is None or ends is None:
+        return None
+    has_axes = len(node.inputs) > 3 and node.inputs[3] is not None
+    axes = known.numbers(node.inputs[3]) if has_axes else list(range(len(starts)))
+    steps = known.numbers(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else [1] * len(starts)
+    if axes is None or steps is None or not len(starts) == len(ends) == len(axes) == len(steps):
+        return None
+    return {
+        axis % len(shape): (start, end, step) for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
+    }
+
+
+def _of_range(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    start, limit, step = (known.scalar(value) for value in node.inputs)
+    if start is None or limit is None or step != ONE or not (limit - start).is_natural:
+        return None
+    return (limit - start,)
+
+
+def _of_shape(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    content = _content_of_shape(known, node)
+    return None if content is None else (constant(len(content)),)
+
+
+def _of_flatten(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    shape = known.shape(node.inputs[0])
+    if shape is None:
+        return None
+    axis = node.attributes.get_int("axis", 1)
+    axis = axis + len(shape) if axis < 0 else axis
+    return product(shape[:axis]), product(shape[axis:])
+
+
+def _of_reduction(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    shape, places = known.shape(node.inputs[0]), reduced_axes(known, node)
+    if shape is None or places is None:
+        return None
+    if node.attributes.get_int("keepdims", 1):
+        return tuple(ONE if axis in places else size for axis, size in enumerate(shape))
+    return tuple(size for axis, size in enumerate(shape) if axis not in places)
+
+
+def reduced_axes(known: KnownSizes, node: ir.Node) -> frozenset[int] | None:
+    """Return the axes a reduction takes away, counted from the first; None where they are not known."""
+    shape, axes = known.shape(node.inputs[0]), _axes(known, node)
+    if shape is None or not axes:
+        return None
+    return frozenset(axis % len(shape) for axis in axes)
+
+
+def _parts_of_split(known: KnownSizes, node: ir.Node) -> list[_PartialShape]:
+    shape = known.shape(node.inputs[0])
+    if not shape:
+        return []
+    axis = node.attributes.get_int("axis", 0) % len(shape)
+    stated = node.attributes.get_ints("split", ())
+    is_stated = bool(stated) or len(node.inputs) > 1
+    parts = tuple(map(constant, stated)) or (known.content(node.inputs[1]) if len(node.inputs) > 1 else None)
+    if parts is None:
+        equal = None if is_stated else shape[axis].divided_by(constant(len(node.outputs)))
+        return [(*shape[:axis], equal, *shape[axis + 1 :])] * len(node.outputs)
+    return [(*shape[:axis], size, *shape[axis + 1 :]) for size in parts]
+
+
+def _of_content(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    return known.content(node.inputs[0])
+
+
+_ELEMENTWISE = (
+    "Add", "Sub", "Mul", "Div", "Mod", "Pow", "Min", "Max", "Sum", "Mean", "And", "Or", "Xor", "Equal", "Greater",
+    "GreaterOrEqual", "Less", "LessOrEqual", "Where", "PRelu", "BitShift", "BitwiseAnd", "BitwiseOr",
+)  # fmt: skip
+_OF_FIRST = (
+    "Abs", "Neg", "Not", "Cast", "CastLike", "Identity", "Sqrt", "Exp", "Log", "Erf", "Tanh", "Sigmoid", "Relu", "Gelu",
+    "LeakyRelu", "Elu", "Selu", "Softplus", "Softsign", "HardSigmoid", "HardSwish", "Mish", "Ceil", "Floor", "Round",
+    "Sign", "Sin", "Cos", "Tan", "Reciprocal", "IsNaN", "IsInf", "Clip", "Softmax", "LogSoftmax", "CumSum",
+    "LayerNormalization", "RMSNormalization", "BatchNormalization", "InstanceNormalization", "GroupNormalization",
+    "LpNormalization", "Dropout", "Trilu", "QuantizeLinear", "DequantizeLinear", "ScatterND", "ScatterElements",
+)  # fmt: skip
+"""Specified: operators whose first output has the shape of their first input."""
+_REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2", "ReduceSumSquare")
+
+_SHAPES: Mapping[str, _ShapeRule] = {
+    **dict.fromkeys(_ELEMENTWISE, _of_all),
+    **dict.fromkeys(_OF_FIRST, _of_first),
+    **dict.fromkeys(_REDUCTIONS, _of_reduction),
+    "MatMul": _of_product,
+    "Gemm": _of_gemm,
+    "Transpose": _of_transpose,
+    "Gather": _of_gather,
+    "GatherND": _of_gather_nd,
+    "Concat": _of_concat,
+    "Unsqueeze": _of_unsqueeze,
+    "Squeeze": _of_squeeze,
+    "Reshape": _of_reshape,
+    "Expand": _of_expand,
+    "Slice": _of_slice,
+    "Range": _of_range,
+    "Shape": _of_shape,
+    "Flatten": _of_flatten,
+    "ConstantOfShape": _of_content,
+}
+"""Operator → rule for the shape of its first output; the others have what onnx inferred."""
+
+
+# Contents.
+
+_Content = tuple[Size, ...]
+_ContentRule = Callable[[KnownSizes, ir.Node], "_Content | None"]
+
+
+def _content_of_shape(known: KnownSizes, node: ir.Node) -> _Content | None:
+    shape = known.shape(node.inputs[0])
+    if shape is None:
+        return None
+    start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(shape))
+    return shape[start:end]
+
+
+def _content_of_first(known: KnownSizes, node: ir.Node) -> _Content | None:
+    return known.content(node.inputs[0])
+
+
+def _content_of_cast(known: KnownSizes, node: ir.Node) -> _Content | None:
+    kinds = (int(ir.DataType.INT64), int(ir.DataType.INT32))
+    return known.content(node.inputs[0]) if node.attributes.get_int("to", 0) in kinds else None
+
+
+def _content_of_gather(known: KnownSizes, node: ir.Node) -> _Content | None:
+    content, places = known.content(node.inputs[0]), known.numbers(node.inputs[1])
+    data = known.shape(node.inputs[0])
+    if content is None or places is None or data is None or len(data) != 1:
+        return None
+    return tuple(content[place] for place in places) if all(-len(content) <= p < len(content) for p in places) else None
+
+
+def _content_of_slice(known: KnownSizes, node: ir.Node) -> _Content | None:
+    content, ranges = known.content(node.inputs[0]), slice_ranges(known, node)
+    if content is None or ranges is None or set(ranges) != {0}:
+        return None
+    start, end, step = ranges[0]
+    if start.number is None or end.number is None:
+        return None
+    return content[start.number : end.number : step]
+
+
+def _content_of_concat(known: KnownSizes, node: ir.Node) -> _Content | None:
+    parts = [known.content(value) for value in node.inputs]
+    shapes = [known.shape(value) for value in node.inputs]
+    if any(part is None for part in parts) or any(shape is None or len(shape) != 1 for shape in shapes):
+        return None
+    return tuple(size for part in parts if part is not None for size in part)
+
+
+def _content_of_sum(known: KnownSizes, node: ir.Node) -> _Content | None:
+    return _elementwise(known, node, lambda left, right: left + right)
+
+
+def _content_of_difference(known: KnownSizes, node: ir.Node) -> _Content | None:
+    return _elementwise(known, node, lambda left, right: left - right)
+
+
+def _content_of_product(known: KnownSizes, node: ir.Node) -> _Content | None:
+    return _elementwise(known, node, lambda left, right: left * right)
+
+
+def _content_of_quotient(known: KnownSizes, node: ir.Node) -> _Content | None:
+    return _elementwise(known, node, lambda left, right: left.divided_by(right))
+
+
+def _elementwise(known: KnownSizes, node: ir.Node, compute: Callable[[Size, Size], Size | None]) -> _Content | None:
+    left, right = known.content(node.inputs[0]), known.content(node.inputs[1])
+    if left is None or right is None or (len(left) != len(right) and 1 not in (len(left), len(right))):
+        return None
+    count = max(len(left), len(right))
+    pairs = zip(left * (count // len(left)), right * (count // len(right)), strict=True)
+    sizes = [compute(one, other) for one, other in pairs]
+    return tuple(size for size in sizes if size is not None) if None not in sizes else None
+
+
+def _content_of_choice(known: KnownSizes, node: ir.Node) -> _Content | None:
+    """Return what Where(Equal(sizes, constants), then, otherwise) chooses, as Expand with -1 is exported."""
+    condition, then, otherwise = node.inputs
+    equal = condition.producer() if condition is not None else None
+    left, right = known.content(then), known.content(otherwise)
+    if equal is None or not is_standard(equal, "Equal") or left is None or right is None or len(left) != len(right):
+        return None
+    one, other = known.content(equal.inputs[0]), known.content(equal.inputs[1])
+    if one is None or other is None or not len(one) == len(other) == len(left):
+        return None
+    chosen: list[Size] = []
+    for place in range(len(left)):
+        difference = one[place] - other[place]
+        if not difference.terms:
+            chosen.append(left[place])
+        elif _is_never_zero(difference):
+            chosen.append(right[place])
+        else:
+            return None
+    return tuple(chosen)
+
+
+def _is_never_zero(size: Size) -> bool:
+    """Say whether a size is known to be other than zero; names stand for zero or more."""
+    return (size - ONE).is_natural or (constant(-1) - size).is_natural
+
+
+_CONTENTS: Mapping[str, _ContentRule] = {
+    "Shape": _content_of_shape,
+    "Gather": _content_of_gather,
+    "Slice": _content_of_slice,
+    "Concat": _content_of_concat,
+    "Cast": _content_of_cast,
+    **dict.fromkeys(("Identity", "Unsqueeze", "Squeeze", "Reshape"), _content_of_first),
+    "Add": _content_of_sum,
+    "Sub": _content_of_difference,
+    "Mul": _content_of_product,
+    "Div": _content_of_quotient,
+    "Where": _content_of_choice,
+}
+"""Operator → rule for the elements of a small tensor of whole numbers that it makes."""

@@ -1,0 +1,689 @@
+"""Removes what a graph with open dimensions computes about its sizes although it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.normalize.size_propagation import (
+    ONE,
+    ZERO,
+    KnownSizes,
+    Shape,
+    Size,
+    constant,
+    is_standard,
+    learn_sizes,
+    product,
+    reduced_axes,
+    slice_ranges,
+    takes_all,
+)
+
+__all__ = [
+    "Grid",
+    "Grids",
+    "SizeSimplificationPass",
+    "Uniforms",
+]
+
+
+# --- Tensors of whole numbers that count along their axes, as masks compute positions.
+#
+# A mask is exported as arithmetic on positions: which row, which query, which key. With fixed sizes it is computed
+# once; with open ones the arithmetic stays. Most of it says nothing: every position is at least zero, and an element
+# for every position in order is the tensor itself.
+
+
+_COMPARISONS = ("GreaterOrEqual", "Greater", "LessOrEqual", "Less")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A tensor whose element is ``start`` plus, for some axes, a step times the position on the axis."""
+
+    steps: tuple[tuple[int, Size], ...]
+    """Axis, counted from the last, which is -1, with its step."""
+    start: Size
+
+    def __add__(self, other: Grid) -> Grid:
+        sums = dict(self.steps)
+        for axis, step in other.steps:
+            sums[axis] = sums.get(axis, ZERO) + step
+        return Grid(tuple(sorted((axis, step) for axis, step in sums.items() if step.terms)), self.start + other.start)
+
+    def times(self, factor: Size) -> Grid:
+        """Return the grid multiplied by a size."""
+        steps = tuple((axis, step * factor) for axis, step in self.steps) if factor.terms else ()
+        return Grid(steps, self.start * factor)
+
+
+@dataclass
+class Grids:
+    """What is known of grids."""
+
+    known: KnownSizes
+    grids: dict[ir.Value, Grid] = field(default_factory=dict)
+
+    def learn(self, node: ir.Node) -> None:
+        """Learn what a node makes; those before it come first."""
+        if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
+            return
+        output = node.outputs[0]
+        grid = self._grid_made(node)
+        shape = self.known.shape(output)
+        if grid is not None and shape is not None:
+            # Along an axis of one element there is nothing to count.
+            steps = tuple((axis, step) for axis, step in grid.steps if shape[axis] != ONE)
+            self.grids[output] = Grid(steps, grid.start)
+
+    def grid(self, value: ir.Value | None) -> Grid | None:
+        """Return the grid a value is, or None."""
+        if value is None:
+            return None
+        if value not in self.grids and (scalar := self.known.scalar(value)) is not None:
+            return Grid((), scalar)
+        return self.grids.get(value)
+
+    def is_always_true(self, node: ir.Node) -> bool:
+        """Say whether a comparison of two grids is true everywhere."""
+        if not is_standard(node, *_COMPARISONS):
+            return False
+        left, right = self.grid(node.inputs[0]), self.grid(node.inputs[1])
+        if left is None or right is None:
+            return False
+        if node.op_type.startswith("Less"):
+            left, right = right, left
+        difference = left + right.times(constant(-1))
+        least = difference.start if node.op_type.endswith("Equal") else difference.start - ONE
+        return least.is_natural and all(step.is_natural for _, step in difference.steps)
+
+    def counts_through(self, indices: Sequence[Grid], shape: Shape, sizes: Shape) -> bool:
+        """Say whether indices of each axis of a tensor name all its elements in order.
+
+        Args:
+            indices: For each axis of the tensor that is indexed, the grid of its indices.
+            shape: Of the indices, which is the same for each.
+            sizes: Of the axes that are indexed.
+        """
+        axes = []
+        for grid, size in zip(indices, sizes, strict=True):
+            if size == ONE and not grid.steps and grid.start == ZERO:
+                continue
+            if len(grid.steps) != 1 or grid.start != ZERO or grid.steps[0][1] != ONE:
+                return False
+            axis = grid.steps[0][0]
+            if shape[axis] != size:
+                return False
+            axes.append(axis)
+        others = [size for axis, size in enumerate(shape, -len(shape)) if axis not in axes]
+        return axes == sorted(set(axes)) and all(size == ONE for size in others)
+
+    def counts_flat(self, grid: Grid, shape: Shape, size: Size) -> bool:
+        """Say whether a grid of this shape is 0, 1, 2, … up to a size, in the order of its elements."""
+        count = ONE
+        steps = dict(grid.steps)
+        for axis in range(-1, -len(shape) - 1, -1):
+            if shape[axis] == ONE:
+                continue
+            if steps.get(axis) != count:
+                return False
+            count = count * shape[axis]
+        return grid.start == ZERO and count == size
+
+    def _grid_made(self, node: ir.Node) -> Grid | None:
+        if is_standard(node, "Range"):
+            start, step = self.known.scalar(node.inputs[0]), self.known.scalar(node.inputs[2])
+            return Grid(((-1, ONE),), start) if start is not None and step == ONE else None
+        if is_standard(node, "Add", "Sub", "Mul"):
+            return self._arithmetic(node)
+        grid = self.grid(node.inputs[0]) if node.inputs else None
+        if grid is None:
+            return None
+        if is_standard(node, "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice"):
+            return self._moved(node, grid)
+        if is_standard(node, "Cast"):
+            kinds = (int(ir.DataType.INT64), int(ir.DataType.INT32))
+            return grid if node.attributes.get_int("to", 0) in kinds else None
+        return grid if is_standard(node, "Identity", "Expand") else None
+
+    def _arithmetic(self, node: ir.Node) -> Grid | None:
+        left, right = self.grid(node.inputs[0]), self.grid(node.inputs[1])
+        if left is None or right is None:
+            return None
+        if is_standard(node, "Mul"):
+            if not right.steps:
+                return left.times(right.start)
+            return right.times(left.start) if not left.steps else None
+        return left + (right if is_standard(node, "Add") else right.times(constant(-1)))
+
+    def _moved(self, node: ir.Node, grid: Grid) -> Grid | None:
+        """Return the grid after its axes have moved; None where they are not followed."""
+        before, after = self.known.shape(node.inputs[0]), self.known.shape(node.outputs[0])
+        if before is None or after is None:
+            return None
+        if is_standard(node, "Slice"):
+            ranges = slice_ranges(self.known, node)
+            whole = ranges is not None and all(
+                step == 1 and start == ZERO and takes_all(before[axis], end)
+                for axis, (start, end, step) in ranges.items()
+            )
+            return grid if whole else None
+        if is_standard(node, "Transpose"):
+            order = node.attributes.get_ints("perm", range(len(before) - 1, -1, -1))
+            places = {old - len(before): new - len(after) for new, old in enumerate(order)}
+        else:
+            wide = [[axis for axis, size in enumerate(s, -len(s)) if size != ONE] for s in (before, after)]
+            if [before[axis] for axis in wide[0]] != [after[axis] for axis in wide[1]]:
+                return None
+            places = dict(zip(*wide, strict=True))
+        return Grid(tuple(sorted((places[axis], step) for axis, step in grid.steps)), grid.start)
+
+
+# --- Tensors that hold one number everywhere, as the mask of a model that masks nothing.
+
+
+_MOST_READ = 1 << 16
+"""Elements. Chosen: a mask of 256 tokens; a weight is not read."""
+_READ = (ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.INT32)
+_READ_ALONE = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
+_MOVES = ("Unsqueeze", "Squeeze", "Reshape", "Flatten", "Transpose", "Slice", "Expand", "Identity")
+_COMPUTED = {
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "And": np.logical_and,
+    "Or": np.logical_or, "Not": np.logical_not, "Less": np.less, "LessOrEqual": np.less_equal,
+    "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Equal": np.equal,
+}  # fmt: skip
+"""Operator → what it does to each element."""
+
+
+@dataclass
+class Uniforms:
+    """What is known of tensors that hold one number everywhere."""
+
+    known: KnownSizes
+    grids: Grids
+    numbers: dict[ir.Value, Any] = field(default_factory=dict)
+    """Value → its number; None where a constant was found to hold several."""
+
+    def learn(self, node: ir.Node) -> None:
+        """Learn what a node makes; those before it come first."""
+        if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
+            return
+        number = self._number_made(node)
+        if number is not None and node.outputs[0].dtype is not None:
+            self.numbers[node.outputs[0]] = number.astype(node.outputs[0].dtype.numpy())
+
+    def number(self, value: ir.Value | None) -> Any:
+        """Return the number a tensor holds everywhere, or None."""
+        if value is None:
+            return None
+        if value not in self.numbers and value.const_value is not None:
+            self.numbers[value] = _number_of(value.const_value)
+        return self.numbers.get(value)
+
+    def _number_made(self, node: ir.Node) -> Any:
+        if self.grids.is_always_true(node):
+            return np.bool_(True)
+        if not node.inputs:
+            return None
+        numbers = [self.number(value) for value in node.inputs]
+        if is_standard(node, *_MOVES, "Cast"):
+            return numbers[0]
+        if is_standard(node, *_COMPUTED) and None not in numbers:
+            with np.errstate(all="ignore"):
+                return np.asarray(_COMPUTED[node.op_type](*numbers))[()]
+        if is_standard(node, "ReduceSum") and numbers[0] is not None:
+            return self._sum(node, numbers[0])
+        return None
+
+    def _sum(self, node: ir.Node, number: Any) -> Any:
+        shape, axes = self.known.shape(node.inputs[0]), reduced_axes(self.known, node)
+        if shape is None or axes is None:
+            return None
+        count = product(shape[axis] for axis in axes).number
+        return None if count is None else np.asarray(number * count)[()]
+
+
+def _number_of(tensor: ir.TensorProtocol) -> Any:
+    # Parameters are left alone, such as a bias of zeros: they are fractions, and several.
+    is_read = tensor.dtype in _READ or (tensor.dtype in _READ_ALONE and tensor.size == 1)
+    if not is_read or not 0 < tensor.size <= _MOST_READ:
+        return None
+    elements = tensor.numpy().reshape(-1)
+    number = elements[0]
+    return number if bool((elements == number).all()) else None
+
+
+# --- Removes what a graph with open dimensions computes about its sizes although it is known.
+
+
+_RESHAPES = ("Reshape", "Flatten", "Unsqueeze", "Squeeze")
+"""Specified: operators that keep the elements in their order."""
+_COUNTING_TYPES = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
+
+_PLAIN_ATTRIBUTES = (
+    ir.AttributeType.INT, ir.AttributeType.INTS, ir.AttributeType.FLOAT, ir.AttributeType.FLOATS,
+    ir.AttributeType.STRING,
+)  # fmt: skip
+_RANDOM = ("Multinomial", "Bernoulli", "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike")
+
+
+class SizeSimplificationPass(ir.passes.InPlacePass):
+    """Compute sizes once, and shapes that are known not at all. Works in place.
+
+    Before / After::
+
+        x[b,s,128] → Reshape(Concat(Gather(Shape(x), 0), Gather(Shape(x), 1), [-1], [64]))   x → Reshape([0, 0, 2, 64])
+        x[b,s] → Slice(0 … s) → Expand([b, s]) → y                                           x → y
+        Shape(x) → Gather(1) → …; Shape(y) → Gather(1) → …                                   Shape(x) → Gather(1) → …
+        k[b,h,s,d] → Reshape(b·h, s, d) → Transpose(0, 2, 1) → Reshape(b, h, d, s)            k → Transpose(0, 1, 3, 2)
+        mask[b,s] → Flatten → Gather(row · s + column) → …                                   mask → Reshape → …
+
+    Must not fire when:
+        1. two sizes are equal for the traced sizes only: they are compared as polynomials of the names of the inputs'
+           dimensions;
+        2. a shape would need ``-1`` where an axis may be empty, as that of a cache is before the first token;
+        3. the value is in a subgraph: its sizes may be those of one round of a loop;
+        4. the value is an output of the graph.
+
+    Tags: keeps. Nodes go, or read something else; none is new.
+
+    Why it is safe: every value keeps its elements and its shape for all sizes of the inputs that the graph runs with.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Simplify the main graph."""
+        known = learn_sizes(model.graph)
+        grids = Grids(known)
+        work = _Simplification(model.graph, known, grids, Uniforms(known, grids), _possibly_empty(model.graph, known))
+        changed = False
+        for node in list(model.graph):
+            work.grids.learn(node)
+            work.uniforms.learn(node)
+            for rule in _RULES:
+                changed |= rule(work, node)
+        changed |= _state_shapes(model.graph, known)
+        return ir.passes.PassResult(model, changed)
+
+
+@dataclass
+class _Simplification:
+    """A graph, what is known of it, and what was met so far."""
+
+    graph: ir.Graph
+    known: KnownSizes
+    grids: Grids
+    uniforms: Uniforms
+    possibly_empty: frozenset[str]
+    contents: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
+    """Type, shape and elements of a tensor of sizes → the first that has them."""
+    made: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
+    """Operator, inputs and attributes → what the first node of them makes."""
+    constants: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
+
+    def constant(self, numbers: Sequence[int], shape: Sequence[int], dtype: ir.DataType, name: str) -> ir.Value:
+        """Return an initializer with these whole numbers."""
+        key = (dtype, tuple(shape), tuple(numbers))
+        if key not in self.constants:
+            tensor = ir.tensor(np.array(numbers, dtype=dtype.numpy()).reshape(tuple(shape)), name=name)
+            value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape), const_value=tensor)
+            while value.name in self.graph.initializers:
+                value.name = f"{value.name}_sizes"
+            self.graph.register_initializer(value)
+            self.constants[key] = value
+        return self.constants[key]
+
+    def identity_of(self, value: ir.Value | None) -> object:
+        """Return what is equal for values that are the same: small constants by what is in them."""
+        numbers = self.known.numbers(value) if value is not None and value.const_value is not None else None
+        return value if value is None or numbers is None else (value.dtype, self.known.shape(value), tuple(numbers))
+
+    def pass_on(self, node: ir.Node, value: ir.Value) -> bool:
+        """Make a node hand on a value as it is."""
+        _become(node, "Identity", [value])
+        return True
+
+    def reshape(self, node: ir.Node, source: ir.Value, target: Shape, open_places: Sequence[int] = ()) -> bool:
+        """Make a node a reshape of a value, or of what that is a reshape of, by a constant shape, where there is one.
+
+        Args:
+            node: The node; it makes a value of the shape ``target``.
+            source: Has the elements of that value, in the order.
+            target: The shape.
+            open_places: Axes that the graph already leaves to the operator to find out.
+        """
+        sources = _before_reshapes(source)
+        shapes = {value: shape for value in sources if (shape := self.known.shape(value)) is not None}
+        same = next((value for value, shape in reversed(shapes.items()) if shape == target), None)
+        if same is not None:
+            return self.pass_on(node, same)
+        for value, shape in shapes.items():
+            numbers = self._target_numbers(shape, target, open_places)
+            if numbers is None:
+                continue
+            stated = self.known.numbers(node.inputs[1]) if is_standard(node, "Reshape") else None
+            if value is node.inputs[0] and stated in (numbers, [size.number for size in target]):
+                return False
+            shape_value = self.constant(numbers, [len(numbers)], ir.DataType.INT64, f"{node.outputs[0].name}_shape")
+            _become(node, "Reshape", [value, shape_value])
+            return True
+        return False
+
+    def _target_numbers(self, shape: Shape, target: Shape, open_places: Sequence[int]) -> list[int] | None:
+        """Return a constant shape for a reshape, or None where there is none."""
+        numbers: list[int] = []
+        copied: list[Size] = []
+        for axis, size in enumerate(target):
+            if size.number is not None and size.number > 0:
+                numbers.append(size.number)
+            elif axis < len(shape) and shape[axis] == size:
+                numbers.append(0)
+                copied.append(size)
+            else:
+                numbers.append(-1)
+        if numbers.count(-1) > 1:
+            return None
+        is_sure = not any(name in self.possibly_empty for size in copied for name in _names_in(size))
+        return numbers if -1 not in numbers or is_sure or numbers.index(-1) in open_places else None
+
+
+def _become(node: ir.Node, operator: str, inputs: Sequence[ir.Value]) -> None:
+    """Make a node another operator of ONNX itself on these inputs, in place; its attributes go."""
+    node.op_type = operator
+    node.attributes.clear()
+    node.resize_inputs(len(inputs))
+    for place, value in enumerate(inputs):
+        node.replace_input_with(place, value)
+
+
+def _before_reshapes(value: ir.Value) -> list[ir.Value]:
+    """Return a value and those it is a reshape of, itself first."""
+    values = [value]
+    while (node := values[-1].producer()) is not None and is_standard(node, *_RESHAPES) and node.inputs[0] is not None:
+        values.append(node.inputs[0])
+    return values
+
+
+def _names_in(size: Size) -> frozenset[str]:
+    """Return the names that make a size zero where one of them is."""
+    # A sum is empty only where all of it is.
+    parts = [frozenset(names) for names, _ in size.terms]
+    return frozenset.intersection(*parts) if parts else frozenset()
+
+
+def _possibly_empty(graph: ir.Graph, known: KnownSizes) -> frozenset[str]:
+    """Return the names of axes that may be empty: those of caches, which begin without a token.
+
+    They are joined along that axis, or go into an operator that is not ONNX's own and joins them inside.
+    """
+    names: frozenset[str] = frozenset()
+    inputs = set(graph.inputs)
+    for node in graph:
+        shapes = [(value, known.shape(value)) for value in node.inputs]
+        if is_standard(node, "Concat"):
+            axis = node.attributes.get_int("axis", 0)
+            names = names.union(*(_names_in(shape[axis]) for _, shape in shapes if shape))
+        elif node.domain not in ("", "ai.onnx"):
+            names = names.union(
+                *(_names_in(size) for value, shape in shapes if value in inputs for size in shape or ())
+            )
+    return names
+
+
+# Rules. Each says whether it changed the graph.
+
+
+def _is_free(node: ir.Node) -> bool:
+    """Say whether what a node makes is read, by nodes only."""
+    return len(node.outputs) == 1 and bool(node.outputs[0].uses()) and not node.outputs[0].is_graph_output()
+
+
+def _replace_known_content(work: _Simplification, node: ir.Node) -> bool:
+    output = node.outputs[0]
+    content, shape = work.known.contents.get(output), work.known.shape(output)
+    if content is None or shape is None or output.dtype is None or not _is_free(node):
+        return False
+    numbers, sizes = [size.number for size in content], [size.number for size in shape]
+    if None not in numbers and None not in sizes:
+        found = [number for number in numbers if number is not None]
+        dims = [size for size in sizes if size is not None]
+        output.replace_all_uses_with(work.constant(found, dims, output.dtype, f"{output.name}_known"))
+        return True
+    first = work.contents.setdefault((output.dtype, shape, content), output)
+    return _use(first, output)
+
+
+def _replace_repetition(work: _Simplification, node: ir.Node) -> bool:
+    """Let the readers of a tensor that counts read the first that is made in the same way."""
+    if len(node.outputs) != 1 or node.outputs[0].dtype not in _COUNTING_TYPES or not _is_free(node):
+        return False
+    if node.domain not in ("", "ai.onnx") or node.op_type in _RANDOM:
+        return False
+    if any(item.type not in _PLAIN_ATTRIBUTES for item in node.attributes.values()):
+        return False
+    attributes = tuple(sorted((name, str(item.value)) for name, item in node.attributes.items()))
+    inputs = tuple(work.identity_of(value) for value in node.inputs)
+    first = work.made.setdefault((node.op_type, inputs, attributes), node.outputs[0])
+    return _use(first, node.outputs[0])
+
+
+def _use(first: ir.Value, value: ir.Value) -> bool:
+    if first is value:
+        return False
+    value.replace_all_uses_with(first)
+    return True
+
+
+def _simplify_reshape(work: _Simplification, node: ir.Node) -> bool:
+    if not is_standard(node, "Reshape") or node.inputs[0] is None:
+        return False
+    target, asked = work.known.shape(node.outputs[0]), work.known.content(node.inputs[1])
+    if target is None:
+        return False
+    open_places = [axis for axis, size in enumerate(asked or ()) if size.number == -1]
+    return work.reshape(node, node.inputs[0], target, open_places)
+
+
+def _simplify_unsqueeze(work: _Simplification, node: ir.Node) -> bool:
+    """Join an Unsqueeze with the one before it."""
+    if not is_standard(node, "Unsqueeze") or len(node.inputs) < 2:
+        return False
+    inner = node.inputs[0].producer() if node.inputs[0] is not None else None
+    outer_axes = work.known.numbers(node.inputs[1])
+    if inner is None or not is_standard(inner, "Unsqueeze") or len(inner.inputs) < 2 or outer_axes is None:
+        return False
+    inner_axes, source = work.known.numbers(inner.inputs[1]), inner.inputs[0]
+    shape = work.known.shape(source)
+    if inner_axes is None or shape is None or source is None:
+        return False
+    places: list[int | None] = list(range(len(shape)))
+    for axes in (inner_axes, outer_axes):
+        rank = len(places) + len(axes)
+        new, rest = {axis % rank for axis in axes}, iter(places)
+        places = [None if place in new else next(rest) for place in range(rank)]
+    axes = [place for place, source_axis in enumerate(places) if source_axis is None]
+    value = work.constant(axes, [len(axes)], ir.DataType.INT64, f"{node.outputs[0].name}_axes")
+    _become(node, "Unsqueeze", [source, value])
+    return True
+
+
+def _remove_slice(work: _Simplification, node: ir.Node) -> bool:
+    shape = work.known.shape(node.inputs[0]) if is_standard(node, "Slice") else None
+    ranges = slice_ranges(work.known, node) if shape is not None else None
+    if shape is None or ranges is None or node.inputs[0] is None:
+        return False
+    for axis, (start, end, step) in ranges.items():
+        if start != ZERO or step != 1 or not takes_all(shape[axis], end):
+            return False
+    return work.pass_on(node, node.inputs[0])
+
+
+def _remove_expand(work: _Simplification, node: ir.Node) -> bool:
+    if not is_standard(node, "Expand") or node.inputs[0] is None:
+        return False
+    shape = work.known.shape(node.inputs[0])
+    return shape is not None and shape == work.known.shape(node.outputs[0]) and work.pass_on(node, node.inputs[0])
+
+
+def _remove_transpose(work: _Simplification, node: ir.Node) -> bool:
+    order = node.attributes.get_ints("perm", ()) if is_standard(node, "Transpose") else ()
+    if not order or node.inputs[0] is None or list(order) != list(range(len(order))):
+        return False
+    return work.pass_on(node, node.inputs[0])
+
+
+def _remove_addition_of_nothing(work: _Simplification, node: ir.Node) -> bool:
+    if not is_standard(node, "Add"):
+        return False
+    for value, other in (node.inputs, node.inputs[::-1]):
+        number = work.uniforms.number(other)
+        if value is None or other is None or number is None or number != 0:
+            continue
+        # A fraction that is stated stays: an optimizer may do that.
+        if other.producer() is not None or other.dtype in _COUNTING_TYPES:
+            return work.known.shape(value) == work.known.shape(node.outputs[0]) and work.pass_on(node, value)
+    return False
+
+
+def _simplify_where(work: _Simplification, node: ir.Node) -> bool:
+    """Take the side that a condition chooses everywhere."""
+    condition = work.uniforms.number(node.inputs[0]) if is_standard(node, "Where") else None
+    if condition is None:
+        return False
+    chosen = node.inputs[1 if condition else 2]
+    if chosen is None or work.known.shape(chosen) != work.known.shape(node.outputs[0]):
+        return False
+    return work.pass_on(node, chosen)
+
+
+def _simplify_and(work: _Simplification, node: ir.Node) -> bool:
+    """Leave out the side of an And that is true everywhere."""
+    if not is_standard(node, "And"):
+        return False
+    left, right = node.inputs
+    kept = right if work.uniforms.number(left) else left if work.uniforms.number(right) else None
+    shape = work.known.shape(node.outputs[0])
+    if kept is None or shape is None:
+        return False
+    if work.known.shape(kept) == shape:
+        return work.pass_on(node, kept)
+    # What follows brings it to its shape in any case.
+    readers = list(node.outputs[0].consumers())
+    if not _is_free(node) or not all(is_standard(reader, "Expand") for reader in readers):
+        return False
+    wide = [reader for reader in readers if _covers(work.known.content(reader.inputs[1]), shape)]
+    for reader in wide:
+        reader.replace_input_with(0, kept)
+    return bool(wide)
+
+
+def _covers(target: Shape | None, shape: Shape) -> bool:
+    """Say whether an Expand to a shape needs nothing of the sizes of what it takes."""
+    if target is None or len(target) < len(shape):
+        return False
+    return all(size in (ONE, wanted) for size, wanted in zip(shape[::-1], target[::-1], strict=False))
+
+
+def _simplify_gather(work: _Simplification, node: ir.Node) -> bool:
+    """Make a Gather of all elements in order a reshape."""
+    if not is_standard(node, "Gather") or node.attributes.get_int("axis", 0) != 0 or node.inputs[0] is None:
+        return False
+    data, indices = work.known.shape(node.inputs[0]), work.known.shape(node.inputs[1])
+    grid = work.grids.grid(node.inputs[1])
+    target = work.known.shape(node.outputs[0])
+    if not data or not indices or grid is None or not grid.steps or target is None:
+        return False
+    return work.grids.counts_flat(grid, indices, data[0]) and work.reshape(node, node.inputs[0], target)
+
+
+def _simplify_gather_nd(work: _Simplification, node: ir.Node) -> bool:
+    """Make a GatherND of all elements in order a reshape."""
+    if not is_standard(node, "GatherND") or node.attributes.get_int("batch_dims", 0) != 0 or node.inputs[0] is None:
+        return False
+    joined = node.inputs[1].producer() if node.inputs[1] is not None else None
+    data, indices = work.known.shape(node.inputs[0]), work.known.shape(node.inputs[1])
+    target = work.known.shape(node.outputs[0])
+    if joined is None or not is_standard(joined, "Concat") or data is None or indices is None or target is None:
+        return False
+    if joined.attributes.get_int("axis", 0) not in (-1, len(indices) - 1) or len(joined.inputs) > len(data):
+        return False
+    if any((work.known.shape(value) or (ZERO,))[-1] != ONE for value in joined.inputs):
+        return False
+    grids = [work.grids.grid(value) for value in joined.inputs]
+    parts = [grid for grid in grids if grid is not None]
+    if len(parts) != len(grids):
+        return False
+    is_all = work.grids.counts_through(parts, (*indices[:-1], ONE), data[: len(parts)])
+    return is_all and work.reshape(node, node.inputs[0], target)
+
+
+def _join_transposition(work: _Simplification, node: ir.Node) -> bool:
+    """Make of a transposition of the last two axes between two reshapes of those before them one Transpose."""
+    outer = node
+    if not is_standard(outer, "Reshape"):
+        return False
+    middle = outer.inputs[0].producer() if outer.inputs[0] is not None else None
+    if middle is None or not is_standard(middle, "Transpose"):
+        return False
+    inner = middle.inputs[0].producer() if middle.inputs[0] is not None else None
+    if inner is None or not is_standard(inner, "Reshape") or inner.inputs[0] is None:
+        return False
+    order = list(middle.attributes.get_ints("perm", ()))
+    source, target = work.known.shape(inner.inputs[0]), work.known.shape(outer.outputs[0])
+    merged = work.known.shape(inner.outputs[0])
+    if source is None or target is None or merged is None or len(merged) != 3 or order != [0, 2, 1]:
+        return False
+    if len(source) < 3 or merged[1:] != source[-2:] or target != (*source[:-2], source[-1], source[-2]):
+        return False
+    _become(outer, "Transpose", [inner.inputs[0]])
+    rank = len(source)
+    outer.attributes["perm"] = ir.AttrInt64s("perm", [*range(rank - 2), rank - 1, rank - 2])
+    return True
+
+
+_RULES: tuple[Callable[[_Simplification, ir.Node], bool], ...] = (
+    _replace_known_content,
+    _replace_repetition,
+    _simplify_unsqueeze,
+    _remove_slice,
+    _remove_expand,
+    _remove_transpose,
+    _remove_addition_of_nothing,
+    _simplify_where,
+    _simplify_and,
+    _simplify_gather,
+    _simplify_gather_nd,
+    _join_transposition,
+    _simplify_reshape,
+)
+
+
+def _state_shapes(graph: ir.Graph, known: KnownSizes) -> bool:
+    """Write the sizes that are known by the names of the inputs' dimensions to the values; say whether one is new."""
+    changed = False
+    for node in graph:
+        for value in node.outputs:
+            shape = known.shapes.get(value)
+            if shape is None or value.is_graph_output() or (value.shape is not None and value.shape.is_static()):
+                continue
+            stated: Sequence[int | ir.SymbolicDim | None] = (
+                list(value.shape) if value.shape is not None else [None] * len(shape)
+            )
+            better = [_stated(size, old, known.names) for size, old in zip(shape, stated, strict=True)]
+            if better != [old.value if isinstance(old, ir.SymbolicDim) else old for old in stated]:
+                value.shape = ir.Shape(better)
+                changed = True
+    return changed
+
+
+def _stated(size: Size, old: int | ir.SymbolicDim | None, names: frozenset[str]) -> int | str | None:
+    """Return the words for a size in a file: those of the inputs' names, or what stood there."""
+    if size.number is not None:
+        return size.number
+    if all(name in names for term, _ in size.terms for name in term):
+        return str(size)
+    return old.value if isinstance(old, ir.SymbolicDim) else old

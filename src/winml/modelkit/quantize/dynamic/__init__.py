@@ -1,1 +1,0 @@
-"""How do products and lookups compute with integers whose ranges each run finds?"""

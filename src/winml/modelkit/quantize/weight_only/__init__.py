@@ -1,1 +1,0 @@
-"""How is a weight kept in few bits while everything around it stays float?"""

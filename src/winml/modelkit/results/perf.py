@@ -1,0 +1,312 @@
+"""The records of ``winml perf`` of whole models and of decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winml.modelkit.measure.latency import LatencyOptions, LatencyResult
+from winml.modelkit.measure.statistics import Ratio
+from winml.modelkit.runtime.decoder_inputs import DecoderRun
+from winml.modelkit.runtime.devices import ChosenProvider
+from winml.modelkit.runtime.graph_inputs import GraphInput, batch_of
+from winml.modelkit.runtime.memory import peak_bytes, resident_bytes
+from winml.modelkit.runtime.opened_model import PreparedModel, RunOptions
+from winml.modelkit.runtime.sessions import onnxruntime_version
+from winml.modelkit.version import __version__
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "BaselineResult",
+    "GenerationPerf",
+    "MemoryUse",
+    "PerfResult",
+    "PromptTime",
+    "StepTime",
+    "perf_result",
+]
+
+
+# --- The latency, throughput and memory of one model: the record of ``winml perf``.
+
+
+SCHEMA_VERSION = 2
+"""Layout of the JSON, specified in docs/reference/formats.md."""
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Resident memory of the process, in bytes."""
+
+    session_bytes: int
+    """Growth while the session was created: weights, and the copies ONNX Runtime makes of them."""
+    run_bytes: int
+    """Growth during the runs: activations."""
+    process_bytes: int
+    """Resident memory at the end."""
+    peak_bytes: int
+    """Largest resident memory since the process started, with libraries and an export."""
+
+    @classmethod
+    def after_runs(cls, session_bytes: int, bytes_before: int) -> MemoryUse:
+        """Return what the process holds now, after the runs.
+
+        Args:
+            session_bytes: Growth while the session was opened.
+            bytes_before: What the process held before the first run.
+        """
+        now = resident_bytes()
+        return cls(session_bytes, max(now - bytes_before, 0), now, max(peak_bytes(), now))
+
+
+@dataclass(frozen=True)
+class BaselineResult:
+    """The latency of the baseline, and its ratio to that of the model."""
+
+    name: str
+    kind: Literal["pytorch", "onnx"]
+    latency: LatencyResult
+    ratio: Ratio
+    """The model's time over the baseline's."""
+    block: int
+    """Runs of each in a row."""
+
+
+@dataclass(frozen=True)
+class PerfResult:
+    """The outcome of one measurement."""
+
+    model: str
+    """As the user wrote it."""
+    model_bytes: int
+    """Size of the model file, without its data files."""
+    tool_version: str
+    onnxruntime_version: str
+    provider: ChosenProvider
+    threads: int | None
+    """Requested number; None leaves it to ONNX Runtime."""
+    seed: int
+    input_source: Literal["random", "file"]
+    options: LatencyOptions
+    inputs: tuple[GraphInput, ...]
+    measured_shapes: Mapping[str, tuple[int, ...]]
+    """Shape of every input in the runs."""
+    output_shapes: Mapping[str, tuple[int, ...] | None]
+    """Shape of every output of the runs; None for an output that is not a numeric tensor."""
+    batch_size: int
+    batch_source: str
+    """Where the batch size was read from, in words."""
+    session_creation_ms: float
+    latency: LatencyResult
+    memory: MemoryUse
+    baseline: BaselineResult | None = None
+    io_binding: bool = True
+    """Whether inputs were bound once and outputs left where they were made; False: arrays were passed in each run."""
+    output_memory: tuple[str, ...] = ("cpu",)
+    """Kinds of memory in which the outputs were left."""
+    decoding: DecoderRun | None = None
+    """Which run of a decoder with a cache was measured; None: another model, or the user gave all sizes."""
+    notes: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further top-level entries of the JSON, from other measurements of the same model."""
+
+    @property
+    def samples_per_sec(self) -> float:
+        """Samples per second: the runs per second times the batch size."""
+        return self.batch_size * 1000 / self.latency.summary.mean
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the JSON of ``winml perf``."""
+        record: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "benchmark_info": self._benchmark_info(),
+            "model_info": self._model_info(),
+            "latency_ms": self.latency.summary.as_record(),
+            "throughput": {
+                "samples_per_sec": round(self.samples_per_sec, 3),
+                "runs_per_sec": round(1000 / self.latency.summary.mean, 3),
+            },
+            "raw_samples_ms": _round_samples(self.latency.samples_ms),
+            "memory": vars(self.memory),
+        }
+        if self.baseline is not None:
+            record["baseline"] = {
+                "name": self.baseline.name,
+                "kind": self.baseline.kind,
+                "first_run_ms": round(self.baseline.latency.first_run_ms, 6),
+                "latency_ms": self.baseline.latency.summary.as_record(),
+                "ratio": self.baseline.ratio.as_record(),
+                "block": self.baseline.block,
+                "raw_samples_ms": _round_samples(self.baseline.latency.samples_ms),
+            }
+        return {**record, **self.extra}
+
+    def _benchmark_info(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "tool_version": self.tool_version,
+            "onnxruntime_version": self.onnxruntime_version,
+            "ep": self.provider.provider.name,
+            **self.provider.device_record(),
+            "ep_options": dict(self.provider.options),
+            "threads": self.threads,
+            "io_binding": self.io_binding,
+            "output_memory": list(self.output_memory),
+            "iterations": len(self.latency.samples_ms),
+            "warmup": self.options.warmup,
+            "duration_s": self.options.duration_s,
+            "seed": self.seed,
+            "input_source": self.input_source,
+            "batch_size": self.batch_size,
+            "batch_source": self.batch_source,
+            "decoding": None if self.decoding is None else dict(vars(self.decoding)),
+            "session_creation_ms": round(self.session_creation_ms, 3),
+            "first_run_ms": round(self.latency.first_run_ms, 6),
+            "notes": list(self.notes),
+        }
+
+    def _model_info(self) -> dict[str, Any]:
+        return {
+            "size_bytes": self.model_bytes,
+            "input_shapes": {
+                item.name: [size if isinstance(size, int) else None for size in item.shape] for item in self.inputs
+            },
+            "input_dtypes": {item.name: item.dtype for item in self.inputs},
+            "dimension_names": {
+                item.name: [size if isinstance(size, str) else None for size in item.shape] for item in self.inputs
+            },
+            "measured_shapes": {name: list(shape) for name, shape in self.measured_shapes.items()},
+            "output_shapes": {
+                name: None if shape is None else list(shape) for name, shape in self.output_shapes.items()
+            },
+        }
+
+
+def _round_samples(samples: tuple[float, ...]) -> list[float]:
+    return [round(sample, 6) for sample in samples]
+
+
+def perf_result(
+    prepared: PreparedModel,
+    options: LatencyOptions,
+    latency: LatencyResult,
+    memory: MemoryUse,
+    baseline: BaselineResult | None = None,
+) -> PerfResult:
+    """Return the record of a measurement after its last run."""
+    opened, values, run_options = prepared.opened, prepared.values, prepared.options
+    outputs = prepared.run.outputs()
+    batch_size, batch_source = batch_of(values.inputs, values.feeds, outputs)
+    has_text = run_options.io_binding and not prepared.run.is_bound
+    text_notes = (_TEXT_INPUT_NOTE,) if has_text else ()
+    return PerfResult(
+        model=run_options.shown,
+        model_bytes=prepared.path.stat().st_size,
+        tool_version=__version__,
+        onnxruntime_version=onnxruntime_version(),
+        provider=opened.provider,
+        threads=run_options.threads,
+        seed=run_options.seed,
+        input_source="random" if run_options.input_data is None else "file",
+        options=options,
+        inputs=values.inputs,
+        measured_shapes={name: array.shape for name, array in values.feeds.items()},
+        output_shapes={name: None if array is None else array.shape for name, array in outputs.items()},
+        batch_size=batch_size,
+        batch_source=batch_source,
+        session_creation_ms=opened.creation_ms,
+        latency=latency,
+        memory=memory,
+        baseline=baseline,
+        io_binding=prepared.run.is_bound,
+        output_memory=prepared.run.output_memory,
+        decoding=run_options.decoding,
+        notes=(
+            *values.notes,
+            *_output_notes(outputs),
+            *text_notes,
+            *_export_notes(run_options),
+            *_spread_notes(latency, baseline),
+        ),
+    )
+
+
+_TEXT_INPUT_NOTE = "an input holds text, which ONNX Runtime copies in every run: the times include it"
+
+
+def _export_notes(options: RunOptions) -> Iterator[str]:
+    if options.is_exported:
+        yield "the peak of memory includes loading and, if this was its first time, the export"
+
+
+def _output_notes(outputs: Mapping[str, NDArray[Any] | None]) -> Iterator[str]:
+    for name, array in outputs.items():
+        if array is None:
+            yield f"output {name} is no tensor of numbers: it was made in every run, and not looked at"
+        elif array.dtype.kind not in "iub" and not np.isfinite(array.astype(np.float64)).all():
+            yield f"output {name} holds NaN or infinite values; some processors take longer over those"
+
+
+def _spread_notes(latency: LatencyResult, baseline: BaselineResult | None) -> Iterator[str]:
+    latencies = {"the model": latency} if baseline is None else {"the model": latency, baseline.name: baseline.latency}
+    for name, result in latencies.items():
+        summary = result.summary
+        if summary.is_disturbed:
+            yield (
+                f"the median run of {name} took {summary.p50 / summary.min:.1f} times as long as the fastest: the "
+                "machine seems busy"
+            )
+
+
+# --- The record of a measured decoder: prompts by length, steps by what the cache holds.
+
+
+@dataclass(frozen=True)
+class PromptTime:
+    """How long a prompt takes until its first token is known."""
+
+    tokens: int
+    first_token_ms: float
+    """Median of the counted runs."""
+    cache_bytes: int
+    """Memory of the cache after it."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """How long one more token takes."""
+
+    cached_tokens: int
+    step_ms: float
+    """Median of the counted runs."""
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class GenerationPerf:
+    """A measured decoder with a cache."""
+
+    model: str
+    provider: str
+    threads: int | None
+    iterations: int
+    session_ms: float
+    prompts: tuple[PromptTime, ...]
+    steps: tuple[StepTime, ...]
+    cache_bytes_per_token: float
+    """Growth of the cache with each token of one row."""
+    notes: tuple[str, ...] = ()
+
+    def as_record(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "schema_version": 1,
+            **vars(self),
+            "prompts": [dict(vars(prompt)) for prompt in self.prompts],
+            "steps": [dict(vars(step)) for step in self.steps],
+            "notes": list(self.notes),
+        }

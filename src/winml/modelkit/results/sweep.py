@@ -1,0 +1,378 @@
+"""The records of ``winml sweep``: one row for each cell, and the exports of many model types."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, get_args
+
+__all__ = [
+    "AUTO",
+    "EXPORTERS",
+    "SCHEMA_VERSION",
+    "Architecture",
+    "Attempt",
+    "CellResult",
+    "Evaluation",
+    "ExporterWish",
+    "State",
+    "SweepLimit",
+    "SweepResult",
+    "architecture_from_record",
+    "attempt_from_record",
+    "cell_from_record",
+    "count_states",
+    "measure_names",
+    "settings_words",
+    "sweep_summary",
+]
+
+
+# --- What came of many models in many configurations? The record of ``winml sweep``: one row for each pair of both.
+
+
+SCHEMA_VERSION = 1
+"""Layout of the JSON, specified in docs/reference/formats.md."""
+
+CellState = Literal["done", "failed", "stopped"]
+"""``stopped``: not the model's doing, such as a full disk; such a cell is not recorded and runs again."""
+Measure = float | int | str | bool | None
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One model in one configuration."""
+
+    cell_id: str
+    model: str
+    """As the list names it."""
+    settings: Mapping[str, Any]
+    """Key of the config → the value it has here, of those that differ between cells."""
+    state: CellState
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+    step: str = ""
+    """Step that failed."""
+    problem: str = ""
+    """Why, in one sentence."""
+    exit_code: int = 0
+    """Exit code of the verb that does this step alone; negative where the process was killed."""
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    """Largest resident memory of its process and of all that this started."""
+    tries: int = 1
+    """How often it was begun; above 1 where a worker of a cluster was lost."""
+    node: str = ""
+    """Machine of a cluster that did it."""
+    artifacts: str = ""
+    """Folder or URL of what was built and of the log; empty where nothing is kept."""
+    notes: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What a step found besides its measures."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        record = asdict(self)
+        record["seconds"] = round(self.seconds, 3)
+        record["measures"] = {name: _finite(value) for name, value in self.measures.items()}
+        return record
+
+
+def cell_from_record(record: Mapping[str, Any]) -> CellResult:
+    """Return the cell that a record was made of.
+
+    Raises:
+        TypeError: it is no such record.
+    """
+    return CellResult(**{**record, "notes": tuple(record.get("notes", ()))})
+
+
+@dataclass(frozen=True)
+class SweepLimit:
+    """What a measure has to be in every cell, and those that miss it."""
+
+    kind: Literal["min", "max"]
+    measure: str
+    limit: float
+    missed: tuple[str, ...]
+    """Ids of the cells beyond it, and of those that are done and do not have the measure."""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether no cell misses it."""
+        return not self.missed
+
+    @classmethod
+    def of(cls, kind: Literal["min", "max"], measure: str, limit: float, cells: Iterable[CellResult]) -> SweepLimit:
+        """Hold the measure of every cell that is done against a limit."""
+        return cls(kind, measure, limit, tuple(cell.cell_id for cell in cells if _misses(cell, kind, measure, limit)))
+
+    def as_record(self) -> dict[str, Any]:
+        """Return its entry of ``limits``."""
+        return {**asdict(self), "missed": list(self.missed), "is_met": self.is_met}
+
+
+def _misses(cell: CellResult, kind: str, measure: str, limit: float) -> bool:
+    if cell.state != "done":
+        return False
+    value = cell.measures.get(measure)
+    if isinstance(value, str) or value is None or not math.isfinite(value):
+        return True
+    return value < limit if kind == "min" else value > limit
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """Everything there is to tell about a sweep."""
+
+    folder: str
+    plan: Mapping[str, Any]
+    """The plan, as JSON values."""
+    cells: tuple[CellResult, ...]
+    """Those that are finished, in the order of the plan."""
+    total: int
+    """Cells of the plan."""
+    limits: tuple[SweepLimit, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    """Where this table was written; cells of a cluster name theirs."""
+    jobs: int = 1
+    """Processes at a time; 0: as many as a cluster has CPUs."""
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    """``seconds`` and ``memory_bytes`` that one cell may take."""
+    reused: int = 0
+    """Cells that an earlier run had finished."""
+    notes: tuple[str, ...] = ()
+    against: SweepResult | None = None
+    """An earlier sweep that this one is compared with."""
+
+    @property
+    def failures(self) -> tuple[CellResult, ...]:
+        """The cells that failed, in the order of the plan."""
+        return tuple(cell for cell in self.cells if cell.state == "failed")
+
+    @property
+    def is_good_enough(self) -> bool:
+        """Whether every limit is met."""
+        return all(limit.is_met for limit in self.limits)
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the JSON of ``winml sweep``: times in seconds and, where the name says so, milliseconds."""
+        first = next(iter(self.failures), None)
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "folder": self.folder,
+            "plan": dict(self.plan),
+            "versions": dict(self.versions),
+            "machine": dict(self.machine),
+            "jobs": self.jobs,
+            "bounds": dict(self.bounds),
+            "counts": {
+                "total": self.total,
+                "reused": self.reused,
+                "done": 0,
+                "failed": 0,
+                **Counter(cell.state for cell in self.cells),
+            },
+            "first_failure": None
+            if first is None
+            else {"cell_id": first.cell_id, "step": first.step, "problem": first.problem},
+            "limits": [limit.as_record() for limit in self.limits],
+            "is_good_enough": self.is_good_enough,
+            "cells": [cell.as_record() for cell in self.cells],
+            "against": None if self.against is None else {"folder": self.against.folder, "changes": self._changes()},
+            "notes": list(self.notes),
+        }
+
+    def earlier(self, cell: CellResult) -> CellResult | None:
+        """Return the same model in the same configuration in the earlier sweep; None where it has none."""
+        return self._earlier_by_id().get(cell.cell_id)
+
+    def _earlier_by_id(self) -> dict[str, CellResult]:
+        # The id is made of the model and its whole configuration, also of what all cells of a sweep have in common.
+        return {} if self.against is None else {cell.cell_id: cell for cell in self.against.cells}
+
+    def _changes(self) -> list[dict[str, Any]]:
+        """Return the cells whose state or one of whose measures is another than in the earlier sweep."""
+        earlier = self._earlier_by_id()
+        changes = []
+        for cell in self.cells:
+            before = earlier.get(cell.cell_id)
+            if before is None:
+                continue
+            measures = {
+                name: {"before": _finite(before.measures.get(name)), "after": _finite(value)}
+                for name, value in cell.measures.items()
+                if before.measures.get(name) != value
+            }
+            if measures or before.state != cell.state:
+                states = {"before": before.state, "after": cell.state}
+                changes.append({"cell_id": cell.cell_id, "state": states, "measures": measures})
+        return changes
+
+
+def measure_names(cells: Iterable[CellResult]) -> tuple[str, ...]:
+    """Return every measure that a cell has, in the order of their first cell."""
+    return tuple(dict.fromkeys(name for cell in cells for name in cell.measures))
+
+
+def settings_words(settings: Mapping[str, Any]) -> str:
+    """Return a configuration on one line.
+
+    >>> settings_words({"optim.level": "full", "export.opset_version": 17})
+    'optim.level=full export.opset_version=17'
+    """
+    return " ".join(f"{key}={value}" for key, value in settings.items())
+
+
+def sweep_summary(result: SweepResult) -> Iterator[tuple[str, str]]:
+    """Yield what is told of a sweep to people: a word, and what it says."""
+    done = sum(cell.state == "done" for cell in result.cells)
+    reused = f", {result.reused} of them by an earlier run" if result.reused else ""
+    yield "cells", f"{done} done, {len(result.failures)} failed, of {result.total}{reused}"
+    for cell in result.failures[:1]:
+        yield "first failure", f"{_cell_words(cell)}: {cell.step or 'start'}: {cell.problem}"
+    by_id = {cell.cell_id: cell for cell in result.cells}
+    for limit in result.limits:
+        yield f"{limit.kind} {limit.measure}", _limit_words(limit, [by_id[cell_id] for cell_id in limit.missed])
+    yield from (("note", note) for note in result.notes)
+
+
+def _cell_words(cell: CellResult) -> str:
+    return f"{cell.model} {settings_words(cell.settings)}".strip()
+
+
+def _limit_words(limit: SweepLimit, missed: Sequence[CellResult]) -> str:
+    if not missed:
+        return f"{limit.limit:g} is met by every cell that is done"
+    value = missed[0].measures.get(limit.measure)
+    shown = f"{value:.6g}" if isinstance(value, (int, float)) else "not measured"
+    return f"{limit.limit:g} is missed by {len(missed)}, first {_cell_words(missed[0])}: {shown}"
+
+
+def _finite(value: Measure) -> Measure:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# --- The export results of many model types. Imports no library that is slow to import.
+
+
+ExporterWish = Literal["auto", "torchscript", "dynamo"]
+AUTO: ExporterWish = "auto"
+EXPORTERS: tuple[ExporterWish, ...] = get_args(ExporterWish)
+
+State = Literal["exported", "failed", "not built", "not run"]
+"""``not built``: no small config makes a model. ``not run``: PyTorch cannot run the model on the resolved inputs."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One export by one exporter."""
+
+    is_verified: bool
+    """Whether the file was written, equals PyTorch, and has a valid tag on every node."""
+    exporter: str = ""
+    """The exporter that made the graph; for ``auto`` the one it chose."""
+    problem: str = ""
+    """First line of the reason of a failure."""
+    exit_code: int = 0
+    """Exit code of the same ``winml export``; negative where the process was stopped."""
+    module: str = ""
+    operator: str = ""
+    step: str = ""
+    """Step in which the export failed."""
+    note: str = ""
+    """Why ``auto`` chose this exporter."""
+    nodes: int = 0
+    coverage_percent: float = 0.0
+    tags: tuple[str, ...] = ()
+    """The set of tags in the file, sorted."""
+    relative_diff: float = 0.0
+    """Largest difference from PyTorch, relative to the size of that output."""
+    cache: tuple[str, ...] = ()
+    """Kinds of states the graph takes and returns, such as ``key`` and ``value``; empty without a cache."""
+    generated_tokens: int = 0
+    """Tokens of a text that PyTorch's ``generate()`` and the graph agree on."""
+    remarks: tuple[str, ...] = ()
+    """What the export said of the graph, one sentence each."""
+    seconds: float = 0.0
+    peak_bytes: int = 0
+
+    @property
+    def generates(self) -> bool:
+        """Whether a text was generated with the cache of the graph, and is that of PyTorch."""
+        return self.is_verified and bool(self.cache) and self.generated_tokens > 0
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One model type: its small model, and one attempt per requested exporter."""
+
+    model_type: str
+    class_name: str = ""
+    parameters: int = 0
+    kept_large: tuple[str, ...] = ()
+    """Aspects of the default config that could not be made small."""
+    inputs: tuple[str, ...] = ()
+    keeps_cache: bool = False
+    """Whether the graph is to take a cache."""
+    state_before: Literal["", "not built", "not run"] = ""
+    """Why nothing was exported; empty where PyTorch ran the model."""
+    problem: str = ""
+    """The reason of ``state_before``."""
+    attempts: Mapping[str, Attempt] = field(default_factory=dict)
+    """Requested exporter → its attempt."""
+
+    @property
+    def is_attempted(self) -> bool:
+        """Whether PyTorch ran the model, so that its exports count."""
+        return not self.state_before
+
+    def state(self, exporter: str = AUTO) -> State | None:
+        """Return the state for a requested exporter; None where it was not requested."""
+        if self.state_before:
+            return self.state_before
+        attempt = self.attempts.get(exporter)
+        if attempt is None:
+            return None
+        return "exported" if attempt.is_verified else "failed"
+
+    def tags_differ(self) -> bool:
+        """Whether two successful exporters give different sets of tags."""
+        return len({attempt.tags for attempt in self.attempts.values() if attempt.is_verified}) > 1
+
+    def with_attempt(self, exporter: str, attempt: Attempt) -> Architecture:
+        """Return a copy with one more attempt."""
+        return replace(self, attempts={**self.attempts, exporter: attempt})
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All model types of one sweep."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Library → its version."""
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    """``seconds`` and ``gigabytes`` that bound one export."""
+    architectures: Mapping[str, Architecture] = field(default_factory=dict)
+
+
+def count_states(architectures: Sequence[Architecture], exporter: str = AUTO) -> Counter[str]:
+    """Count the states for an exporter; a model type it was not requested for is not counted."""
+    return Counter(state for item in architectures if (state := item.state(exporter)) is not None)
+
+
+def architecture_from_record(entry: dict[str, Any]) -> Architecture:
+    """Return the model type that a JSON record was made of."""
+    attempts = {name: attempt_from_record(attempt) for name, attempt in entry["attempts"].items()}
+    return Architecture(**{**_with_tuples(entry), "attempts": attempts})
+
+
+def attempt_from_record(entry: Mapping[str, Any]) -> Attempt:
+    """Return the attempt that a JSON record was made of."""
+    return Attempt(**_with_tuples(entry))
+
+
+def _with_tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}

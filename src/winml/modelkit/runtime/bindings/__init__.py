@@ -1,1 +1,0 @@
-"""What of ONNX Runtime's own interface needs care: its exceptions, and the libraries that extend it?"""

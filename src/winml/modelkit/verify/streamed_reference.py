@@ -1,0 +1,531 @@
+"""Answers of a model in PyTorch whose weights stay in the checkpoint.
+
+All inputs are answered side by side: each weight is read once for all of them, and dropped before the next is read.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from onnx_ir import tensor_adapters
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+
+from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
+from winml.modelkit.load.checkpoints.weights import DeferredTensor, NotDeferrableError
+from winml.modelkit.verify.other_sizes import Draw
+from winml.modelkit.verify.reference_run import PreparedPart, conditions_as_python, prepared_part, run_reference
+
+__all__ = [
+    "KEPT_BYTES",
+    "Ask",
+    "Request",
+    "WeightRequest",
+    "answer_requests",
+    "answered_streaming",
+    "asking",
+    "run_in_lock_step",
+    "stream_parameters",
+    "with_streamed_values",
+]
+
+
+# --- Lets several runs of one program go on side by side, such that all of them wait for the same thing at the same
+# time.
+#
+# Each run is an ordinary function in a thread of its own, but only one of them is ever at work: a run goes on until it
+# asks for something, and what was asked for is given to every run that waits for the same.
+
+
+class Request(Protocol):
+    """What a run waits for."""
+
+    @property
+    def key(self) -> object:
+        """Equal for requests that are answered together."""
+
+    @property
+    def position(self) -> int:
+        """How far the run has come, so that those behind the others are answered first."""
+
+
+_Request = TypeVar("_Request", bound=Request)
+_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
+Ask = Callable[[_Request], _Answer]
+
+
+def run_in_lock_step(
+    works: Sequence[Callable[[Ask[_Request, _Answer]], _Result]],
+    serve: Callable[[Sequence[_Request]], Sequence[_Answer]],
+) -> list[_Result]:
+    """Run every work, and return what they return.
+
+    Args:
+        works: Functions that call what they are given to ask for something.
+        serve: Answers requests of one key; called in this thread.
+
+    Raises:
+        Exception: what the first of the works raised, or ``serve``; the others are ended.
+    """
+    with ThreadPoolExecutor(len(works)) as threads:
+        runs: list[_Run[_Request, _Answer, _Result]] = [_Run(work, threads) for work in works]
+        try:
+            for run in runs:
+                run.go_on()
+                run.raise_error()
+            while waiting := [(run, run.request) for run in runs if run.request is not None]:
+                first = min((request for _, request in waiting), key=lambda request: request.position)
+                group = [(run, request) for run, request in waiting if request.key == first.key]
+                answers = serve([request for _, request in group])
+                for (run, _), answer in zip(group, answers, strict=True):
+                    run.go_on(answer)
+                    run.raise_error()
+        finally:
+            for run in runs:
+                run.end()
+    return [run.future.result() for run in runs]
+
+
+class _EndedError(Exception):
+    """Ends a run whose result nobody waits for."""
+
+
+class _Run(Generic[_Request, _Answer, _Result]):
+    """One function that stops whenever it asks for something."""
+
+    def __init__(self, work: Callable[[Ask[_Request, _Answer]], _Result], threads: Executor) -> None:
+        """Take a function; it begins with the first :meth:`go_on`."""
+        self.request: _Request | None = None
+        """What it waits for; None before it began and after it ended."""
+        self._answers: list[_Answer] = []
+        self._is_ending = False
+        self._error: BaseException | None = None
+        self._turn, self._stop = threading.Semaphore(0), threading.Semaphore(0)
+        self.future: Future[_Result] = threads.submit(self._main, work)
+
+    def go_on(self, *answers: _Answer) -> None:
+        """Let it work until it asks for something or ends; with an answer, where it asked."""
+        self._answers, self.request = list(answers), None
+        self._turn.release()
+        self._stop.acquire()
+
+    def raise_error(self) -> None:
+        """Raise what its function raised, if it did."""
+        if self._error is not None:
+            raise self._error
+
+    def end(self) -> None:
+        """End it, if it is still at work."""
+        self._is_ending = True
+        self._turn.release()
+
+    def _main(self, work: Callable[[Ask[_Request, _Answer]], _Result]) -> _Result:
+        try:
+            self._turn.acquire()
+            if self._is_ending:
+                raise _EndedError
+            return work(self._ask)
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._stop.release()
+
+    def _ask(self, request: _Request) -> _Answer:
+        if not self._is_ending:
+            self.request = request
+            self._stop.release()
+            self._turn.acquire()
+        if self._is_ending:
+            raise _EndedError
+        return self._answers.pop()
+
+
+# --- Parameters whose values are read from the checkpoint whenever a forward computes with them, and dropped
+# afterwards.
+#
+# A product with a large weight reads the weight in pieces, an embedding reads the rows it returns, and any other
+# operation reads the whole tensor. Several runs may share what is read: ``streamed_reference.py``.
+
+
+aten = torch.ops.aten
+
+PIECE_BYTES = 1 << 25
+"""Values of a weight held at a time. Chosen: a fraction of what the libraries take, large enough to compute well."""
+KEPT_BYTES = 1 << 18
+"""Parameters up to this size are read once and kept. Chosen: norms and biases, which together are small."""
+
+_CAST = aten._to_copy.default
+
+
+class _Scratch:
+    """Memory for a piece of a weight, the same for all: memory that is given back in between is not all of it free."""
+
+    def __init__(self, piece_bytes: int) -> None:
+        """Take no memory yet."""
+        self.piece_bytes = piece_bytes
+        self._memories: dict[str, torch.Tensor] = {}
+
+    def read(self, stored: StoredValues, dtype: torch.dtype) -> torch.Tensor:
+        """Return values in a dtype; the next call writes over them.
+
+        Raises:
+            CheckpointError: the file became shorter.
+        """
+        values = self._memory("stored", stored, tensor_adapters.to_torch_dtype(stored.dtype))
+        stored.read_into(values.view(-1).view(torch.uint8).numpy())
+        return values if values.dtype == dtype else self._memory("cast", stored, dtype).copy_(values)
+
+    def _memory(self, use: str, stored: StoredValues, dtype: torch.dtype) -> torch.Tensor:
+        needed = stored.size * dtype.itemsize
+        held = self._memories.get(use)
+        if held is None or len(held) < needed:
+            self._memories[use] = held = torch.empty(max(needed, self.piece_bytes), dtype=torch.uint8)
+        return held[:needed].view(dtype).view(stored.shape)
+
+
+@dataclass(eq=False)
+class _Source:
+    """Where the values of one parameter come from."""
+
+    deferred: DeferredTensor
+    position: int
+    """Which parameter of the model it is."""
+    scratch: _Scratch
+    kept: torch.Tensor | None = None
+
+    @property
+    def stored(self) -> StoredValues | None:
+        """Where its rows lie in a file one after the other; None where they do not."""
+        origin = self.deferred._origin
+        is_plain = isinstance(origin, StoredTensor) and origin.permutation is None and self.deferred.dim() > 0
+        return origin.stored if isinstance(origin, StoredTensor) and is_plain else None
+
+    def read(self) -> torch.Tensor:
+        """Return the values.
+
+        Raises:
+            CheckpointError: the file became shorter.
+        """
+        if self.kept is not None:
+            return self.kept
+        deferred, stored = self.deferred, self.stored
+        values = deferred.realized() if stored is None else _read(stored, deferred.dtype)
+        if values.numel() * values.element_size() <= KEPT_BYTES:
+            self.kept = values
+        return values
+
+    def row_pieces(self) -> Iterator[torch.Tensor]:
+        """Yield the rows of a matrix in order, a piece at a time; the next one takes the memory of the one before.
+
+        Raises:
+            CheckpointError: the file became shorter.
+        """
+        count, width = self.deferred.shape
+        stored = self.stored
+        if stored is None or self.kept is not None or not stored.size:
+            yield self.read()
+            return
+        rows = max(1, self.scratch.piece_bytes // (width * self.deferred.element_size()))
+        for start in range(0, count, rows):
+            yield self.scratch.read(_row_slice(stored, start, min(rows, count - start)), self.deferred.dtype)
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return the rows of a table at these places; each is read once.
+
+        Raises:
+            CheckpointError: the file became shorter.
+        """
+        stored = self.stored
+        if stored is None or self.kept is not None or not indices.numel():
+            return self.read()[indices]
+        wanted, places = torch.unique(indices, return_inverse=True)
+        return torch.cat([_read(_row_slice(stored, int(row), 1), self.deferred.dtype) for row in wanted])[places]
+
+
+@dataclass(frozen=True)
+class _View:
+    """An operation that only looks at parameters otherwise, or casts them; done when something is computed."""
+
+    operation: Any
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    position: int
+    """Which of the tensors it returns."""
+
+
+@dataclass(frozen=True, eq=False)
+class WeightRequest:
+    """What a forward wants of a parameter."""
+
+    source: _Source
+    rows: torch.Tensor | None = None
+    """A matrix that is to be multiplied with the transposed parameter; None where its values themselves are wanted."""
+
+    @property
+    def key(self) -> object:
+        """Equal for requests that one reading answers."""
+        return self.position, self.rows is None
+
+    @property
+    def position(self) -> int:
+        """Which parameter of the model it is about."""
+        return self.source.position
+
+
+class _Asking(threading.local):
+    """Who answers the requests of a thread; None: they are answered at once."""
+
+    ask: Callable[[WeightRequest], torch.Tensor] | None = None
+
+
+_ASKING = _Asking()
+
+
+@contextmanager
+def asking(ask: Callable[[WeightRequest], torch.Tensor]) -> Iterator[None]:
+    """Let ``ask`` answer what forwards in this thread want of parameters, for the time of the block."""
+    before, _ASKING.ask = _ASKING.ask, ask
+    try:
+        yield
+    finally:
+        _ASKING.ask = before
+
+
+class _StreamedTensor(torch.Tensor):
+    """A parameter that has values only while something is computed with it; or a view of one."""
+
+    _origin: _Source | _View
+    _meta: torch.Tensor
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # torch's own way to say: none
+
+    @staticmethod
+    def __new__(cls, origin: _Source | _View, meta: torch.Tensor) -> _StreamedTensor:  # noqa: PYI034 - typing has Self from Python 3.11 on
+        """Make one that is like ``meta``."""
+        tensor: _StreamedTensor = torch.Tensor._make_wrapper_subclass(
+            cls, meta.shape, strides=meta.stride(), storage_offset=0, dtype=meta.dtype, device=torch.device("cpu")
+        )
+        tensor._origin, tensor._meta = origin, meta
+        return tensor
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # torch says Any
+        """Return what is known without reading."""
+        return f"_StreamedTensor({list(self.shape)}, {self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # as torch documents and calls it
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Record what only looks at parameters otherwise; compute all else.
+
+        Raises:
+            NotDeferrableError: the operation writes into a parameter.
+            CheckpointError: the file became shorter.
+        """
+        kwargs = kwargs or {}
+        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        if func._schema.is_mutable and isinstance(tensors[0], cls):
+            raise NotDeferrableError(f"{func} on a parameter")
+        if (func.is_view or func is _CAST) and all(isinstance(tensor, cls) for tensor in tensors):
+            return _viewed(func, args, kwargs)
+        if func is aten.embedding.default and (source := _source_of(args[0])) is not None:
+            return source.rows(args[1])
+        if func in (aten.linear.default, aten.matmul.default):
+            # Under inference_mode these come whole; their parts are handled here.
+            return func.decompose(*args, **kwargs)
+        if func is aten.mm.default and (source := _transposed_source(args[1])) is not None:
+            return _asked(WeightRequest(source, _values(args[0])))
+        if func is aten.addmm.default and (source := _transposed_source(args[2])) is not None and not kwargs:
+            return _values(args[0]) + _asked(WeightRequest(source, _values(args[1])))
+        return func(*tree_map(_values, args), **tree_map(_values, kwargs))
+
+
+def stream_parameters(model: nn.Module, piece_bytes: int = PIECE_BYTES) -> None:
+    """Let a model whose parameters are deferred compute with them, each read when its turn comes; in place.
+
+    Args:
+        model: Its parameters are ``DeferredTensor``.
+        piece_bytes: Values of a large weight held at a time.
+    """
+    streamed: dict[int, nn.Parameter] = {}
+    scratch = _Scratch(piece_bytes)
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            values: Any = parameter  # a parameter is of the class of its tensor
+            if not isinstance(values, DeferredTensor):
+                continue
+            if id(parameter) not in streamed:
+                tensor = _StreamedTensor(_Source(values, len(streamed), scratch), values._meta)
+                streamed[id(parameter)] = nn.Parameter(tensor, requires_grad=False)
+            module._parameters[name] = streamed[id(parameter)]
+
+
+def answer_requests(requests: Sequence[WeightRequest]) -> list[torch.Tensor]:
+    """Return what was asked for; all requests are about one parameter, which is read once.
+
+    Raises:
+        CheckpointError: the file became shorter.
+    """
+    source = requests[0].source
+    matrices = [request.rows for request in requests if request.rows is not None]
+    if not matrices:
+        return [source.read()] * len(requests)
+    together = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
+    products = [together @ piece.t() for piece in source.row_pieces()]
+    product = torch.cat(products, dim=1) if len(products) > 1 else products[0]
+    return list(torch.split(product, [len(matrix) for matrix in matrices]))
+
+
+def _asked(request: WeightRequest) -> torch.Tensor:
+    if _ASKING.ask is None or request.source.kept is not None:
+        return answer_requests([request])[0]
+    return _ASKING.ask(request)
+
+
+def _viewed(func: Any, args: Any, kwargs: Any) -> Any:
+    outputs, spec = tree_flatten(func(*tree_map(_without_values, args), **tree_map(_without_values, kwargs)))
+    return spec.unflatten(
+        [
+            _StreamedTensor(_View(func, args, kwargs, position), output) if isinstance(output, torch.Tensor) else output
+            for position, output in enumerate(outputs)
+        ]
+    )
+
+
+def _without_values(value: Any) -> Any:
+    if isinstance(value, _StreamedTensor):
+        return value._meta
+    return torch.device("meta") if isinstance(value, torch.device) else value
+
+
+def _values(value: Any) -> Any:
+    """Return an ordinary tensor for a streamed one, and everything else as it is."""
+    if not isinstance(value, _StreamedTensor):
+        return value
+    origin = value._origin
+    if isinstance(origin, _Source):
+        return _asked(WeightRequest(origin))
+    outputs = origin.operation(*tree_map(_values, origin.arguments), **tree_map(_values, origin.keywords))
+    return tree_leaves(outputs)[origin.position]
+
+
+def _source_of(value: Any) -> _Source | None:
+    """Return the parameter that a tensor is; None where it is anything else."""
+    if not isinstance(value, _StreamedTensor):
+        return None
+    origin = value._origin
+    if isinstance(origin, _Source):
+        return origin
+    return _source_of(origin.arguments[0]) if origin.operation in (aten.detach.default, aten.alias.default) else None
+
+
+def _transposed_source(value: Any) -> _Source | None:
+    """Return the parameter that a tensor is the transposed matrix of; None where it is anything else."""
+    if not isinstance(value, _StreamedTensor) or not isinstance(value._origin, _View) or value.dim() != 2:
+        return None
+    source = _source_of(value._origin.arguments[0]) if _is_transposing(value._origin) else None
+    return source if source is not None and source.deferred.dim() == 2 else None
+
+
+def _is_transposing(view: _View) -> bool:
+    """Say whether a view of a matrix swaps its axes."""
+    if view.operation is aten.transpose.int:
+        first, second = view.arguments[1:3]
+        return bool((first - second) % 2)
+    return view.operation is aten.t.default
+
+
+def _row_slice(stored: StoredValues, start: int, count: int) -> StoredValues:
+    row_bytes = stored.size // stored.shape[0] * stored.dtype.numpy().itemsize
+    return replace(stored, offset=stored.offset + start * row_bytes, shape=(count, *stored.shape[1:]))
+
+
+def _read(stored: StoredValues, dtype: torch.dtype) -> torch.Tensor:
+    values = stored.read()
+    if not values.size:
+        return torch.empty(stored.shape, dtype=dtype)
+    held = torch.frombuffer(values.reshape(-1).view(np.uint8), dtype=tensor_adapters.to_torch_dtype(stored.dtype))
+    return held.reshape(stored.shape).to(dtype)
+
+
+# --- Answers of a model in PyTorch whose weights stay in the checkpoint.
+#
+# All inputs are answered side by side: each weight is read once for all of them, and dropped before the next is read.
+
+
+@contextmanager
+def with_streamed_values(prepared: PreparedPart) -> Iterator[PreparedPart]:
+    """Yield the prepared part as it is where its parameters hold values, else one that reads them as it goes.
+
+    Raises:
+        CheckpointError: the weights cannot be read or are not those of the model.
+    """
+    if prepared.part.with_references is None:
+        yield prepared
+        return
+    with _streamed(prepared, 1) as parts:
+        yield parts[0]
+
+
+@contextmanager
+def _streamed(prepared: PreparedPart, count: int) -> Iterator[list[PreparedPart]]:
+    """Yield the prepared part as often as asked for, with parameters that are read when something is computed.
+
+    Each has modules of its own, since a forward may write on them; parameters are shared.
+
+    Args:
+        prepared: A part whose parameters have no values.
+        count: How many of them.
+
+    Raises:
+        CheckpointError: the weights cannot be read or are not those of the model.
+    """
+    part = prepared.part
+    assert part.with_references is not None  # the parameters have no values
+    model = part.with_references()
+    stream_parameters(model)
+    shared = {id(parameter): parameter for parameter in model.parameters()}
+    models = [model, *(copy.deepcopy(model, dict(shared)) for _ in range(count - 1))]
+    with ExitStack() as entered:
+        parts = [
+            entered.enter_context(
+                prepared_part(replace(part, model=model, stored=None, with_weights=None, with_references=None))
+            )
+            for model in models
+        ]
+        for item in parts:
+            item.forward.rename_outputs(prepared.forward.output_names)
+        yield parts
+
+
+def answered_streaming(prepared: PreparedPart, draws: Sequence[Draw]) -> list[Draw]:
+    """Return the draws with what the model answers in PyTorch.
+
+    Args:
+        prepared: A part whose parameters have no values.
+        draws: Inputs that it takes.
+
+    Raises:
+        ExportError: the model refuses one of them; names the module.
+        CheckpointError: the weights cannot be read or are not those of the model.
+    """
+
+    def answer(weighted: PreparedPart, draw: Draw, ask: Ask[WeightRequest, torch.Tensor]) -> Draw:
+        # Gradients are a matter of the thread.
+        with torch.no_grad(), asking(ask):
+            return replace(draw, reference=run_reference(weighted, draw.inputs))
+
+    with _streamed(prepared, len(draws)) as parts, conditions_as_python():
+        works = [partial(answer, weighted, draw) for weighted, draw in zip(parts, draws, strict=True)]
+        return run_in_lock_step(works, answer_requests)

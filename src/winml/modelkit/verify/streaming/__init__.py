@@ -1,1 +1,0 @@
-"""How is a model compared whose weights are not to be in memory?"""
