@@ -125,7 +125,7 @@ def test_config_of_winml_config_is_what_build_takes(workplace: Workplace, bert_t
     config, resolved = (json.loads(workplace.files()[name]) for name in ("config.json", "out/winml_build_config.json"))
     assert 17 == resolved["export"]["opset_version"]
     assert config == resolved
-    assert ["batch", 16] == resolved["export"]["input_tensors"][0]["shape"]
+    assert ["batch_size", 16] == resolved["export"]["input_tensors"][0]["shape"]
 
 
 def test_use_cache_builds_in_the_cache(place: Workplace) -> None:

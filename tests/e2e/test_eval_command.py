@@ -25,7 +25,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.evaluate.preprocessing import Preprocessor
 from winml.modelkit.file_names import EVALUATION_NAME
-from winml.modelkit.flows.evaluate import scoring
+from winml.modelkit.flows.evaluate import evaluate as scoring
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.tune.judging import Judge

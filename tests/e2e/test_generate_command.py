@@ -402,7 +402,7 @@ def test_perf_measures_the_parts_of_a_folder(translator: Path) -> None:
     outcome = run_here("perf", translator, "--by-module")
     assert 2 == outcome.code
     assert "--by-module is for one graph" in outcome.err
-    assert "encoder.onnx" in outcome.err
+    assert "--submodel encoder" in outcome.err
 
 
 def test_recording_is_written_down(tmp_path: Path) -> None:

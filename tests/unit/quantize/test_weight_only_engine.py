@@ -15,8 +15,8 @@ from winml.modelkit.errors import QuantizeError
 from winml.modelkit.graph.files import writing
 from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.graph.files.writing import write_model
-from winml.modelkit.quantize.block_quantizers import BlockForm, quantize_blocks
 from winml.modelkit.quantize import block_quantizers as weight_matrices
+from winml.modelkit.quantize.block_quantizers import BlockForm, quantize_blocks
 from winml.modelkit.quantize.weight_only_engine import PackedWeight, quantize_weights
 
 PRODUCT = "m (float[2,64] x) => (float[2,48] y) <float[1] w = {0}> { y = MatMul (x, w) }"

@@ -247,13 +247,14 @@ def has_sidecar(part: BuiltPart) -> bool:
     return _export_sidecar(part) is not None
 
 
-def model_sidecar(part: BuiltPart, folder: Path, model_name: str) -> tuple[str | None, str]:
+def model_sidecar(part: BuiltPart, folder: Path, written: Path, data: Mapping[str, int]) -> tuple[str | None, str]:
     """Return the sidecar of a finished part, and what is to be said of it.
 
     Args:
         part: The part; its last stage ran or was reused.
         folder: The folder of the build.
-        model_name: The name the result gets.
+        written: The model as it was written, under the name that the result gets.
+        data: Size in bytes of each of its data files, by name.
 
     Returns:
         The text, None where the export wrote no sidecar or it describes another file; and a note, or an empty string.
@@ -270,7 +271,7 @@ def model_sidecar(part: BuiltPart, folder: Path, model_name: str) -> tuple[str |
         is_its_own = False
     if not is_its_own:
         return None, f"{folder / sidecar.name} does not describe {exported.name}, and is not used."
-    return _adapted(record, part, folder, model_name), ""
+    return _adapted(record, part, folder, _record(written.name, written), data), ""
 
 
 def _export_sidecar(part: BuiltPart) -> tuple[FileRecord, FileRecord] | None:
@@ -282,14 +283,15 @@ def _export_sidecar(part: BuiltPart) -> tuple[FileRecord, FileRecord] | None:
     return None
 
 
-def _adapted(record: dict[str, Any], part: BuiltPart, folder: Path, model_name: str) -> str:
-    model_file = part.current_files[0]
-    model = ir.serde.deserialize_model(read_structure(folder / model_file.name))
+def _adapted(
+    record: dict[str, Any], part: BuiltPart, folder: Path, model_file: FileRecord, data: Mapping[str, int]
+) -> str:
+    # Of the stage, whose weights may lie outside: the nodes are the same, and less is read.
+    model = ir.serde.deserialize_model(read_structure(folder / part.current_files[0].name))
     tags = [(node.name or "", tag) for node in all_nodes(model) if (tag := read_tag(node))]
-    data = (file for file in part.current_files[1:] if not file.name.endswith(SIDECAR_SUFFIX))
     described = DescribedFile(
         sha256=model_file.sha256,
-        files=((model_name, model_file.size_bytes), *((file.name, file.size_bytes) for file in data)),
+        files=((model_file.name, model_file.size_bytes), *data.items()),
         nodes={name: tag.tag for name, tag in tags},
         root_nodes=tuple(name for name, tag in tags if tag.source == "root"),
         coverage=measure_coverage(model),
@@ -581,7 +583,7 @@ class _Build:
                     continue
                 path = folder / self._layout.model_name(part)
                 names[part.name] = self._layout.place(part, folder, files)
-                text, note = model_sidecar(part, folder, path.name)
+                text, note = self._sidecar_of(part, path, names[part.name], files)
                 if text is not None:
                     files.reserve(sidecar_path(path)).write_text(text, encoding="utf-8")
                 self._job.folder.notes += [note] if note else []
@@ -601,6 +603,18 @@ class _Build:
             path = folder / self._layout.model_name(part)
             placed[part.name] = kept[part.name] or self._placed_model(path, written)
         return placed
+
+    def _sidecar_of(
+        self, part: BuiltPart, path: Path, names: Sequence[str], files: OutputFiles
+    ) -> tuple[str | None, str]:
+        """Return the sidecar of a model that was written under its name, before it is put in place."""
+        folder = self._job.folder.path
+        sizes = files.written_sizes()
+        data = {name: sizes[(folder / name).absolute()] for name in names[1:]}
+        if not self._job.plan.is_deployed:  # it may share the data of its stage
+            shared = (file for file in part.current_files[1:] if not file.name.endswith(SIDECAR_SUFFIX))
+            data = {**{file.name: file.size_bytes for file in shared}, **data}
+        return model_sidecar(part, folder, files.reserve(path), data)
 
     def _claim_data(self, placed: Iterable[tuple[str, ...]]) -> None:
         """Let data be ours whose names are not made of its content, and may be somebody's."""

@@ -302,7 +302,7 @@ class OutputFiles:
             raise write_error(target, error) from error
 
     def reserve(self, path: Path, *, gives_way: bool = False) -> Path:
-        """Return the temporary path to write the file for ``path`` to.
+        """Return the temporary path to write the file for ``path`` to; the same for a path that was reserved before.
 
         It has the same file name in a hidden folder. Every other file written into that folder is put in place as well,
         such as the external data of a model. With ``gives_way``, the commit leaves it out if something else has its
@@ -321,7 +321,8 @@ class OutputFiles:
             self._giving_way.update({path: file_state(path)} if gives_way and path not in self._giving_way else {})
         except OSError as error:
             raise write_error(path, error) from error
-        self._reserved.append(path)
+        if path not in self._reserved:
+            self._reserved.append(path)
         return self._folders[path.parent].path / STAGED / path.name
 
     def keep(self, paths: Iterable[Path]) -> None:
