@@ -184,6 +184,19 @@ def test_task_is_known_by_its_name_of_before() -> None:
     assert ("image-text-to-text", model_class) == (decision.task, decision.model_class_name)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "model_class", "task"),
+    [
+        ("got_ocr2", "GotOcr2ForConditionalGeneration", "image-text-to-text"),
+        ("gemma3", "Gemma3ForConditionalGeneration", "image-text-to-text"),
+        ("gemma3_text", "Gemma3ForCausalLM", "text-generation"),
+    ],
+)
+def test_task_of_a_vision_language_model_is_that_of_the_whole(model_type: str, model_class: str, task: str) -> None:
+    """Transformers lists such a class as a causal language model as well."""
+    assert task == resolve_task(_config(model_type, model_class)).task
+
+
 def test_task_tables_of_transformers_all_exist() -> None:
     """Every table named here is in the installed transformers, except one that left it."""
     from transformers.models.auto import modeling_auto

@@ -13,6 +13,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import DynamicDimension, DynamicRequest, InputTensorSpec, OpenSize
 from winml.modelkit.load.inputs.decision import InputDecision, decide_inputs
 from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
+from winml.modelkit.load.inputs.options import ShapeConfig
 
 
 def opened(architecture: str, request: DynamicRequest, left_open: dict[str, OpenSize] | None = None) -> InputDecision:
@@ -192,3 +193,16 @@ def test_option_for_sizes_of_which_one_is_fixed_tells_how_to_leave_the_other_ope
     assert "--dynamic-axes 'decoder_input_ids:1=decoder_sequence_length' leaves open what can be." == caught.value.hint
     advised = open_axes(decision, DynamicRequest(axes={"decoder_input_ids": {1: "decoder_sequence_length"}}))
     assert (1, "decoder_sequence_length") == shapes(advised)["decoder_input_ids"]
+
+
+def test_length_beyond_a_computed_table_bound_the_graph_by_what_was_traced() -> None:
+    """The module makes a larger table for longer rows in PyTorch; the graph keeps the one of the trace."""
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    model = transformers.M2M100Model(
+        transformers.M2M100Config(vocab_size=60, max_position_embeddings=40, **sizes, **heads)
+    ).eval()
+    for length, most in ((None, 40), (30, 40), (50, 50)):
+        shape = ShapeConfig() if length is None else ShapeConfig(sequence_length=length)
+        decision = open_axes(decide_inputs(model, model.config, shape=shape), DynamicRequest(sequence=True))
+        assert most == {dimension.name: dimension.max for dimension in decision.dimensions}["sequence_length"]

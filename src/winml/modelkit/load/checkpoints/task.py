@@ -398,11 +398,24 @@ def _decide_by_architecture(
             hint=f"Choose with --task: {', '.join(candidates)}.",
             candidates=candidates,
         )
-    for name, tasks in class_tasks.items():
+    for name, listed in class_tasks.items():
+        tasks = _images_first(name, listed)
         further_tasks = [task for task in tasks[1:] if task != "pretraining"]
         also = f"; it also serves {', '.join(further_tasks)}" if further_tasks else ""
         return TaskDecision(tasks[0], f"from the architecture {name} in the config{also}", name, tuple(offered))
     return _decide_outside_the_tables(architectures, model_type, offered)
+
+
+def _images_first(class_name: str, tasks: Sequence[str]) -> Sequence[str]:
+    """Return the tasks of a class with that of vision-language models first, if it is one.
+
+    transformers lists the class of a whole vision-language model as a causal language model as well, so that it can be
+    loaded for text alone. For: GOT-OCR 2, Gemma 3.
+    """
+    images = "image-text-to-text"
+    if images not in tasks or not class_name.endswith("ForConditionalGeneration"):
+        return tasks
+    return (images, *(task for task in tasks if task != images))
 
 
 def _decide_outside_the_tables(

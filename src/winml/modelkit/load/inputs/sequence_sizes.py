@@ -71,34 +71,46 @@ def decoder_sequence(context: InputContext) -> InputSize:
 
 
 def _choose_within_positions(context: InputContext, key: str, default: int, declared: int | None) -> InputSize:
-    """Return a sequence length, which learned positions bound firmly and others only by declaration."""
+    """Return a sequence length, which learned positions bound firmly and others only by declaration.
+
+    A module that computes its table makes a larger one for a longer row, which then bounds the graph.
+    """
     if declared is None:
         return context.sizes.choose(key, default)
-    usable = _learned_positions(context, declared)
+    learned, computed = (_table_positions(context, declared, attribute) for attribute in ("weight", "weights"))
+    usable = min((count for count in (learned, computed) if count is not None), default=None)
     size = context.sizes.choose(key, min(default, usable or declared), bounds=SizeBounds(max=usable))
+    if learned is not None and size.value > learned:
+        context.sizes.refuse(key, f"the model has {learned} positions")
     if usable is not None and size.value > usable:
-        context.sizes.refuse(key, f"the model has {usable} positions")
+        size = dataclasses.replace(size, bounds=SizeBounds(max=size.value))
     if size.value > declared:
         note = f"{SHAPE_CONFIG_OPTION}: {key} {size.value} is beyond the {declared} the config declares"
         return dataclasses.replace(size, notes=(note,))
     return size
 
 
-def _learned_positions(context: InputContext, declared: int) -> int | None:
+def _table_positions(context: InputContext, declared: int, attribute: str) -> int | None:
     """Return how many positions a row may have where they are looked up in a table, else None.
 
     Some tables keep rows that no position uses: those up to the padding index, or the first ``offset``.
+
+    Args:
+        context: The model.
+        declared: How many positions the config declares.
+        attribute: Where a module keeps its table: ``weight`` of learned positions, ``weights`` of computed ones, as in
+            M2M-100, Speech2Text and XGLM.
     """
     import torch
 
     usable = []
     for name, table in context.structure.named_modules():
-        weight, padding = getattr(table, "weight", None), getattr(table, "padding_idx", None)
+        weight, padding = getattr(table, attribute, None), getattr(table, "padding_idx", None)
         if not isinstance(weight, torch.Tensor) or weight.dim() != 2 or not is_position_name(name):
             continue
         offset = int(getattr(table, "offset", 0))
         if len(weight) - offset == declared:
-            usable.append(declared - (0 if padding is None else padding + 1))
+            usable.append(min(declared, len(weight) - (offset if padding is None else padding + 1)))
     return min(usable, default=None)
 
 
