@@ -12,6 +12,7 @@ from onnx_ir.passes import common
 from winml.modelkit.errors import NormalizeError
 from winml.modelkit.graph.stage import DeclaredPass, StageResult, run_passes
 from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage
+from winml.modelkit.normalize.bfloat16_widening import BFloat16WideningPass
 from winml.modelkit.normalize.constant_folding import ConstantFoldingPass
 from winml.modelkit.normalize.passes import (
     GeluOrderingPass,
@@ -81,6 +82,8 @@ def _ordered_passes(options: NormalizeOptions) -> tuple[DeclaredPass, ...]:
     return (
         # First: what follows finds values again by name.
         DeclaredPass(ValueNamesPass(), "keeps"),
+        # Before folding, which computes casts of constants.
+        DeclaredPass(BFloat16WideningPass(), "creates"),
         *(folding if options.fold_constants else ()),
         # After folding, which leaves what it computed as Constant nodes, and no-ops as identities.
         DeclaredPass(common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0), "keeps"),

@@ -1,0 +1,43 @@
+"""Parts in bfloat16 are computed in float32 and rounded, as PyTorch does on a CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from graphs import answer, operators, parse, tags
+from winml.modelkit.errors import WinMLError
+from winml.modelkit.normalize.bfloat16_widening import BFloat16WideningPass
+
+ISLAND = """m (float[2,3] x) => (float[3,2] y) {
+    a = Cast <to = 16> (x)  b = Mul (a, a)  c = Transpose <perm = [1,0]> (b)  y = Cast <to = 1> (c)
+}"""
+X = np.random.default_rng(0).standard_normal((2, 3), dtype=np.float32)
+
+
+def test_island_has_kernels_and_rounds_as_pytorch() -> None:
+    """Without the pass ONNX Runtime's CPU provider opens no such graph."""
+    model = parse(ISLAND)
+    with pytest.raises(WinMLError):
+        answer(model, x=X)
+    assert BFloat16WideningPass()(model).modified
+    assert ["Mul", "Transpose"] == [operator for operator in operators(model) if operator != "Cast"]
+    narrow = torch.from_numpy(X).bfloat16()
+    assert [(narrow * narrow).T.float().tolist()] == answer(model, x=X)
+    assert all(tags(model))
+    assert not BFloat16WideningPass()(model).modified
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "m (bfloat16[2] x) => (float[2] y) { a = Mul (x, x)  y = Cast <to = 1> (a) }",
+        "m (float[2] x) => (float[2] y) { a = Cast <to = 16> (x)  y = Cast <to = 1> (a) }",
+        "m (float[2] x) => (float[2] y) { y = Mul (x, x) }",
+    ],
+    ids=["a model in bfloat16", "rounding alone", "nothing in bfloat16"],
+)
+def test_other_graphs_stay(text: str) -> None:
+    """What has kernels, or is of the type that somebody chose."""
+    assert not BFloat16WideningPass()(parse(text)).modified
