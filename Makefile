@@ -35,6 +35,7 @@ documents: $(READY)
 	$(RUN) scripts/build_config_reference.py
 	$(RUN) scripts/build_manifest_schema.py
 	$(RUN) scripts/house_picture.py
+	$(RUN) scripts/verb_reference.py
 
 notebooks: $(READY)
 	$(RUN) scripts/notebook_outputs.py

@@ -23,8 +23,6 @@ from winml.modelkit.results.sweep import (
     ExporterWish,
     State,
     SweepResult,
-    architecture_from_record,
-    attempt_from_record,
 )
 
 __all__ = ["document", "evaluation_of", "exporter_summary", "generation_summary", "summary", "write_documents"]
@@ -92,14 +90,12 @@ def evaluation_of(result: SweepResult) -> Evaluation:
 def _architecture(cell: CellResult, model_type: str, exporter: ExporterWish) -> Architecture:
     """Return the model type of a cell with the attempt of its exporter, also where its process was killed."""
     record = cell.details.get("architecture")
-    architecture = (
-        architecture_from_record(dict(record)) if record else Architecture(model_type, state_before="not built")
-    )
+    architecture = Architecture.from_fields(record) if record else Architecture(model_type, state_before="not built")
     if not architecture.is_attempted:
         return replace(architecture, problem=cell.problem)
     record = cell.details.get("attempt")
     attempt = (
-        attempt_from_record(record)
+        Attempt.from_fields(record)
         if record
         else Attempt(is_verified=False, problem=cell.problem, exit_code=cell.exit_code, seconds=cell.seconds)
     )

@@ -118,7 +118,9 @@ def run(names: Sequence[str]) -> tuple[dict[tuple[str, str], Counter[str]], list
                 except Exception as error:
                     failed.append(f"{exporter} on {name}: {type(error).__name__}")
                     continue
-                feeds = {spec.name: tensor.numpy() for spec, tensor in zip(result.inputs, inputs, strict=True)}
+                feeds = {
+                    spec.name: tensor.numpy() for spec, tensor in zip(result.only_part.inputs, inputs, strict=True)
+                }
                 for tool, work in TOOLS.items():
                     try:
                         with contextlib.redirect_stdout(io.StringIO()):

@@ -9,8 +9,9 @@ import onnx_ir as ir
 
 from graphs import parse
 from winml.modelkit.compare.fidelity import measure_fidelity
-from winml.modelkit.quantize.options import PRECISIONS, QuantizeOptions
+from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import EngineTask
+from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.runtime.sessions import run_onnx
 
 

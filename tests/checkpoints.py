@@ -134,6 +134,10 @@ CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Architecture → model class and the sizes that make it small."""
 
+FAMILIES = ("bert", "gpt2", "t5", "vit", "resnet", "clip", "wav2vec2")
+"""One architecture of each kind: text, text with a cache, encoder and decoder, images by attention and by convolution,
+text beside images, audio."""
+
 
 _LAYERS = {"num_hidden_layers", "n_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers"}
 

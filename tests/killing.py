@@ -6,13 +6,15 @@ operations Python makes: open for writing, rename, link, remove, mkdir, rmdir. I
 open file, nor what native code writes; both happen in hidden folders only.
 
 A moment is before an operation. One is killed at where a visible file is another than ever before, or where hidden
-files lie there that never lay there together: the next command tidies up by their names. Operations that change
-neither, as those of a commit that was seen before, leave nothing new to be found.
+files lie there that never lay there together: the next command tidies up by their names. Of verbs that write by one
+function, one is killed where only hidden files are others. Operations that change neither, as those of a commit that
+was seen before, leave nothing new to be found.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -94,6 +96,8 @@ class Verb:
     name: str
     command: Callable[[Path, Path, str], Sequence[str | Path]]
     """Place of the sources, the folder, ``old`` or ``new`` → arguments."""
+    is_like_optimize: bool = False
+    """Whether ``optimize`` writes its files by the same function: then it is killed where a visible file changes."""
 
     def run(self, place: Path, folder: Path, which: str) -> None:
         """Run it."""
@@ -122,15 +126,15 @@ VERBS = {
         Verb("quantize", lambda place, folder, which: (
             "quantize", "-m", place / which / "in.onnx", "-o", folder / "model.onnx", "--external-data", "--overwrite",
             "--no-verify", "-q",
-        )),
+        ), is_like_optimize=True),
         Verb("compile", lambda place, folder, which: (
             "compile", "-m", place / which / "in.onnx", "-o", folder / "model.onnx", "--ep", "cpu",
             "--overwrite", "--no-verify", "-q",
-        )),
+        ), is_like_optimize=True),
         Verb("pin", lambda place, folder, which: (
             "export", "-m", place / which / "open.onnx", "-o", folder / "model.onnx", "--shape-config",
             '{"rows": 3}', "--overwrite", "--no-verify", "-q",
-        )),
+        ), is_like_optimize=True),
         Verb("unlinked", lambda place, folder, which: (
             "optimize", "-m", place / which / "in.onnx", "-o", folder / "model.onnx", "--level", "basic",
             "--overwrite", "--no-verify", "-q",
@@ -190,14 +194,15 @@ def links_refused() -> Iterator[None]:
 class KillAtMoment:
     """An audit hook that kills this process at the N-th moment in some folders. It cannot be taken off."""
 
-    def __init__(self, number: int, folders: Sequence[Path]) -> None:
+    def __init__(self, number: int, folders: Sequence[Path], *, hidden_too: bool = True) -> None:
         self._left = number
+        self._hidden_too = hidden_too
         self._folders = tuple(str(folder) for folder in folders)
         self._seen: set[frozenset[Any]] = set()
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if any(path.startswith(self._folders) for path in self._changed_paths(event, arguments)):
-            looks = {*map(frozenset, self._looks())}
+            looks = {*map(frozenset, self._looks()[: 1 + self._hidden_too])}
             self._left -= not looks <= self._seen
             self._seen |= looks
             if self._left == 0:
@@ -238,12 +243,12 @@ class KillAtMoment:
         return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
 
 
-def kill_at(number: int, folders: Sequence[Path], work: Callable[[], None]) -> bool:
+def kill_at(number: int, folders: Sequence[Path], work: Callable[[], None], *, hidden_too: bool = True) -> bool:
     """Do some work in a fork of this process, killed at its N-th moment; returns whether it was killed."""
     child = os.fork()
     if child == 0:
         try:
-            sys.addaudithook(KillAtMoment(number, folders))
+            sys.addaudithook(KillAtMoment(number, folders, hidden_too=hidden_too))
             work()
             os._exit(0)
         except BaseException as error:
@@ -341,7 +346,8 @@ def judge_verb(verb: Verb, place: Path) -> Iterator[dict[str, Any]]:
         number += 1
         shutil.rmtree(folder)
         shutil.copytree(before, folder)
-        was_killed = kill_at(number, (folder, temporary), lambda: verb.run(place, folder, "new"))
+        work, hidden_too = functools.partial(verb.run, place, folder, "new"), not verb.is_like_optimize
+        was_killed = kill_at(number, (folder, temporary), work, hidden_too=hidden_too)
         at_once = judge.models(folder)
         run_next(verb, place, folder)
         left = [path.name for path in temporary.iterdir()]

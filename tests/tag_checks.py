@@ -28,11 +28,11 @@ def check_file(
         oracle: What ran in a forward pass of it.
         counted: Operators to find in the graph as often as they ran.
     """
-    onnx.checker.check_model(str(result.model_path), full_check=True)
+    onnx.checker.check_model(str(result.only_part.model_path), full_check=True)
     nodes = load_nodes(result)
     _check_every_node_is_tagged(result, nodes)
     called = {hierarchy_module(oracle.stacks[path], model, oracle.stacks) for path in oracle.called}
-    assert called == {node.path for node in result.tree}, "the tree is the modules that ran and belong to it"
+    assert called == {node.path for node in result.only_part.tree}, "the tree is the modules that ran and belong to it"
     assert Counter(events(oracle, model, counted)) == Counter(tagged_operators(nodes, counted))
     _check_parameters_are_read_by_their_owner(nodes, model, oracle)
 
@@ -45,7 +45,7 @@ def check_order(result: ExportResult, model: nn.Module, oracle: ForwardOracle, c
 
 def load_nodes(result: ExportResult) -> list[ir.Node]:
     """Return every node of the written file, subgraphs included."""
-    return list(ir.load(result.model_path).graph.all_nodes())
+    return list(ir.load(result.only_part.model_path).graph.all_nodes())
 
 
 def events(oracle: ForwardOracle, model: nn.Module, counted: Collection[str]) -> list[tuple[str, str]]:
@@ -61,13 +61,13 @@ def tagged_operators(nodes: Collection[ir.Node], counted: Collection[str]) -> li
 
 def _check_every_node_is_tagged(result: ExportResult, nodes: list[ir.Node]) -> None:
     """Names and keys are unique, and the tag and the module path on a node say the same."""
-    tags = {node.path: node.tag for node in result.tree}
+    tags = {node.path: node.tag for node in result.only_part.tree}
     assert len({node.name for node in nodes}) == len(nodes)
     for node in nodes:
         tag = read_tag(node)
         assert tag is not None, node.name
         assert tags[tag.module] == tag.tag
-    for proto in onnx.load(result.model_path).graph.node:
+    for proto in onnx.load(result.only_part.model_path).graph.node:
         keys = [entry.key for entry in proto.metadata_props]
         assert len(set(keys)) == len(keys)
 

@@ -19,10 +19,10 @@ import pytest
 from checkpoints import save_checkpoint, save_image_processor
 from e2e.in_process import run_here
 from e2e.workplace import Outcome
-from encoded import save_encoder_decoder
+from encoder_decoder import save_encoder_decoder
+from evaluation_checkpoints import pipeline_of, save_images, save_task_checkpoint, sentences, text_tokenizer
 from generating import save_decoder
-from judged_checkpoints import pipeline_of, save_images, save_judged, sentences, text_tokenizer
-from shown import save_picture, save_shown
+from vision_language import save_image, save_vision_language
 
 __all__ = ["HUB_ID", "Supplies"]
 
@@ -201,15 +201,15 @@ def example_inputs():
 _OTHER = "stocks fell sharply after banks raised their rates again"
 
 _MAKERS: Mapping[str, Callable[[Path], object]] = {
-    "bert": lambda path: save_judged(path, "bert", "BertModel", text_tokenizer(), **_TEXT),
-    "classifier": lambda path: save_judged(
+    "bert": lambda path: save_task_checkpoint(path, "bert", "BertModel", text_tokenizer(), **_TEXT),
+    "classifier": lambda path: save_task_checkpoint(
         path, "bert", "BertForSequenceClassification", text_tokenizer(), labels=_LABELS, **_TEXT
     ),
     "llama": lambda path: save_decoder(path, max_position_embeddings=1024),
     "gpt2": lambda path: save_decoder(path, "gpt2"),
     "t5": lambda path: save_encoder_decoder(path, "t5"),
     "whisper": _save_whisper,
-    "llava": save_shown,
+    "llava": save_vision_language,
     "clip": lambda path: save_checkpoint("clip", path),
     "resnet": lambda path: save_checkpoint("resnet", path),
     "vit": _save_vit,
@@ -218,7 +218,7 @@ _MAKERS: Mapping[str, Callable[[Path], object]] = {
     "net.py": _save_net,
     "sentences.txt": _save_lines,
     "pairs.csv": _save_pairs,
-    "photo.jpg": save_picture,
+    "photo.jpg": save_image,
     "lecture.wav": _save_lecture,
 }
 _DATA: Mapping[str, Callable[[Supplies, Path], None]] = {

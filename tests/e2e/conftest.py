@@ -70,6 +70,20 @@ def small_file(small_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return path
 
 
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama, built with its cache."""
+    from generating import build_decoder, save_decoder
+
+    return build_decoder(save_decoder(tmp_path_factory.mktemp("llama") / "checkpoint"), tmp_path_factory.mktemp("b"))
+
+
+@pytest.fixture
+def llama_copy(llama: Path, tmp_path: Path) -> Path:
+    """A copy of it, whose files may be changed."""
+    return Path(shutil.copytree(llama, tmp_path / "built"))
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current directory, with a cache beside it, for commands that run in this process."""

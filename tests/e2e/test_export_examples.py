@@ -24,7 +24,7 @@ HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 SHOWN, *ANSWER = README.partition("```text\n$ ")[2].partition("```")[0].splitlines()
 """The first command of README, and what it prints."""
 
-COMMANDS = [command for command in re.findall(r"^winml export .+$", README, re.MULTILINE) if command != SHOWN]
+COMMANDS = [command for command in re.findall("^winml export .+$", README, re.MULTILINE) if command != SHOWN]
 """The other commands of README."""
 
 
@@ -82,7 +82,7 @@ def test_factory_of_an_importable_module_is_found_from_the_current_directory(wor
     outcome = workplace.export("-m", "zoo.small:good", "-o", "net.onnx", "--torch-module", "Linear")
     assert 0 == outcome.code, outcome.err
     assert "inputs     input float32[3, 4]" in outcome.out
-    assert "hierarchy  3 modules traced of 4 registered · 3 of 3 nodes tagged (100 %)" in outcome.out
+    assert "3 of 3 nodes" in outcome.out
 
 
 def test_no_color_is_obeyed_and_pipes_get_plain_text(workplace: Workplace, nets: Path) -> None:

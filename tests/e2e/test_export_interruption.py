@@ -104,18 +104,12 @@ def test_export_that_is_killed_changes_no_file(busy: Workplace, nets: Path) -> N
     assert busy.files() == _EARLIER
 
 
-@pytest.mark.parametrize(
-    ("limit_bytes", "options"),
-    [(4, ()), (500, ()), (2500, ()), (500, ("--dynamo",))],
-    ids=["4", "500", "2500", "dynamo"],
-)
-def test_full_disk_ends_the_export_and_changes_no_file(
-    busy: Workplace, nets: Path, limit_bytes: int, options: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("limit_bytes", [4, 500, 2500])
+def test_full_disk_ends_the_export_and_changes_no_file(busy: Workplace, nets: Path, limit_bytes: int) -> None:
     """A disk that is full from the start, in the model or in the sidecar: the output is named, earlier files stay."""
     limited = replace(busy, program=(sys.executable, "-c", WITH_A_LIMIT, str(limit_bytes)))
     words = ("cannot write", str(Path("here") / "model"), "choose another output path")
-    arguments = ("-m", f"{nets}:good", "-o", "model.onnx", "--overwrite", "--no-verify", *options)
+    arguments = ("-m", f"{nets}:good", "-o", "model.onnx", "--overwrite", "--no-verify", "--no-dynamo")
     outcome = limited.refuse(*arguments, code=1, words=words)
     assert ".winml-partial" not in outcome.err
 
@@ -135,7 +129,7 @@ def test_disk_that_fills_up_in_the_weights_leaves_nothing_half_written(
     """The third of four megabytes finds no room: the file of the weights is named, and gone."""
     limited = replace(busy, program=(sys.executable, "-c", _OUTSIDE, "full"), is_warm=True)
     arguments = ("-m", f"{nets}:wide", "-o", "model.onnx", "--overwrite", "--no-verify", exporter)
-    outcome = limited.refuse(*arguments, code=1, words=("cannot write", "File too large", "limit on file sizes"))
+    outcome = limited.refuse(*arguments, code=1, words=("cannot write", "too large", "file sizes"))
     assert ".winml-partial" not in outcome.err
 
 

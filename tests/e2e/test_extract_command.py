@@ -102,7 +102,7 @@ def test_each_call_becomes_a_file_and_the_rest_is_told(extracted: tuple[Workplac
         module["file"] for module in found["modules"]
     ]
     assert ["branch"] == [module["module"] for module in found["refused"]]
-    assert "it runs inside node /e (If), which belongs to another module" in found["refused"][0]["reason"]
+    assert "node /e (If)" in found["refused"][0]["reason"]
     assert ["gone"] == [module["module"] for module in found["without_nodes"]]
     assert all(module["verification"]["max_abs_diff"] == 0 for module in found["modules"])
     files = {
@@ -161,19 +161,19 @@ def test_nothing_that_can_be_cut_leaves_no_file(place: Workplace) -> None:
     before = place.files()
     outcome = place.winml("extract", "net.onnx", "--module", "branch", "-o", "out")
     assert (1, before) == (outcome.code, place.files())
-    assert "it runs inside node /e (If)" in outcome.out
+    assert "node /e (If)" in outcome.out
     assert ["error: 1 module could not be cut out"] == outcome.complaint
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--module", "Blok", "-o", "out"), 2, ("no module matches 'Blok'", "Block")),
-        (("--module", "", "-o", "out"), 2, ("'--module': the text is empty",)),
+        (("--module", "Blok", "-o", "out"), 2, ("'Blok'", "Block")),
+        (("--module", "", "-o", "out"), 2, ("'--module':",)),
         (("--module", "block", "-o", "there"), 2, ("extract_manifest.json exists already", "--overwrite")),
-        (("--module", "block", "-o", "out", "--shape-config", '{"length": 3}'), 2, ("no open dimension 'length'",)),
-        (("--module", "block", "-o", "out", "--input-data", "no.npz"), 2, ("no.npz: no such file",)),
-        (("--module", "block", "-o", "out", "--task", "fill-mask"), 2, ("--task has no meaning for an ONNX file",)),
+        (("--module", "block", "-o", "out", "--shape-config", '{"length": 3}'), 2, ("'length'",)),
+        (("--module", "block", "-o", "out", "--input-data", "no.npz"), 2, ("no.npz:",)),
+        (("--module", "block", "-o", "out", "--task", "fill-mask"), 2, ("--task",)),
     ],
 )
 def test_wrong_request_is_refused(
@@ -195,7 +195,7 @@ def test_model_it_cuts_from_is_never_written_over(place: Workplace) -> None:
     arguments = ("--module", "block", "-o", ".", "--overwrite")
     words = "is the input {}, which must stay as it is"
     _refuse(place, "extract", "block.call1.onnx", *arguments, code=2, words=(words.format("block.call1.onnx"),))
-    _refuse(place, "extract", "whole.onnx", "--module", "block", "-o", "", code=2, words=("the path is empty",))
+    _refuse(place, "extract", "whole.onnx", "--module", "block", "-o", "", code=2, words=("empty",))
     content = (place.folder / data).read_bytes()
     outcome = place.winml("extract", "whole.onnx", *arguments)
     assert 0 == outcome.code, outcome.err
@@ -235,7 +235,7 @@ def test_perf_measures_each_call_and_shows_what_failed(place: Workplace) -> None
     assert before == place.files()
     *measured, failed = found["instances"]
     assert ("branch", None) == (failed["module"], failed["mean_ms"])
-    assert "it runs inside node /e (If)" in failed["error"]
+    assert "node /e (If)" in failed["error"]
     for item in measured:
         assert item["min_ms"] <= item["mean_ms"] <= item["max_ms"]
         assert pytest.approx(np.mean(item["raw_samples_ms"]), abs=1e-5) == item["mean_ms"]

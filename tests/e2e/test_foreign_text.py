@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -11,24 +10,12 @@ from typing import Any
 import pytest
 
 from e2e.in_process import run_here
-from generating import PROMPT, build_decoder, save_decoder
+from generating import PROMPT
 from winml.modelkit.errors import InputError
 from winml.modelkit.inference.generation.chat_templates import RENDERING, chat_prompt
 from winml.modelkit.runtime.processes import ask_limited
 
 NESTED_RANGES = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama with its cache."""
-    return build_decoder(save_decoder(tmp_path_factory.mktemp("llama") / "checkpoint"), tmp_path_factory.mktemp("b"))
-
-
-@pytest.fixture
-def built(llama: Path, tmp_path: Path) -> Path:
-    """A copy of it, whose files may be changed."""
-    return Path(shutil.copytree(llama, tmp_path / "built"))
 
 
 @pytest.mark.parametrize(
@@ -41,14 +28,14 @@ def built(llama: Path, tmp_path: Path) -> Path:
     ],
     ids=["memory", "length", "its own words", "more than there is"],
 )
-def test_chat_template_is_bounded(built: Path, template: str, words: str) -> None:
+def test_chat_template_is_bounded(llama_copy: Path, template: str, words: str) -> None:
     """It is ended, and refused in two lines with its folder."""
-    (built / "chat_template.jinja").write_text(template)
+    (llama_copy / "chat_template.jinja").write_text(template)
     started = time.monotonic()
-    outcome = run_here("generate", built, "--chat", "-p", PROMPT)
+    outcome = run_here("generate", llama_copy, "--chat", "-p", PROMPT)
     assert 1 == outcome.code, outcome.err
     assert words in outcome.err
-    assert str(built) in outcome.err
+    assert str(llama_copy) in outcome.err
     assert len(outcome.complaint) <= 2
     assert time.monotonic() - started < 60
 
@@ -56,7 +43,7 @@ def test_chat_template_is_bounded(built: Path, template: str, words: str) -> Non
 def test_chat_template_that_takes_too_long_is_ended() -> None:
     """Loops within loops, each of which the sandbox allows."""
     question = {"template": NESTED_RANGES, "messages": [], "variables": {}}
-    with pytest.raises(InputError, match=r"the template takes more than 0\.5 s"):
+    with pytest.raises(InputError, match=r"0\.5 s"):
         ask_limited(RENDERING, question, "the template", seconds=0.5, resident_bytes=10**9)
 
 
@@ -73,18 +60,18 @@ def test_template_reads_any_message(tmp_path: Path) -> None:
 
 def test_process_that_ends_without_an_answer_is_told() -> None:
     """A module that answers nothing."""
-    with pytest.raises(InputError, match="the test ended its process without an answer"):
+    with pytest.raises(InputError, match="ended its process"):
         ask_limited("this", None, "the test", seconds=5, resident_bytes=10**9)
 
 
-def test_control_characters_of_a_text_are_not_obeyed(built: Path) -> None:
+def test_control_characters_of_a_text_are_not_obeyed(llama_copy: Path) -> None:
     """The terminal is shown their escapes; JSON holds the text as it is."""
-    path = built / "tokenizer.json"
+    path = llama_copy / "tokenizer.json"
     sign = "\x1b]0;title\x07\r\x9b2J\n\t"
     decoder: dict[str, Any] = {"type": "Replace", "pattern": {"String": "e"}, "content": sign}
     path.write_text(json.dumps({**json.loads(path.read_text()), "decoder": decoder}))
-    text = json.loads(run_here("generate", built, "-p", PROMPT, "--max-new-tokens", "8", "-f", "json").out)["text"]
+    text = json.loads(run_here("generate", llama_copy, "-p", PROMPT, "--max-new-tokens", "8", "-f", "json").out)["text"]
     assert sign in text
-    outcome = run_here("generate", built, "-p", PROMPT, "--max-new-tokens", "8")
+    outcome = run_here("generate", llama_copy, "-p", PROMPT, "--max-new-tokens", "8")
     assert "\\x1b]0;title\\x07\\r\\x9b2J\n\t" in outcome.out
     assert {"\n", "\t"} == {character for character in outcome.out if not character.isprintable()}

@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from e2e.in_process import run_here
-from encoded import save_encoder_decoder
+from encoder_decoder import save_encoder_decoder
 from house.sources import REPOSITORY
 
 pytestmark = pytest.mark.skipif(not (REPOSITORY / "docs").is_dir(), reason="an installed package has no documents")
@@ -144,3 +144,19 @@ def test_rows_of_answers_are_their_keys(made: Path) -> None:
     assert _keys(compared) - {"parts"} == set(_done("compare", "model.onnx", "full.onnx"))
     (extracted,) = _tables("## Manifest of `winml extract`")
     assert _keys(extracted) == set(json.loads((made / "parts" / "extract_manifest.json").read_text(encoding="utf-8")))
+
+
+@pytest.mark.usefixtures("made")
+def test_rows_of_a_plan_are_its_keys() -> None:
+    """Of each verb that has one."""
+    (table,) = _tables("## JSON of `--dry-run`")
+    keys = {next(iter(_SPAN.findall(cell))) for cell in table}
+    for arguments in (
+        ("optimize", "-m", "model.onnx", "-o", "planned.onnx"),
+        ("retag", "model.onnx", "full.onnx", "-o", "planned.onnx"),
+        ("extract", "model.onnx", "--module", "BertPooler", "-o", "planned"),
+    ):
+        plan = _done(*arguments, "--dry-run")
+        assert keys == plan.keys()
+        assert {"path", "replaces", "only_if"} == {key for file in plan["writes"] for key in file}
+        assert {"name", "does"} == {key for step in plan["steps"] for key in step}

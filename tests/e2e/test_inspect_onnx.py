@@ -146,10 +146,10 @@ def _broken(folder: Path, kind: str) -> Path:
     ("kind", "code", "reason"),
     [
         ("empty", 1, "is empty"),
-        ("text", 1, "is not an ONNX file"),
-        ("truncated", 1, "is cut off"),
-        ("directory", 2, "is a directory"),
-        ("missing", 2, "no such file"),
+        ("text", 1, "ONNX file"),
+        ("truncated", 1, "cut off"),
+        ("directory", 2, "directory"),
+        ("missing", 2, "no such"),
     ],
 )
 def test_inspect_of_a_broken_file_is_one_sentence(
@@ -186,14 +186,14 @@ def test_inspect_with_missing_data_file_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ([], "no model was given"),
-        (["a.onnx", "-m", "b.onnx"], "two models were given"),
-        (["a.onnx", "--task", "fill-mask"], "--task has no meaning for an ONNX file"),
-        (["a.onnx", "--list-tasks"], "--list-tasks has no meaning for an ONNX file"),
-        (["a.onnx", "--batch-size", "2"], "--batch-size has no meaning for an ONNX file"),
-        (["folder", "--module", "Block"], "--module works on ONNX files only"),
-        (["a.onnx", "--model-type", "bert"], "--model-type bert stands in place of a model"),
-        (["a.onnx", "--nonsense"], "No such option"),
+        ([], "no model"),
+        (["a.onnx", "-m", "b.onnx"], "two models"),
+        (["a.onnx", "--task", "fill-mask"], "--task"),
+        (["a.onnx", "--list-tasks"], "--list-tasks"),
+        (["a.onnx", "--batch-size", "2"], "--batch-size"),
+        (["folder", "--module", "Block"], "--module"),
+        (["a.onnx", "--model-type", "bert"], "--model-type bert"),
+        (["a.onnx", "--nonsense"], "such option"),
     ],
 )
 def test_inspect_wrong_usage_is_refused(arguments: list[str], reason: str) -> None:

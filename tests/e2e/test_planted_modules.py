@@ -13,8 +13,8 @@ import pytest
 
 from checkpoints import one_layer
 from e2e.nets import __file__ as nets
+from evaluation_checkpoints import save_task_checkpoint, sentences, text_tokenizer
 from generating import PROMPT, save_decoder
-from judged_checkpoints import save_judged, sentences, text_tokenizer
 from module_chains import save_chain
 from winml.modelkit.cli.main import COMMANDS
 
@@ -67,7 +67,9 @@ def make_hostile_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "models.txt").write_text("chain.onnx\n", encoding="utf-8")
     save_decoder(folder / "decoder", **one_layer("llama"))
     labels = ["bad", "good"]
-    save_judged(folder / "classifier", "bert", "BertForSequenceClassification", text_tokenizer(), labels=labels)
+    save_task_checkpoint(
+        folder / "classifier", "bert", "BertForSequenceClassification", text_tokenizer(), labels=labels
+    )
     datasets.Dataset.from_dict({"text": sentences(4), "label": labels * 2}).to_csv(folder / "texts.csv")
     for name in PLANTED:
         mark = folder.parent / "marks" / name

@@ -69,7 +69,7 @@ def test_summary_without_data_says_so(workplace: Workplace) -> None:
     outcome = workplace.winml("quantize", "-m", "model.onnx", "-o", "out.onnx", "--mode", "qdq", "--samples", "2")
     assert 0 == outcome.code, outcome.err
     words = " ".join(outcome.out.split())
-    assert "ranges 2 samples of random values, minmax" in words
+    assert "random values" in words
     assert "Give --calibration-data before you use the result." in words
 
 
@@ -80,16 +80,16 @@ def test_16_bit_activations_are_told_to_be_slow_here(workplace: Workplace) -> No
         "quantize", "-m", "model.onnx", "-o", "out.onnx", "--precision", "w8a16", "--calibration-data", "samples"
     )
     assert 0 == outcome.code, outcome.err
-    assert "no integer kernels for 16-bit activations" in " ".join(outcome.out.split())
+    assert "16-bit activations" in " ".join(outcome.out.split())
 
 
 @pytest.mark.usefixtures("model")
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--mode", "qdq", "--calibration-data", "gone.npz"), 2, "--calibration-data gone.npz: no such file or folder"),
-        (("--calibration-data", "samples"), 2, "--calibration-data samples has no meaning for dynamic"),
-        (("--mode", "qdq", "--asymmetric"), 2, "one zero point for a weight"),
+        (("--mode", "qdq", "--calibration-data", "gone.npz"), 2, "--calibration-data gone.npz"),
+        (("--calibration-data", "samples"), 2, "--calibration-data samples"),
+        (("--mode", "qdq", "--asymmetric"), 2, "zero point"),
         (("--mode", "qdq", "--calibration-data", "samples", "--samples", "9"), 2, "holds 2 samples"),
     ],
 )

@@ -22,10 +22,10 @@ import pytest
 
 from e2e.in_process import run_here
 from e2e.workplace import Outcome
-from encoded import save_encoder_decoder
+from encoder_decoder import save_encoder_decoder
 from generating import save_decoder
 from graphs import parse
-from shown import save_shown
+from vision_language import save_vision_language
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Remedy:
     """For a command that makes a file: what takes the place of what in the refused one, ``OLD=NEW``."""
 
 
-CACHED = ("t5", "gpt2", "llama", "whisper", "llava", "blip")
+CACHED = ("t5", "llama", "whisper", "llava", "blip")
 """Checkpoints of the test whose graphs take a cache, one for each kind of parts."""
 FIXED_SIZES = r"(--shape-config '.*?')"
 
@@ -49,7 +49,7 @@ REMEDIES = (
     *(Remedy(f"export -m {name} -o m/m.onnx --ep qnn --no-verify", FIXED_SIZES) for name in CACHED),
     Remedy("build -m t5 -o new --ep qnn --no-compile --no-verify", FIXED_SIZES),
     Remedy("build -m t5 -o new --ep qnn --no-compile --no-verify", "(--no-cache)"),
-    Remedy("build -m gpt2 -o new --ep qnn --no-compile --no-verify", "(--allow-dynamic)"),
+    Remedy("build -m llama -o new --ep qnn --no-compile --no-verify", "(--allow-dynamic)"),
     # A size that is given stands in the advice, too: the option is given once.
     Remedy("""export -m t5 -o m.onnx --ep qnn --no-verify --shape-config '{"sequence_length": 9}'""", FIXED_SIZES),
     Remedy("export -m bert -o m.onnx --ep qnn --dynamic-batch --no-verify", "add (--allow-dynamic)"),
@@ -106,7 +106,7 @@ def models(small_bert: Path, small_file: Path, nets: Path, tmp_path_factory: pyt
         if name in ("t5", "whisper"):
             save_encoder_decoder(folder / name, name)
         elif name in ("llava", "blip"):
-            save_shown(folder / name, name)
+            save_vision_language(folder / name, name)
         else:
             save_decoder(folder / name, name)
     return folder

@@ -213,9 +213,9 @@ def test_retag_refusals_say_what_to_do_and_leave_everything(
 @pytest.mark.parametrize(
     ("output", "words"),
     [
-        ("before.onnx", "output before.onnx is the input before.onnx"),
-        ("tagged", "does not end in .onnx"),
-        ("", "the path is empty"),
+        ("before.onnx", "input before.onnx"),
+        ("tagged", "in .onnx"),
+        ("", "empty"),
     ],
 )
 def test_retag_output_that_cannot_be_is_refused(output: str, words: str, place: Workplace) -> None:
@@ -235,7 +235,7 @@ def test_retag_output_never_replaces_weights(holder: str, place: Workplace) -> N
     files = place.files()
     outcome = place.winml("retag", "before.onnx", "after.onnx", "-o", "weights.onnx", "--overwrite")
     assert 2 == outcome.code
-    assert "is the input weights.onnx" in outcome.err
+    assert "input weights.onnx" in outcome.err
     assert files == place.files()
 
 

@@ -122,7 +122,7 @@ def press_ctrl_c(*_, **__):
     signal.raise_signal(signal.SIGINT)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-summary.print_optimization = press_ctrl_c
+summary.optimization_document = press_ctrl_c
 from winml.modelkit.cli.main import main
 main()
 """

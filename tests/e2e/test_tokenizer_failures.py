@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from e2e.workplace import Workplace
-from generating import PROMPT, build_decoder, save_decoder
+from generating import PROMPT
 from winml.modelkit.errors import InputError
 from winml.modelkit.evaluate.tokenizer_calls import LONGEST_TEXT_CHARACTERS, tokenizer_call
 from winml.modelkit.inference.generation.text import TextTokenizer, open_tokenizer, read_tokenizer
@@ -23,18 +22,6 @@ RETRIES = {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "b
 WORDS = "a" * 60 + "b"
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama with its cache."""
-    return build_decoder(save_decoder(tmp_path_factory.mktemp("llama") / "checkpoint"), tmp_path_factory.mktemp("b"))
-
-
-@pytest.fixture
-def built(llama: Path, tmp_path: Path) -> Path:
-    """A copy of it, whose files may be changed."""
-    return Path(shutil.copytree(llama, tmp_path / "built"))
-
-
 def change(folder: Path, **values: Any) -> Path:
     """Change parts of the tokenizer in a folder, and return it."""
     path = folder / "tokenizer.json"
@@ -44,24 +31,24 @@ def change(folder: Path, **values: Any) -> Path:
 
 @pytest.mark.parametrize(("part", "prompt"), [(PRECOMPILED, PROMPT), (RETRIES, WORDS)], ids=["reading", "encoding"])
 def test_panic_is_told_as_an_error_of_the_file(
-    built: Path, workplace: Workplace, part: dict[str, Any], prompt: str
+    llama_copy: Path, workplace: Workplace, part: dict[str, Any], prompt: str
 ) -> None:
     """In two lines, without the traceback that Rust writes to the descriptor itself."""
-    change(built, **part)
-    outcome = workplace.winml("generate", built, "-p", prompt)
+    change(llama_copy, **part)
+    outcome = workplace.winml("generate", llama_copy, "-p", prompt)
     assert (1, "", 2) == (outcome.code, outcome.out, len(outcome.err.splitlines())), outcome.err
-    assert str(built / "tokenizer.json") in outcome.err
+    assert str(llama_copy / "tokenizer.json") in outcome.err
 
 
-def test_panic_is_told_by_eval(built: Path, workplace: Workplace) -> None:
+def test_panic_is_told_by_eval(llama_copy: Path, workplace: Workplace) -> None:
     """Which rows it was is said as well."""
     rows = workplace.folder / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in (PROMPT, WORDS)))
-    change(built, **RETRIES)
-    outcome = workplace.winml("eval", built, "--dataset", rows, "--task", "text-generation")
+    change(llama_copy, **RETRIES)
+    outcome = workplace.winml("eval", llama_copy, "--dataset", rows, "--task", "text-generation")
     assert 1 == outcome.code, outcome.err
     assert "samples from 1" in outcome.err
-    assert str(built / "tokenizer.json") in outcome.err
+    assert str(llama_copy / "tokenizer.json") in outcome.err
     assert "panicked" not in outcome.err
 
 

@@ -73,7 +73,7 @@ class Workplace:
 
     def winml(self, *arguments: str | Path, stdin: str = "") -> Outcome:
         """Run any verb in a process of its own, one that has imported the libraries where nothing is special."""
-        if self.program == PROGRAM and not self.variables and can_run_warm():
+        if self.program == PROGRAM and "PYTHONPATH" not in self.variables and can_run_warm():
             words = [str(argument) for argument in arguments]
             return Outcome(*run_warm(words, self.folder, self.environment(), stdin, TIMEOUT_S))
         if self.is_warm and can_run_warm():

@@ -33,6 +33,7 @@ BOUNDARIES: dict[str, str] = {
     "load.inputs.nested_arguments:_record": "a user's constructor raises what it likes; said again with its members",
     "load.inputs.nested_arguments:_made_or_none": "a user's mapping raises what it likes; then it cannot be copied so",
     "load.script:_guard_user_code": "a user's factory raises what it likes; said again with the line it stands in",
+    "registries:_imported": "a plug-in raises what it likes; told as the reason why it cannot be used",
     "sweep.architecture_export:tried_export": "whatever goes wrong with one model is a row of the table",
     "sweep.architecture_export:_find_small_config": "a config that makes no model is a row of the table",
     "sweep.architecture_export:_try_config": "as above",

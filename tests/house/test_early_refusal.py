@@ -11,7 +11,12 @@ from house.sources import Module, functions, modules
 WITHOUT = {
     "cache": "it takes nothing that could be wrong",
     "sys": "it takes nothing that could be wrong",
-    "retag": "its flow reads nothing but the two files before it refuses, and imports no model library",
+    "build": "its plan refuses (winml.modelkit.verbs)",
+    "compile": "its plan refuses (winml.modelkit.verbs)",
+    "extract": "its plan refuses (winml.modelkit.verbs)",
+    "optimize": "its plan refuses (winml.modelkit.verbs)",
+    "quantize": "its plan refuses (winml.modelkit.verbs)",
+    "retag": "its plan refuses (winml.modelkit.verbs)",
 }
 """Verb to the reason why it needs no early refusal of its own."""
 

@@ -70,7 +70,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["", ".errors", ".options", ".graph.specs", ".export.config", ".cli.main"])
+@pytest.mark.parametrize("name", ["", ".errors", ".options", ".records", ".graph.specs", ".export.config", ".cli.main"])
 def test_light_module_imports_no_heavy_library(name: str, folder: Path) -> None:
     """What every command needs first costs no model library."""
     _, loaded, _ = _run(f"import sys, winml.modelkit{name}\ncode = 0", folder=folder)

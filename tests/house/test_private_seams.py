@@ -112,11 +112,11 @@ SEAMS: dict[str, dict[str, str]] = {
         "test_random_weights_are_seeded_and_leave_the_callers_state",
     },
     "load.families.picture_grids": {
-        "._attn_implementation": "tests/integration/test_shown_models.py::"
+        "._attn_implementation": "tests/integration/test_vision_language_models.py::"
         "test_pictures_of_any_size_write_what_pytorch_writes",
     },
     "load.families.vision_language": {
-        "._attn_implementation": "tests/integration/test_shown_models.py::"
+        "._attn_implementation": "tests/integration/test_vision_language_models.py::"
         "test_images_whose_tokens_see_each_other_are_not_cut",
     },
     "load.inputs.nested_arguments": {
@@ -171,8 +171,6 @@ SEAMS: dict[str, dict[str, str]] = {
         "test_value_that_the_trace_fixed_is_no_verified_file",
     },
     "verify.streamed_reference": {
-        "torch.Tensor._make_wrapper_subclass": f"{_STREAMED}::test_large_matrices_answer_as_when_they_are_held",
-        "torch._C": f"{_STREAMED}::test_large_matrices_answer_as_when_they_are_held",
         "torch.utils._pytree": f"{_STREAMED}::test_other_operations_answer_as_when_weights_are_held",
         "._parameters": f"{_STREAMED}::test_large_matrices_answer_as_when_they_are_held",
         "._schema": f"{_STREAMED}::test_forward_that_writes_into_a_parameter_is_refused",

@@ -133,6 +133,7 @@ def test_recipes_say_what_to_do() -> None:
     found = recipes()
     assert list(found) == [
         "A verb", "An option", "A graph pass", "A stage of a build", "An optimizer capability", "A modality",
+        "A precision", "An execution provider", "An evaluation task", "A report", "A model family",
         "A metadata key",
     ]  # fmt: skip
     assert [] == [heading for heading, instructions in found.items() if not instructions]
@@ -202,6 +203,69 @@ def test_capability_of_the_recipe_is_listed_and_asked_for_by_name(kitchen: Kitch
     assert (True, "basic", []) == (entry["enabled"], entry["on_from"], entry["execution_providers"])
     text = (kitchen.folder / "winml" / "modelkit" / "optimize" / "capabilities.py").read_text(encoding="utf-8")
     assert text.count("LabelEncoderFusion") == 1
+
+
+def test_precision_of_the_recipe_quantizes(kitchen: Kitchen) -> None:
+    """The command knows its name, the weight has one byte a number, and the output is compared."""
+    kitchen.winml("quantize", "-m", str(kitchen.model), "-o", "eight.onnx", "--precision", "fp8")
+    model = onnx.load(kitchen.folder / "eight.onnx")
+    assert TensorProto.FLOAT8E4M3FN in {weight.data_type for weight in model.graph.initializer}
+    assert "DequantizeLinear" in {node.op_type for node in model.graph.node}
+
+
+def test_provider_of_the_recipe_is_named_with_its_package(kitchen: Kitchen) -> None:
+    """``winml sys`` says how to install it, and every ``--ep`` knows it."""
+    listed = json.loads(kitchen.winml("sys", "--format", "json"))["execution_providers"]
+    (entry,) = [item for item in listed if item["short"] == "example"]
+    assert (False, "onnxruntime-example") == (entry["is_present"], entry["package"])
+    assert "example" == json.loads(kitchen.winml("optimize", "--list", "--ep", "example", "--format", "json"))["ep"]
+
+
+def test_task_of_the_recipe_measures(kitchen: Kitchen) -> None:
+    """It can be judged by its name, and its metric has a value and rows for the interval."""
+    program = (
+        "from winml.modelkit.evaluate.metrics.metric import intervals\n"
+        "from winml.modelkit.evaluate.tasks.table import task_definition\n"
+        "from winml.modelkit.flows.evaluate.judged_models import task_name\n"
+        "(metric,) = task_definition(task_name('text-regression')).metrics\n"
+        "measured = metric.measured([1.0, 2.0, 4.0], [1.0, 4.0, 3.0])\n"
+        "low, high = intervals([(measured, None)], 3, 0)[0][0]\n"
+        "print(metric.name, measured.value, low <= measured.value <= high)\n"
+    )
+    assert "mean_absolute_error 1.0 True\n" == kitchen.run("-c", program)
+
+
+def test_report_of_the_recipe_is_rendered_in_three_forms(kitchen: Kitchen) -> None:
+    """A terminal has the brief rows, a page and a Markdown file have all."""
+    program = (
+        "import io\n"
+        "from rich.console import Console\n"
+        "from winml.modelkit.report.html import render_html\n"
+        "from winml.modelkit.report.markdown import render_markdown\n"
+        "from winml.modelkit.report.operators import operators_document\n"
+        "from winml.modelkit.report.terminal import print_document\n"
+        "document = operators_document({'MatMul': 9, **{f'Rare{number:02}': 1 for number in range(20)}})\n"
+        "written = io.StringIO()\n"
+        "print_document(document, Console(file=written, width=80))\n"
+        "forms = written.getvalue(), render_markdown(document), render_html(document)\n"
+        "print([('MatMul' in form, 'Rare19' in form) for form in forms])\n"
+    )
+    assert "[(True, False), (True, True), (True, True)]\n" == kitchen.run("-c", program)
+
+
+def test_family_of_the_recipe_decides_the_parts_of_a_model(kitchen: Kitchen) -> None:
+    """A model with a pooler has the part, and one of another task has none of it."""
+    program = (
+        "import torch, transformers\n"
+        "from winml.modelkit.load.model import load_model\n"
+        "from winml.modelkit.load.request import ModelRequest\n"
+        "sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=20)\n"
+        "transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained('bert')\n"
+        "for task in ('feature-extraction', 'fill-mask'):\n"
+        "    loaded = load_model(ModelRequest('bert', task=task, random_weights=True))\n"
+        "    print([part.name for part in loaded.parts])\n"
+    )
+    assert "['sentence']\n['model']\n" == kitchen.run("-c", program)
 
 
 def test_metadata_key_of_the_recipe_is_known_to_inspect(kitchen: Kitchen) -> None:

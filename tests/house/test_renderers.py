@@ -13,14 +13,18 @@ import pytest
 from house.sources import PACKAGE, Module, imports, modules
 
 READ_BY_RENDERERS = {
-    "version", "errors", "options", "progress", "words", "metadata_keys", "file_names",
+    "version", "errors", "options", "records", "progress", "words", "metadata_keys", "file_names",
     "hierarchy", "graph", "runtime", "measure", "compare", "inspect", "results", "report",
 }  # fmt: skip
 """The leaves, and the rooms whose records a renderer shows. No flow, no verification, no build, nothing that loads."""
 
 RENDERING_LIBRARIES = {"rich", "jinja2", "plotly", "click"}
 
+DRAWING_LIBRARIES = {"rich", "jinja2", "plotly", "html", "markdown_it"}
+
 RENDERERS = [module for module in modules() if module.room == "report"]
+FORMS = [module for module in RENDERERS if module.name in ("report.terminal", "report.markdown", "report.html")]
+SUBJECTS = [module for module in RENDERERS if module not in FORMS]
 RECORDS = [module for module in modules() if module.room == "results"]
 
 
@@ -56,13 +60,28 @@ def test_record_imports_no_renderer(module: Module) -> None:
     assert set() == _imported_libraries(module) & RENDERING_LIBRARIES
 
 
-@pytest.mark.parametrize("module", RENDERERS, ids=lambda module: module.name)
-def test_only_one_renderer_knows_how_text_reaches_a_terminal(module: Module) -> None:
-    """Tables, consoles and markup of rich stand in one module, which makes every foreign text printable."""
-    if module.name == "report.terminal":
-        return
-    names = {found.target for found in imports(module.tree) if found.target.startswith("rich.")}
-    assert set() == {name for name in names if name.startswith(("rich.table", "rich.markup", "rich.markdown"))}
+@pytest.mark.parametrize("module", FORMS, ids=lambda module: module.name)
+def test_form_reads_the_document_only(module: Module) -> None:
+    """What renders for a terminal, Markdown or HTML knows no subject: neither a record nor a unit of its own."""
+    prefix = f"{PACKAGE}."
+    ours = {found.target.removeprefix(prefix) for found in imports(module.tree) if found.target.startswith(prefix)}
+    strays = [name for name in ours if not name.startswith(("report.document", "words."))]
+    assert [] == strays
+
+
+@pytest.mark.parametrize("module", SUBJECTS, ids=lambda module: module.name)
+def test_subject_knows_no_form(module: Module) -> None:
+    """It lists its columns once, for every form: no library that draws, and no markup."""
+    assert set() == _imported_libraries(module) & DRAWING_LIBRARIES
+    rendered = {found.target for found in imports(module.tree) if found.target.startswith(f"{PACKAGE}.report.")}
+    assert [] == [name for name in rendered if name.split(".")[3] in {form.name.split(".")[1] for form in FORMS}]
+
+
+def test_rules_see_what_they_forbid() -> None:
+    """Each form draws with a library of its own, which a test that reads no import would not see."""
+    assert {"report.terminal", "report.markdown", "report.html"} == {module.name for module in FORMS}
+    libraries = {name for module in FORMS for name in _imported_libraries(module)}
+    assert {"rich", "jinja2", "plotly"} <= libraries & DRAWING_LIBRARIES
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.name or PACKAGE)

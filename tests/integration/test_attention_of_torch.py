@@ -88,7 +88,7 @@ def test_attention_of_torch_is_exported(name: str, exporter: Any, tmp_path: Path
     assert part.verification is not None
     assert part.verification.is_verified
     feeds = {spec.name: tensor.numpy() for spec, tensor in zip(part.inputs, inputs, strict=True)}
-    (answer,) = run_onnx(result.model_path, feeds).values()
+    (answer,) = run_onnx(result.only_part.model_path, feeds).values()
     with torch.no_grad():
         expected = model(*inputs).numpy()
     # The fast path gives zeros where everything about a token is padding; elsewhere both are the same.

@@ -46,7 +46,7 @@ def test_package_that_transformers_imports_is_named(packages: Path, tmp_path: Pa
     """Though the model never asked for it."""
     folder = save_checkpoint("bert", tmp_path / "bert")
     error = _inspect(packages, "-m", folder)
-    assert "package torchaudio cannot be imported: OSError: libtorchaudio.so" in error
+    assert "torchaudio" in error
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -64,4 +64,4 @@ def test_package_that_code_of_a_checkpoint_imports_is_named(packages: Path, tmp_
     (folder / "config.json").write_text(REMOTE_CONFIG, encoding="utf-8")
     (folder / "code.py").write_text(REMOTE, encoding="utf-8")
     error = _inspect(packages, "-m", folder / "config.json", "--trust-remote-code")
-    assert "code.C cannot be imported: einops: cannot import name rearrange" in error
+    assert "einops:" in error

@@ -114,7 +114,7 @@ def test_answer_below_the_threshold_fails_and_leaves_no_quantized_file(bert: Pat
     """By files and in memory; the export by files is kept."""
     for precision, kept in (("int8", True), ("int4", False)):
         out = tmp_path / precision
-        with pytest.raises(VerificationError, match="too little is left"):
+        with pytest.raises(VerificationError, match="too little"):
             build_hf_model(bert, out, precision=precision, config={"quant": {"min_sqnr_db": 150.0}})
         assert kept == (out / "export.onnx").exists()
         assert not (out / "model.onnx").exists()
@@ -143,7 +143,7 @@ def test_graph_that_is_handed_over_has_one_file(bert: Path, tmp_path: Path) -> N
     names = {node.name for node in onnx.load(result.model_path).graph.node}
     assert names == set(sidecar["nodes"])
     export, _, stage = result.manifest.stages[:3]
-    assert "done by quantize in memory" in export.reason
+    assert "in memory" in export.reason
     assert (1, 100.0) == (stage.normalizations, stage.coverage.percent if stage.coverage else None)
     assert "SQNR" in stage.summary
     assert any(note.startswith("Compared with PyTorch: SQNR") for note in result.notes)
@@ -176,7 +176,7 @@ def test_weights_that_stay_in_the_checkpoint_are_compared_all_the_same(bert: Pat
     result = build_hf_model(bert, tmp_path / "out", precision="int4", config=config)
     stage = result.manifest.stage("quantize")
     assert stage is not None
-    assert "of the whole model, weights streamed" in stage.summary
+    assert "weights streamed" in stage.summary
     assert any("Compared with PyTorch" in note and "weights streamed" in note for note in result.notes)
 
 
@@ -192,7 +192,7 @@ def test_wrong_weight_of_a_block_is_found_where_weights_are_streamed(bert: Path,
     # Files this small have their weights outside, in pieces of a layer or less.
     handover = GraphHandover(works, 20.0, external_from_bytes=1000, piece_bytes=4000)
     exporter = HTPExporter(WinMLExportConfig(exporter="dynamo"), handover=handover)
-    with pytest.raises(VerificationError, match=r"first wrong module: \S*layer.1.output") as caught:
+    with pytest.raises(VerificationError, match=r"module: \S*layer.1.output") as caught:
         exporter.export_checkpoint(ModelRequest(str(bert)), tmp_path / "few.onnx")
     assert "weights streamed" in caught.value.message
     assert not [*tmp_path.glob("*.onnx")]

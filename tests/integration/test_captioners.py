@@ -12,7 +12,7 @@ import torch
 from transformers import BlipForConditionalGeneration
 
 from e2e.in_process import run_here
-from shown import save_picture, save_shown, shown_processor
+from vision_language import save_image, save_vision_language, vision_language_processor
 from winml.modelkit import WinMLModelForImageTextToText, build_hf_model
 from winml.modelkit.graph.bundle import TextTokens, read_part_description
 from winml.modelkit.graph.specs import InputTensorSpec
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("libraries_may_warn")
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small BLIP."""
-    return save_shown(tmp_path_factory.mktemp("blip") / "checkpoint", "blip")
+    return save_vision_language(tmp_path_factory.mktemp("blip") / "checkpoint", "blip")
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +68,10 @@ def test_generate_writes_what_pytorch_writes(built: BuildResult, reference: Any,
 
 def test_command_writes_what_pytorch_writes_of_a_picture(built: BuildResult, reference: Any, tmp_path: Path) -> None:
     """The processor beside the graphs prepares it."""
-    picture = save_picture(tmp_path / "noise.png")
+    picture = save_image(tmp_path / "noise.png")
     outcome = run_here("generate", built.folder, "--image", str(picture), "--max-new-tokens", "8", "--format", "json")
     assert 0 == outcome.code, outcome.err
-    given = shown_processor("blip")(images=PIL.Image.open(picture), return_tensors="pt")
+    given = vision_language_processor("blip")(images=PIL.Image.open(picture), return_tensors="pt")
     written = reference.generate(given["pixel_values"], max_new_tokens=8)
     assert written[0, 1:].tolist() == json.loads(outcome.out)["tokens"]
 

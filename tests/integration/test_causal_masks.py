@@ -47,7 +47,7 @@ class Decoder:
         self.tokens = DECODERS[architecture]
         self.mask = self.tokens.replace("input_ids", "attention_mask")
         self.model = build_model(architecture)
-        self.session = Session(self.result.model_path)
+        self.session = Session(self.result.only_part.model_path)
 
     def feeds(self, seed: int, **masks: NDArray[np.int64]) -> Feeds:
         """Draw tokens, with masks of ones where none is given."""
@@ -129,7 +129,7 @@ def test_exported_decoder_answers_do_not_see_later_tokens(decoder: Decoder, posi
 
 def test_exported_decoder_takes_exactly_tokens_and_masks(decoder: Decoder) -> None:
     """No stray input is left in the graph."""
-    assert [spec.name for spec in decoder.result.inputs] == list(decoder.session.inputs)
+    assert [spec.name for spec in decoder.result.only_part.inputs] == list(decoder.session.inputs)
     assert {"input_ids", "attention_mask"} <= set(decoder.session.inputs)
     allowed = {"input_ids", "attention_mask", decoder.tokens, decoder.mask}
     assert allowed >= set(decoder.session.inputs)

@@ -80,7 +80,7 @@ def test_size_counts_in_the_parts_that_have_it(tmp_path: Path) -> None:
         return compare_models(tmp_path / "a", tmp_path / "b", options)
 
     assert compared({"N": 3, "T": 2}).is_within
-    with pytest.raises(UsageError, match="no open dimension 'S'") as raised:
+    with pytest.raises(UsageError, match="'S'") as raised:
         compared({"N": 3, "T": 2, "S": 2})
     assert "T (x:1)" in raised.value.hint
 
@@ -93,7 +93,7 @@ def test_pages_of_modules_are_written_for_each_part(folders: tuple[Path, Path], 
     outcome = run_here(*command)
     assert 0 == outcome.code, outcome.err
     assert {"where.json", "where_encoder.html", "where_decoder.html"} == {path.name for path in tmp_path.iterdir()}
-    assert "worst      logits of decoder: relative error" in outcome.out
+    assert "logits of decoder" in outcome.out
     assert "\nencoder\n" in outcome.out
     assert 2 == run_here(*command).code
     assert 3 == run_here("compare", right, wrong, "--threshold", "0.01").code
@@ -128,12 +128,12 @@ def test_sides_that_do_not_match_are_refused(folders: tuple[Path, Path], tmp_pat
     del whole.metadata_props[:]
     onnx.save(whole, tmp_path / "whole.onnx")
     names = (str(right), str(tmp_path / "whole.onnx"))
-    with pytest.raises(UsageError, match="is one graph, and beside it are encoder, decoder"):
+    with pytest.raises(UsageError, match=r"one graph.*encoder, decoder"):
         found_pairs(*names)
     assert ["decoder"] == list(found_pairs(*names, ["decoder"]).parts)
     with pytest.raises(UsageError, match="--submodel encoder: neither"):
         found_pairs(names[1], names[1], ["encoder"])
-    with pytest.raises(UsageError, match="Only parts that are on both sides"):
+    with pytest.raises(UsageError, match="both sides"):
         found_pairs(str(right), str(right / "net_decoder.onnx"), ["encoder"])
 
 

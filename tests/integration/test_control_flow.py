@@ -77,13 +77,13 @@ def test_control_flow_and_complex_tables_are_exported(make: Any, operator: str, 
     torch.manual_seed(0)
     model = make().eval()
     result = export_pytorch(model, tmp_path / "model.onnx", VALUES)
-    assert result.verification is not None
-    assert result.verification.is_verified
+    assert result.only_part.verification is not None
+    assert result.only_part.verification.is_verified
     nodes = load_nodes(result)
     assert operator in {node.op_type for node in nodes}
     assert all(node.metadata_props["winml.hierarchy.tag"] for node in nodes)
     for values in (VALUES, -VALUES):
-        (answer,) = run_onnx(result.model_path, {result.inputs[0].name: values.numpy()}).values()
+        (answer,) = run_onnx(result.only_part.model_path, {result.only_part.inputs[0].name: values.numpy()}).values()
         with torch.no_grad():
             expected = model(values).numpy()
         np.testing.assert_allclose(answer, expected, atol=1e-5)

@@ -73,20 +73,20 @@ def test_dynamic_export_answers_at_three_shapes(case: Case, tmp_path: Path) -> N
         return
     result = HTPExporter(config_of(case)).export_checkpoint(request, tmp_path / "model.onnx")
 
-    graph = onnx.load(result.model_path).graph
-    assert {spec.name: list(spec.shape) for spec in result.inputs} == symbolic_shapes(graph.input)
-    assert set(case.outcome) == {dimension.name for dimension in result.dimensions}
+    graph = onnx.load(result.only_part.model_path).graph
+    assert {spec.name: list(spec.shape) for spec in result.only_part.inputs} == symbolic_shapes(graph.input)
+    assert set(case.outcome) == {dimension.name for dimension in result.only_part.dimensions}
     for name, shape in symbolic_shapes(graph.output).items():
         assert not any("_dim_" in str(size) or "unk" in str(size) for size in shape), (name, shape)
-    for dimension in result.dimensions:
-        checked = result.checked_sizes[dimension.name]
+    for dimension in result.only_part.dimensions:
+        checked = result.only_part.checked_sizes[dimension.name]
         assert 2 <= len(checked)
         assert dimension.min in checked
 
-    loaded, session = load_model(request), Session(result.model_path)
+    loaded, session = load_model(request), Session(result.only_part.model_path)
     for number in range(3):
         sizes = {name: tried[number] for name, tried in case.outcome.items()}
-        feeds = make_feeds(result.inputs, seed=10 + number, sizes=sizes)
+        feeds = make_feeds(result.only_part.inputs, seed=10 + number, sizes=sizes)
         answers = session.run(feeds)
         for name, value in expected_answers(loaded, feeds).items():
             expected, actual = value.numpy(), answers[name]
@@ -99,13 +99,13 @@ def test_axes_by_place_and_names_in_shapes_write_the_same_file(tmp_path: Path) -
     folder = save_checkpoint("bert", tmp_path / "checkpoint")
     by_place = WinMLExportConfig(dynamic_axes={"input_ids": {0: "batch_size", 1: "sequence_length"}})
     first = HTPExporter(by_place).export_checkpoint(ModelRequest(str(folder)), tmp_path / "place.onnx")
-    by_shape = WinMLExportConfig(input_tensors=first.inputs)
+    by_shape = WinMLExportConfig(input_tensors=first.only_part.inputs)
     second = HTPExporter(by_shape).export_checkpoint(ModelRequest(str(folder)), tmp_path / "shape.onnx")
     by_meaning = WinMLExportConfig(dynamic_batch=True, dynamic_sequence=True)
     third = HTPExporter(by_meaning).export_checkpoint(ModelRequest(str(folder)), tmp_path / "meaning.onnx")
-    assert first.inputs == second.inputs == third.inputs
-    assert first.outputs == second.outputs == third.outputs
-    assert first.dimensions == second.dimensions == third.dimensions
+    assert first.only_part.inputs == second.only_part.inputs == third.only_part.inputs
+    assert first.only_part.outputs == second.only_part.outputs == third.only_part.outputs
+    assert first.only_part.dimensions == second.only_part.dimensions == third.only_part.dimensions
 
 
 def test_recorded_config_exports_the_same_dimensions(tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_recorded_config_exports_the_same_dimensions(tmp_path: Path) -> None:
     assert (
         DynamicDimension(name="batch_size", example=2),
         DynamicDimension(name="sequence_length", min=2, max=40, example=20),
-    ) == result.dimensions
-    assert {"batch_size": (1, 3), "sequence_length": (2, 23)} == dict(result.checked_sizes)
+    ) == result.only_part.dimensions
+    assert {"batch_size": (1, 3), "sequence_length": (2, 23)} == dict(result.only_part.checked_sizes)
 
 
 def test_live_transformers_model_knows_its_batch(tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ def test_live_transformers_model_knows_its_batch(tmp_path: Path) -> None:
     config = WinMLExportConfig(dynamic_sequence=True)
     result = HTPExporter(config).export(build_model("bert"), tmp_path / "model.onnx", example)
     assert {"input_ids": (1, "sequence_length"), "attention_mask": (1, "sequence_length")} == {
-        spec.name: spec.shape for spec in result.inputs
+        spec.name: spec.shape for spec in result.only_part.inputs
     }
-    assert (9,) == tuple(dimension.example for dimension in result.dimensions)
+    assert (9,) == tuple(dimension.example for dimension in result.only_part.dimensions)
 
 
 def test_random_weights_are_calibrated_at_the_traced_sizes(tmp_path: Path) -> None:
@@ -141,4 +141,4 @@ def test_random_weights_are_calibrated_at_the_traced_sizes(tmp_path: Path) -> No
     sizes = ShapeConfig.model_validate({"height": {"example": 64}, "width": {"example": 96}})
     request = ModelRequest(str(folder / "config.json"), random_weights=True, shape_config=sizes)
     result = HTPExporter(WinMLExportConfig(dynamic_batch=True)).export_checkpoint(request, tmp_path / "model.onnx")
-    assert {"batch_size": 2, "height": 64, "width": 96} == {d.name: d.example for d in result.dimensions}
+    assert {"batch_size": 2, "height": 64, "width": 96} == {d.name: d.example for d in result.only_part.dimensions}

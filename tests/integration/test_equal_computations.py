@@ -36,7 +36,7 @@ def test_each_module_keeps_its_own_nodes(tmp_path: Path) -> None:
     for exporter in ("torchscript", "dynamo"):
         config = WinMLExportConfig(exporter=exporter)
         result = export_pytorch(Siblings().eval(), tmp_path / f"{exporter}.onnx", torch.randn(2, 3), config=config)
-        nodes = [node for node in ir.load(result.model_path).graph if node.op_type in {"Sin", "Mul"}]
+        nodes = [node for node in ir.load(result.only_part.model_path).graph if node.op_type in {"Sin", "Mul"}]
         modules = sorted((node.metadata_props["winml.hierarchy.module"], node.op_type) for node in nodes)
         assert [(name, kind) for name in ("left", "other", "right") for kind in ("Mul", "Sin")] == modules
         assert not any("winml.hierarchy.modules" in node.metadata_props for node in nodes)
@@ -55,4 +55,4 @@ def test_equal_computations_of_one_call_are_one_node(tmp_path: Path) -> None:
     model = nn.Sequential(Twice())
     config = WinMLExportConfig(exporter="torchscript")
     result = export_pytorch(model.eval(), tmp_path / "net.onnx", torch.randn(2, 3), config=config)
-    assert 1 == sum(node.op_type == "Sin" for node in ir.load(result.model_path).graph)
+    assert 1 == sum(node.op_type == "Sin" for node in ir.load(result.only_part.model_path).graph)

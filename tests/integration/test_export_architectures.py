@@ -35,12 +35,14 @@ def test_export_architecture_is_verified_and_tagged_as_it_ran(architecture: str,
         ModelRequest(str(folder), cache=False), tmp_path / "model.onnx", with_report=True
     )
 
-    assert result.verification is not None
-    assert result.verification.is_verified
-    assert 100.0 == result.coverage.percent
-    assert {"direct", "parent", "root"} >= set(result.coverage.sources)
+    assert result.only_part.verification is not None
+    assert result.only_part.verification.is_verified
+    assert 100.0 == result.only_part.coverage.percent
+    assert {"direct", "parent", "root"} >= set(result.only_part.coverage.sources)
     check_file(result, *observe_checkpoint(folder))
-    assert [spec.name for spec in result.inputs] == [value.name for value in onnx.load(result.model_path).graph.input]
+    assert [spec.name for spec in result.only_part.inputs] == [
+        value.name for value in onnx.load(result.only_part.model_path).graph.input
+    ]
 
     sidecar = json.loads((tmp_path / "model_htp_metadata.json").read_text(encoding="utf-8"))
     jsonschema.validate(sidecar, sidecar_schema())

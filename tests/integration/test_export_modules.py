@@ -123,9 +123,9 @@ def export(model: nn.Module, folder: Path, inputs: Any, **options: Any) -> Expor
     """Export a module with distinct weights and see that it is verified and covered."""
     config = WinMLExportConfig(**options)
     result = export_pytorch(model, folder / "model.onnx", inputs, config=config)
-    assert result.verification is not None
-    assert result.verification.is_verified
-    assert 100.0 == result.coverage.percent
+    assert result.only_part.verification is not None
+    assert result.only_part.verification.is_verified
+    assert 100.0 == result.only_part.coverage.percent
     return result
 
 
@@ -138,7 +138,7 @@ def distinct(model: nn.Module) -> nn.Module:
 
 def tags(result: ExportResult) -> dict[str, str]:
     """Return the tag of every module path."""
-    return {node.path: node.tag for node in result.tree}
+    return {node.path: node.tag for node in result.only_part.tree}
 
 
 BUILDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, str]]] = {
@@ -210,11 +210,13 @@ def test_export_module_is_tagged_as_it_ran(build: str, exporter: str, tmp_path: 
     make, shape, expected = BUILDS[build]
     model, values = distinct(make()), torch.randn(shape)
     result = export(model, tmp_path, values, exporter=exporter)
-    assert exporter == result.exporter
+    assert exporter == result.only_part.exporter
     check_order(result, model.eval(), observe(model.eval(), values), ORDERED)
     assert expected == tags(result)
-    assert len(set(tags(result).values())) == len(result.tree), "tags are unique"
-    assert all(tag.count("/") == node.depth for node, tag in zip(result.tree, tags(result).values(), strict=True))
+    assert len(set(tags(result).values())) == len(result.only_part.tree), "tags are unique"
+    assert all(
+        tag.count("/") == node.depth for node, tag in zip(result.only_part.tree, tags(result).values(), strict=True)
+    )
 
 
 def flip_or_shift(values: torch.Tensor) -> torch.Tensor:
@@ -269,13 +271,13 @@ def test_export_if_nodes_belong_to_the_module_that_called_and_both_branches_answ
         assert {"Tanh", "Sigmoid"} <= {each.op_type for each in inner}
         keys = {(each.metadata_props["winml.hierarchy.tag"], each.metadata_props["namespace"]) for each in inner}
         assert {(node.metadata_props["winml.hierarchy.tag"], node.metadata_props["namespace"])} == keys
-    assert {node.name for node in load_nodes(result)} == {node.name for node in result.nodes}
+    assert {node.name for node in load_nodes(result)} == {node.name for node in result.only_part.nodes}
     taken = set()
     for values in (torch.full((1, 4), 3.0), torch.full((1, 4), -3.0)):
         with torch.no_grad():
             expected = model(values)
         taken.add(bool(values.sum() > 0))
-        (answer,) = run_onnx(result.model_path, {"values": values.numpy()}).values()
+        (answer,) = run_onnx(result.only_part.model_path, {"values": values.numpy()}).values()
         np.testing.assert_allclose(expected.numpy(), answer, rtol=1e-5, atol=1e-6)
     assert {True, False} == taken
 
@@ -296,7 +298,7 @@ class NamesakeParameter(nn.Module):
 def test_export_parameters_named_as_inputs_are_kept_apart(tmp_path: Path) -> None:
     """A graph input is the input, and the parameter of its name goes by another one."""
     result = export(NamesakeParameter(), tmp_path, (torch.randn(2, 4), torch.randn(2, 4)))
-    graph = ir.load(result.model_path).graph
+    graph = ir.load(result.only_part.model_path).graph
     assert ["values", "other"] == [value.name for value in graph.inputs]
     assert not {"values", "other"} & set(graph.initializers)
 
@@ -320,8 +322,8 @@ def test_export_tied_weights_are_written_once(tmp_path: Path) -> None:
     model = distinct(TiedWeights())
     result = export(model, tmp_path, torch.arange(6).reshape(1, 6))
     matrix = 500 * 64 * 4
-    assert matrix < result.model_path.stat().st_size < 1.5 * matrix
-    assert 500 * 64 == result.tree.root.parameter_count
+    assert matrix < result.only_part.model_path.stat().st_size < 1.5 * matrix
+    assert 500 * 64 == result.only_part.tree.root.parameter_count
 
 
 class Buffered(nn.Module):
@@ -368,9 +370,9 @@ def test_export_inputs_are_those_given(
 ) -> None:
     """The graph takes the inputs that were given, in that order, and nothing else."""
     result = export(make(), tmp_path, inputs)
-    graph = ir.load(result.model_path).graph
+    graph = ir.load(result.only_part.model_path).graph
     assert names == [value.name for value in graph.inputs]
-    shapes = {spec.name: spec.shape for spec in result.inputs}
+    shapes = {spec.name: spec.shape for spec in result.only_part.inputs}
     assert shapes == {value.name: tuple(value.shape or ()) for value in graph.inputs}
 
 
@@ -382,7 +384,7 @@ def test_export_input_nothing_reads_stays_and_is_told(tmp_path: Path) -> None:
             return torch.tanh(first) * last
 
     result = export(Deaf(), tmp_path, (torch.randn(2), torch.randn(3), torch.randn(2)))
-    assert ["first", "unheard", "last"] == [value.name for value in ir.load(result.model_path).graph.inputs]
+    assert ["first", "unheard", "last"] == [value.name for value in ir.load(result.only_part.model_path).graph.inputs]
     assert any("unheard" in note for note in result.notes)
     assert not any("first" in note for note in result.notes)
 
@@ -433,8 +435,8 @@ def test_export_outputs_are_named_after_what_forward_returned(
 ) -> None:
     """Nested results become flat outputs, in order, with the answers of PyTorch."""
     result = export(Returning(make), tmp_path, torch.randn(2, 3))
-    assert names == [value.name for value in ir.load(result.model_path).graph.outputs]
-    assert names == [spec.name for spec in result.outputs]
+    assert names == [value.name for value in ir.load(result.only_part.model_path).graph.outputs]
+    assert names == [spec.name for spec in result.only_part.outputs]
 
 
 def test_export_output_that_is_an_input_is_answered(tmp_path: Path) -> None:
@@ -446,7 +448,7 @@ def test_export_output_that_is_an_input_is_answered(tmp_path: Path) -> None:
 
     result = export(Through(), tmp_path, torch.randn(2, 3))
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    answers = run_onnx(result.model_path, {"values": values})
+    answers = run_onnx(result.only_part.model_path, {"values": values})
     assert ["output_0", "output_1"] == list(answers)
     np.testing.assert_array_equal(values, answers["output_0"])
 
@@ -455,11 +457,11 @@ def test_export_half_precision_module_keeps_its_dtype(tmp_path: Path) -> None:
     """A float16 module becomes a float16 graph, verified at the threshold of float16."""
     model = distinct(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)))
     result = export(model.half(), tmp_path, torch.randn(2, 8).half())
-    assert ("float16", "float16") == (result.inputs[0].dtype, result.outputs[0].dtype)
-    initializers = ir.load(result.model_path).graph.initializers.values()
+    assert ("float16", "float16") == (result.only_part.inputs[0].dtype, result.only_part.outputs[0].dtype)
+    initializers = ir.load(result.only_part.model_path).graph.initializers.values()
     assert {ir.DataType.FLOAT16} == {value.dtype for value in initializers if (value.name or "").endswith("weight")}
-    assert result.verification is not None
-    assert 1e-2 == result.verification.worst.threshold
+    assert result.only_part.verification is not None
+    assert 1e-2 == result.only_part.verification.worst.threshold
 
 
 def test_export_integer_outputs_are_compared_exactly(tmp_path: Path) -> None:
@@ -470,16 +472,16 @@ def test_export_integer_outputs_are_compared_exactly(tmp_path: Path) -> None:
             return values.argsort(-1), values > 0
 
     result = export(Ranking(), tmp_path, torch.randn(2, 6))
-    assert result.verification is not None
-    assert {0.0} == {item.threshold for item in result.verification.comparisons}
-    assert ["int64", "bool"] == [spec.dtype for spec in result.outputs]
+    assert result.only_part.verification is not None
+    assert {0.0} == {item.threshold for item in result.only_part.verification.comparisons}
+    assert ["int64", "bool"] == [spec.dtype for spec in result.only_part.outputs]
 
 
 def test_export_with_input_specs_draws_valid_values(tmp_path: Path) -> None:
     """Specifications in place of examples are enough, and their ranges are kept."""
     spec = InputTensorSpec(name="ids", shape=(1, 6), dtype="int64", value_range=(0, 499))
     result = export(distinct(TiedWeights()), tmp_path, None, input_tensors=(spec,))
-    assert (spec,) == result.inputs
+    assert (spec,) == result.only_part.inputs
 
 
 def test_export_forward_replaced_on_the_instance_is_the_one_exported(tmp_path: Path) -> None:
@@ -494,7 +496,7 @@ def test_export_forward_replaced_on_the_instance_is_the_one_exported(tmp_path: P
     result = export(model, tmp_path, torch.randn(2, 4))
     assert model.forward is patched
     values = torch.randn(2, 4)
-    (answer,) = run_onnx(result.model_path, {"values": values.numpy()}).values()
+    (answer,) = run_onnx(result.only_part.model_path, {"values": values.numpy()}).values()
     np.testing.assert_allclose(model(values).detach().numpy(), answer, rtol=1e-4, atol=1e-5)
 
 
@@ -504,7 +506,7 @@ def test_export_torch_modules_asked_for_become_segments(exporter: str, tmp_path:
     model = distinct(Siblings())
     result = export(model, tmp_path, torch.randn(1, 3, 4), torch_module=("Linear",), exporter=exporter)
     assert "/Siblings/Leaf.query/Linear" == tags(result)["query.linear"]
-    readers = {node.module for node in result.nodes if node.op_type in ("MatMul", "Gemm") and node.module}
+    readers = {node.module for node in result.only_part.nodes if node.op_type in ("MatMul", "Gemm") and node.module}
     assert {"query.linear", "key.linear"} == readers
 
 

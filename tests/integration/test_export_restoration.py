@@ -124,8 +124,8 @@ def test_export_leaves_the_module_as_it_was(is_patched: bool, tmp_path: Path) ->
     before = state_of(model)
     result = export_pytorch(model, tmp_path / "model.onnx", torch.randn(3, 4))
     assert before == state_of(model)
-    assert result.verification is not None
-    assert result.verification.is_verified
+    assert result.only_part.verification is not None
+    assert result.only_part.verification.is_verified
     assert ("forward" in vars(model)) == is_patched
 
 
@@ -290,8 +290,8 @@ def test_setting_that_cannot_be_read_does_not_stop_an_export(tmp_path: Path) -> 
         assert "tf32" == torch.backends.fp32_precision
     finally:
         torch.backends.fp32_precision = before
-    assert result.verification is not None
-    assert result.verification.is_verified
+    assert result.only_part.verification is not None
+    assert result.only_part.verification.is_verified
 
 
 def test_counter_beside_the_answer_does_not_stop_an_export(tmp_path: Path) -> None:
@@ -300,8 +300,8 @@ def test_counter_beside_the_answer_does_not_stop_an_export(tmp_path: Path) -> No
         model = Keeper(KEEPS["a counter"], torch.tanh)
         config = WinMLExportConfig(exporter=exporter)
         result = export_pytorch(model, tmp_path / f"{exporter}.onnx", torch.randn(3, 4), config=config)
-        assert result.verification is not None
-        assert result.verification.is_verified
+        assert result.only_part.verification is not None
+        assert result.only_part.verification.is_verified
         assert 0 == int(model.count)
 
 
@@ -379,14 +379,14 @@ def test_export_interrupted_in_a_step_leaves_the_module_as_it_was(tmp_path: Path
 
 def test_export_unsupported_operator_names_operator_and_module(tmp_path: Path) -> None:
     """The error says which operator in which module has no ONNX form."""
-    with pytest.raises(ExportError, match=r"aten::special_bessel_j0 in module second at opset 17") as caught:
+    with pytest.raises(ExportError, match=r"aten::special_bessel_j0 .* second .*17") as caught:
         export_pytorch(holder(torch.special.bessel_j0), tmp_path / "model.onnx", torch.randn(3, 4))
     assert ("aten::special_bessel_j0", "second") == (caught.value.operator, caught.value.module)
 
 
 def test_export_shape_refused_names_the_module(tmp_path: Path) -> None:
     """The error says which module refused, and what it was given."""
-    with pytest.raises(ExportError, match=r"values float32\[3, 5\], in module first.linear") as caught:
+    with pytest.raises(ExportError, match=r"float32\[3, 5\], .* first.linear") as caught:
         export_pytorch(holder(), tmp_path / "model.onnx", torch.randn(3, 5))
     assert "first.linear" == caught.value.module
 

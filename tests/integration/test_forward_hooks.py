@@ -34,8 +34,8 @@ class Pair(nn.Module):
 def modules_of(path: Path, config: Any, model: nn.Module) -> Counter[tuple[str, str]]:
     """Export, verified, and count the operators of each module."""
     result = export_pytorch(model, path, VALUES, config=config)
-    assert result.verification is not None
-    assert result.verification.is_verified
+    assert result.only_part.verification is not None
+    assert result.only_part.verification.is_verified
     return Counter((node.metadata_props["winml.hierarchy.module"], node.op_type) for node in load_nodes(result))
 
 

@@ -65,19 +65,19 @@ def test_checkpoint_that_names_kernels_is_told_of_and_used_without(results: Resu
     """Which implementation computes the same is no reason to refuse a model."""
     outcome = results["attention of a kernel", False]["outcome"]
     assert outcome.startswith("done; ")
-    assert "attn_implementation 'evil/repository' is not used" in outcome
+    assert "'evil/repository'" in outcome
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("own code", "RemoteCodeError: "),
-        ("an adapter", "CheckpointError: .* holds an adapter"),
-        ("other weights", r"CheckpointError: .* names '\.\./other\.safetensors' as the file of the weights"),
-        ("distributed weights", "CheckpointError: .* holds a distributed checkpoint"),
-        ("a pickle that runs", "CheckpointError: .* could run code"),
-        ("a backbone elsewhere", "CheckpointError: .* looks for a part of the config on the Hub"),
-        ("a timm model elsewhere", "CheckpointError: .* whose config lies elsewhere"),
+        ("an adapter", "CheckpointError: .*adapter"),
+        ("other weights", r"CheckpointError: .*'\.\./other\.safetensors'"),
+        ("distributed weights", "CheckpointError: .*distributed"),
+        ("a pickle that runs", "CheckpointError: .*run code"),
+        ("a backbone elsewhere", "CheckpointError: .*the Hub"),
+        ("a timm model elsewhere", "CheckpointError: .*elsewhere"),
     ],
 )
 def test_checkpoint_that_would_be_another_model_is_refused(results: Results, name: str, words: str) -> None:

@@ -208,6 +208,6 @@ def test_untagged_file_is_refused_with_advice(exported: Exporter, tmp_path: Path
     for node in model.graph.node:
         del node.metadata_props[:]
     onnx.save(model, tmp_path / "bare.onnx")
-    with pytest.raises(InputError, match=r"bare\.onnx: its nodes bear no tags(.|\n)*winml retag"):
+    with pytest.raises(InputError, match=r"bare\.onnx: (.|\n)*winml retag"):
         _extract(tmp_path / "bare.onnx", tmp_path / "cut")
     assert not (tmp_path / "cut").exists()

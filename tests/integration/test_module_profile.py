@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ import graphs
 from winml.modelkit import WinMLExportConfig, export_pytorch
 from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.modules.profile import profile_modules
-from winml.modelkit.flows.optimize import optimize_onnx
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.measure.latency import LatencyOptions
-from winml.modelkit.report.module_page import module_page
+from winml.modelkit.report.html import render_html
+from winml.modelkit.report.module_times import profile_document
 from winml.modelkit.results.module_perf import ProfiledModules
 from winml.modelkit.runtime.opened_model import RunOptions
+from winml.modelkit.verbs.optimize import optimize_onnx
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 
@@ -176,7 +178,7 @@ def test_profile_of_file_without_any_scope_is_refused(tmp_path: Path) -> None:
         del node.metadata_props[:]
     path = tmp_path / "bare.onnx"
     onnx.save(proto, path)
-    with pytest.raises(UsageError, match="nothing says which module") as refusal:
+    with pytest.raises(UsageError, match="which module") as refusal:
         _profiled(path, x=np.ones(4, np.float32))
     assert "winml retag" in refusal.value.hint
 
@@ -226,16 +228,16 @@ def _opened(page: str, folder: Path, *, width: int = 1280) -> str:
 def _column(document: str, position: int) -> list[str]:
     """Return a column of the module table."""
     table = document.split('<table id="modules"')[1].split("</table>")[0]
-    rows = re.findall(r"<tr([^>]*)>(.*?)</tr>", table.split("<tbody>")[1], re.DOTALL)
+    rows = re.findall("<tr([^>]*)>(.*?)</tr>", table.split("<tbody>")[1], re.DOTALL)
     cells = [
-        re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for attributes, row in rows if "hidden" not in attributes
+        re.findall("<td[^>]*>(.*?)</td>", row, re.DOTALL) for attributes, row in rows if "hidden" not in attributes
     ]
     return [row[position].replace("<wbr>", "") for row in cells]
 
 
 def test_page_opens_in_a_browser_without_network(profiled: ProfiledModules, tmp_path: Path) -> None:
     """The chart has a box per module, and the table sorts and filters as its heads and its field say."""
-    page = module_page(profiled.profile, title="<net> & co", facts={"provider": "CPU"})
+    page = render_html(replace(profile_document(profiled), title="<net> & co"))
     assert "<net>" not in page.split("<script")[0]
     clicks = """<script>addEventListener("load", () => {
         const field = document.getElementById("filter");
@@ -259,7 +261,7 @@ def test_last_column_lies_on_the_page(profiled: ProfiledModules, tmp_path: Path,
         const heads = [...document.querySelectorAll("th:last-child")];
         document.title = Math.max(...heads.map(head => head.getBoundingClientRect().right)) + " of " + innerWidth;
     });</script></body>"""
-    page = module_page(profiled.profile, title="net", facts={}).replace("</body>", measured)
+    page = render_html(profile_document(profiled)).replace("</body>", measured)
     document = _opened(page, tmp_path, width=width)
     found = re.search(r"<title>([\d.]+) of (\d+)</title>", document)
     assert found is not None

@@ -83,7 +83,7 @@ def test_detector_of_a_list_of_images_exports(exporter: ExporterName, tmp_path: 
     part = result.parts[0]
     assert part.verification is not None
     assert {node.module for node in part.nodes} == {"", "backbone", "head"}
-    assert "scale is the constant 2.0: only tensors become inputs of the graph" in part.notes
+    assert any("constant 2.0" in note for note in part.notes)
     other = [torch.randn(3, 12, 5), torch.randn(3, 9, 7)]
     points = Points(torch.randn(5, 2), torch.arange(5) * 2)
     feeds = {"images.0": other[0], "images.1": other[1], "points.xy": points.xy, "points.label": points.label}

@@ -232,10 +232,10 @@ def test_plain_network_is_tagged_as_it_ran_with_either_exporter(network: str, tm
     for exporter in ("torchscript", "dynamo"):
         result = exported(model, inputs, tmp_path / f"{exporter}.onnx", exporter=exporter)
         check_file(result, model, oracle, counted)
-        assert len(result.tree) > 3
-        assert result.coverage.at_root_percent <= most_at_root
+        assert len(result.only_part.tree) > 3
+        assert result.only_part.coverage.at_root_percent <= most_at_root
         assert any(note.startswith("Classes of torch.nn are modules here") for note in result.notes)
-        tags = {node.path: node.tag for node in result.tree}
+        tags = {node.path: node.tag for node in result.only_part.tree}
         found[exporter] = (tags, Counter(tagged_operators(load_nodes(result), counted)))
     assert found["torchscript"] == found["dynamo"]
 
@@ -252,7 +252,7 @@ def test_wrapper_of_a_plain_network_does_not_hide_it(tmp_path: Path) -> None:
             return self.inner(x)
 
     result = exported(Wrapper(Wrapper(Pitch())), (torch.randn(2, 32),), tmp_path / "net.onnx")
-    assert "/Wrapper/Wrapper/Pitch/Conv2d.conv1" in {node.tag for node in result.tree}
+    assert "/Wrapper/Wrapper/Pitch/Conv2d.conv1" in {node.tag for node in result.only_part.tree}
 
 
 def test_own_classes_keep_torch_modules_inside_of_them(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_own_classes_keep_torch_modules_inside_of_them(tmp_path: Path) -> None:
         "/Residual/Sequential.layer2",
         "/Residual/Sequential.layer2/Block.0",
         "/Residual/Linear",
-    ] == [node.tag for node in result.tree]
+    ] == [node.tag for node in result.only_part.tree]
 
 
 @pytest.mark.parametrize("selection", ["none", "all", ("Conv2d",)])
@@ -277,7 +277,7 @@ def test_other_selections_are_obeyed(selection: str | tuple[str, ...], tmp_path:
     result = exported(Residual(), (torch.randn(1, 3, 10, 10),), tmp_path / "net.onnx", torch_module=selection)
     assert not any("torch.nn" in note for note in result.notes)
     wanted = {"none": (), "all": ("Conv2d", "BatchNorm2d", "Sequential", "Linear"), ("Conv2d",): ("Conv2d",)}[selection]
-    classes = {node.class_name for node in result.tree if node.is_torch_nn}
+    classes = {node.class_name for node in result.only_part.tree if node.is_torch_nn}
     assert set(wanted) == classes
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from swept import write_models
+from sweep_models import write_models
 from winml.modelkit import sweep_models
 from winml.modelkit.errors import StageError, UsageError
 from winml.modelkit.results.sweep import SweepResult
@@ -92,5 +92,5 @@ def test_cluster_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.onnx").touch()
     with pytest.raises(StageError, match=f"{address}: nothing answers there"):
         sweep_models([str(tmp_path / "a.onnx")], tmp_path / "swept", options=SweepOptions(ray=address))
-    with pytest.raises(UsageError, match="neither auto nor HOST:PORT"):
+    with pytest.raises(UsageError, match="HOST:PORT"):
         sweep_models([str(tmp_path / "a.onnx")], tmp_path / "swept", options=SweepOptions(ray="nowhere"))

@@ -7,18 +7,34 @@ own modules work on what ONNX Runtime answers.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
 import transformers
 
+from e2e.in_process import run_here
+from generating import save_decoder
 from winml.modelkit import HTPExporter, WinMLExportConfig
 from winml.modelkit.graph.specs import DynamicRequest
 from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.runtime.sessions import Session
 
+OPENVINO_READER = "WINML_TEST_OPENVINO_READER"
+"""Names an interpreter that has OpenVINO itself, which reads ONNX files without ONNX Runtime."""
+ANSWERED = """
+import sys, numpy as np, openvino
+core = openvino.Core()
+options = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+model = core.compile_model(core.read_model(sys.argv[1]), "CPU", options)
+answers = model(dict(np.load(sys.argv[2])))
+np.savez(sys.argv[3], **{output.get_any_name(): answers[output] for output in model.outputs})
+"""
 TEXTS = ["a short row", "a somewhat longer sentence about nothing in particular", "three"]
 
 
@@ -44,3 +60,44 @@ def test_folder_of_an_export_gives_the_vectors_of_sentence_transformers(minilm_f
         features = import_from_string(entry["type"]).load(str(tmp_path), subfolder=entry["path"])(features)
     expected = SentenceTransformer(str(minilm_folder), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(features["sentence_embedding"].numpy(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(not os.environ.get(OPENVINO_READER), reason=f"OpenVINO is not installed here ({OPENVINO_READER})")
+@pytest.mark.parametrize("options", [(), ("--precision", "int4")], ids=["fp32", "int4"])
+def test_openvino_answers_as_onnxruntime_where_embedding_and_head_are_one(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """It looks up rows in constants only, and refuses a table that an operator makes of one."""
+    checkpoint = save_decoder(tmp_path / "checkpoint", head_dim=16, tie_word_embeddings=True)
+    place = ("--ep", "openvino", "--no-compile", "--allow-dynamic", "--no-verify", "-q")
+    outcome = run_here("build", "-m", checkpoint, "-o", tmp_path / "built", *options, *place)
+    assert 0 == outcome.code, outcome.err
+    # The same file, but for the products of ONNX Runtime, which round activations to 8 bits; OpenVINO's do not here.
+    model = onnx.load(tmp_path / "built" / "model.onnx")
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "accuracy_level":
+                attribute.i = 0
+    session = Session(model.SerializeToString())
+    generator, rows, past = np.random.default_rng(0), 2, 4
+    mask = np.ones((rows, past + 1), np.int64)
+    mask[0, :2] = 0
+    feeds = {
+        "input_ids": generator.integers(2, 100, (rows, 1)),
+        "attention_mask": mask,
+        "position_ids": mask.cumsum(-1)[:, -1:] - 1,
+    }
+    for name, shape in session.input_shapes.items():
+        if name not in feeds:
+            feeds[name] = generator.standard_normal((rows, shape[1], past, shape[3])).astype(np.float32)  # type: ignore[arg-type]
+    np.savez(tmp_path / "feeds.npz", **feeds)
+    command = [os.environ[OPENVINO_READER], "-c", ANSWERED, tmp_path / "built" / "model.onnx"]
+    done = subprocess.run(
+        [*map(str, command), tmp_path / "feeds.npz", tmp_path / "answers.npz"],
+        capture_output=True, text=True, encoding="utf-8", check=False,
+    )  # fmt: skip
+    assert 0 == done.returncode, done.stderr
+    with np.load(tmp_path / "answers.npz") as file:
+        answers = dict(file)
+    for name, value in session.run(feeds).items():
+        np.testing.assert_allclose(answers[name], value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name)

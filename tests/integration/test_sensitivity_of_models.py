@@ -31,7 +31,7 @@ def _exported(folder: Path, *, planted: bool) -> Path:
     tokens = torch.arange(24).reshape(2, 12) % 100
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     path = folder / f"{'planted' if planted else 'plain'}.onnx"
-    return Path(export_pytorch(model, path, inputs, config=WinMLExportConfig(verify=False)).model_path)
+    return Path(export_pytorch(model, path, inputs, config=WinMLExportConfig(verify=False)).only_part.model_path)
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,6 @@ def test_other_sizes_are_compared_in_the_session_that_is_open(tmp_path: Path, mo
     monkeypatch.setattr(onnxruntime, "InferenceSession", Counted)
     config = WinMLExportConfig(exporter="torchscript", dynamic_axes={"input": {0: "batch"}})
     result = export_pytorch(nn.Linear(4, 4), tmp_path / "model.onnx", {"input": torch.randn(2, 4)}, config=config)
-    assert result.verification is not None
-    assert result.verification.is_verified
+    assert result.only_part.verification is not None
+    assert result.only_part.verification.is_verified
     assert [1] == counts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -28,7 +29,8 @@ from winml.modelkit.flows.export.export import export_pytorch
 from winml.modelkit.load.checkpoints.companion_files import read_processor_files
 from winml.modelkit.load.request import check_folder
 
-EXAMPLES = 200
+EXAMPLES = int(os.environ.get("WINML_DAMAGED_FILES", "80"))
+"""How many ways to damage each kind of file; once a week there are more (``canary.yml``)."""
 _QUICK = ("--iterations", "1", "--warmup", "0")
 bounded = settings(
     max_examples=EXAMPLES, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -115,10 +115,10 @@ def test_every_executed_module_has_one_tag_and_every_node_the_right_one(model: n
     with tempfile.TemporaryDirectory() as folder:
         result = export_pytorch(model, Path(folder) / "model.onnx", values, config=WinMLExportConfig())
         check_order(result, model, observe(model, values), {"MatMul", "Tanh", "Sigmoid"})
-    tags = [module.tag for module in result.tree]
+    tags = [module.tag for module in result.only_part.tree]
     assert len(set(tags)) == len(tags)
-    assert 100.0 == result.coverage.percent
-    for module in result.tree:
+    assert 100.0 == result.only_part.coverage.percent
+    for module in result.only_part.tree:
         assert module.tag.count("/") == module.depth
-        parent = result.tree.get(module.parent) if module.parent is not None else None
+        parent = result.only_part.tree.get(module.parent) if module.parent is not None else None
         assert (parent.tag if parent else "") == module.tag.rpartition("/")[0]

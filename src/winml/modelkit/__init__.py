@@ -28,12 +28,10 @@ if TYPE_CHECKING:
     )
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.flows.compare.compare import CompareOptions
-    from winml.modelkit.flows.compile import compile_onnx
     from winml.modelkit.flows.diff import diff_models
     from winml.modelkit.flows.export.export import HTPExporter, export_pytorch
-    from winml.modelkit.flows.optimize import optimize_onnx, run_optimize_analyze_loop
+    from winml.modelkit.flows.optimize import run_optimize_analyze_loop
     from winml.modelkit.flows.optimize_check import check_optimization
-    from winml.modelkit.flows.quantize.quantize import quantize_onnx
     from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity
     from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
     from winml.modelkit.inference.auto_model import WinMLAutoModel
@@ -43,6 +41,9 @@ if TYPE_CHECKING:
     from winml.modelkit.sweep.sweep import sweep_models
     from winml.modelkit.tune.options import TuneOptions
     from winml.modelkit.tune.tuning import tune_model
+    from winml.modelkit.verbs.compile import compile_onnx
+    from winml.modelkit.verbs.optimize import optimize_onnx
+    from winml.modelkit.verbs.quantize import quantize_onnx
 
 __all__ = [
     "BuildResult",
@@ -107,11 +108,11 @@ _HOMES = {
     "CompareOptions": "flows.compare.compare",
     "check_optimization": "flows.optimize_check",
     "compare_models": "builds.compared_models",
-    "compile_onnx": "flows.compile",
+    "compile_onnx": "verbs.compile",
     "diff_models": "flows.diff",
-    "optimize_onnx": "flows.optimize",
+    "optimize_onnx": "verbs.optimize",
     "quantization_sensitivity": "flows.quantize.sensitivity",
-    "quantize_onnx": "flows.quantize.quantize",
+    "quantize_onnx": "verbs.quantize",
     "run_optimize_analyze_loop": "flows.optimize",
     "sweep_models": "sweep.sweep",
     "TuneOptions": "tune.options",

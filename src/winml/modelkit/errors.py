@@ -50,6 +50,7 @@ class WinMLError(Exception):
         message: What failed, with which value, and what was expected.
         hint: What to do next, or an empty string.
         step: Which step of the flow failed (``step 4 of 8, ONNX export``), or an empty string.
+        frozen: Names of open dimensions that the graph or the model does not follow, where that is the failure.
     """
 
     exit_code: ClassVar[int] = 1
@@ -59,6 +60,7 @@ class WinMLError(Exception):
         self.message = message
         self.hint = hint
         self.step = ""
+        self.frozen: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}" if self.hint else self.message

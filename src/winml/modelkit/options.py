@@ -13,11 +13,12 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
 import pydantic
 
-from winml.modelkit.errors import ConfigError
+from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.fields import Field, fields_of
 
 __all__ = [
     "JSON_LIMIT_BYTES",
@@ -25,11 +26,13 @@ __all__ = [
     "Options",
     "load_json",
     "nearest",
+    "options_of",
     "parse_json",
     "parse_options",
     "read_json",
     "read_json_file",
     "read_text_file",
+    "record_of",
     "unknown_key_message",
 ]
 
@@ -77,6 +80,40 @@ class Options(_Checked):
 
 
 _OptionsT = TypeVar("_OptionsT", bound=pydantic.BaseModel)
+
+
+def record_of(declaring: type) -> type[Options]:
+    """Return the validated record of the options that a dataclass declares, to derive from.
+
+    Args:
+        declaring: A dataclass of :func:`winml.modelkit.fields.declare`.
+    """
+    fields: dict[str, Any] = {
+        field.name: (_limited(field), pydantic.Field(description=field.help, **_default(field)))
+        for field in fields_of(declaring)
+    }
+    return pydantic.create_model(declaring.__name__, __base__=Options, __module__=declaring.__module__, **fields)
+
+
+def _default(field: Field) -> dict[str, Any]:
+    is_mapping = isinstance(field.default, dict)
+    return {"default_factory": field.default.copy} if is_mapping else {"default": field.default}
+
+
+def _limited(field: Field) -> Any:
+    """Return the type of a field with its limits."""
+    if field.min_length is not None:
+        text = Annotated[str, pydantic.Field(min_length=field.min_length)]
+        return (
+            tuple[text, ...]
+            if get_origin(field.annotation) is tuple
+            else (text | None if field.default is None else text)
+        )
+    if float in (field.annotation, *get_args(field.annotation)):
+        return Annotated[field.annotation, pydantic.Field(allow_inf_nan=False, ge=field.minimum, le=field.maximum)]
+    if field.minimum is None and field.maximum is None:
+        return field.annotation
+    return Annotated[field.annotation, pydantic.Field(ge=field.minimum, le=field.maximum)]
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
@@ -303,6 +340,31 @@ def parse_options(options: type[_OptionsT], value: Any, label: str) -> _OptionsT
         return options.model_validate_json(json.dumps(value))
     except pydantic.ValidationError as error:
         raise _validation_error(options, error, label) from None
+
+
+def options_of(
+    record: type[_OptionsT], options: _OptionsT | None, keywords: Mapping[str, Any], function: str
+) -> _OptionsT:
+    """Return the options of a Python function that takes them as a record or as keywords.
+
+    Args:
+        record: Their record.
+        options: The record that a caller passes, or None.
+        keywords: The keywords.
+        function: Its name, for messages.
+
+    Raises:
+        ConfigError: an unknown keyword (names the nearest known one) or a value of the wrong kind.
+        UsageError: there are both.
+    """
+    if options is None:
+        return parse_options(record, dict(keywords), function)
+    if keywords:
+        raise UsageError(
+            f"{function}: {next(iter(keywords))} is passed beside options",
+            hint="Set it in the options, or pass keywords alone.",
+        )
+    return options
 
 
 def _validation_error(options: type[pydantic.BaseModel], error: pydantic.ValidationError, label: str) -> ConfigError:

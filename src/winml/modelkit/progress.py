@@ -8,28 +8,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from winml.modelkit.errors import WinMLError
+from winml.modelkit.records import Record, entry
 
 __all__ = ["RunningStep", "StepClock", "StepEvent", "StepTiming"]
 
 
 @dataclass(frozen=True)
-class StepTiming:
+class StepTiming(Record):
     """One finished step."""
 
-    number: int
+    number: int = field(metadata=entry(skip=True))
     """Position, from 1."""
     name: str
-    seconds: float
+    seconds: float = field(metadata=entry("milliseconds", scale=1000, digits=1))
     summary: str
     """Result of the step in a few words."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {"name": self.name, "milliseconds": round(self.seconds * 1000, 1), "summary": self.summary}
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,21 @@ import unicodedata
 from collections.abc import Sequence
 
 __all__ = [
+    "MOST_DB",
     "count_noun",
     "count_words",
+    "decibel_words",
     "json_printable",
     "message_words",
     "printable",
     "shape_words",
     "size_words",
     "terminal_text",
+    "time_words",
 ]
+
+MOST_DB = 200.0
+"""Chosen: an exact answer has an infinite ratio, which JSON cannot hold; rounding of float64 is at about 300."""
 
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Specified: Unicode categories of what moves the cursor, changes the direction of writing, ends a line or cannot be
@@ -66,6 +72,24 @@ def count_noun(count: int, noun: str) -> str:
     ('1 node', '2 nodes')
     """
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def time_words(milliseconds: float) -> str:
+    """Return a time in milliseconds, without the unit.
+
+    >>> time_words(1.23456), time_words(123.456)
+    ('1.235', '123.5')
+    """
+    return f"{milliseconds:.3f}" if milliseconds < 100 else f"{milliseconds:.1f}"
+
+
+def decibel_words(sqnr_db: float) -> str:
+    """Return a ratio of signal to error in a column of such.
+
+    >>> decibel_words(36.25), decibel_words(MOST_DB)
+    ('36.2', 'equal')
+    """
+    return "equal" if sqnr_db >= MOST_DB else f"{sqnr_db:.1f}"
 
 
 def shape_words(dtype: str, shape: Sequence[int | str]) -> str:

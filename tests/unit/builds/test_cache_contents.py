@@ -16,8 +16,8 @@ from winml.modelkit import build_onnx_model, export_pytorch
 from winml.modelkit.builds.cache_contents import list_cache, remove_builds, stored_bytes
 from winml.modelkit.errors import WriteError
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
-from winml.modelkit.report.machine import print_contents
-from winml.modelkit.report.terminal import console_for
+from winml.modelkit.report.machine import contents_document
+from winml.modelkit.report.terminal import console_for, print_document
 
 
 @pytest.fixture
@@ -122,7 +122,8 @@ def test_foreign_text_of_a_manifest_is_not_obeyed(cache: Path) -> None:
     record["input"]["model"] = "a\x1b[31mb\u202ec\nd"
     manifest.write_text(json.dumps(record), encoding="utf-8")
     stream = io.StringIO()
-    print_contents(list_cache(), console_for(stream))
-    assert 3 == len(stream.getvalue().splitlines())
+    print_document(contents_document(list_cache()), console_for(stream))
+    # The heading, both builds, an empty line, and the sum.
+    assert 5 == len(stream.getvalue().splitlines())
     assert not {"\x1b", "\u202e"} & {*stream.getvalue()}
     assert str(cache) in stream.getvalue()

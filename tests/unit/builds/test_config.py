@@ -133,11 +133,11 @@ def test_config_schema_describes_every_key() -> None:
 @pytest.mark.parametrize(
     ("load", "words"),
     [
-        ({"tusk": "fill-mask"}, "unknown key 'tusk'; did you mean 'task'"),
-        ({"model": "bert"}, "unknown key 'model'"),
-        ({"rebuild": True}, "unknown key 'rebuild'"),
+        ({"tusk": "fill-mask"}, "'task'"),
+        ({"model": "bert"}, "'model'"),
+        ({"rebuild": True}, "'rebuild'"),
         ({"seed": "zero"}, "seed"),
-        ({"dtype": object()}, "dtype: expected text"),
+        ({"dtype": object()}, "dtype:"),
     ],
 )
 def test_load_keyword_that_declares_no_option_or_has_a_wrong_value_is_refused(load: dict[str, Any], words: str) -> None:

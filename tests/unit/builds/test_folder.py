@@ -39,7 +39,7 @@ def names(folder: Path) -> set[str]:
 def test_folder_with_a_foreign_file_of_our_name_is_refused(tmp_path: Path) -> None:
     """What no manifest lists belongs to somebody else."""
     (tmp_path / "model.onnx").write_text("mine")
-    with pytest.raises(OutputExistsError, match=r"model\.onnx exists already, and no build wrote it"):
+    with pytest.raises(OutputExistsError, match=r"model\.onnx exists"):
         BuildFolder(tmp_path, NAMES, is_cache=False)
 
 
@@ -101,8 +101,8 @@ def test_only_listed_names_without_folders_are_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('{"manifest_version": 7, "files": ["model.onnx"], "new": 1}', "is of version 7, this winml reads 2"),
-        ('{"manifest_version": 0, "files": ["model.onnx"]}', "is of version 0, this winml reads 2"),
+        ('{"manifest_version": 7, "files": ["model.onnx"], "new": 1}', "version 7"),
+        ('{"manifest_version": 0, "files": ["model.onnx"]}', "version 0"),
         ('{"manifest_version": 1, "files": ["model.onnx"], "status": "?"}', "is damaged"),
     ],
 )
@@ -195,9 +195,9 @@ def test_lock_of_a_process_that_ended_is_free(tmp_path: Path) -> None:
 def test_input_is_never_the_output(tmp_path: Path) -> None:
     """Neither the checkpoint itself nor a file under one of our names."""
     (tmp_path / "model.onnx").write_text("input")
-    with pytest.raises(UsageError, match="is the model itself"):
+    with pytest.raises(UsageError, match="model itself"):
         refuse_input_as_output(tmp_path, [tmp_path], NAMES)
-    with pytest.raises(UsageError, match="which the build would replace"):
+    with pytest.raises(UsageError, match="would replace"):
         refuse_input_as_output(tmp_path, [tmp_path / "model.onnx"], NAMES)
     refuse_input_as_output(tmp_path / "out", [tmp_path, tmp_path / "model.onnx"], NAMES)
 
@@ -205,7 +205,7 @@ def test_input_is_never_the_output(tmp_path: Path) -> None:
 def test_place_that_cannot_hold_a_build_is_refused(tmp_path: Path) -> None:
     """A file where the folder should be, or above it."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="is a file"):
+    with pytest.raises(UsageError, match="a file"):
         refuse_input_as_output(tmp_path / "file", [], NAMES)
     with pytest.raises(WriteError):
         refuse_input_as_output(tmp_path / "file" / "out", [], NAMES)

@@ -78,27 +78,27 @@ def test_recordings_without_a_known_extractor_have_no_processor(tmp_path: Path) 
 
 def test_length_of_a_text_is_not_guessed(tmp_path: Path) -> None:
     """A config that does not say it is refused."""
-    with pytest.raises(UsageError, match="has no length of a text; expected max_target_positions or"):
+    with pytest.raises(UsageError, match="max_target_positions"):
         genai_texts(parts(tmp_path), {})
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"frames": 1500}, "1500 frames of sound; expected 3000"),
-        ({"encoder_attention_mask": [1, 1500]}, "a decoder that takes encoder_attention_mask"),
-        ({"past_key_values.2.decoder.key": [1, 2, "past", 8]}, "caches of several sizes"),
-        ({"past_key_values.2.encoder.key": CROSS}, "an encoder that does not answer present.2.encoder.key"),
+        ({"frames": 1500}, "1500 frames.*expected 3000"),
+        ({"encoder_attention_mask": [1, 1500]}, "encoder_attention_mask"),
+        ({"past_key_values.2.decoder.key": [1, 2, "past", 8]}, "several sizes"),
+        ({"past_key_values.2.encoder.key": CROSS}, "present.2.encoder.key"),
     ],
 )
 def test_parts_of_another_kind_are_refused(tmp_path: Path, changes: dict[str, object], problem: str) -> None:
     """With what is in the way."""
-    with pytest.raises(UsageError, match=f"--layout genai: onnxruntime-genai has no type for {problem}"):
+    with pytest.raises(UsageError, match=f"--layout genai: .*{problem}"):
         genai_texts(parts(tmp_path, **changes), {})  # type: ignore[arg-type]  # shapes, or the number of frames
 
 
 def test_other_parts_are_refused(tmp_path: Path) -> None:
     """Such as those of a model that sees."""
     given = parts(tmp_path)
-    with pytest.raises(UsageError, match="no type for a model of vision, decoder"):
+    with pytest.raises(UsageError, match="vision, decoder"):
         genai_texts({"vision": given["encoder"], "decoder": given["decoder"]}, {})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from winml.modelkit.builds.layouts.folder_layout import unfit_cache_words
+from winml.modelkit.builds.layouts.optimum import unfit_cache_words
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
 T5 = {"model_type": "t5", "d_model": 32, "num_heads": 4, "d_kv": 16}
@@ -18,7 +18,7 @@ T5 = {"model_type": "t5", "d_model": 32, "num_heads": 4, "d_kv": 16}
     ("config", "side", "heads", "size", "words"),
     [
         (LLAMA, "", 2, 8, ""),
-        ({**LLAMA, "head_dim": 16}, "", 2, 16, "of 2 heads of 8 values from config.json, and the graph takes 2"),
+        ({**LLAMA, "head_dim": 16}, "", 2, 16, "2 heads of 8"),
         ({**LLAMA, "model_type": "gemma", "head_dim": 16}, "", 2, 16, ""),
         ({**LLAMA, "model_type": "mixtral"}, "", 2, 8, "model.num_key_value_heads = 2 and model.embed"),
         (T5, "decoder.", 4, 8, ""),

@@ -99,10 +99,10 @@ def test_data_set_of_the_hub_is_fetched_once_and_found_offline(monkeypatch: pyte
     with open_data_set(DataSetRequest("owner/words")) as data_set:
         assert [{"text": "second"}] == list(data_set.rows())
         assert ("owner/words", "test") == (data_set.name, data_set.split)
-    with pytest.raises(HubError, match="no such data set on the Hub"):
+    with pytest.raises(HubError, match="on the Hub"):
         open_data_set(DataSetRequest("owner/other"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with open_data_set(DataSetRequest("owner/words", split="train")) as data_set:
         assert [{"text": "first"}] == list(data_set.rows())
-    with pytest.raises(HubError, match="offline mode forbids asking"):
+    with pytest.raises(HubError, match="offline mode"):
         open_data_set(DataSetRequest("owner/unseen"))

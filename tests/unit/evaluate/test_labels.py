@@ -35,7 +35,7 @@ def test_order_decides_where_the_config_names_nothing_and_is_told() -> None:
     labels = match_labels(("LABEL_0", "LABEL_1"), ("cat", "dog"), [0, 1], "label")
 
     assert labels.number(1) == 1
-    assert "in their order: cat, dog" in labels.notes[0]
+    assert "cat, dog" in labels.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_digits_are_numbers_of_classes_only_where_the_config_names_nothing() -> 
     labels = match_labels(("LABEL_0", "LABEL_1"), None, ["1", "0"], "label")
 
     assert labels.number("1") == 1
-    assert "digits are taken as numbers" in labels.notes[0]
-    with pytest.raises(UsageError, match="not those of the model: 1, 0; the config has negative, positive"):
+    assert "digits are" in labels.notes[0]
+    with pytest.raises(UsageError, match=r"1, 0; .* negative, positive"):
         match_labels(MODEL, None, ["1", "0"], "label")
 
 
@@ -80,16 +80,16 @@ def test_numbers_are_names_where_the_names_of_the_model_are_digits() -> None:
     labels = match_labels(("1", "2", "3"), None, [1, 3.0], "stars")
 
     assert [labels.number(1), labels.number(3.0)] == [0, 2]
-    assert "are the names" in labels.notes[0]
+    assert "the names" in labels.notes[0]
 
 
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        (None, "column stars has a sample without a label"),
-        (float("nan"), "column stars has a sample without a label"),
-        (0.5, "column stars holds the number 0.5, and classes are whole numbers"),
-        ([0, 1], r"column stars holds list \[0, 1\] where one label is expected"),
+        (None, "column stars .*without"),
+        (float("nan"), "column stars .*without"),
+        (0.5, "column stars .* 0.5"),
+        ([0, 1], r"column stars .* \[0, 1\]"),
     ],
     ids=["missing", "nan", "fraction", "list"],
 )

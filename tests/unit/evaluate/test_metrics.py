@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import bootstrap
 from sklearn.metrics import jaccard_score
 
 from winml.modelkit.evaluate.metrics.classes import CLASS_METRICS, PEARSON, SPEARMAN
 from winml.modelkit.evaluate.metrics.images import BOX_METRICS, IGNORED, MEAN_IOU, PIXEL_ACCURACY, Boxes, count_pairs
-from winml.modelkit.evaluate.metrics.metric import Metric, Resamples, intervals
+from winml.modelkit.evaluate.metrics.metric import CONFIDENCE, RESAMPLES, Metric, Resamples, intervals
 from winml.modelkit.evaluate.metrics.texts import (
     CHARACTER_ERROR_RATE,
     EXACT_MATCH,
@@ -101,6 +102,25 @@ def test_resampled_value_of_all_samples_is_the_librarys(drawn: Any, metrics: Seq
         [[interval]] = intervals([(measured, None)], SAMPLES, seed=0)
         assert once[0] == pytest.approx(measured.value), metric.name
         assert interval[0] < measured.value < interval[1]
+
+
+def test_interval_is_that_of_scipy() -> None:
+    """The percentiles of the same draws, which scipy computes for one metric at a time."""
+    predictions, references = _classes(np.random.default_rng(1))
+    measured = CLASS_METRICS[0].measure(predictions, references)
+    expected = bootstrap(
+        (np.arange(SAMPLES),),
+        lambda drawn, axis: measured.resampled(Resamples(drawn)) if drawn.ndim > 1 else measured.value,  # noqa: ARG005
+        n_resamples=RESAMPLES,
+        confidence_level=CONFIDENCE,
+        vectorized=True,
+        method="percentile",
+        random_state=np.random.default_rng(5),
+    ).confidence_interval
+
+    [[found]] = intervals([(measured, None)], SAMPLES, seed=5)
+
+    assert tuple(expected) == pytest.approx(found)
 
 
 def test_interval_of_a_difference_leaves_out_what_moves_both() -> None:

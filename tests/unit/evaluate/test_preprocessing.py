@@ -64,7 +64,7 @@ def test_last_batch_of_a_fixed_size_is_filled_up(folder: Path) -> None:
     assert [[2, 8, 9, 3, 1, 1, 1, 1]] * 2 == last.feeds["input_ids"].tolist()
     assert np.int32 == last.feeds["input_ids"].dtype
     assert (1, 1) == (len(last.rows), len(last.trimmed(np.zeros((2, 3)))))
-    with pytest.raises(UsageError, match="the graph takes batches of 2"):
+    with pytest.raises(UsageError, match="batches of 2"):
         texts_of(folder, inputs, [{"text": "the"}], 3)
 
 
@@ -81,10 +81,10 @@ def test_decoder_begins_each_text_with_an_empty_cache(folder: Path) -> None:
     key = batch.feeds["past_key_values.0.key"]
     assert ((2, 2, 0, 4), np.float16) == (key.shape, key.dtype)
     assert [[0.0] * 3] * 2 == batch.feeds["past_conv.1"].tolist()
-    with pytest.raises(UsageError, match="the graph reads one token in each run"):
+    with pytest.raises(UsageError, match="one token"):
         texts_of(folder, [GraphInput("input_ids", "int64", ("b", 1)), rest[2]], [{"text": "the dog"}])
     kept = GraphInput("past_key_values.0.key", "float32", ("b", 2, 7, 4), cache="key")
-    with pytest.raises(UsageError, match=r"the graph takes past_key_values.0.key float32\[b, 2, 7, 4\]"):
+    with pytest.raises(UsageError, match=r"past_key_values.0.key float32\[b, 2, 7, 4\]"):
         texts_of(folder, [*tokens, kept], [{"text": "the dog"}])
 
 
@@ -114,7 +114,7 @@ def test_pictures_are_made_what_the_graph_takes(folder: Path) -> None:
     assert (1.0, (20, 40)) == (float(batch.feeds["pixel_values"].max()), batch.rows[0].image_size)
     other = Preprocessor.of(folder, [GraphInput("pixel_values", "float32", (1, 3, 8, 8))])
     assert (1, 3, 8, 8) == next(other.batches(samples)).feeds["pixel_values"].shape
-    assert "pictures are resized to 8 x 8" in other.notes[0]
+    assert "8 x 8" in other.notes[0]
 
 
 def test_recordings_have_the_rate_of_the_model(folder: Path) -> None:
@@ -130,14 +130,14 @@ def test_recordings_have_the_rate_of_the_model(folder: Path) -> None:
 
 def test_what_a_graph_takes_besides_is_named(folder: Path) -> None:
     """An input that nothing gives, no known input at all, and a value that is no text."""
-    with pytest.raises(UsageError, match=r"the graph takes head_mask int64\[1, s\], which the tokenizer does not"):
+    with pytest.raises(UsageError, match=r"head_mask int64\[1, s\]"):
         texts_of(folder, [*text_inputs(1, "s"), GraphInput("head_mask", "int64", (1, "s"))], [{"text": "a"}])
-    with pytest.raises(UsageError, match=r"the graph takes x float32\[4\]"):
+    with pytest.raises(UsageError, match=r"x float32\[4\]"):
         Preprocessor.of(folder, [GraphInput("x", "float32", (4,))])
-    with pytest.raises(UsageError, match="text is to be a text, and a sample has int"):
+    with pytest.raises(UsageError, match="has int"):
         texts_of(folder, text_inputs(1, "s"), [{"text": 3}])
     pixels = GraphInput("pixel_values", "float32", (1, 1, 16, 16))
-    with pytest.raises(UsageError, match=r"takes pixel_values float32\[1, 1, 16, 16\], the samples are"):
+    with pytest.raises(UsageError, match=r"pixel_values float32\[1, 1, 16, 16\]"):
         texts_of(folder, [pixels], [{"image": Image.new("RGB", (4, 4))}])
 
 
@@ -146,9 +146,9 @@ def test_files_beside_the_model_that_are_missing_or_damaged_are_named(folder: Pa
     with pytest.raises(UsageError, match=f"texts need a tokenizer, and none lies beside the model in {tmp_path}"):
         Preprocessor.of(tmp_path, text_inputs(1, 8))
     (tmp_path / "tokenizer.json").write_text("{ nothing")
-    with pytest.raises(InputError, match=r"the tokenizer in .* cannot be read"):
+    with pytest.raises(InputError, match="the tokenizer"):
         Preprocessor.of(tmp_path, text_inputs(1, 8))
-    with pytest.raises(UsageError, match="pictures need an image processor"):
+    with pytest.raises(UsageError, match="image processor"):
         Preprocessor.of(folder / "sound" / "no", [GraphInput("pixel_values", "float32", (1, 3, 8, 8))])
 
 
@@ -175,7 +175,7 @@ def test_long_question_leaves_room_or_is_refused(folder: Path) -> None:
     samples = [{"question": "who saw a", "context": "the dog saw"}, {"question": "who", "context": "the dog saw a"}]
     batches = texts_of(folder, text_inputs(1, 7), samples)
     assert [0, 0, 0, 1, 1] == [row.number for batch in batches for row in batch.rows]
-    with pytest.raises(InputError, match="the question of sample 1, counted from 0, has 4 tokens; of the 7"):
+    with pytest.raises(InputError, match=r"sample 1, .* 4 tokens; .* 7"):
         texts_of(folder, text_inputs("b", 7), [samples[1], {"question": "who saw a ball", "context": "the"}], 2)
 
 

@@ -30,8 +30,8 @@ def test_complex_rotations_are_exported(tmp_path: Path, exporter: Literal["torch
     """With both exporters, equal to PyTorch."""
     config = WinMLExportConfig(exporter=exporter)
     result = export_pytorch(Rotated(), tmp_path / "model.onnx", torch.randn(1, 5, 4), config=config)
-    assert result.verification is not None
-    assert result.verification.is_verified
+    assert result.only_part.verification is not None
+    assert result.only_part.verification.is_verified
     assert not any(note.startswith("complex_pairs.py") for note in result.notes)
 
 
@@ -64,7 +64,7 @@ def test_operators_of_python_take_pairs() -> None:
         found = [pair + pair, 1 - pair, pair / 2, -pair, torch.polar(abs=torch.ones(3), angle=torch.zeros(3)) + pair]
         found = [torch.view_as_real(value) for value in found]
         assert 3 == len(pair)
-        with pytest.raises(NotImplementedError, match=r"mul_\(\) writes into complex numbers"):
+        with pytest.raises(NotImplementedError, match=r"mul_\(\)"):
             pair.mul_(2)
     for value, other in zip(found, [2 * expected, 1 - expected, expected / 2, -expected, 1 + expected], strict=True):
         torch.testing.assert_close(value, torch.view_as_real(other))

@@ -102,7 +102,7 @@ def test_flat_forward_positional_parameters_are_given_by_position() -> None:
 
 def test_flat_forward_without_tensors_is_refused() -> None:
     """A forward that returns no tensor is an error that says what it returned."""
-    with pytest.raises(ExportError, match="returned no tensor, but NoneType"):
+    with pytest.raises(ExportError, match="NoneType"):
         FlatForward(lambda **_tensors: None, ["x"])(A)
 
 
@@ -230,7 +230,7 @@ def test_complex_answer_is_refused_with_what_to_return_instead() -> None:
     model = Spectrum()
     with (
         prepared_for_export(model, ["values"]),
-        pytest.raises(ExportError, match=r"complex numbers \(spectrum: complex64\)") as caught,
+        pytest.raises(ExportError, match=r"complex64\)") as caught,
     ):
         model(torch.ones(2, 8))
     assert "torch.view_as_real" in caught.value.hint

@@ -112,7 +112,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_result_is_plain_verified_tagged_and_counted_in_the_file(tmp_path: Path) -> None:
     """One step follows the other, and every number is that of the written file."""
     source = save(tmp_path / "in.onnx", UNNORMALIZED_BODY)
-    result = transform_file(GraphFileTask(source, tmp_path / "out.onnx"), ReluRemoval())
+    result = transform_file(GraphFileTask(source, tmp_path / "out.onnx"), ReluRemoval()).file
     assert ["Add", "Relu", "Mul"] == operators(result.model_path)
     assert is_normalized(ir.load(result.model_path))
     assert (False, True, 1) == (result.is_copy, result.is_plain, result.normalizations)
@@ -134,14 +134,14 @@ def test_work_that_changes_the_answer_writes_nothing(tmp_path: Path) -> None:
         transform_file(GraphFileTask(source, tmp_path / "new" / "out.onnx"), ReluRemoval(2))
     assert "step 4 of 4, writing and verification" == raised.value.step
     assert (before, False) == (files(tmp_path), (tmp_path / "new").exists())
-    result = transform_file(GraphFileTask(source, tmp_path / "out.onnx", verify=False), ReluRemoval(2))
+    result = transform_file(GraphFileTask(source, tmp_path / "out.onnx", verify=False), ReluRemoval(2)).file
     assert (None, ["Add", "Mul"]) == (result.verification, operators(result.model_path))
 
 
 def test_plain_source_of_which_nothing_is_requested_is_copied_by_reference(tmp_path: Path) -> None:
     """The result is the very file, and its numbers are those of the source."""
     source = save(tmp_path / "in.onnx", stamped=True)
-    result = transform_file(GraphFileTask(source, tmp_path / "out.onnx"), ReluRemoval(0))
+    result = transform_file(GraphFileTask(source, tmp_path / "out.onnx"), ReluRemoval(0)).file
     assert source.samefile(result.model_path)
     assert (True, True, 0, None) == (result.is_copy, result.is_plain, result.normalizations, result.verification)
     assert result.before == result.after
@@ -149,7 +149,7 @@ def test_plain_source_of_which_nothing_is_requested_is_copied_by_reference(tmp_p
     assert ALREADY_NORMALIZED == result.notes[0]
     # A file that may be changed later is no second name of the source.
     task = GraphFileTask(source, tmp_path / "own.onnx", copying=CopyRules(may_link=False))
-    assert not source.samefile(transform_file(task, ReluRemoval(0)).model_path)
+    assert not source.samefile(transform_file(task, ReluRemoval(0)).file.model_path)
 
 
 def test_damaged_stamp_counts_for_nothing(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_damaged_stamp_counts_for_nothing(tmp_path: Path) -> None:
     model = ir.load(source)
     model.metadata_props[NORMALIZED_KEY] = '{"version": 2, "fingerprint": "damaged'
     ir.save(model, source)
-    result = transform_file(GraphFileTask(source, tmp_path / "out.onnx"), ReluRemoval(0))
+    result = transform_file(GraphFileTask(source, tmp_path / "out.onnx"), ReluRemoval(0)).file
     assert (False, 1) == (result.is_copy, result.normalizations)
     assert "Identity" not in operators(result.model_path)
     assert is_normalized(ir.load(result.model_path))
@@ -179,7 +179,7 @@ def test_keys_that_stand_there_twice_are_merged_and_told(tmp_path: Path) -> None
     copying = CopyRules(of_any_form=True)
     for name, skip in (("out", False), ("skipped", True)):
         task = GraphFileTask(source, tmp_path / f"{name}.onnx", skip_normalization=skip, copying=copying)
-        result = transform_file(task, ReluRemoval(0))
+        result = transform_file(task, ReluRemoval(0)).file
         assert (False, told) == (result.is_copy, result.notes[:2])
         written = onnx.load(result.model_path)
         for holder in (written, *written.graph.node):
@@ -192,14 +192,14 @@ def test_keys_that_stand_there_twice_are_merged_and_told(tmp_path: Path) -> None
 def test_stamp_does_not_hold_for_a_graph_that_broke_a_promise_later(change: str, tmp_path: Path) -> None:
     """What the plain form promises and another tool undid is mended."""
     source = save(tmp_path / "in.onnx", UNNORMALIZED_BODY)
-    plain = transform_file(GraphFileTask(source, tmp_path / "plain.onnx"), ReluRemoval(0)).model_path
+    plain = transform_file(GraphFileTask(source, tmp_path / "plain.onnx"), ReluRemoval(0)).file.model_path
     model = onnx.load(plain)
     if change == "a name taken away":
         model.graph.node[1].name = ""
     else:
         model.graph.initializer.add().CopyFrom(onnx.helper.make_tensor("unread", onnx.TensorProto.FLOAT, [1], [0]))
     onnx.save(model, plain)
-    result = transform_file(GraphFileTask(plain, tmp_path / "out.onnx"), ReluRemoval(0))
+    result = transform_file(GraphFileTask(plain, tmp_path / "out.onnx"), ReluRemoval(0)).file
     assert (False, 1) == (result.is_copy, result.normalizations)
     mended = onnx.load(result.model_path).graph
     assert len(mended.node) == len({node.name for node in mended.node} - {""})
@@ -210,11 +210,11 @@ def test_skipped_normalization_is_written_without_a_stamp_or_copied_where_that_i
     """A result that was not normalized never says that it was."""
     source = save(tmp_path / "in.onnx", UNNORMALIZED_BODY)
     task = GraphFileTask(source, tmp_path / "out.onnx", skip_normalization=True)
-    written = transform_file(task, ReluRemoval(0))
+    written = transform_file(task, ReluRemoval(0)).file
     assert (False, False, 0) == (written.is_copy, written.is_plain, written.normalizations)
     assert NORMALIZED_KEY not in ir.load(written.model_path).metadata_props
     task = GraphFileTask(source, tmp_path / "copy.onnx", skip_normalization=True, copying=CopyRules(of_any_form=True))
-    copied = transform_file(task, ReluRemoval(0))
+    copied = transform_file(task, ReluRemoval(0)).file
     assert (True, False, 0) == (copied.is_copy, copied.is_plain, copied.normalizations)
     assert source.samefile(copied.model_path)
     assert ALREADY_NORMALIZED not in copied.notes
@@ -227,7 +227,7 @@ def test_work_before_normalization_sees_the_graph_of_the_file(tmp_path: Path) ->
     model.metadata_props[INPUTS_KEY] = "[]"
     model.metadata_props[EXPORT_KEY] = '{"exporter":"other","opset_produced":1}'
     ir.save(model, tmp_path / "in.onnx")
-    result = transform_file(GraphFileTask(tmp_path / "in.onnx", tmp_path / "out.onnx"), EarlyReluRemoval())
+    result = transform_file(GraphFileTask(tmp_path / "in.onnx", tmp_path / "out.onnx"), EarlyReluRemoval()).file
     assert ["reading", "removal", "normalization", "writing and verification"] == [step.name for step in result.steps]
     assert (["Add", "Relu", "Mul"], 1) == (operators(result.model_path), result.normalizations)
     metadata = ir.load(result.model_path).metadata_props
@@ -249,7 +249,7 @@ def test_weights_go_where_they_are_asked_for(tmp_path: Path) -> None:
         "where they must": {"external_from_bytes": 401},
     }.items():
         task = GraphFileTask(source, output, overwrite=True, **wish)  # type: ignore[arg-type]
-        result = transform_file(task, ReluRemoval())
+        result = transform_file(task, ReluRemoval()).file
         placed[name] = [file.path.name for file in result.files]
         assert placed[name] == sorted(files(output.parent))
         assert all(is_data_of("out.onnx", data) for data in placed[name][1:])
@@ -262,9 +262,9 @@ def test_copy_shares_the_data_of_its_source_where_it_may(tmp_path: Path) -> None
     """Else it gets data of its own."""
     source = save(tmp_path / "in.onnx", stamped=True, data=True)
     shared = GraphFileTask(source, tmp_path / "shared.onnx", copying=CopyRules(share_data=True))
-    assert ["shared.onnx"] == [file.path.name for file in transform_file(shared, ReluRemoval(0)).files]
+    assert ["shared.onnx"] == [file.path.name for file in transform_file(shared, ReluRemoval(0)).file.files]
     own = GraphFileTask(source, tmp_path / "own.onnx")
-    model, data = (file.path.name for file in transform_file(own, ReluRemoval(0)).files)
+    model, data = (file.path.name for file in transform_file(own, ReluRemoval(0)).file.files)
     assert "own.onnx" == model
     assert is_data_of(model, data)
     assert {"in.onnx", "in.onnx.data", "own.onnx", data, "shared.onnx"} == set(files(tmp_path))

@@ -13,12 +13,12 @@ from module_chains import save_chain
 from winml.modelkit import HTPExporter
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.flows.modules.profile import profile_modules
-from winml.modelkit.flows.optimize import optimize_onnx
 from winml.modelkit.flows.retag import retag_model
 from winml.modelkit.inspect.onnx_file import inspect_onnx
 from winml.modelkit.measure.latency import LatencyOptions
 from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.verbs.optimize import optimize_onnx
 
 
 @pytest.fixture
@@ -45,14 +45,14 @@ def test_file_with_functions_becomes_the_file_it_was(chain: Path, tmp_path: Path
     assert functions.read_bytes() == again.read_bytes()
     flat = optimize_onnx(functions, tmp_path / "flat.onnx")
     assert (False, chain.read_bytes()) == (flat.is_copy, flat.model_path.read_bytes())
-    assert "4 functions of modules were read as the nodes they stand for." in flat.notes
+    assert any("4 functions" in note for note in flat.notes)
 
 
 @pytest.mark.parametrize(
     ("selector", "message"),
     [
-        ("Nothing", "no module matches 'Nothing'"),
-        ("M", "no module can become a function: it is the root: the graph itself stands for it"),
+        ("Nothing", "'Nothing'"),
+        ("M", "the root"),
     ],
 )
 def test_functions_of_nothing_are_refused(chain: Path, tmp_path: Path, selector: str, message: str) -> None:
@@ -106,10 +106,10 @@ def test_file_without_tags_has_no_functions(tmp_path: Path) -> None:
     """Names of nodes are no tags: the nodes of functions could not be given theirs back."""
     source = save_chain(tmp_path / "source.onnx", tagged=False)
     begun = []
-    with pytest.raises(InputError, match="no node says which module it came from"):
+    with pytest.raises(InputError, match="which module"):
         optimize_onnx(source, tmp_path / "functions.onnx", functions="all", on_step=begun.append)
-    # Refused while the source is read, not after the work.
-    assert [1] == [event.number for event in begun]
+    # Refused by the plan, before the first step.
+    assert [] == begun
 
 
 def test_older_format_is_raised(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_older_format_is_raised(tmp_path: Path) -> None:
     onnx.save(model, source)
     result = optimize_onnx(source, tmp_path / "functions.onnx", functions="all")
     assert 10 == onnx.load(result.model_path).ir_version
-    assert "IR version 7 was raised to 10, the first with all that functions of modules need." in result.notes
+    assert any("IR version 7" in note for note in result.notes)
 
 
 def test_other_flows_see_the_graph(chain: Path, tmp_path: Path) -> None:
@@ -131,5 +131,5 @@ def test_other_flows_see_the_graph(chain: Path, tmp_path: Path) -> None:
     assert 4 == len(actual.functions)
     profile = profile_modules(functions, RunOptions(shown="functions"), LatencyOptions(iterations=2, warmup=0)).profile
     assert {"/M", "/M/A.0", "/M/A.0/B", "/M/C", "/M/A.1"} == set(profile.tags.values())
-    with pytest.raises(InputError, match="holds 4 modules as functions"):
+    with pytest.raises(InputError, match="4 modules"):
         retag_model(chain, functions, tmp_path / "tagged.onnx")

@@ -104,11 +104,11 @@ def test_weights_that_a_module_shares_with_others_stay_for_them(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"level": "full", "module": ["nobody"]}, "no module matches 'nobody'"),
-        ({"level": "full", "module": ["first"], "exclude": ["first"]}, "no node is left"),
-        ({"module": ["first"]}, "limits what is done, and nothing is"),
-        ({"level": "full", "opset": 18, "exclude": ["first"]}, "converts the whole graph"),
-        ({"group_query_attention_fusion": True, "module": ["first"]}, "reads the whole graph"),
+        ({"level": "full", "module": ["nobody"]}, "'nobody'"),
+        ({"level": "full", "module": ["first"], "exclude": ["first"]}, "no node"),
+        ({"module": ["first"]}, "limits what"),
+        ({"level": "full", "opset": 18, "exclude": ["first"]}, "converts the"),
+        ({"group_query_attention_fusion": True, "module": ["first"]}, "reads the"),
     ],
 )
 def test_selection_that_has_no_meaning_is_refused(tmp_path: Path, flags: dict[str, Any], message: str) -> None:

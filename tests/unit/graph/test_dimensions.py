@@ -35,16 +35,16 @@ def test_dynamic_axes_file_equals_inline_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        (["x:0=a", "x:0=b"], "axis 0 of x is named both 'a' and 'b'"),
-        (["x:0=a,0=b"], "axis 0 of x is named both 'a' and 'b'"),
-        (["x:-1=a"], "axis -1 is negative"),
-        (['{"x": {"-1": "a"}}'], "axis -1 is negative"),
+        (["x:0=a", "x:0=b"], "both 'a' and 'b'"),
+        (["x:0=a,0=b"], "both 'a' and 'b'"),
+        (["x:-1=a"], "axis -1"),
+        (['{"x": {"-1": "a"}}'], "axis -1"),
         (["x:0=1a"], "'1a'"),
-        (["x:zero=a"], "'zero=a' in 'x:zero=a' is not AXIS=NAME"),
-        (['{"x": {"zero": "a"}}'], "axis 'zero' is no number"),
-        (['{"x": "a"}'], "expected an object of objects"),
+        (["x:zero=a"], "'x:zero=a'"),
+        (['{"x": {"zero": "a"}}'], "'zero'"),
+        (['{"x": "a"}'], "object of"),
         (['{"x": {"0": 3}}'], "string"),
-        (["axes.json"], "no such file"),
+        (["axes.json"], "no such"),
     ],
 )
 def test_dynamic_axes_malformed_are_refused(texts: list[str], words: str) -> None:
@@ -58,10 +58,10 @@ def test_dynamic_axes_malformed_are_refused(texts: list[str], words: str) -> Non
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"min": 4, "max": 3}, "min 4 is above max 3"),
-        ({"example": 9, "max": 8}, "example 9 is outside of 1 to 8"),
-        ({"example": 1}, "traced as a constant"),
-        ({"min": 0}, "greater than or equal to 1"),
+        ({"min": 4, "max": 3}, "min 4 .* max 3"),
+        ({"example": 9, "max": 8}, "example 9.*of 1 to 8"),
+        ({"example": 1}, "a constant"),
+        ({"min": 0}, "equal to 1"),
     ],
 )
 def test_open_size_contradiction_is_refused(values: dict[str, int], words: str) -> None:

@@ -68,8 +68,8 @@ def test_sizes_may_be_named_by_key_of_shape_config() -> None:
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ({"bach": 1}, "Did you mean 'batch'? Its open dimensions: batch, samples"),
-        ({"batch": 1, "batch_size": 2}, "batch is to be both 1 and 2"),
+        ({"bach": 1}, "'batch'?"),
+        ({"batch": 1, "batch_size": 2}, "both 1 and 2"),
     ],
 )
 def test_name_the_graph_lacks_and_two_sizes_are_refused(wanted: dict[str, int], words: str) -> None:
@@ -81,7 +81,7 @@ def test_name_the_graph_lacks_and_two_sizes_are_refused(wanted: dict[str, int], 
 
 def test_graph_without_open_dimensions_says_so() -> None:
     """Nothing is left to pin."""
-    with pytest.raises(UsageError, match="none; all sizes are fixed"):
+    with pytest.raises(UsageError, match="none;"):
         resolve_names({"batch": 1}, [])
 
 

@@ -73,20 +73,20 @@ def _run(change: Callable[[ir.Model], bool], policy: TagPolicy) -> bool:
 @pytest.mark.parametrize(
     ("change", "policy", "reason"),
     [
-        (_rename_output, "drops", r"changed the graph outputs from y, z to other, z"),
-        (_swap_inputs, "drops", r"changed the graph inputs"),
-        (_clear, "merges", r"left 1 nodes without a tag, Relu /relu/Relu_0 first, but merges tags"),
-        (_append, "creates", r"left 1 nodes without a tag, Neg /Neg first"),
-        (_append_tagged, "keeps", r"made or retagged node Neg /Neg, but keeps tags"),
-        (_retag, "keeps", r"made or retagged node Relu"),
-        (_fail, "drops", r"failed: ValueError: out of luck"),
+        (_rename_output, "drops", "outputs .*y, z .*other, z"),
+        (_swap_inputs, "drops", "graph inputs"),
+        (_clear, "merges", "1 nodes .*/relu/Relu_0 .*merges"),
+        (_append, "creates", "1 nodes .*/Neg"),
+        (_append_tagged, "keeps", "node Neg /Neg.* keeps"),
+        (_retag, "keeps", "node Relu"),
+        (_fail, "drops", "failed: ValueError: out of luck"),
     ],
 )
 def test_broken_promise_names_step_pass_and_what_was_done(
     change: Callable[[ir.Model], bool], policy: TagPolicy, reason: str
 ) -> None:
     """The error says which step of how many, which pass, what it did, and which passes came before."""
-    with pytest.raises(NormalizeError, match=rf"step 2 of 2, _Pass, {reason}.* \(done before: IdlePass\)") as raised:
+    with pytest.raises(NormalizeError, match=rf"step 2 of 2, _Pass, .*{reason}.* \(done before: IdlePass\)") as raised:
         _run(change, policy)
     if change is _fail:
         assert isinstance(raised.value.__cause__, ValueError)

@@ -16,18 +16,18 @@ HEADER = '<ir_version: 10, opset_import: ["" : 17, "f" : 1]>\n'
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("m (float[2] x) => (float[2] y) { y = Add (x, q) }", r"\(Add\) reads 'q'"),
-        ("m (float[2] x) => (float[2] z) { y = Neg (x) }", "its output is 'z'"),
+        ("m (float[2] x) => (float[2] y) { y = Add (x, q) }", "'q'"),
+        ("m (float[2] x) => (float[2] z) { y = Neg (x) }", "'z'"),
         (
             """m (bool c, float[2] x) => (float[2] y) {
                 y = If (c) <then_branch = t () => (float[2] a) { a = Neg (x) },
                             else_branch = e () => (float[2] b) { b = Neg (a) }> }""",
-            r"\(Neg\) reads 'a'",
+            "'a'",
         ),
         (
             """m (float[2] x) => (float[2] y) { y = f.g (x) }
                <domain: "f", opset_import: ["" : 17]> g (u) => (v) { v = Add (u, w) }""",
-            r"\(Add\) reads 'w'",
+            "'w'",
         ),
     ],
 )

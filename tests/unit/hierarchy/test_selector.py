@@ -33,7 +33,7 @@ def _selected_paths(selector: str) -> list[str]:
         # class names
         ("M", [""]),
         ("Layer", ["encoder.layer.0", "encoder.layer.1", "encoder.layer.10"]),
-        ("L*r", ["encoder.layer.0", "encoder.layer.1", "encoder.layer.10", "output"]),
+        ("L*", ["encoder.layer.0", "encoder.layer.1", "encoder.layer.10", "output"]),
         # module paths
         ("encoder.layer.*.output", ["encoder.layer.0.output", "encoder.layer.1.output", "encoder.layer.10.output"]),
         ("encoder.layer.?", ["encoder.layer.0", "encoder.layer.1"]),
@@ -66,14 +66,14 @@ def test_select_glob_names_modules_in_their_order(selector: str, expected: list[
 )
 def test_select_part_of_an_address_names_nothing(selector: str) -> None:
     """An address is matched from its first to its last character."""
-    with pytest.raises(UsageError, match="no module matches"):
+    with pytest.raises(UsageError, match="no module"):
         select(MODULES, selector)
 
 
 @pytest.mark.parametrize("selector", ["[9-0]", "encoder.layer.[", "a]b", "\\", "[]"])
 def test_select_odd_text_is_a_glob_that_names_nothing(selector: str) -> None:
     """No text breaks the matching."""
-    with pytest.raises(UsageError, match="no module matches"):
+    with pytest.raises(UsageError, match="no module"):
         select(MODULES, selector)
 
 

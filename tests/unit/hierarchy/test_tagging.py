@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from winml.modelkit.hierarchy.tagging import SOURCES, NodeTag, clear_tag, read_tag, write_tag
+from winml.modelkit.hierarchy.tagging import SOURCES, NodeTag, clear_tag, listed_modules, read_tag, write_tag
 
 TAG = NodeTag("/BertModel/BertEncoder/BertLayer.0/BertAttention", "encoder.layer.0.attention", "direct")
 
@@ -59,7 +59,7 @@ def test_read_tag_of_an_untagged_node_is_none(metadata: dict[str, str]) -> None:
 
 def test_read_tag_unknown_source_is_refused() -> None:
     """A source FORMATS does not know is an error that lists those it does."""
-    with pytest.raises(ValueError, match="unknown tag source 'guessed'; expected one of direct, parent"):
+    with pytest.raises(ValueError, match=r"'guessed'; .* direct, parent"):
         read_tag(node(winml__hierarchy__tag="/M", winml__hierarchy__source="guessed"))
 
 
@@ -71,3 +71,11 @@ def test_clear_tag_removes_ours_and_torchs_keys_only() -> None:
     write_tag(tagged, TAG)
     clear_tag(tagged)
     assert ["namespaces", "pkg.other", "winmlish"] == sorted(tagged.metadata_props)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"a": 1}', "[" * 100_000])
+def test_damaged_list_of_modules_is_told_with_its_key(text: str) -> None:
+    """Whoever reads the file adds its name."""
+    assert ["a.b"] == listed_modules(node(winml__hierarchy__modules='["a.b"]'))
+    with pytest.raises(ValueError, match=r"winml\.hierarchy\.modules"):
+        listed_modules(node(winml__hierarchy__modules=text))

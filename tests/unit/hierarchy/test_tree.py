@@ -99,7 +99,7 @@ def test_build_tree_with_torch_modules_makes_them_segments() -> None:
 
 def test_build_tree_unknown_torch_module_is_refused_with_nearest() -> None:
     """A class that does not run is an error that lists those that do."""
-    with pytest.raises(UsageError, match="did you mean 'Linear'") as caught:
+    with pytest.raises(UsageError, match="'Linear'") as caught:
         traced(Stack(), "Linaer")
     assert "Linear" in caught.value.hint
 
@@ -109,7 +109,7 @@ def test_build_tree_listed_class_of_the_models_own_is_taken_and_told() -> None:
     tree = traced(Stack(), "Leaf", "Linear")
     assert "down.0.linear" in {node.path for node in tree}
     assert ("Leaf is no class of torch.nn: it is a module without --torch-module.",) == tree.notes
-    with pytest.raises(UsageError, match="'Leav' runs in this model"):
+    with pytest.raises(UsageError, match="'Leav'"):
         traced(Stack(), "Leav", "Linear")
 
 

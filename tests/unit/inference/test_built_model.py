@@ -45,7 +45,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> WinMLModel:
     ids = torch.randint(0, 100, (1, LENGTH))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
     result = export_pytorch(model, tmp_path_factory.mktemp("encoder") / "model.onnx", inputs)
-    return WinMLModel(result.model_path, pad_token_id=0)
+    return WinMLModel(result.only_part.model_path, pad_token_id=0)
 
 
 def tokens(length: int, rows: int = 1) -> torch.Tensor:
@@ -89,11 +89,11 @@ def test_inputs_come_by_name_in_order_or_as_a_mapping(encoder: WinMLModel) -> No
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        ({"input_ids": tokens(LENGTH + 1)}, r"int64\[1, 13\], and the model was built for int64\[1, 12\]"),
+        ({"input_ids": tokens(LENGTH + 1)}, r"int64\[1, 13\], .* int64\[1, 12\]"),
         ({"input_ids": tokens(LENGTH, rows=2)}, r"int64\[2, 12\]"),
-        ({"input_ids": tokens(LENGTH).float()}, r"float32\[1, 12\], and the model takes int64"),
-        ({"attention_mask": tokens(LENGTH)}, "input 'input_ids' is missing"),
-        ({"input_ids": tokens(LENGTH), "pixels": tokens(3)}, "no input 'pixels'"),
+        ({"input_ids": tokens(LENGTH).float()}, r"float32\[1, 12\], .* int64"),
+        ({"attention_mask": tokens(LENGTH)}, "'input_ids'"),
+        ({"input_ids": tokens(LENGTH), "pixels": tokens(3)}, "'pixels'"),
     ],
 )
 def test_inputs_the_graph_does_not_take_are_refused(
@@ -109,7 +109,7 @@ def test_short_rows_without_a_filler_are_told_how_to_get_one(encoder: WinMLModel
     plain = WinMLModel(encoder.path)
     with pytest.raises(UsageError, match="pad_token_id="):
         plain(tokens(5))
-    with pytest.raises(UsageError, match=r"Bring it to this size \(tokenizers"):
+    with pytest.raises(UsageError, match=r"\(tokenizers"):
         plain(tokens(LENGTH + 1))
 
 
@@ -117,7 +117,7 @@ def exported(model: Any, path: Path, **options: Any) -> WinMLModel:
     """Export for one row of 12 tokens and load."""
     ids = torch.randint(1, 100, (1, LENGTH))
     result = export_pytorch(model.eval(), path, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-    return WinMLModel(result.model_path, **options)
+    return WinMLModel(result.only_part.model_path, **options)
 
 
 def test_model_that_sees_its_padding_is_refused(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_model_that_sees_its_padding_is_refused(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = exported(transformers.ConvBertModel(config), tmp_path / "model.onnx", pad_token_id=0)
     for _ in range(2):
-        with pytest.raises(UsageError, match=r"has 5 tokens, .* built for 12, .* last_hidden_state changes by"):
+        with pytest.raises(UsageError, match=r"5 tokens, .* 12, .* last_hidden_state"):
             model(tokens(5))
     assert (1, LENGTH, 32) == tuple(model(tokens(LENGTH)).last_hidden_state.shape)
 
@@ -147,7 +147,7 @@ def test_model_of_another_task_is_refused(encoder: WinMLModel, tmp_path: Path, c
     """A file says what it was exported for."""
     model = WinMLAutoModel.from_pretrained(str(checkpoint), config=PLAIN)
     other = winml.modelkit.WinMLModelForQuestionAnswering
-    with pytest.raises(TaskError, match="is for question-answering, and the model was exported for text-class"):
+    with pytest.raises(TaskError, match=r"for question-answering.* text-class"):
         other.from_onnx(model.path)
     winml.modelkit.WinMLModelForSequenceClassification.from_onnx(model.path)
 
@@ -174,7 +174,7 @@ def test_folder_of_an_export_is_loaded_like_its_file(tmp_path: Path, checkpoint:
     assert ("text-classification", 7) == (model.task, model.pad_token_id)
     expected = WinMLAutoModel.from_onnx(tmp_path / "exported" / "small.onnx", config=PLAIN)
     torch.testing.assert_close(model(tokens(6)).logits, expected(tokens(6)).logits, rtol=0, atol=0)
-    with pytest.raises(UsageError, match="random_weights has no meaning for an ONNX file"):
+    with pytest.raises(UsageError, match="random_weights"):
         WinMLAutoModel.from_pretrained(str(tmp_path / "exported"), random_weights=True)
 
 
@@ -235,7 +235,7 @@ def test_class_of_a_task_builds_for_that_task(checkpoint: Path) -> None:
     name = "WinMLModelForFeatureExtraction"
     model = getattr(winml.modelkit, name).from_pretrained(str(checkpoint), config=PLAIN)
     assert {"last_hidden_state", "pooler_output"} == set(model(tokens(4)))
-    with pytest.raises(TaskError, match="is for feature-extraction, not fill-mask"):
+    with pytest.raises(TaskError, match="feature-extraction, not fill-mask"):
         getattr(winml.modelkit, name).from_pretrained(str(checkpoint), task="fill-mask")
 
 
@@ -244,7 +244,7 @@ def test_from_onnx_of_a_plain_module_answers_by_name(tmp_path: Path) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
     x = torch.randn(2, 4)
     path = export_pytorch(module, tmp_path / "net.onnx", x, config=WinMLExportConfig(dynamic_axes={"input": {0: "n"}}))
-    answer = WinMLAutoModel.from_onnx(path.model_path)(torch.randn(5, 4))
+    answer = WinMLAutoModel.from_onnx(path.only_part.model_path)(torch.randn(5, 4))
     assert {"output": (5, 3)} == {name: tuple(value.shape) for name, value in answer.items()}
 
 

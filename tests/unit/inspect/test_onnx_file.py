@@ -116,10 +116,10 @@ def test_inspect_onnx_selector_narrows_to_subtrees_with_their_nodes(tmp_path: Pa
 
 def test_inspect_onnx_selector_that_names_nothing_is_refused(tmp_path: Path) -> None:
     """Also where there is no tree at all."""
-    with pytest.raises(UsageError, match="no module matches '/M/C'"):
+    with pytest.raises(UsageError, match="'/M/C'"):
         _inspect_model(_two_layer_model(), tmp_path, selector="/M/C")
     bare = helper.make_model(helper.make_graph([], "main", [], []))
-    with pytest.raises(UsageError, match="no module matches"):
+    with pytest.raises(UsageError, match="no module"):
         _inspect_model(bare, tmp_path, selector="M")
 
 
@@ -172,7 +172,7 @@ def test_inspect_onnx_data_file_outside_the_folder_is_not_looked_at(tmp_path: Pa
     tensor.external_data.add(key="location", value=location)
     inspection = _inspect_model(model, tmp_path)
     assert 1 == len(inspection.files)
-    assert "it was not looked at" in inspection.notes[0]
+    assert "not looked" in inspection.notes[0]
 
 
 def test_inspect_onnx_subgraphs_and_functions_count_and_their_runs_do_not(tmp_path: Path) -> None:

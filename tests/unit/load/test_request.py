@@ -73,26 +73,26 @@ def test_source_absolute_path_of_script_is_kept(place: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "error", "words"),
     [
-        ("/no/such/folder", ModelPathError, "no such file or folder"),
-        ("./wole", ModelPathError, "Did you mean whole?"),
-        ("a/b/c", ModelPathError, "does not exist either"),
-        ("missing.json", ModelPathError, "no such file"),
-        ("C:\\models\\bert", ModelPathError, "no such file or folder"),
-        ("C:/models/bert", ModelPathError, "no such file or folder"),
-        ("C:\\models\\make.py:build", ModelPathError, "C:\\models\\make.py: no such file"),
-        ("missing.py:build", ModelPathError, "missing.py: no such file"),
+        ("/no/such/folder", ModelPathError, "no such"),
+        ("./wole", ModelPathError, "whole"),
+        ("a/b/c", ModelPathError, "exist either"),
+        ("missing.json", ModelPathError, "no such"),
+        ("C:\\models\\bert", ModelPathError, "no such"),
+        ("C:/models/bert", ModelPathError, "no such"),
+        ("C:\\models\\make.py:build", ModelPathError, r"C:\models\make.py:"),
+        ("missing.py:build", ModelPathError, "missing.py:"),
         ("make.py", UsageError, "make.py:NAME_OF_THE_FUNCTION"),
-        ("model.onnx", UsageError, "is an ONNX file"),
+        ("model.onnx", UsageError, "ONNX file"),
         ("bare/config.json", UsageError, "--random-weights"),
         ("bare", ModelPathError, "--random-weights"),
-        ("foreign", ModelPathError, "tf_model.h5 is in a format that is not read"),
+        ("foreign", ModelPathError, "tf_model.h5"),
         ("empty", ModelPathError, "has no config.json"),
         ("outer", ModelPathError, "inner"),
         ("adapter", ModelPathError, "adapter"),
-        ("notes.txt", ModelPathError, "is a file that is no model"),
-        ("whole/model.safetensors", ModelPathError, "is a weights file"),
-        ("two words", ModelPathError, "neither a path that exists nor a Hub id"),
-        (" ", UsageError, "empty model name"),
+        ("notes.txt", ModelPathError, "no model"),
+        ("whole/model.safetensors", ModelPathError, "weights file"),
+        ("two words", ModelPathError, "Hub id"),
+        (" ", UsageError, "model name"),
     ],
 )
 def test_source_unusable_name_is_refused(place: Path, model: str, error: type[WinMLError], words: str) -> None:
@@ -106,7 +106,7 @@ def test_source_unusable_name_is_refused(place: Path, model: str, error: type[Wi
 
 def test_source_truncated_weights_are_refused_at_once(place: Path) -> None:
     """A damaged file is the material's fault: exit code 1."""
-    with pytest.raises(CheckpointError, match="truncated: tensor 'w'") as caught:
+    with pytest.raises(CheckpointError, match="'w'") as caught:
         resolve_source(ModelRequest("cut"))
     assert 1 == caught.value.exit_code
 
@@ -117,7 +117,7 @@ def test_source_truncated_weights_are_refused_at_once(place: Path) -> None:
         (ModelRequest("whole", revision="main"), "--revision main"),
         (ModelRequest("make.py:build", random_weights=True), "--random-weights"),
         (ModelRequest("make.py:build", task="fill-mask"), "--task fill-mask"),
-        (ModelRequest("whole", task="fill-maks"), "--task fill-maks: unknown task"),
+        (ModelRequest("whole", task="fill-maks"), "--task fill-maks"),
         (ModelRequest("make.py:build", batch_size=2), "--batch-size"),
         (ModelRequest("make.py:build", shape_config=ShapeConfig(height=2)), "--shape-config"),
         (ModelRequest("whole", batch_size=2, shape_config=ShapeConfig(batch_size=3)), "--batch-size 2"),

@@ -37,7 +37,7 @@ def test_resolve_model_takes_no_storage_and_no_weights(bert: Path) -> None:
 def test_resolve_model_that_will_be_loaded_needs_its_weights(bert: Path) -> None:
     """The same folder is refused where the weights are wanted."""
     (bert / "model.safetensors").unlink()
-    with pytest.raises(UsageError, match="has no weights"):
+    with pytest.raises(UsageError, match="no weights"):
         resolve_model(ModelRequest(str(bert)), needs_weights=True)
 
 
@@ -54,7 +54,7 @@ def test_resolve_model_without_a_dtype_says_what_it_takes(bert: Path) -> None:
 
 def test_resolve_model_unknown_task_lists_those_there_are(bert: Path) -> None:
     """A task of another kind is refused before anything is built."""
-    with pytest.raises(TaskError, match="bert models have no image-classification task"):
+    with pytest.raises(TaskError, match="image-classification"):
         resolve_model(ModelRequest(str(bert), task="image-classification"))
 
 
@@ -62,7 +62,7 @@ def test_resolve_model_config_the_class_refuses_is_told(bert: Path) -> None:
     """What the class says comes back in one sentence."""
     content = json.loads((bert / "config.json").read_text(encoding="utf-8"))
     (bert / "config.json").write_text(json.dumps({**content, "hidden_size": 33}), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="BertModel cannot be built from this config"):
+    with pytest.raises(CheckpointError, match="BertModel cannot"):
         resolve_model(ModelRequest(str(bert)))
 
 
@@ -71,7 +71,7 @@ def test_resolve_own_code_is_not_run_without_the_flag(resolve: object, tmp_path:
     """No way around the flag, whichever question is asked."""
     (tmp_path / "config.json").write_text(json.dumps(OWN_CODE), encoding="utf-8")
     (tmp_path / "own.py").write_text("raise SystemExit('run')", encoding="utf-8")
-    with pytest.raises(RemoteCodeError, match="needs code of its own"):
+    with pytest.raises(RemoteCodeError, match="needs code"):
         resolve(ModelRequest(str(tmp_path)))  # type: ignore[operator]
 
 

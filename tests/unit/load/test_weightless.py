@@ -18,7 +18,7 @@ from onnx_ir import tensor_adapters
 from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import FakeTensor
 
-from checkpoints import CONFIGS, TEXT, build_model, make_distinct
+from checkpoints import CONFIGS, FAMILIES, TEXT, build_model, make_distinct
 from winml.modelkit.errors import CheckpointError
 from winml.modelkit.flows.export.loading import load_weightless
 from winml.modelkit.graph.files.stored_tensors import StoredTensor
@@ -64,8 +64,14 @@ def _ties(tensors: Mapping[str, Any]) -> set[frozenset[str]]:
     return {frozenset(name for name, other in tensors.items() if other is tensor) for tensor in tensors.values()}
 
 
-@pytest.mark.parametrize("dtype", [None, "fp16", "bf16"])
-@pytest.mark.parametrize("architecture", [*CONFIGS, *MERGED])
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    [
+        *((architecture, None) for architecture in (*CONFIGS, *MERGED)),
+        *((architecture, "bf16") for architecture in (*FAMILIES, *MERGED)),
+        *((architecture, "fp16") for architecture in ("bert", "resnet", "mixtral")),
+    ],
+)
 def test_weightless_model_is_bound_to_what_from_pretrained_loads(
     tmp_path: Path, architecture: str, dtype: str | None
 ) -> None:
@@ -176,7 +182,7 @@ def test_weightless_model_tells_what_the_real_loading_tells(tmp_path: Path, dama
     if damage == "leftover":
         notes = _load(tmp_path / "checkpoint").notes
         assert load_model(ModelRequest(str(tmp_path / "checkpoint"))).notes == notes
-        assert "1 tensors of the checkpoint are not part of the model: stray" in notes
+        assert any("stray" in note for note in notes)
         return
     told = []
     for load in (_load, lambda folder: load_model(ModelRequest(str(folder)))):
@@ -198,5 +204,5 @@ def test_weightless_model_whose_loading_needs_values_is_loaded_for_real(tmp_path
     (folder / "config.json").write_text(json.dumps(config))
     loaded = _load(folder, trust_remote_code=True)
     assert loaded.parts[0].stored is None
-    assert any("held in memory" in note for note in loaded.notes)
+    assert any("in memory" in note for note in loaded.notes)
     assert 0 == loaded.model.get_parameter("pooler.dense.bias").abs().sum()

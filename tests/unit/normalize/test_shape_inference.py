@@ -80,5 +80,5 @@ def test_inference_that_fails_as_a_whole_is_an_error(monkeypatch: pytest.MonkeyP
         raise ValueError("the message is too large")
 
     monkeypatch.setattr(onnx.shape_inference, "infer_shapes", fail)
-    with pytest.raises(RuntimeError, match="the message is too large"):
+    with pytest.raises(RuntimeError, match="too large"):
         InferredShapesPass()(parse(BODY, domains=', "nowhere" : 1'))

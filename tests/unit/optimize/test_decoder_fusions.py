@@ -33,7 +33,7 @@ def _export(folder: Path, model: Any, exporter: str = "torchscript") -> Path:
     model.save_pretrained(folder / "checkpoint")
     config = WinMLExportConfig(exporter=exporter, verify=False)  # type: ignore[arg-type]  # a name of one
     request = ModelRequest(str(folder / "checkpoint"))
-    return HTPExporter(config).export_checkpoint(request, folder / "model.onnx").model_path
+    return HTPExporter(config).export_checkpoint(request, folder / "model.onnx").only_part.model_path
 
 
 def _build(kind: str) -> Any:
@@ -158,6 +158,36 @@ def test_decoders_of_other_families_are_fused(tmp_path: Path, kind: str, rotatio
     _assert_same_answers(path, model)
 
 
+@pytest.mark.parametrize("counts_tokens", [True, False])
+def test_window_of_tokens_has_no_room_for_padding(tmp_path: Path, *, counts_tokens: bool) -> None:
+    """A row with padding between its tokens is then answered as by itself; one with padding before them either way."""
+    path = _export(tmp_path, _build("mistral"))
+    options = FUSED.with_token_windows() if counts_tokens else FUSED
+    result = optimize(ir.load(path), options)
+    assert result.fired.get("token_windows") == (1 if counts_tokens else None)
+    assert _count(result.model)["GroupQueryAttention"] == 1
+    assert measure_coverage(result.model).is_complete
+    alone, fused = Session(path), Session(ir.to_proto(result.model).SerializeToString())
+    generator = np.random.default_rng(0)
+    tokens, padding, held = 8, 3, 5
+    feeds = {
+        "input_ids": generator.integers(3, 100, (1, 1)),
+        "attention_mask": np.ones((1, tokens), np.int64),
+        "position_ids": np.array([[tokens - 1]]),
+    }
+    past = {name: shape for name, shape in alone.input_shapes.items() if name not in feeds}
+    cache = {
+        name: generator.standard_normal((1, shape[1], tokens - 1, shape[3])).astype(np.float32)  # type: ignore[arg-type]
+        for name, shape in past.items()
+    }
+    expected = alone.run({**feeds, **cache})["logits"]
+    for place, is_equal in ((0, True), (held, counts_tokens)):
+        padded = {name: np.insert(value, [place] * padding, 7.0, axis=2) for name, value in cache.items()}
+        mask = np.insert(feeds["attention_mask"], [place] * padding, 0, axis=1)
+        found = fused.run({**feeds, **padded, "attention_mask": mask})["logits"]
+        assert np.allclose(found, expected, atol=TOLERANCE * np.abs(expected).max(), rtol=0) == is_equal
+
+
 @pytest.mark.parametrize("change", ["later_tokens_seen", "scores_limited", "no_description"])
 def test_near_miss_is_left_alone(llama: Path, change: str) -> None:
     """An attention that also sees later tokens, one that limits its scores, and a graph that tells of no cache."""
@@ -198,6 +228,8 @@ def test_level_that_is_given_decides_by_itself() -> None:
     """So does a provider that has none of the operators."""
     assert OptimizeOptions(level="none").with_decoder_fusions().is_empty
     assert OptimizeOptions(ep="qnn").with_decoder_fusions().is_empty
+    assert OptimizeOptions(ep="qnn").with_token_windows().is_empty
+    assert FUSED.model_copy(update={"token_windows": False}).with_token_windows().token_windows is False
     assert [entry.name for entry in FUSED.enabled()] == [
         "simplified_layer_norm_fusion", "skip_simplified_layer_norm_fusion", "group_query_attention_fusion",
     ]  # fmt: skip

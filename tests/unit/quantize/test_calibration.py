@@ -97,7 +97,7 @@ def test_activations_do_not_outlive_their_readers(model: ir.Model) -> None:
 def test_value_that_no_sample_has_is_refused(method: Any, model: ir.Model) -> None:
     """A range of nothing is none; one sample that has it is enough."""
     empty = {"x": np.zeros((0, 4), np.float32)}
-    with pytest.raises(QuantizeError, match="no value of h of module /M/Up was seen"):
+    with pytest.raises(QuantizeError, match="/M/Up"):
         measure_ranges(model, ("h",), lambda _: [empty, empty], method)
     assert measure_ranges(model, ("h",), lambda _: [SAMPLES[0]], method) == measure_ranges(
         model, ("h",), lambda _: [empty, SAMPLES[0]], method

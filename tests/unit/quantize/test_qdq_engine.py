@@ -309,7 +309,7 @@ def test_table_of_an_excluded_lookup_stays_beside_the_weight_of_its_head() -> No
 def test_float16_weight_is_left_with_its_reason() -> None:
     """What integers are turned back into is float32."""
     body = "m (float16[N, 4] x) => (float16[N, 4] y) <float16[4, 4] w1 = {0}> { y = MatMul (x, w1) }"
-    with pytest.raises(UsageError, match="qdq has no form of MatMul with float16 weights"):
+    with pytest.raises(UsageError, match=r"MatMul .*float16"):
         quantized(tagged_graph(body, ("/M",), {}), [{"x": X.astype(np.float16)}])
 
 

@@ -23,13 +23,14 @@ from winml.modelkit.hierarchy.tagging import Coverage
 from winml.modelkit.report.export import (
     DescribedFile,
     adapted_sidecar_json,
+    export_document,
     export_report,
-    print_export,
-    print_tree,
     sidecar_json,
     sidecar_schema,
 )
-from winml.modelkit.report.terminal import console_for
+from winml.modelkit.report.markdown import render_markdown
+from winml.modelkit.report.module_tree import TreeLimits
+from winml.modelkit.report.terminal import console_for, print_document
 
 
 class Model(nn.Module):
@@ -76,12 +77,12 @@ def test_sidecar_counts_are_those_of_the_file(result: ExportResult) -> None:
     """Nodes, coverage and sources agree with each other and with the written nodes."""
     sidecar = sidecar_of(result)
     statistics = sidecar["statistics"]
-    assert {node.name: node.tag for node in result.nodes} == sidecar["nodes"]
+    assert {node.name: node.tag for node in result.only_part.nodes} == sidecar["nodes"]
     assert len(sidecar["nodes"]) == statistics["node_count"] == statistics["tagged_count"]
     assert 100.0 == statistics["coverage_percent"]
     assert 100.0 == pytest.approx(sum(each["percent"] for each in statistics["sources"].values()), abs=1e-3)
     assert statistics["node_count"] == sum(each["count"] for each in statistics["sources"].values())
-    assert [node.name for node in result.nodes if node.op_type == "Relu"] == statistics["root_nodes"]
+    assert [node.name for node in result.only_part.nodes if node.op_type == "Relu"] == statistics["root_nodes"]
 
 
 def test_sidecar_modules_are_nested_as_they_ran(result: ExportResult) -> None:
@@ -151,13 +152,18 @@ def test_sidecar_schema_refuses_what_formats_does_not_describe(result: ExportRes
         jsonschema.validate(_spoil(sidecar_of(result), path, value), sidecar_schema())
 
 
+def markdown_of(result: ExportResult) -> str:
+    """Return the report of the only part."""
+    return render_markdown(export_report(result, result.only_part))
+
+
 def _section(report: str, title: str) -> str:
     return report.split(f"## {title}\n", 1)[1].split("\n## ", 1)[0].strip()
 
 
 def test_markdown_report_has_the_sections_of_formats(result: ExportResult) -> None:
     """Summary, steps, inputs and outputs, modules, statistics, nodes by module: in this order."""
-    titles = re.findall(r"^##? (.+)$", export_report(result, result.only_part), re.MULTILINE)
+    titles = re.findall(r"^##? (.+)$", markdown_of(result), re.MULTILINE)
     assert [
         "Export of Model",
         "Steps",
@@ -170,31 +176,31 @@ def test_markdown_report_has_the_sections_of_formats(result: ExportResult) -> No
 
 def test_markdown_report_draws_the_tree_with_counts(result: ExportResult) -> None:
     """Each module stands below its parent with its path, its nodes and those below it, and its parameters."""
-    counts, nodes = result.node_counts(), len(result.nodes)
+    counts, nodes = result.only_part.node_counts(), len(result.only_part.nodes)
     expected = [
         "```text",
-        f"Model  · {nodes} nodes ({counts['']} own) · 60 parameters",
-        f"  Leaf.0  leaves.0  · {node_words(counts['leaves.0'])} · 20 parameters",
-        f"  Leaf.1  leaves.1  · {node_words(counts['leaves.1'])} · 20 parameters",
+        f"Model · {nodes} nodes ({counts['']} own) · 60 parameters",
+        f"  Leaf.0  leaves.0 · {node_words(counts['leaves.0'])} · 20 parameters",
+        f"  Leaf.1  leaves.1 · {node_words(counts['leaves.1'])} · 20 parameters",
         "```",
     ]
-    assert expected == _section(export_report(result, result.only_part), "Modules").splitlines()
+    assert expected == _section(markdown_of(result), "Modules").splitlines()
 
 
 def test_markdown_report_lists_every_node_once(result: ExportResult) -> None:
     """The node table holds each node, under its module's tag."""
-    section = export_report(result, result.only_part).split("## Nodes by module", 1)[1]
-    for tag in {node.tag for node in result.nodes}:
+    section = markdown_of(result).split("## Nodes by module", 1)[1]
+    for tag in {node.tag for node in result.only_part.nodes}:
         part = section.split(f"### `{tag}`\n", 1)[1].split("###", 1)[0]
         names = re.findall(r"^\| `([^`]+)` \|", part, re.MULTILINE)
-        assert [node.name for node in result.nodes if node.tag == tag] == names
+        assert [node.name for node in result.only_part.nodes if node.tag == tag] == names
 
 
 def test_markdown_report_tables_are_whole_rows(result: ExportResult) -> None:
     """A bar or a line break in a text does not end its cell."""
     spoiled = with_changed_part(result, notes=("a | b\nc",))
-    rows = [line for line in export_report(spoiled, spoiled.only_part).splitlines() if line.startswith("|")]
-    assert r"| Note | a \| b\\nc |" in rows
+    rows = [line for line in markdown_of(spoiled).splitlines() if line.startswith("|")]
+    assert r"| note | a \| b\\nc |" in rows
     widths = {re.sub(r"\\\|", "", row).count("|") for row in rows}
     assert widths <= {3, 4, 5}
 
@@ -204,20 +210,20 @@ def node_words(count: int) -> str:
     return f"{count} node{'' if count == 1 else 's'}"
 
 
-def told(print_: Any, result: ExportResult) -> str:
-    """Return what a console printer prints into a pipe."""
+def told(result: ExportResult, limits: TreeLimits | None = None) -> str:
+    """Return what is printed into a pipe."""
     stream = io.StringIO()
-    print_(result, console_for(stream))
+    print_document(export_document(result, limits), console_for(stream))
     return stream.getvalue()
 
 
 def test_console_tree_shows_modules_paths_and_counts(result: ExportResult) -> None:
     """One line per module, indented by guides, without colour codes in a pipe."""
-    text = told(print_tree, result)
-    counts = result.node_counts()
+    text = told(result, TreeLimits()).partition("\n\n")[0]
+    counts = result.only_part.node_counts()
     lines = [re.sub(r"^[├└─│ ]+", "", line) for line in text.splitlines()]
     assert [
-        f"Model · {len(result.nodes)} nodes ({counts['']} own) · 60 parameters",
+        f"Model · {len(result.only_part.nodes)} nodes ({counts['']} own) · 60 parameters",
         f"Leaf.0 leaves.0 · {node_words(counts['leaves.0'])} · 20 parameters",
         f"Leaf.1 leaves.1 · {node_words(counts['leaves.1'])} · 20 parameters",
     ] == lines
@@ -225,47 +231,46 @@ def test_console_tree_shows_modules_paths_and_counts(result: ExportResult) -> No
 
 def test_trees_count_nested_modules_into_every_module_above(result: ExportResult) -> None:
     """The root of a tree stands for all nodes of the file, a module in the middle for those of its own and below."""
-    path, totals = result.tree.nodes[1].path, result.only_part.total_node_counts()
-    assert len(result.nodes) == totals[""]
-    deeper = replace(result.tree.nodes[2], parent=path)
-    changed = copy.copy(result.tree)
-    changed.nodes = (*result.tree.nodes[:2], deeper)
+    path, totals = result.only_part.tree.nodes[1].path, result.only_part.total_node_counts()
+    assert len(result.only_part.nodes) == totals[""]
+    deeper = replace(result.only_part.tree.nodes[2], parent=path)
+    changed = copy.copy(result.only_part.tree)
+    changed.nodes = (*result.only_part.tree.nodes[:2], deeper)
     counts = with_changed_part(result, tree=changed).only_part.total_node_counts()
     assert (totals[path] + totals[deeper.path], totals[deeper.path]) == (counts[path], counts[deeper.path])
 
 
 def test_trees_in_a_pipe_have_no_colour(result: ExportResult) -> None:
     """Codes of a terminal are for terminals."""
-    text = told(print_tree, result)
+    text = told(result, TreeLimits())
     assert "\x1b" not in text
 
 
 def test_console_tree_prints_brackets_as_they_are(result: ExportResult) -> None:
     """A module path that looks like markup is text."""
-    stream = io.StringIO()
-    tree = result.tree
+    tree = result.only_part.tree
     odd = replace(tree.nodes[1], path="a[red]b", tag="/Model/Leaf[bold].x")
     changed = copy.copy(tree)
     changed._children = {None: [tree.root], "": [odd]}  # type: ignore[assignment]
-    print_tree(with_changed_part(result, tree=changed), console_for(stream))
-    assert "Leaf[bold].x a[red]b · 0 nodes" in stream.getvalue()
+    assert "Leaf[bold].x a[red]b · 0 nodes" in told(with_changed_part(result, tree=changed), TreeLimits())
 
 
 def test_console_summary_tells_coverage_verification_and_files(result: ExportResult) -> None:
     """What was made, in labelled lines; long ones are not cut."""
-    text = told(print_export, with_changed_part(result, notes=("A long note. " * 20,)))
+    text = told(with_changed_part(result, notes=("A long note. " * 20,)))
+    count = len(result.only_part.nodes)
     assert "Model · 60 parameters" in text
-    assert f"3 modules traced of 8 registered · {len(result.nodes)} of {len(result.nodes)} nodes tagged (100 %)" in text
+    assert f"3 modules traced of 8 registered · {count} of {count} nodes tagged (100 %)" in text
     assert "ONNX Runtime equals PyTorch (largest difference" in text
-    assert f"{result.model_path} (" in text
+    assert f"{result.only_part.model_path} (" in text
     assert ("A long note. " * 20).strip() in text
 
 
 def test_console_summary_without_tags_names_no_sources(result: ExportResult) -> None:
     """A file without hierarchy has no sources to tell."""
-    bare = with_changed_part(result, coverage=Coverage(nodes=len(result.nodes), tagged=0, sources={}))
-    assert "sources" not in told(print_export, bare)
-    assert "sources" in told(print_export, result)
+    bare = with_changed_part(result, coverage=Coverage(nodes=len(result.only_part.nodes), tagged=0, sources={}))
+    assert "sources" not in told(bare)
+    assert "sources" in told(result)
 
 
 def test_result_record_is_json(result: ExportResult) -> None:
@@ -274,13 +279,13 @@ def test_result_record_is_json(result: ExportResult) -> None:
     assert [{"path": str(file.path), "size_bytes": file.path.stat().st_size} for file in result.files] == record[
         "files"
     ]
-    nodes, at_root = len(result.nodes), result.node_counts()[""]
+    nodes, at_root = len(result.only_part.nodes), result.only_part.node_counts()[""]
     assert {
         "tagged": nodes,
         "percent": 100.0,
         "at_root": at_root,
         "at_root_percent": round(100 * at_root / nodes, 2),
-        "sources": dict(result.coverage.sources),
+        "sources": dict(result.only_part.coverage.sources),
     } == record["coverage"]
     assert record["verification"]["is_verified"] is True
     for step, timing in zip(record["steps"], result.steps, strict=True):
@@ -289,7 +294,7 @@ def test_result_record_is_json(result: ExportResult) -> None:
 
 def test_files_have_the_sizes_they_were_written_with(result: ExportResult) -> None:
     """The sizes told are those of the files, the model first."""
-    assert [result.model_path, result.model_path.with_name("model_htp_metadata.json")] == [
+    assert [result.only_part.model_path, result.only_part.model_path.with_name("model_htp_metadata.json")] == [
         file.path for file in result.files
     ]
     assert [file.path.stat().st_size for file in result.files] == [file.size_bytes for file in result.files]

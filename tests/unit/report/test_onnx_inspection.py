@@ -11,8 +11,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from winml.modelkit.inspect.onnx_file import inspect_onnx
-from winml.modelkit.report.inspection import print_onnx_inspection
-from winml.modelkit.report.terminal import console_for
+from winml.modelkit.report.inspection import onnx_inspection_document
+from winml.modelkit.report.module_tree import TreeLimits
+from winml.modelkit.report.terminal import console_for, print_document
 
 
 def _file(folder: Path, scope: str = "/encoder/layer.0", batch: Any = 2, operators: int = 0) -> Path:
@@ -36,9 +37,12 @@ def _file(folder: Path, scope: str = "/encoder/layer.0", batch: Any = 2, operato
     return path
 
 
-def _print(path: Path, *, selector: str | None = None, **options: bool) -> list[str]:
+def _print(
+    path: Path, *, selector: str | None = None, with_hierarchy: bool = False, verbose: bool = False
+) -> list[str]:
     stream = io.StringIO()
-    print_onnx_inspection(inspect_onnx(path, selector=selector), console_for(stream), **options)
+    document = onnx_inspection_document(inspect_onnx(path, selector=selector), TreeLimits() if with_hierarchy else None)
+    print_document(document, console_for(stream), verbose=verbose)
     return [" ".join(line.split()) for line in stream.getvalue().splitlines()]
 
 

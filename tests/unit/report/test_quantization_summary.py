@@ -14,7 +14,8 @@ from graphs import parse
 from weighted_graphs import weight
 from winml.modelkit import quantize_onnx
 from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
-from winml.modelkit.report.quantization import SHOWN_MODULES, print_quantization
+from winml.modelkit.report.quantization import SHOWN_MODULES, quantization_document
+from winml.modelkit.report.terminal import print_document
 from winml.modelkit.results.quantized_model import QuantizedFile
 
 LAYERS = 16
@@ -35,7 +36,7 @@ def quantized(folder: Path, **options: Any) -> QuantizedFile:
 def lines(result: QuantizedFile, *, width: int = 200, verbose: bool = False) -> list[str]:
     """Return what is printed."""
     text = io.StringIO()
-    print_quantization(result, Console(file=text, width=width), verbose=verbose)
+    print_document(quantization_document(result), Console(file=text, width=width), verbose=verbose)
     return text.getvalue().splitlines()
 
 

@@ -8,8 +8,9 @@ import re
 
 import pytest
 
-from winml.modelkit.report.sweep import measure_heading, print_sweep, sweep_page, sweep_table
-from winml.modelkit.report.terminal import console_for
+from winml.modelkit.report.html import render_html
+from winml.modelkit.report.sweep import measure_heading, sweep_document, sweep_table
+from winml.modelkit.report.terminal import console_for, print_document
 from winml.modelkit.results.sweep import CellResult, SweepResult
 
 MEASURES = {"model_bytes": 8_514, "coverage_percent": 100.0, "latency_p50_ms": 0.3247, "sqnr_db": 200.0}
@@ -25,7 +26,7 @@ def swept() -> SweepResult:
 def test_table_of_a_terminal_has_words_and_sizes(swept: SweepResult) -> None:
     """No name of a program, and a small file is not 0.0 MB."""
     stream = io.StringIO()
-    print_sweep(swept, console_for(stream))
+    print_document(sweep_document(swept), console_for(stream))
     head, row, *_ = stream.getvalue().splitlines()
     assert "_" not in head
     assert [measure_heading(name) for name in MEASURES] == re.split(r"\s{2,}", head.strip())[3:7]
@@ -34,7 +35,7 @@ def test_table_of_a_terminal_has_words_and_sizes(swept: SweepResult) -> None:
 
 def test_page_has_words_and_the_names_that_limits_take(swept: SweepResult) -> None:
     """The name stands in the title of the head; the value is what is sorted by."""
-    page = sweep_page(swept)
+    page = render_html(sweep_document(swept))
     heads = dict(re.findall(r'<th class="number" title="(\w+)"><button type="button">([^<]+)</button>', page))
     assert {name: measure_heading(name) for name in (*MEASURES, "seconds", "peak_bytes")} == heads
     assert 'data-value="8514">8.5 kB<' in page

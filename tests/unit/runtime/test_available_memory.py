@@ -13,9 +13,7 @@ from winml.modelkit.verify.reference_run import refuse_verification_beyond_memor
 
 def test_comparison_that_does_not_fit_is_refused_with_the_way_around_it() -> None:
     """Both sizes and the option are told; what fits, or is not known, passes."""
-    with pytest.raises(
-        ExportError, match=r"about 17.50 GB .*14.00 GB of weights.* and 16.00 GB are available"
-    ) as caught:
+    with pytest.raises(ExportError, match=r"17.50 GB .*14.00 GB .*16.00 GB") as caught:
         refuse_verification_beyond_memory(14 * 10**9, 16 * 10**9)
     assert "--no-verify" in caught.value.hint
     refuse_verification_beyond_memory(14 * 10**9, 18 * 10**9)

@@ -17,7 +17,7 @@ def test_provider_is_found_under_both_names(name: str) -> None:
 
 def test_unknown_provider_is_refused_with_the_nearest() -> None:
     """A typo is told with what was probably meant."""
-    with pytest.raises(UsageError, match="--ep openvno: no such execution provider\nDid you mean 'openvino'"):
+    with pytest.raises(UsageError, match=r"--ep openvno: (.|\n)*'openvino'"):
         find_execution_provider("openvno")
 
 

@@ -66,6 +66,21 @@ def test_feeds_mask_of_length_one_is_valid() -> None:
     assert [[1], [1]] == make_feeds([_spec("attention_mask", (2, 1))], 0)["attention_mask"].tolist()
 
 
+@pytest.mark.parametrize(("past", "window"), [(6, 4), (2, 4), (0, 4), (6, None)])
+def test_feeds_mask_over_a_cache_with_a_window_has_no_gaps(past: int, window: int | None) -> None:
+    """It hides the first tokens in the cache, so that every token attends to itself; else it hides the last ones."""
+    slot = {"layer": 0, "kind": "key", "window": window}
+    key = _spec("past_key_values.0.key", (3, 1, past or "past", 8), "float32", cache=slot)
+    mask = make_feeds([key, _spec("attention_mask", (3, past + 3))], 0, sizes={"past": past})["attention_mask"]
+    hidden = (mask == 0).sum(-1)
+    if window is None:
+        assert all((row[-count:] == 0).all() for row, count in zip(mask, hidden, strict=True))
+        return
+    assert (hidden.min() > 0) == (past > 0)
+    assert hidden.max() <= past
+    assert all((row[count:] == 1).all() for row, count in zip(mask, hidden, strict=True))
+
+
 def test_feeds_pixel_mask_hides_trailing_columns() -> None:
     """All rows of one image are cut at the same column."""
     mask = make_feeds([_spec("pixel_mask", (3, 5, 8))], 0)["pixel_mask"]
@@ -137,7 +152,7 @@ def test_feeds_dynamic_dimension_takes_its_size() -> None:
     """Names of dimensions are looked up."""
     spec = _spec("x", ("batch", 3), "float32")
     assert (5, 3) == make_feeds([spec], 0, sizes={"batch": 5})["x"].shape
-    with pytest.raises(UsageError, match="'batch' has no size"):
+    with pytest.raises(UsageError, match="'batch'"):
         make_feeds([spec], 0)
 
 
@@ -146,7 +161,7 @@ def test_feeds_dynamic_dimension_takes_its_size() -> None:
 )
 def test_feeds_range_without_values_of_the_dtype_is_refused(dtype: str, value_range: tuple[float, float]) -> None:
     """A range that the dtype cannot hold is the user's mistake."""
-    with pytest.raises(UsageError, match="is no range of"):
+    with pytest.raises(UsageError, match="no range"):
         make_feeds([_spec("x", (1,), dtype, value_range=value_range)], 0)
 
 

@@ -88,7 +88,7 @@ def test_sizes_nobody_gave_are_chosen_and_told() -> None:
 
 def test_size_of_an_unknown_meaning_is_asked_for() -> None:
     """A first dimension is a batch as a rule; for others no number is more likely than another."""
-    with pytest.raises(UsageError, match="how large x:2 is to be") as caught:
+    with pytest.raises(UsageError, match="x:2") as caught:
         settle_sizes([NAMELESS], {})
     assert '--shape-config \'{"x:0": 8, "x:2": 8}\'' in caught.value.hint
     assert {"x:0": 1, "x:2": 7} == settle_sizes([NAMELESS], {"x:2": 7}).by_name
@@ -110,7 +110,7 @@ def test_batch_size_goes_to_the_batch_dimension(inputs: list[GraphInput], expect
 @pytest.mark.parametrize("shape", [(1, 3), ("rows", 3), ()])
 def test_batch_size_without_an_open_batch_is_refused(shape: tuple[int | str, ...]) -> None:
     """A fixed size, a dimension of another name, or none at all."""
-    with pytest.raises(UsageError, match="leaves no batch dimension open: x float32"):
+    with pytest.raises(UsageError, match="open: x float32"):
         settle_sizes([GraphInput("x", "float32", shape)], {}, batch_size=5)
 
 
@@ -137,7 +137,7 @@ def test_draws_have_the_dtype_of_the_input(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["string", "float8e4m3fn", "seq(tensor(float))"])
 def test_values_nobody_can_draw_are_asked_for(dtype: str) -> None:
     """Text, exotic numbers and sequences."""
-    with pytest.raises(UsageError, match="input x takes") as caught:
+    with pytest.raises(UsageError, match="x takes") as caught:
         draw_feeds([GraphInput("x", dtype, (2,))], {}, 0)
     assert "--input-data" in caught.value.hint
 
@@ -162,13 +162,13 @@ def test_file_gives_bfloat16_and_text_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"ids": np.ones((1, 4), np.int64)}, "no array for input 'mask'"),
-        ({"id": np.ones((1, 4), np.int64)}, "the graph has no input 'id'"),
-        ({"ids": np.ones((1, 4), np.int32)}, "'ids' takes int64[batch, sequence], the file has int32[1, 4]"),
-        ({"ids": np.ones(4, np.int64)}, "'ids' takes int64[batch, sequence], the file has int64[4]"),
+        ({"ids": np.ones((1, 4), np.int64)}, "'mask'"),
+        ({"id": np.ones((1, 4), np.int64)}, "'id'"),
+        ({"ids": np.ones((1, 4), np.int32)}, "int32[1, 4]"),
+        ({"ids": np.ones(4, np.int64)}, "int64[4]"),
         (
             {"ids": np.ones((1, 4), np.int64), "mask": np.ones((1, 5), np.int64)},
-            "dimension sequence is 4 in 'ids' and 5 in 'mask'",
+            "4 in 'ids' and 5",
         ),
     ],
 )
@@ -183,17 +183,17 @@ def test_file_that_does_not_fit_is_refused(tmp_path: Path, arrays: dict[str, Any
 
 def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     """Missing, a single array, text, and pickled objects, which are never opened."""
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(UsageError, match="no such"):
         load_feeds(tmp_path / "none.npz", [IDS])
     np.save(tmp_path / "one.npy", np.ones(2))
-    with pytest.raises(UsageError, match="one array without a name"):
+    with pytest.raises(UsageError, match="one array"):
         load_feeds(tmp_path / "one.npy", [IDS])
     (tmp_path / "junk.npz").write_bytes(b"PK\x03\x04 no zip")
     np.savez(tmp_path / "objects.npz", ids=np.array([object()]))
     (tmp_path / "text.npz").write_text("ids", encoding="utf-8")
     (tmp_path / "empty.npz").write_bytes(b"")
     for name in ("junk", "objects", "text", "empty"):
-        with pytest.raises(InputError, match=r"no \.npz file, or damaged"):
+        with pytest.raises(InputError, match=r"\.npz file"):
             load_feeds(tmp_path / f"{name}.npz", [IDS])
 
 
@@ -210,7 +210,7 @@ def test_array_that_declares_too_much_is_refused_by_its_header(tmp_path: Path) -
         assert f"{name}.npz" in caught.value.message
         assert (name == "lying") == ("array 'ids' declares 8796.09 GB" in caught.value.message)
     (tmp_path / "one.npy").write_bytes(header.getvalue())
-    with pytest.raises(UsageError, match="one array without a name"):
+    with pytest.raises(UsageError, match="one array"):
         load_feeds(tmp_path / "one.npy", [IDS])
 
 
@@ -243,5 +243,5 @@ def test_batch_without_a_name_is_what_all_share(
 def test_size_may_be_given_by_place_where_the_dimension_has_a_name() -> None:
     """The dimension has the size wherever it stands; a place with another size than the name is refused."""
     assert {"batch": 2, "sequence": 5} == settle_sizes([IDS, MASK], {"mask:1": 5, "batch": 2}).by_name
-    with pytest.raises(UsageError, match="sequence is to be both 5 and 6"):
+    with pytest.raises(UsageError, match="5 and 6"):
         settle_sizes([IDS, MASK], {"mask:1": 5, "ids:1": 6})

@@ -23,7 +23,7 @@ def test_file_of_a_newer_format_runs_and_stays_as_it_is(tmp_path: Path) -> None:
     model.ir_version = newest_ir_version() + 1
     onnx.save(model, tmp_path / "new.onnx")
     before = (tmp_path / "new.onnx").read_bytes()
-    with pytest.raises(StageError, match="Unsupported model IR version") as raised:
+    with pytest.raises(StageError, match="IR version") as raised:
         Session(tmp_path / "new.onnx")
     assert "onnxruntime_src" not in raised.value.message
     feeds = {"x": np.array([1, -2], np.float32)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from winml.modelkit.errors import MeasureError
+from winml.modelkit.errors import MeasureError, WriteError
 from winml.modelkit.runtime.kernel_times import RunProfile, read_profile
 
 Event = dict[str, Any]
@@ -95,12 +95,20 @@ def test_name_is_read_as_it_stands_where_it_is_not_escaped(tmp_path: Path, name:
     assert [name, "'\"", "plain"] == [kernel.node for kernel in read_profile(path).kernels]
 
 
-@pytest.mark.parametrize("text", ["", '[{"ph" : "X","name" :"a","args" : {"b" : "c"d"}}]', '[{"ph" : "X"'])
-def test_profile_that_is_no_json_is_an_error(tmp_path: Path, text: str) -> None:
-    """Neither empty nor cut off, nor where another value than a name is not escaped."""
+def test_profile_that_is_no_json_is_an_error(tmp_path: Path) -> None:
+    """Where another value than a name is not escaped."""
+    path = tmp_path / "profile.json"
+    path.write_text('[{"ph" : "X","name" :"a","args" : {"b" : "c"d"}}]', encoding="utf-8")
+    with pytest.raises(MeasureError, match="no JSON: "):
+        read_profile(path)
+
+
+@pytest.mark.parametrize("text", ["", '[{"ph" : "X"'])
+def test_profile_that_was_not_written_to_its_end_is_an_error(tmp_path: Path, text: str) -> None:
+    """As on a full disk; the file is named."""
     path = tmp_path / "profile.json"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(MeasureError, match="no JSON: "):
+    with pytest.raises(WriteError, match=path.name):
         read_profile(path)
 
 
@@ -132,5 +140,5 @@ def test_sizes_are_read_where_the_profile_has_them(tmp_path: Path) -> None:
 
 def test_profile_without_kernels_is_refused(tmp_path: Path) -> None:
     """An execution provider that records nothing is an error, not an empty table."""
-    with pytest.raises(MeasureError, match="names no kernel"):
+    with pytest.raises(MeasureError, match="no kernel"):
         _read_events(tmp_path, _run_event(0, 9))

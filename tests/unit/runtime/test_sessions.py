@@ -53,13 +53,13 @@ def test_session_of_a_broken_file_names_it_and_the_reason(tmp_path: Path) -> Non
     """The message holds the path and what ONNX Runtime says, without its codes."""
     path = tmp_path / "broken.onnx"
     path.write_bytes(b"not a model")
-    with pytest.raises(StageError, match=r"cannot load .*broken\.onnx: .*[Pp]rotobuf parsing failed"):
+    with pytest.raises(StageError, match=r"broken\.onnx: .*[Pp]rotobuf"):
         Session(path)
 
 
 def test_session_of_an_unknown_operator_says_so() -> None:
     """An operator ONNX Runtime lacks is named."""
-    with pytest.raises(StageError, match=r"the model in memory: .*Nonsense"):
+    with pytest.raises(StageError, match=r"memory: .*Nonsense"):
         Session(_one_node_model("Nonsense", np.float32, [1], domain="nowhere"))
 
 
@@ -73,9 +73,9 @@ def test_session_with_an_unknown_provider_lists_those_it_has(capfd: pytest.Captu
 def test_session_fed_the_wrong_values_says_what_it_takes() -> None:
     """Wrong names are the caller's mistake; a wrong shape is told in ONNX Runtime's words."""
     session = Session(_one_node_model("Neg", np.float32, [2]))
-    with pytest.raises(UsageError, match="takes x; got z"):
+    with pytest.raises(UsageError, match="x; got z"):
         session.run({"z": np.zeros(2, np.float32)})
-    with pytest.raises(StageError, match=r"cannot run .*invalid dimensions"):
+    with pytest.raises(StageError, match=r"cannot .*invalid dimensions"):
         session.run({"x": np.zeros(3, np.float32)})
 
 
@@ -117,14 +117,14 @@ def test_prepared_run_without_io_binding_passes_arrays_and_answers_the_same(dtyp
 def test_prepared_run_without_io_binding_names_what_it_refuses() -> None:
     """As a bound one does."""
     run = Session(_one_node_model("Neg", np.float32, [2])).prepare({"x": np.ones(3, np.float32)}, io_binding=False)
-    with pytest.raises(StageError, match=r"cannot run the model in memory: .*Got invalid dimensions for input: x"):
+    with pytest.raises(StageError, match=r"memory: .*invalid dimensions"):
         run()
 
 
 def test_prepared_run_on_refused_values_gives_the_reason() -> None:
     """The shape is looked at when it runs."""
     run = Session(_one_node_model("Neg", np.float32, [2])).prepare({"x": np.ones(3, np.float32)})
-    with pytest.raises(StageError, match=r"cannot run the model in memory: .*Got invalid dimensions for input: x"):
+    with pytest.raises(StageError, match=r"memory: .*invalid dimensions"):
         run()
 
 
@@ -133,7 +133,7 @@ def test_node_that_refuses_its_values_is_named() -> None:
     text = "g (float[N] x, float[M] z) => (float[K] y) { [inner] y = Add(x, z) }"
     model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 17]>\n{text}')
     feeds = {"x": np.ones(3, np.float32), "z": np.ones(2, np.float32)}
-    with pytest.raises(StageError, match=r"cannot run the model in memory: node inner \(Add\): Attempting .* 2 by 3"):
+    with pytest.raises(StageError, match=r"node inner \(Add\): .* 2 by 3"):
         Session(ir.to_proto(model).SerializeToString()).run(feeds)
 
 

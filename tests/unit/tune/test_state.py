@@ -40,7 +40,7 @@ def test_measurements_of_another_request_are_refused_by_what_differs(tmp_path: P
     TuneState(tmp_path, REQUEST, overwrite=False).keep_facts("int8", FACTS)
     (tmp_path / "best").mkdir()
     other = {**REQUEST, "target": "size"}
-    with pytest.raises(UsageError, match="another tuning: target changed"):
+    with pytest.raises(UsageError, match="target changed"):
         TuneState(tmp_path, other, overwrite=False)
     anew = TuneState(tmp_path, other, overwrite=True)
     assert (0, None) == (anew.resumed, anew.facts("int8"))
@@ -50,7 +50,7 @@ def test_measurements_of_another_request_are_refused_by_what_differs(tmp_path: P
 def test_state_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     """Half of a file is nobody's."""
     (tmp_path / "tune_state.json").write_text('{"request": {', encoding="utf-8")
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="be read"):
         TuneState(tmp_path, REQUEST, overwrite=False)
 
 
@@ -81,13 +81,13 @@ def test_folder_with_other_files_is_refused_and_keeps_them(tmp_path: Path) -> No
     with pytest.raises(OutputExistsError, match=r"thesis\.txt"), held_tune_folder(tmp_path):
         pass
     assert "mine" == (tmp_path / "thesis.txt").read_text(encoding="utf-8")
-    with pytest.raises(OutputExistsError, match="is a file"):
+    with pytest.raises(OutputExistsError, match="a file"):
         refuse_foreign_folder(tmp_path / "thesis.txt")
 
 
 def test_folder_is_held_by_one_tuning(tmp_path: Path) -> None:
     """A second one is refused as long as the first works."""
-    refused = pytest.raises(UsageError, match="another tuning works in")
+    refused = pytest.raises(UsageError, match="another tuning")
     with held_tune_folder(tmp_path), refused, held_tune_folder(tmp_path):
         pass
     with held_tune_folder(tmp_path):
@@ -178,6 +178,6 @@ def test_damaged_state_is_refused_as_a_whole(tmp_path: Path, damage: dict[str, A
     whole = json.loads(path.read_text(encoding="utf-8"))
     assert FACTS == TuneState(tmp_path, REQUEST, overwrite=False).facts("int8")
     path.write_text(json.dumps({**whole, **damage}), encoding="utf-8")
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="be read"):
         TuneState(tmp_path, REQUEST, overwrite=False)
     assert 0 == TuneState(tmp_path, REQUEST, overwrite=True).resumed

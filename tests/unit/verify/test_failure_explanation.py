@@ -68,10 +68,10 @@ def export_error(model: nn.Module, values: torch.Tensor, folder: Path) -> Verifi
 def test_float32_answer_of_a_half_precision_model_is_compared_as_half_precision(tmp_path: Path) -> None:
     """A cast at the end makes nothing more exact; the result tells whose rounding was taken."""
     result = HTPExporter(TORCHSCRIPT).export(Half(), tmp_path / "model.onnx", {"values": torch.randn(3, 4)})
-    assert result.verification is not None
-    worst = result.verification.worst
+    assert result.only_part.verification is not None
+    worst = result.only_part.verification.worst
     assert ("float32", "float16", 1e-2) == (worst.dtype, worst.computed_in, worst.threshold)
-    assert "float16" == result.verification.as_record()["outputs"][0]["computed_in"]
+    assert "float16" == result.only_part.verification.as_record()["outputs"][0]["computed_in"]
     assert ("float16", "float32") == dtypes_inside(Half(), {"y": torch.zeros(1).numpy()})
 
 
@@ -80,7 +80,7 @@ def test_weight_that_is_no_number_is_named(number: float, word: str, tmp_path: P
     """Whoever meets a file of nothing but NaN is told where it comes from."""
     error = export_error(Scaled(number), torch.ones(3, 2), tmp_path)
     assert f"parameter 'inner.weight' holds {word}" in error.message
-    assert "get them again" in error.hint
+    assert "them again" in error.hint
 
 
 def test_outputs_that_are_partly_nan_are_noted(tmp_path: Path) -> None:
@@ -89,15 +89,15 @@ def test_outputs_that_are_partly_nan_are_noted(tmp_path: Path) -> None:
     with torch.no_grad():
         model.inner.weight[0, 0] = float("nan")
     result = HTPExporter(TORCHSCRIPT).export(model, tmp_path / "model.onnx", {"values": torch.randn(3, 2)})
-    assert result.verification is not None
-    assert [3, 3] == [item.nan_count for item in result.verification.comparisons]
+    assert result.only_part.verification is not None
+    assert [3, 3] == [item.nan_count for item in result.only_part.verification.comparisons]
     assert any(note.startswith("Output 'output' holds NaN (3 values for draw 1") for note in result.notes)
 
 
 def test_outputs_that_depend_on_values_are_not_compared(tmp_path: Path) -> None:
     """Both draws' outputs are named, and what to do."""
     error = export_error(ByValue(), torch.tensor([7.0, 1.0]), tmp_path)
-    assert "returns other outputs (output_0, output_1; then output_0)" in error.message
+    assert "output_0, output_1; then" in error.message
     assert "same outputs" in error.hint
 
 
@@ -106,6 +106,6 @@ def test_mask_that_decides_the_way_is_tried_with_and_without_padding(hidden: int
     """One of the two draws hides something, the other nothing, whatever the traced inputs were."""
     mask = torch.ones(2, 6, dtype=torch.int64)
     mask[:, 6 - hidden :] = 0
-    with pytest.raises(VerificationError, match="not equal: output 'output', draw 2") as caught:
+    with pytest.raises(VerificationError, match="'output', draw 2") as caught:
         HTPExporter(TORCHSCRIPT).export(Masked(), tmp_path / "model.onnx", {"values": torch.randn(2, 6), "mask": mask})
     assert f"where the mask hides {'nothing' if hidden else 'something'}" in caught.value.hint

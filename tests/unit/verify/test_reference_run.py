@@ -29,7 +29,7 @@ def test_reference_that_is_refused_repeats_what_was_noted_about_the_inputs(notes
     )
     with prepared_part(part) as prepared, pytest.raises(ExportError) as caught:
         run_reference(prepared, {"input": torch.zeros(1, 4)})
-    assert "the model refused input float32[1, 4], in module 0" in caught.value.message
+    assert "float32[1, 4]" in caught.value.message
     assert "Give shapes it takes with --shape-config, or all inputs with --input-specs." + words == caught.value.hint
 
 

@@ -37,7 +37,13 @@ from winml.modelkit.file_names import (
     SIDECAR_SUFFIX,
     sidecar_path,
 )
-from winml.modelkit.graph.files.companions import Companions, is_in_the_way, reserve_companions, settled_companions
+from winml.modelkit.graph.files.companions import (
+    Companions,
+    is_in_the_way,
+    outdated_companions,
+    reserve_companions,
+    settled_companions,
+)
 from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.placing import external_files
@@ -46,7 +52,7 @@ from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage, read_t
 from winml.modelkit.optimize.capabilities import LEVELS
 from winml.modelkit.options import read_json_file
 from winml.modelkit.progress import StepClock, StepEvent
-from winml.modelkit.quantize.options import MODES
+from winml.modelkit.quantize.precisions import MODES
 from winml.modelkit.report.export import DescribedFile, adapted_sidecar_json
 from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord, StageName, StageRecord
 from winml.modelkit.results.build_result import BuildResult
@@ -62,11 +68,17 @@ __all__ = [
     "BuildCache",
     "BuildCompanions",
     "BuildListener",
+    "PlacedModel",
     "handed_over_stages",
     "has_sidecar",
     "identify_plan",
+    "input_record",
+    "kept_model",
     "model_sidecar",
+    "names_of_build",
     "run_build",
+    "skip_reason",
+    "with_chosen_stages",
 ]
 
 
@@ -112,6 +124,16 @@ class BuildCompanions:
             folder.claim(new)
         coming = (_record(name, self._sources[name]) for name in self.placed.names)
         self.records = tuple(dict.fromkeys((*self.records, *coming)))
+
+    @property
+    def planned(self) -> tuple[str, ...]:
+        """Names of all files that may come along."""
+        return tuple(self._sources)
+
+    def outdated(self) -> tuple[str, ...]:
+        """Return the names of those that :meth:`reserve` would write; changes no file."""
+        self._disown_changed()
+        return outdated_companions(self._folder.path, self._sources, owned=self._folder.owned_names())
 
     def settle(self, files: OutputFiles) -> None:
         """Take note of what became of them in the commit."""
@@ -362,19 +384,24 @@ def run_build(
     """
     refuse_missing_compiler(plan)
     identity = cache.identity if cache is not None else identify_plan(plan)
+    identity.start()
     store = cache.store if cache is not None else None
-    handed_over = handed_over_stages(stages, plan)
-    written = [name for run in (stages, handed_over) for name in names_of(run, config=plan.config)]
-    judged = () if plan.config.eval is None else (EVALUATION_NAME,)
-    names = tuple(dict.fromkeys((*written, *judged)))
+    names = names_of_build(plan, stages)
     refuse_input_as_output(folder, identity.places, (*names, BUILD_MANIFEST_NAME))
     with held_folder(folder, names, is_cache=cache is not None, tell=listener.tell) as held:
         job = BuildJob(plan, held, identity, tuple(stages), rebuild, store, listener.on_step)
         return _Build(job, listener).run()
 
 
+def names_of_build(plan: BuildPlan, stages: Sequence[Stage] = STAGES) -> tuple[str, ...]:
+    """Return every name that a build of a model of one part may write, besides the manifest and data."""
+    runs = (stages, handed_over_stages(stages, plan))
+    judged = () if plan.config.eval is None else (EVALUATION_NAME,)
+    return tuple(dict.fromkeys((*(name for run in runs for name in names_of(run, config=plan.config)), *judged)))
+
+
 @dataclass(frozen=True)
-class _PlacedModel:
+class PlacedModel:
     """The files of a finished part."""
 
     files: tuple[FileRecord, ...] = ()
@@ -405,6 +432,53 @@ def _judged(job: BuildJob, result: BuildResult, section: EvalSection, clock: Ste
     return replace(result, manifest=manifest, evaluation=evaluation)
 
 
+def with_chosen_stages(job: BuildJob, files: FileRecords) -> BuildJob:
+    """Let the export hand its graph over in memory where it may; not where a file of it is there already.
+
+    Args:
+        job: The build.
+        files: The files of its folder.
+    """
+    handed_over = handed_over_stages(job.stages, job.plan)
+    if handed_over == job.stages:
+        return job
+    exports = [stage for stage in job.stages if stage.makes_graph]
+    runner = StageRunner(job, files, job.folder.manifest)
+    if all(runner.earlier_result(stage, None)[0] for stage in exports):
+        return job
+    return replace(job, stages=handed_over)
+
+
+def kept_model(
+    job: BuildJob, manifest: BuildManifest | None, part: BuiltPart, layout: FolderLayout, files: FileRecords
+) -> PlacedModel | None:
+    """Return the files of a finished part where they are the result already: a session may have them open.
+
+    Args:
+        job: The build.
+        manifest: What the build before left.
+        part: The part, after its last stage.
+        layout: How the folder is laid out.
+        files: The files of the folder.
+    """
+    earlier = manifest.part(part.name) if manifest is not None else None
+    if manifest is None or earlier is None or not earlier.model:
+        return None
+    is_same = earlier.last_files == part.current_files and manifest.input == input_record(job)
+    is_same = is_same and earlier.model[0].name == layout.model_name(part)
+    is_same = is_same and layout.names_data_of([file.name for file in earlier.model])
+    if not is_same or any(record.status == "run" for record in part.records):
+        return None
+    kept = PlacedModel(earlier.model, earlier.sidecar)
+    is_whole = (kept.sidecar is not None) == has_sidecar(part) and not files.first_changed(kept.all_files)
+    return kept if is_whole else None
+
+
+def input_record(job: BuildJob) -> dict[str, Any]:
+    """Return what the manifest says of the model a build starts from."""
+    return {"model": job.plan.request.model, **job.identity.record}
+
+
 class _Build:
     """One build in a folder it holds."""
 
@@ -412,7 +486,7 @@ class _Build:
         self._listener = listener
         self._files = FileRecords(job.folder.path)
         self._earlier = job.folder.manifest
-        self._job = job = self._with_chosen_stages(job)
+        self._job = job = with_chosen_stages(job, self._files)
         judging = [] if job.plan.config.eval is None else [_EVAL]
         self._clock = StepClock([*(stage.name for stage in job.stages), *judging], listener.on_stage)
         self._runner = StageRunner(job, self._files, self._earlier)
@@ -422,17 +496,6 @@ class _Build:
         self._companions = BuildCompanions(job.folder, self._layout.copied)
         self._started = datetime.now(timezone.utc).astimezone()
         self._started_at = time.perf_counter()
-
-    def _with_chosen_stages(self, job: BuildJob) -> BuildJob:
-        """Let the export hand its graph over in memory where it may; not where a file of it is there already."""
-        handed_over = handed_over_stages(job.stages, job.plan)
-        if handed_over == job.stages:
-            return job
-        exports = [stage for stage in job.stages if stage.makes_graph]
-        runner = StageRunner(job, self._files, self._earlier)
-        if not job.rebuild and all(runner.is_reusable(stage) for stage in exports):
-            return job
-        return replace(job, stages=handed_over)
 
     def run(self) -> BuildResult:
         """Run or reuse every stage, and put the result in place."""
@@ -462,19 +525,19 @@ class _Build:
 
     def _run_stage(self, stage: Stage) -> None:
         """Run or reuse a stage for every part; those that are finished are kept if another fails."""
-        skip_reason = _skip_reason(stage, self._job.plan)
-        if not self._parts and (skip_reason or not stage.makes_graph):
+        skipped = skip_reason(stage, self._job.plan)
+        if not self._parts and (skipped or not stage.makes_graph):
             self._parts = [BuiltPart(ONLY_PART, of_several=False, current=self._job.plan.onnx_path)]
-        if stage.makes_graph and skip_reason:
+        if stage.makes_graph and skipped:
             self._layout.refuse(self._parts)
-        if skip_reason:
+        if skipped:
             for part in self._parts:
-                part.records.append(StageRecord(name=stage.name, status="skipped", reason=skip_reason))
+                part.records.append(StageRecord(name=stage.name, status="skipped", reason=skipped))
         elif stage.makes_graph:
             records = self._runner.run(stage, None)
-            skipped = self._parts[0].records if self._parts else []
+            before = self._parts[0].records if self._parts else []
             self._parts = [
-                BuiltPart(name, of_several=name != ONLY_PART, current=None, records=[*skipped]) for name in records
+                BuiltPart(name, of_several=name != ONLY_PART, current=None, records=[*before]) for name in records
             ]
             self._keep_records(records)
             self._layout.refuse(self._parts)
@@ -498,16 +561,14 @@ class _Build:
     def _stage_summary(self, stage: Stage) -> str:
         """Say in a few words what became of a stage."""
         words = [(part.name, _record_words(part.records[-1])) for part in self._parts]
-        if len(words) == 1 or _skip_reason(stage, self._job.plan):
+        if len(words) == 1 or skip_reason(stage, self._job.plan):
             return words[0][1]
         return "; ".join(f"{name}: {text}" for name, text in words)
 
-    def _make_manifest(
-        self, status: Literal["unfinished", "done"], models: Mapping[str, _PlacedModel]
-    ) -> BuildManifest:
+    def _make_manifest(self, status: Literal["unfinished", "done"], models: Mapping[str, PlacedModel]) -> BuildManifest:
         """Return what is there by now; ``models`` are the finished parts."""
         job = self._job
-        parts = tuple(self._part_record(part, status, models.get(part.name, _PlacedModel())) for part in self._parts)
+        parts = tuple(self._part_record(part, status, models.get(part.name, PlacedModel())) for part in self._parts)
         stage_files = (file for part in parts for record in part.stages for file in record.files)
         model_files = (file for part in parts for file in (*part.model, part.sidecar) if file is not None)
         written = {file.name for file in (*stage_files, *model_files)}
@@ -521,7 +582,7 @@ class _Build:
             companions=self._companions.records,
             deploy=self._deployed_files(models) if status == "done" else (),
             layout=job.plan.config.layout,
-            input=self._input_record(),
+            input=input_record(self._job),
             started=self._started.isoformat(timespec="seconds"),
             seconds=round(time.perf_counter() - self._started_at, 3),
             normalizations=sum(record.normalizations for part in self._parts for record in part.records),
@@ -529,7 +590,7 @@ class _Build:
             notes=self._layout.notes(self._parts, job.folder.path) if status == "done" else (),
         )
 
-    def _deployed_files(self, models: Mapping[str, _PlacedModel]) -> tuple[FileRecord, ...]:
+    def _deployed_files(self, models: Mapping[str, PlacedModel]) -> tuple[FileRecord, ...]:
         """Return what is needed where the model is used: the models, and what their readers look for beside them."""
         placed = self._companions.placed
         beside = (*placed.names, *placed.kept, *self._layout.written_names)
@@ -560,7 +621,7 @@ class _Build:
         )
         return (note,)
 
-    def _part_record(self, part: BuiltPart, status: str, placed: _PlacedModel) -> PartRecord:
+    def _part_record(self, part: BuiltPart, status: str, placed: PlacedModel) -> PartRecord:
         finished = {record.name for record in part.records}
         # Results of stages that are still to come may be used again, by this build or by the one that follows a kill.
         earlier = None if status == "done" or self._earlier is None else self._earlier.part(part.name)
@@ -568,13 +629,12 @@ class _Build:
         stages = (*part.records, *(record for record in waiting if record.name not in finished))
         return PartRecord(name=part.name, model=placed.files, sidecar=placed.sidecar, stages=stages)
 
-    def _input_record(self) -> dict[str, Any]:
-        return {"model": self._job.plan.request.model, **self._job.identity.record}
-
-    def _place_models(self) -> dict[str, _PlacedModel]:
+    def _place_models(self) -> dict[str, PlacedModel]:
         """Give the last result of each part its name, and write the config as resolved; return the files by part."""
         folder = self._job.folder.path
-        kept = {part.name: self._kept_model(part) for part in self._parts}
+        kept = {
+            part.name: kept_model(self._job, self._earlier, part, self._layout, self._files) for part in self._parts
+        }
         names: dict[str, tuple[str, ...]] = {}
         with OutputFiles() as files:
             for part in self._parts:
@@ -622,25 +682,11 @@ class _Build:
             folder = self._job.folder
             folder.claim([name for _, *data in placed for name in data if name not in folder.owned_names()])
 
-    def _placed_model(self, path: Path, written: Collection[str]) -> _PlacedModel:
+    def _placed_model(self, path: Path, written: Collection[str]) -> PlacedModel:
         sidecar = sidecar_path(path)
         name = sidecar.relative_to(self._job.folder.path).as_posix()
         described = self._files.of([sidecar])[0] if name in written else None
-        return _PlacedModel(self._files.of((path, *external_files(path))), described)
-
-    def _kept_model(self, part: BuiltPart) -> _PlacedModel | None:
-        """Return the files of a finished part where they are the result already: a session may have them open."""
-        earlier = self._earlier.part(part.name) if self._earlier is not None else None
-        if self._earlier is None or earlier is None or not earlier.model:
-            return None
-        is_same = earlier.last_files == part.current_files and self._earlier.input == self._input_record()
-        is_same = is_same and earlier.model[0].name == self._layout.model_name(part)
-        is_same = is_same and self._layout.names_data_of([file.name for file in earlier.model])
-        if not is_same or any(record.status == "run" for record in part.records):
-            return None
-        kept = _PlacedModel(earlier.model, earlier.sidecar)
-        is_whole = (kept.sidecar is not None) == has_sidecar(part) and not self._files.first_changed(kept.all_files)
-        return kept if is_whole else None
+        return PlacedModel(self._files.of((path, *external_files(path))), described)
 
     def _resolved_config(self) -> dict[str, Any]:
         config = self._job.plan.config.as_record()
@@ -665,7 +711,7 @@ def _without_stage_files(manifest: BuildManifest) -> BuildManifest:
     return manifest.model_copy(update={"parts": parts, "files": files})
 
 
-def _skip_reason(stage: Stage, plan: BuildPlan) -> str:
+def skip_reason(stage: Stage, plan: BuildPlan) -> str:
     """Return why a stage does not run, or an empty string."""
     if stage.makes_graph and plan.onnx_path is not None:
         return "the model is an ONNX file already"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from winml.modelkit.builds.quantization import with_precision
 from winml.modelkit.builds.stage_runs import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage
 from winml.modelkit.errors import UsageError, told_as
-from winml.modelkit.export.config import COMMAND_OPTIONS, PYTHON_WORDS
-from winml.modelkit.graph.files.recovery import unrecorded
+from winml.modelkit.export.config import COMMAND_OPTIONS, PYTHON_WORDS, WinMLExportConfig
+from winml.modelkit.graph.files.touched_files import unrecorded
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import read_json
+from winml.modelkit.progress import StepEvent
 from winml.modelkit.results.build_result import BuildResult
 from winml.modelkit.version import __version__
 
@@ -32,9 +34,12 @@ __all__ = [
     "build_hf_model",
     "build_in_cache",
     "build_onnx_model",
+    "cache_folder",
     "cache_key",
+    "exported_model",
     "given_build_config",
     "read_build_config",
+    "refuse_deploying",
 ]
 
 _KEY_VERSION = 1
@@ -131,17 +136,70 @@ def build_in_cache(
         UsageError: only what is deployed is to be left in the folder.
         WinMLError: as :func:`~winml.modelkit.builds.build.run_build`.
     """
+    refuse_deploying(plan)
+    identity = identify_plan(plan)
+    folder = cache_folder(plan, identity, stages)
+    cache = BuildCache(identity, StageStore(cache_root()))
+    with unrecorded(), told_as({"another output path": f"another folder for the cache ({CACHE_VARIABLE})"}):
+        return run_build(plan, folder, cache=cache, rebuild=rebuild, stages=stages, listener=listener)
+
+
+def refuse_deploying(plan: BuildPlan) -> None:
+    """Refuse to leave in the cache only what is deployed.
+
+    Raises:
+        UsageError: that is requested.
+    """
     if plan.deploy_only:
         raise UsageError(
             "--deploy-only removes the results of stages, which the cache keeps for other builds",
             hint="Build in a folder of its own: -o FOLDER.",
         )
-    identity = identify_plan(plan)
-    key = cache_key(plan, identity, stages)
-    folder = cache_root() / "builds" / f"{_name_slug(plan.request.model)}-{key[:16]}"
-    cache = BuildCache(identity, StageStore(cache_root()))
-    with unrecorded(), told_as({"another output path": f"another folder for the cache ({CACHE_VARIABLE})"}):
-        return run_build(plan, folder, cache=cache, rebuild=rebuild, stages=stages, listener=listener)
+
+
+def cache_folder(plan: BuildPlan, identity: ModelIdentity | None, stages: Sequence[Stage] = STAGES) -> Path:
+    """Return the folder of the cache that belongs to this model, config, and versions of the libraries.
+
+    Args:
+        plan: The build.
+        identity: What the model is; None where that is not known yet, and a ``*`` stands for the digits of it.
+        stages: The stages.
+    """
+    key = "*" if identity is None else cache_key(plan, identity, stages)[:16]
+    return cache_root() / "builds" / f"{_name_slug(plan.request.model)}-{key}"
+
+
+def exported_model(
+    request: ModelRequest,
+    config: WinMLExportConfig,
+    on_step: Callable[[StepEvent], None] | None = None,
+) -> Path:
+    """Return the ONNX file of a model, exporting it where the cache does not hold it.
+
+    It is found again by the content of the model's files, by everything the request and the config say, and by the
+    versions of this tool and the libraries. What a user's factory returns is exported each time.
+
+    Args:
+        request: The model.
+        config: How it is exported.
+        on_step: Called when a step of an export starts and when it ends.
+
+    Raises:
+        UsageError: the request is wrong.
+        InputError: files, the Hub, or the user's code did not deliver.
+        ExportError: the model cannot be exported.
+        VerificationError: ONNX Runtime and PyTorch disagree.
+        WriteError: the cache cannot be written to.
+    """
+    from winml.modelkit.graph.bundle import only_part  # imports onnx
+
+    stages = tuple(stage for stage in STAGES if stage.makes_graph)
+    export_only = WinMLBuildConfig(export=config, optim=None, quant=None, compile=None)
+    plan = replace(plan_build(export_only, request), is_deployed=False)
+    result = build_in_cache(plan, stages=stages, listener=BuildListener(on_step=on_step))
+    record = only_part(result.manifest.parts).stage(stages[-1].name)
+    assert record is not None  # the stage ran, or its result was taken from the cache
+    return result.folder / record.files[0].name
 
 
 def cache_key(plan: BuildPlan, identity: ModelIdentity, stages: Sequence[Stage] = STAGES) -> str:

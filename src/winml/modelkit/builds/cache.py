@@ -7,11 +7,12 @@ content is hashed once; its size and time of change say whether that hash still 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,20 @@ import platformdirs
 
 from winml.modelkit.errors import WriteError
 from winml.modelkit.graph.files.content_digest import hash_file
-from winml.modelkit.graph.files.output_files import OutputFiles
-from winml.modelkit.graph.files.recovery import unrecorded
+from winml.modelkit.graph.files.kept_results import write_atomically
+from winml.modelkit.graph.files.touched_files import unrecorded
 from winml.modelkit.options import read_json_file
 
-__all__ = ["CACHE_VARIABLE", "cache_root", "digest", "file_digest", "hash_file", "library_versions", "write_atomically"]
+__all__ = [
+    "CACHE_VARIABLE",
+    "cache_root",
+    "digest",
+    "file_digest",
+    "hash_file",
+    "library_versions",
+    "only_looking",
+    "read_digest",
+]
 
 CACHE_VARIABLE = "WINML_CACHE"
 """Environment variable that names another folder for the cache."""
@@ -32,6 +42,21 @@ CACHE_VARIABLE = "WINML_CACHE"
 _SETTLED_SECONDS = 2.0
 """Files changed less than this ago are hashed each time: within one tick of a clock (2 s on FAT, specified) a file may
 change again without a new time."""
+
+
+_IS_LOOKING = contextvars.ContextVar("only looking", default=False)
+_READ: dict[tuple[int, ...], str] = {}
+"""Digests of files that this process has read: device and state → digest."""
+
+
+@contextlib.contextmanager
+def only_looking() -> Iterator[None]:
+    """Write no note about a file inside the block: who makes a plan changes nothing."""
+    token = _IS_LOOKING.set(True)
+    try:
+        yield
+    finally:
+        _IS_LOOKING.reset(token)
 
 
 def cache_root() -> Path:
@@ -65,12 +90,33 @@ def file_digest(path: Path) -> str:
         remembered = read_json_file(note)
         if remembered["state"] == state:
             return str(remembered["sha256"])
-    content_digest = hash_file(path)
+    content_digest = read_digest(path)
+    is_settled = _file_state(path) == state and _is_settled(path)
     # A cache that cannot be written to only costs time.
-    if _file_state(path) == state and abs(time.time_ns() - path.stat().st_mtime_ns) > _SETTLED_SECONDS * 1e9:
+    if is_settled and not _IS_LOOKING.get():
         with contextlib.suppress(WriteError, OSError), unrecorded():
             write_atomically(note, json.dumps({"path": str(path), "state": state, "sha256": content_digest}))
     return content_digest
+
+
+def read_digest(path: Path) -> str:
+    """Return the SHA-256 of a file's content; what this process has read and nobody changed since is read once.
+
+    So a build does not read again what was read for its plan.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    state = _file_state(path)
+    known = (path.stat().st_dev, *state)
+    content_digest = _READ.get(known) or hash_file(path)
+    if _file_state(path) == state and _is_settled(path):
+        _READ[known] = content_digest
+    return content_digest
+
+
+def _is_settled(path: Path) -> bool:
+    return abs(time.time_ns() - path.stat().st_mtime_ns) > _SETTLED_SECONDS * 1e9
 
 
 def _file_state(path: Path) -> list[int]:
@@ -85,15 +131,3 @@ def library_versions(names: Iterable[str]) -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return versions
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small file that is read while others write it: a reader finds the earlier content or this one, whole.
-
-    Raises:
-        WriteError: its folder cannot be written to.
-        OSError: it cannot be written.
-    """
-    with OutputFiles() as files:
-        files.reserve(path).write_text(text, encoding="utf-8")
-        files.commit()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import pydantic
 
-from winml.modelkit.builds.foreign_configs import read_winml_cli_config
+from winml.modelkit.builds.foreign_configs import CONFIG_READERS
 from winml.modelkit.builds.layouts.layout import LayoutName
 from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.errors import ConfigError
@@ -22,7 +22,8 @@ from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.options import Options, parse_options, unknown_key_message
-from winml.modelkit.quantize.options import PrecisionName, QuantizeOptions
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.precisions import PrecisionName
 
 __all__ = [
     "AUTO_PRECISION",
@@ -110,7 +111,7 @@ class OptimSection(OptimizeOptions):
 class QuantSection(QuantizeOptions):
     """How few bits the numbers take. A build quantizes where a precision or anything else of it is asked for."""
 
-    precision: PrecisionName | Literal["auto"] | None = None  # type: ignore[assignment]  # a build decides what auto is
+    precision: PrecisionName | Literal["auto"] | None = None
     """Bits of what is quantized; `auto`: `fp32` for a CPU, `fp16` for a GPU, `w8a16` for an NPU. Null: `int8` where
     another key asks for something, else nothing is quantized."""
     device: Device | None = None
@@ -162,7 +163,7 @@ class WinMLBuildConfig(Options):
 
 
 def parse_build_config(value: Any, source: str) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
-    """Validate parsed JSON, of this version or an earlier one, or as winml-cli writes it.
+    """Validate parsed JSON, of this version or an earlier one, or as another tool writes it.
 
     Args:
         value: As read.
@@ -174,7 +175,10 @@ def parse_build_config(value: Any, source: str) -> tuple[WinMLBuildConfig, tuple
     Raises:
         ConfigError: an unknown key (names the nearest), a value of the wrong kind, or a version newer than this.
     """
-    value, foreign = read_winml_cli_config(value, source) if isinstance(value, dict) else (value, [])
+    foreign: list[str] = []
+    for read in CONFIG_READERS.values() if isinstance(value, dict) else ():
+        value, unread = read(value, source)
+        foreign += unread
     migrated, notes = _migrate_to_current(value, source)
     migrated, renamed = _with_named_precision(migrated)
     return parse_options(WinMLBuildConfig, migrated, source), (*foreign, *notes, *renamed)

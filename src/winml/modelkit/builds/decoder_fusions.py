@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.quantization import idle_quantization, quantize_options
 from winml.modelkit.graph.files.graph_reading import load_by_reference
@@ -18,7 +19,6 @@ from winml.modelkit.optimize.options import OptimizeOptions
 
 __all__ = ["is_for_onnxruntime", "is_fused", "optimization_of"]
 
-_RUNTIME_LAYOUT = "genai"
 _RUNTIME_MODE = "weight-only"
 """Way to quantize whose operators are those of ONNX Runtime."""
 
@@ -33,7 +33,8 @@ def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) 
     """
     if not is_for_onnxruntime(plan) or DecoderInterface.of(model) is None:
         return section
-    return section.with_decoder_fusions()
+    options = section.with_decoder_fusions()
+    return options.with_token_windows() if find_layout(plan.config.layout).pads_right else options
 
 
 def is_fused(model: Path, plan: BuildPlan) -> bool:
@@ -43,7 +44,7 @@ def is_fused(model: Path, plan: BuildPlan) -> bool:
 
 def is_for_onnxruntime(plan: BuildPlan) -> bool:
     """Say whether only ONNX Runtime can run what a build makes, whatever the optimizer does."""
-    if plan.config.layout == _RUNTIME_LAYOUT:
+    if find_layout(plan.config.layout).for_onnxruntime:
         return True
     section = plan.config.quant
     if section is None or idle_quantization(section):

@@ -17,11 +17,11 @@ from typing import Any
 
 import filelock
 
-from winml.modelkit.builds.cache import write_atomically
 from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.graph.files.foreign_names import lies_within
-from winml.modelkit.graph.files.output_files import refuse_existing, refuse_special, write_error
+from winml.modelkit.graph.files.kept_results import write_atomically
+from winml.modelkit.graph.files.output_files import refuse_existing, refuse_special, waiting_files, write_error
 from winml.modelkit.graph.files.recovery import settle_interrupted
 from winml.modelkit.options import read_json_file
 from winml.modelkit.results.build_manifest import (
@@ -85,7 +85,9 @@ class BuildFolder:
     def _refuse_foreign(self, names: Iterable[str]) -> None:
         names = tuple(names)
         refuse_special(self.path / name for name in names)
-        foreign = [name for name in names if name not in self._owned and os.path.lexists(self.path / name)]
+        waiting = waiting_files([self.path / BUILD_MANIFEST_NAME])  # recovered before a build that holds the folder
+        paths = {name: self.path / name for name in names if name not in self._owned}
+        foreign = [name for name, path in paths.items() if os.path.lexists(path) or path in waiting]
         if foreign and not self._is_cache:
             raise OutputExistsError(
                 f"output {self.path / foreign[0]} exists already, and no build wrote it",

@@ -16,7 +16,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from winml.modelkit.builds.found_models import FoundFolder
 from winml.modelkit.builds.identity import FileRecords
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.stage_runs import TOOL_NAME
@@ -24,17 +23,18 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME
 from winml.modelkit.flows.graph_file import GraphFileTask
 from winml.modelkit.flows.graph_modules import graph_modules
+from winml.modelkit.found_models import FoundFolder
 from winml.modelkit.graph.files.graph_reading import load_by_reference
-from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing, refuse_inputs
+from winml.modelkit.graph.files.output_files import OutputFiles, recover, refuse_existing, refuse_inputs
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.self_contained import place_self_contained
 from winml.modelkit.hierarchy.selector import HasAddress, Selector, select
 from winml.modelkit.options import Options
 from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord, read_manifest
-from winml.modelkit.results.transformed_folder import RecordT, TransformedFolder
+from winml.modelkit.results.transformed_file import RecordT, TransformedFolder
 from winml.modelkit.version import __version__
 
-__all__ = ["part_modules", "parts_with_module", "refuse_folder_outputs", "transform_folder"]
+__all__ = ["options_by_part", "part_modules", "parts_with_module", "refuse_folder_outputs", "transform_folder"]
 
 OptionsT = TypeVar("OptionsT", bound=Options)
 Modules = Mapping[str, list[HasAddress]]
@@ -70,7 +70,7 @@ def refuse_folder_outputs(found: FoundFolder, output: Path, *, overwrite: bool) 
 def transform_folder(
     found: FoundFolder,
     task: GraphFileTask,
-    options: OptionsT,
+    wanted: Mapping[str, OptionsT],
     work: Callable[[str, GraphFileTask, OptionsT], RecordT],
 ) -> TransformedFolder[RecordT]:
     """Do something with the chosen parts of a folder, and put the result beside what came along.
@@ -78,17 +78,17 @@ def transform_folder(
     Args:
         found: The folder.
         task: Its output is the folder to write; all else of it holds for each part.
-        options: What is to be done. A selector counts for the parts that have modules of it.
+        wanted: Name of the part → what is to be done with it, of those that change (:func:`options_by_part`).
         work: Turns one file into another: name of the part, task, options.
 
     Raises:
-        UsageError: the output is no folder that can be written, or a selector names no module of any part.
+        UsageError: the output is no folder that can be written.
         WinMLError: whatever the work raises; nothing is written.
     """
     output = task.output
     refuse_folder_outputs(found, output, overwrite=task.overwrite)
+    recover([output / BUILD_MANIFEST_NAME])
     started, clock = datetime.now(timezone.utc).astimezone(), time.perf_counter()
-    wanted = _options_by_part(found, options)
     records: dict[str, RecordT] = {}
     with OutputFiles() as files:
         manifest = files.reserve(output / BUILD_MANIFEST_NAME)  # moved last
@@ -162,8 +162,10 @@ def _earlier_names(output: Path) -> tuple[str, ...]:
         return ()
 
 
-def _options_by_part(found: FoundFolder, options: OptionsT) -> dict[str, OptionsT]:
+def options_by_part(found: FoundFolder, options: OptionsT) -> dict[str, OptionsT]:
     """Return what is to be done with each part; without those of which nothing is to change.
+
+    A selector counts for the parts that have modules of it.
 
     Raises:
         UsageError: a selector names no module of any part.

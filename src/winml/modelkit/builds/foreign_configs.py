@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from types import FunctionType
+from typing import Any, NoReturn, TypeAlias
 
 from winml.modelkit.errors import ConfigError
+from winml.modelkit.optimize.options import OptimizeOptions
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.registries import Registry
 
-__all__ = ["read_winml_cli_config"]
+__all__ = ["CONFIG_READERS", "ConfigReader", "read_winml_cli_config"]
 
 Section = dict[str, Any]
+ConfigReader: TypeAlias = "Callable[[dict[str, Any], str], tuple[dict[str, Any], list[str]]]"
+"""Takes a JSON object, which it leaves as it is, and where it was read from, for messages. Returns it in the words of a
+build config, with sentences on what in it is not used; any other config it returns unchanged."""
 
 _EXPORT_KEYS = {
     "batch_size", "export_params", "verbose", "dynamo", "enable_hierarchy_tags", "clean_onnx", "hierarchy_tag_format",
@@ -71,6 +78,12 @@ def read_winml_cli_config(value: dict[str, Any], source: str) -> tuple[dict[str,
     if config.get("eval"):
         notes.append("eval: not used, since it is laid out otherwise here")
     return {**config, "eval": None}, notes
+
+
+CONFIG_READERS: Registry[ConfigReader] = Registry(
+    "configs", "config reader", {"winml-cli": read_winml_cli_config}, lambda: FunctionType
+)
+"""Tool → what reads its configs."""
 
 
 def _is_of_winml_cli(config: Mapping[str, Any]) -> bool:
@@ -148,12 +161,10 @@ def _read_input(spec: Section, source: str) -> None:
 
 
 def _read_optim(optim: Section, source: str) -> list[str]:
-    from winml.modelkit.builds.config import OptimSection
-
     unknown = []
     for key, value in tuple(optim.items()):
         name = key.replace("-", "_")
-        if name in OptimSection.model_fields:
+        if name in OptimizeOptions.model_fields:
             optim[name] = optim.pop(key)
         elif value in (False, None):
             unknown.append(key)
@@ -164,8 +175,6 @@ def _read_optim(optim: Section, source: str) -> list[str]:
 
 
 def _read_quant(quant: Section, source: str) -> list[str]:
-    from winml.modelkit.builds.config import QuantSection
-
     if "precision" in quant:
         return []  # in our words already
     for key, hint in _QUANT_CHOICES.items():
@@ -173,7 +182,7 @@ def _read_quant(quant: Section, source: str) -> list[str]:
             _refuse(source, f"quant.{key}", value, hint)
     way, read = _way_and_precision(quant, source)
     for theirs, ours in _QUANT_NAMES[way].items():
-        if ours in QuantSection.model_fields and (value := quant.pop(theirs, None)) is not None:
+        if ours in QuantizeOptions.model_fields and (value := quant.pop(theirs, None)) is not None:
             read[ours] = value
     elsewhere = {key for names in _QUANT_NAMES.values() for key in names} - _QUANT_NAMES[way].keys()
     rest = [key for key in quant if key not in _PLACE and key not in elsewhere and quant[key] not in (None, False)]

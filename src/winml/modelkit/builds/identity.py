@@ -6,6 +6,7 @@ told from files, so its models are never taken for the same.
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from winml.modelkit.builds.cache import file_digest, hash_file
+from winml.modelkit.builds.cache import file_digest, read_digest
 from winml.modelkit.errors import InputError
 from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.graph.files.placing import external_files
@@ -39,7 +40,8 @@ _READ_SUFFIXES = (".json", ".txt")
 class ModelIdentity:
     """What a model is made from.
 
-    Files are read in the background: an export that has nothing to compare itself with need not wait for it.
+    Files are read in the background, from :meth:`start` on: an export that has nothing to compare itself with need not
+    wait for it.
 
     Attributes:
         is_repeatable: Whether equal records mean equal models; a factory may return another one each time.
@@ -57,14 +59,23 @@ class ModelIdentity:
         companions: Mapping[str, Path] = MappingProxyType({}),
         card: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
-        """Start to find out the record."""
+        """Remember how the record is found out."""
+        self._find, self._lock, self._is_started = find, threading.Lock(), False
         self.card = card
         self.is_repeatable = is_repeatable
         self.places = places
         self.companions = companions
         self._record: Future[dict[str, Any]] = Future()
+
+    def start(self) -> None:
+        """Begin to read the files in the background, if that was not begun."""
+        with self._lock:
+            if self._is_started:
+                return
+            self._is_started = True
+        run = contextvars.copy_context().run
         # A daemon: whoever interrupts a build does not wait for gigabytes to be read.
-        threading.Thread(target=self._compute_record, args=(find,), name="model identity", daemon=True).start()
+        threading.Thread(target=run, args=(self._compute_record,), name="model identity", daemon=True).start()
 
     @property
     def record(self) -> dict[str, Any]:
@@ -73,11 +84,12 @@ class ModelIdentity:
         Raises:
             InputError: a file cannot be read.
         """
+        self.start()
         return self._record.result()
 
-    def _compute_record(self, find: Callable[[], dict[str, Any]]) -> None:
+    def _compute_record(self) -> None:
         try:
-            self._record.set_result(find())
+            self._record.set_result(self._find())
         except Exception as error:
             self._record.set_exception(error)
 
@@ -185,5 +197,5 @@ class FileRecords:
         status = path.stat()
         identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         if identity not in self._digests:
-            self._digests[identity] = hash_file(path)
+            self._digests[identity] = read_digest(path)
         return self._digests[identity]

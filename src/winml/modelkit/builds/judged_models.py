@@ -147,13 +147,13 @@ def refuse_unfit_limits(options: EvaluationOptions, task: str | None) -> None:
     """
     from winml.modelkit.evaluate.tasks.table import task_definition
     from winml.modelkit.flows.evaluate.evaluate import check_limits, refuse_limits_without_baseline
-    from winml.modelkit.load.checkpoints.task import canonical_task
+    from winml.modelkit.flows.evaluate.judged_models import task_name
 
     with told_as(_ENTRIES):
         if options.baseline == NO_BASELINE:
             refuse_limits_without_baseline(options, None)
         if (named := options.task or task) is not None:
-            check_limits(task_definition(canonical_task(named)), options)
+            check_limits(task_definition(task_name(named)), options)
 
 
 _ENTRIES = {

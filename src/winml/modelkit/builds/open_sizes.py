@@ -15,7 +15,7 @@ from typing import Any
 
 from winml.modelkit.builds.build import identify_plan
 from winml.modelkit.builds.build_model import build_in_cache, cache_key, given_build_config
-from winml.modelkit.builds.cache import cache_root, write_atomically
+from winml.modelkit.builds.cache import cache_root
 from winml.modelkit.builds.config import WinMLBuildConfig
 from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.errors import (
@@ -28,13 +28,20 @@ from winml.modelkit.errors import (
     WinMLError,
     WriteError,
 )
-from winml.modelkit.graph.files.recovery import unrecorded
+from winml.modelkit.graph.files.kept_results import write_atomically
+from winml.modelkit.graph.files.touched_files import unrecorded
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import read_json_file
 from winml.modelkit.results.build_result import BuildResult
 from winml.modelkit.runtime.execution_providers import find_execution_provider
 
-__all__ = ["build_most_open", "build_with_open_sizes", "says_nothing_of_sizes"]
+__all__ = [
+    "build_most_open",
+    "build_with_open_sizes",
+    "is_free_to_open",
+    "opened_first",
+    "says_nothing_of_sizes",
+]
 
 _CHOICES: tuple[dict[str, bool], ...] = (
     {"dynamic_batch": True, "dynamic_sequence": True},
@@ -90,6 +97,16 @@ def says_nothing_of_sizes(plan: BuildPlan) -> bool:
     asked = (request.shape_config, request.batch_size, request.input_specs)
     is_asked = any(value is not None for value in asked) or request.is_dynamic
     return not is_asked and (export.ep is None or find_execution_provider(export.ep).takes_dynamic)
+
+
+def is_free_to_open(plan: BuildPlan) -> bool:
+    """Say whether a build for other tools leaves sizes open: who opens such a folder gives rows of any number."""
+    return plan.config.layout is not None and says_nothing_of_sizes(plan)
+
+
+def opened_first(plan: BuildPlan) -> BuildPlan:
+    """Return the build that :func:`build_most_open` tries first, where it is one for that; else the plan as it is."""
+    return _opened_plan(plan, _CHOICES[0]) if is_free_to_open(plan) else plan
 
 
 def build_most_open(

@@ -168,9 +168,12 @@ def _for_provider(config: WinMLBuildConfig) -> WinMLBuildConfig:
         changed["export"] = export.model_copy(update={"ep": provider})
     if optim is not None and optim.ep is None:
         changed["optim"] = optim.model_copy(update={"ep": provider})
-    # Of a quantization, the place decides what ``auto`` stands for, and nothing else.
-    if quant is not None and quant.precision == AUTO_PRECISION and quant.ep is None and quant.device is None:
-        changed["quant"] = quant.model_copy(update={"ep": provider, "device": section.device})
+    if quant is not None and quant.ep is None:
+        # The kind of device decides what ``auto`` stands for, and nothing else.
+        is_open = quant.precision == AUTO_PRECISION and quant.device is None
+        changed["quant"] = quant.model_copy(
+            update={"ep": provider, "device": section.device if is_open else quant.device}
+        )
     return config.model_copy(update=changed)
 
 

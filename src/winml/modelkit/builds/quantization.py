@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from winml.modelkit.builds.config import AUTO_PRECISION, QuantSection
-from winml.modelkit.quantize.options import FLOAT32, PRECISIONS, PrecisionName, QuantizeOptions
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS, PrecisionName
 from winml.modelkit.runtime.execution_providers import Device, find_execution_provider
 
 __all__ = ["AUTO_PRECISIONS", "auto_words", "idle_quantization", "quantize_options", "with_precision"]
@@ -30,7 +31,7 @@ def quantize_options(section: QuantSection) -> QuantizeOptions:
 def idle_quantization(section: QuantSection) -> str:
     """Return why a build that has this section quantizes nothing, or an empty string where it does."""
     options = quantize_options(section)
-    if options == QuantizeOptions():
+    if options.model_copy(update={"ep": None}) == QuantizeOptions():
         return "no precision is asked for (--precision)"
     if options.base.modes or any(PRECISIONS[name].modes for name in options.per_module.values()):
         return ""

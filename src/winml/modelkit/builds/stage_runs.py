@@ -16,7 +16,7 @@ from typing import Any
 
 import pydantic
 
-from winml.modelkit.builds.cache import digest, library_versions, write_atomically
+from winml.modelkit.builds.cache import digest, library_versions
 from winml.modelkit.builds.folder import BuildFolder
 from winml.modelkit.builds.identity import FileRecords, ModelIdentity
 from winml.modelkit.builds.plan import BuildPlan, open_sizes_words
@@ -24,10 +24,11 @@ from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, names_o
 from winml.modelkit.errors import WriteError, told_as
 from winml.modelkit.file_names import ONLY_PART, SIDECAR_SUFFIX, part_path
 from winml.modelkit.graph.files.graph_reading import graph_of
+from winml.modelkit.graph.files.kept_results import write_atomically
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.placing import copy_data, link_or_copy
 from winml.modelkit.graph.files.reading import read_structure
-from winml.modelkit.graph.files.recovery import unrecorded
+from winml.modelkit.graph.files.touched_files import unrecorded
 from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.options import read_json_file
 from winml.modelkit.progress import StepEvent
@@ -36,11 +37,13 @@ from winml.modelkit.runtime.memory import PeakMemory
 from winml.modelkit.version import __version__
 
 __all__ = [
+    "FROM_CACHE",
     "TOOL_NAME",
     "BuildJob",
     "BuiltPart",
     "StageRunner",
     "StageStore",
+    "StoredResult",
 ]
 
 
@@ -52,6 +55,33 @@ __all__ = [
 
 _KEY_VERSION = 1
 """Part of every key. Raised when results noted before must not be used any more."""
+
+
+@dataclass(frozen=True)
+class StoredResult:
+    """The result of a stage in the folder of another build."""
+
+    place: Path
+    records: Mapping[str, StageRecord]
+    """By name of the part."""
+
+    @property
+    def files(self) -> list[FileRecord]:
+        """The files of all parts."""
+        return [file for record in self.records.values() for file in record.files]
+
+    def link(self, folder: Path, files: FileRecords) -> bool:
+        """Link the files into a folder; say whether they are there now.
+
+        Args:
+            folder: Where they go.
+            files: The digests of the files in that folder.
+        """
+        try:
+            _link_all((self.place / file.name for file in self.files), folder)
+        except OSError:
+            return False  # it is being replaced just now: ours is made anew
+        return not files.first_changed(self.files)
 
 
 class StageStore:
@@ -78,26 +108,15 @@ class StageStore:
         with contextlib.suppress(WriteError, OSError), unrecorded():
             write_atomically(self._note_path(origin), json.dumps(note))
 
-    def take(
-        self,
-        origin: Origin,
-        folder: Path,
-        files: FileRecords,
-        on_parts: Callable[[Sequence[str]], None],
-        *,
-        accepts: Callable[[Sequence[str]], bool] = lambda _parts: True,
-    ) -> dict[str, StageRecord]:
-        """Link a result into a folder, if there is one of this origin and its files are as noted.
+    def find(
+        self, origin: Origin, folder: Path, *, accepts: Callable[[Sequence[str]], bool] = lambda _parts: True
+    ) -> StoredResult | None:
+        """Return a result of this origin whose files are as noted; changes nothing.
 
         Args:
             origin: What the result has to depend on.
-            folder: Where its files go.
-            files: The digests of the files in that folder.
-            on_parts: Called with the names of the parts before anything is written.
+            folder: Where it is wanted; a result that is there already is none of another build.
             accepts: Says whether a result of these parts is what was looked for.
-
-        Returns:
-            Name of the part → its record; empty where there is no result.
         """
         try:
             note = read_json_file(self._note_path(origin))
@@ -105,18 +124,10 @@ class StageStore:
             records = {name: StageRecord.model_validate_json(json.dumps(record)) for name, record in noted.items()}
             place = Path(note["folder"]).resolve()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, pydantic.ValidationError):
-            return {}
-        kept = [file for record in records.values() for file in record.files]
-        is_usable = all(record.origin == origin for record in records.values())
-        is_usable = is_usable and accepts(tuple(records))
-        if not is_usable or place == folder or FileRecords(place).first_changed(kept):
-            return {}
-        on_parts(tuple(records))
-        try:
-            _link_all((place / file.name for file in kept), folder)
-        except OSError:
-            return {}  # it is being replaced just now: ours is made anew
-        return {} if files.first_changed(kept) else records
+            return None
+        found = StoredResult(place, records)
+        is_usable = all(record.origin == origin for record in records.values()) and accepts(tuple(records))
+        return found if is_usable and place != folder and not FileRecords(place).first_changed(found.files) else None
 
     def _note_path(self, origin: Origin) -> Path:
         return self._notes / f"{digest([_KEY_VERSION, origin.model_dump(mode='json')])}.json"
@@ -132,6 +143,8 @@ def _link_all(paths: Iterable[Path], folder: Path) -> None:
 
 
 TOOL_NAME = "winml-modelkit"
+FROM_CACHE = "from the cache"
+"""Why a result is there that this folder's builds did not make."""
 
 _SHOWN_LENGTH = 24
 """Characters of a value that are shown; a digest says nothing to people."""
@@ -201,21 +214,33 @@ class StageRunner:
         Raises:
             WinMLError: the stage failed.
         """
-        reason = "asked for by --rebuild" if self._job.rebuild else ""
-        earlier = self._earlier_records(stage, part)
-        if not self._job.rebuild and earlier:
-            reason = self._reason_to_run(stage, part, earlier)
-            if not reason:
-                self._claim_parts(tuple(earlier))
-                return _as_reused(earlier, "")
-        if stored := self._stored_records(stage, part):
-            return _as_reused(stored, "from the cache")
+        earlier, reason = self.earlier_result(stage, part)
+        if earlier:
+            self._claim_parts(tuple(earlier))
+            return _as_reused(earlier, "")
+        if stored := self.stored_result(stage, part):
+            self._claim_parts(tuple(stored.records))
+            if stored.link(self._job.folder.path, self._files):
+                return _as_reused(stored.records, FROM_CACHE)
         return self._run_work(stage, part, reason)
 
-    def is_reusable(self, stage: Stage) -> bool:
-        """Say whether the graphs that a stage made in the build before are there and still right."""
-        earlier = self._earlier_records(stage, None)
-        return bool(earlier) and not self._reason_to_run(stage, None, earlier)
+    def earlier_result(self, stage: Stage, part: BuiltPart | None) -> tuple[Mapping[str, StageRecord], str]:
+        """Return what the build before made with a stage, where that is still right; else why it is made again.
+
+        Changes no file.
+
+        Args:
+            stage: The stage.
+            part: What it changes; None for a stage that makes the graphs of all parts.
+
+        Returns:
+            Name of the part → record, empty where the stage has to run; and the reason, empty where it never ran here.
+        """
+        if self._job.rebuild:
+            return {}, "asked for by --rebuild"
+        earlier = self._earlier_records(stage, part)
+        reason = self._reason_to_run(stage, part, earlier) if earlier else ""
+        return ({} if reason else earlier), reason
 
     def _earlier_records(self, stage: Stage, part: BuiltPart | None) -> dict[str, StageRecord]:
         """Return what the build before made with a stage; empty where a part has no result of it."""
@@ -264,23 +289,21 @@ class StageRunner:
                 return f"{damaged} was missing or damaged"
         return ""
 
-    def _stored_records(self, stage: Stage, part: BuiltPart | None) -> dict[str, StageRecord]:
-        """Return results of other builds, linked into the folder; empty where there are none."""
+    def stored_result(self, stage: Stage, part: BuiltPart | None) -> StoredResult | None:
+        """Return the result of another build that serves, if there is one; changes no file."""
         job = self._job
         if job.store is None or job.rebuild or (stage.makes_graph and not job.identity.is_repeatable):
-            return {}
-        origin = self._origin_of(stage, part)
-        taken = job.store.take(origin, job.folder.path, self._files, self._claim_parts)
-        if taken or not stage.makes_graph or stage.relevant(origin.options, (ONLY_PART,)) == origin.options:
-            return taken
+            return None
+        origin, folder = self._origin_of(stage, part), job.folder.path
+        found = job.store.find(origin, folder)
+        less = stage.relevant(origin.options, (ONLY_PART,)) if stage.makes_graph else origin.options
+        if found is not None or less == origin.options:
+            return found
         # What the parts are is not known before they are loaded; what was stored tells.
-        less = origin.model_copy(update={"options": stage.relevant(origin.options, (ONLY_PART,))})
-        return job.store.take(
-            less,
-            job.folder.path,
-            self._files,
-            self._claim_parts,
-            accepts=lambda names: stage.relevant(origin.options, names) == less.options,
+        return job.store.find(
+            origin.model_copy(update={"options": less}),
+            folder,
+            accepts=lambda names: stage.relevant(origin.options, names) == less,
         )
 
     def _run_work(self, stage: Stage, part: BuiltPart | None, reason: str) -> dict[str, StageRecord]:

@@ -33,7 +33,9 @@ from winml.modelkit.file_names import (
 )
 from winml.modelkit.flows.quantize.calibration_files import calibration_files, calibration_kind
 from winml.modelkit.graph.specs import current_name
-from winml.modelkit.quantize.options import FLOAT32, QuantizeOptions
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.precisions import FLOAT32
+from winml.modelkit.registries import installed_sources
 from winml.modelkit.results.build_manifest import StageName, StageRecord
 from winml.modelkit.version import __version__
 
@@ -128,7 +130,9 @@ _WITHOUT_EFFECT = {"ep", "allow_dynamic"}
 def _export_options(plan: BuildPlan) -> dict[str, Any]:
     assert plan.config.export is not None  # skipped otherwise
     export = plan.config.export.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
-    return {"request": request_record(plan.request), "export": export}
+    decided = {"request": request_record(plan.request), "export": export}
+    # A family of a plug-in may decide the parts of any model.
+    return {**decided, **({"families": families} if (families := installed_sources("families")) else {})}
 
 
 def _undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> dict[str, Any]:
@@ -154,7 +158,7 @@ def _undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> di
     inputs = [spec.model_dump(mode="json", exclude_none=True) for spec in decided.input_tensors or ()]
     if request.get("input_specs") == inputs and _is_implied(request["dynamic"], before["request"]["dynamic"], written):
         _put_back(request, before["request"], *_INPUT_KEYS)
-    return {"request": request, "export": export}
+    return {**options, "request": request, "export": export}
 
 
 def _relevant_export_options(options: dict[str, Any], parts: Collection[str]) -> dict[str, Any]:
@@ -224,9 +228,9 @@ def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, Any]:
     loader = loader.model_copy(update={"task": result.model.task, "model_class": result.model.class_name})
     if result.parts[0].name == ONLY_PART:
         decided = {
-            "opset_version": result.opset_produced,
-            "input_tensors": result.inputs,
-            "dynamic_dimensions": result.dimensions,
+            "opset_version": result.only_part.opset_produced,
+            "input_tensors": result.only_part.inputs,
+            "dynamic_dimensions": result.only_part.dimensions,
         }
         export = export.model_copy(update=decided)
     record = plan.config.model_copy(update={"loader": loader, "export": export}).as_record()
@@ -236,8 +240,10 @@ def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, Any]:
 def _optimize_options(plan: BuildPlan) -> dict[str, Any]:
     assert plan.config.optim is not None  # skipped otherwise
     flags = plan.config.optim.model_dump(mode="json", exclude_none=True)
-    fused = {"fuses_decoders": True} if plan.config.layout == "genai" else {}
-    return {"optim": flags, "skip_pre_normalization": plan.skip_pre_normalization, "verify": plan.verify, **fused}
+    added = {"plug_ins": plug_ins} if (plug_ins := plan.config.optim.plug_ins()) else {}
+    fused = {"fuses_decoders": True} if find_layout(plan.config.layout).for_onnxruntime else {}
+    decided = {"optim": flags, "skip_pre_normalization": plan.skip_pre_normalization, "verify": plan.verify}
+    return {**decided, **fused, **added}
 
 
 def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
@@ -278,7 +284,7 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
 
 def _optimization_of(section: OptimSection, task: StageTask) -> OptimizeOptions:
     """Return what is done to a file: what the config asks for, and what a layout for ONNX Runtime adds."""
-    if task.plan.config.layout != "genai":
+    if not find_layout(task.plan.config.layout).for_onnxruntime:
         return section
     from winml.modelkit.builds.decoder_fusions import optimization_of
     from winml.modelkit.graph.files.graph_reading import load_by_reference
@@ -312,7 +318,11 @@ def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str,
     Raises:
         InputError: data cannot be read.
     """
-    record = options.model_dump(mode="json", exclude_none=True, exclude=set() if options.columns else {"columns"})
+    matters = {"columns": bool(options.columns), "ep": options.takes_constant_tables}
+    idle = {name for name, is_read in matters.items() if not is_read}
+    record = options.model_dump(mode="json", exclude_none=True, exclude=idle)
+    if plug_ins := options.plug_ins():
+        record["plug_ins"] = plug_ins
     record["per_module"] = [list(rule) for rule in options.per_module.items()]
     if options.calibration_data is not None:
         from winml.modelkit.builds.identity import file_digests

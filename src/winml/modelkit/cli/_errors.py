@@ -28,6 +28,7 @@ from winml.modelkit.errors import (
     first_line,
     missing_name,
 )
+from winml.modelkit.fields import GENERAL, OPTIONS, in_groups
 from winml.modelkit.words import printable
 
 if TYPE_CHECKING:
@@ -149,6 +150,18 @@ class WinMLCommand(click.Command):
                 )
             if given.get(name):
                 ctx.params[name] = True
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options below their headings."""
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            heading = getattr(param, "group", GENERAL if "--help" in param.opts else OPTIONS)
+            is_described = isinstance(param, click.Option) or hasattr(param, "group")
+            if is_described and (row := param.get_help_record(ctx)) is not None:
+                rows.setdefault(heading, []).append(row)
+        for heading in in_groups(rows):
+            with formatter.section(heading):
+                formatter.write_dl(rows[heading])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb."""
@@ -290,6 +303,9 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
         return leave.exit_code
     except click.ClickException as error:
         return report_click_error(error)
+    except WinMLError as error:
+        # Before the verb runs, or in one of a plug-in that is no WinMLCommand.
+        return report_error(error)
     except (KeyboardInterrupt, click.Abort) as error:
         # Click turns these two into one.
         cause = error.__cause__ if isinstance(error, click.Abort) and error.__cause__ is not None else error
@@ -372,7 +388,7 @@ def _report_without_signal(error: BaseException, *, debug: bool) -> int:
 
 
 def _committed_words() -> str:
-    from winml.modelkit.graph.files.recovery import committed_files
+    from winml.modelkit.graph.files.touched_files import committed_files
 
     files = committed_files()
     if not files:
@@ -383,7 +399,7 @@ def _committed_words() -> str:
 
 def tell_settled() -> None:
     """Tell what became of files that a command which was killed had left unfinished, and which are still so."""
-    from winml.modelkit.graph.files.recovery import taken_read, taken_settled
+    from winml.modelkit.graph.files.touched_files import taken_read, taken_settled
 
     notes = taken_settled()
     if paths := taken_read():
@@ -425,7 +441,7 @@ def end_process(status: int, *, is_own_process: bool) -> None:
         is_own_process: Whether nothing else runs in this process. Then one that a signal asked to end, ends by it, so
             that a shell's loop ends, too.
     """
-    from winml.modelkit.graph.files.recovery import committed_files
+    from winml.modelkit.graph.files.touched_files import committed_files
 
     problem = finish_streams()
     # Who closes stdout wants no words of a work that was to write files.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +20,6 @@ __all__ = [
     "latency_options",
     "live_progress",
     "measuring_options",
-    "parse_ep_options",
     "provider_options",
     "refuse_unknown_ep",
 ]
@@ -104,25 +103,6 @@ def latency_options(options: Mapping[str, Any]) -> LatencyOptions:
     from winml.modelkit.measure.latency import LatencyOptions
 
     return LatencyOptions(options["iterations"] or 100, options["warmup"], options["duration"])
-
-
-def parse_ep_options(texts: Sequence[str]) -> dict[str, str]:
-    """Read ``--ep-options``, given any number of times.
-
-    Raises:
-        UsageError: a text that is not ``KEY=VALUE``, or a key with two values.
-    """
-    values: dict[str, str] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"--ep-options {text!r} is not KEY=VALUE", hint="Write it like device_type=GPU.")
-        if values.setdefault(key.strip(), value) != value:
-            raise UsageError(
-                f"--ep-options: {key.strip()} is to be both {values[key.strip()]!r} and {value!r}",
-                hint="Give it one value.",
-            )
-    return values
 
 
 def refuse_unknown_ep(name: str | None) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
 from winml.modelkit.errors import ModelPathError, UsageError
+from winml.modelkit.fields import GENERAL, INPUT, OUTPUT, Field, fields_of
 from winml.modelkit.graph.files.named_paths import named_path
-from winml.modelkit.load.load_options import Group, LoadOption, declared_options
+from winml.modelkit.load.load_options import Group, declared_options
 
 if TYPE_CHECKING:
     from winml.modelkit.evaluate.data_sets import DataSetRequest
@@ -22,18 +23,20 @@ __all__ = [
     "columns_option",
     "data_set_files",
     "debug_option",
+    "declared_options_of",
     "device_option",
     "dynamic_options",
     "format_option",
     "functions_option",
+    "grouped_option",
     "input_options",
     "model_option",
     "output_options",
     "random_options",
+    "request_options",
     "requested_samples",
     "source_options",
     "split_option",
-    "submodel_option",
     "tree_options",
     "verbose_option",
     "weight_options",
@@ -74,28 +77,107 @@ def _all_of(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
 
 def model_option(*, required: bool, help: str) -> Callable[[_F], _F]:
     """Return the option that says which model."""
-    return click.option("-m", "--model", required=required, metavar="MODEL", help=help)
+    return grouped_option("-m", "--model", required=required, metavar="MODEL", group=INPUT, help=help)
 
 
 def _load_options(group: Group) -> Callable[[_F], _F]:
     """Return the options of a group that load/load_options.py declares."""
-    return _all_of(*(_declared_option(option) for option in declared_options() if option.group == group))
+    heading = {"cls": _GroupedOption, "group": "Model loading"}
+    return _all_of(*(_declared_option(option, **heading) for option in declared_options() if option.group == group))
 
 
-def _declared_option(option: LoadOption) -> Callable[[_F], _F]:
-    settings: dict[str, Any] = {"default": option.default, "help": option.help}
-    names = (option.short, option.flag) if option.short else (option.flag,)
+class _GroupedOption(click.Option):
+    """An option that stands below a heading in the help.
+
+    Attributes:
+        group: The heading.
+        config_key: Key of a build config that says the same; empty: none.
+    """
+
+    def __init__(self, *names: Any, group: str, config_key: str = "", **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.group, self.config_key = group, config_key
+
+
+class _GroupedArgument(click.Argument):
+    """An argument that the help describes below a heading."""
+
+    def __init__(self, names: Sequence[str], *, group: str, words: str, **settings: Any) -> None:
+        super().__init__(names, **settings)
+        self.group, self._words = group, words
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """Return the row of the help."""
+        return self.make_metavar(ctx), self._words
+
+
+def grouped_option(*names: str, group: str = GENERAL, **settings: Any) -> Callable[[_F], _F]:
+    """Return an option that is no field of a request, with the heading below which the help has it."""
+    return click.option(*names, cls=_GroupedOption, group=group, **settings)
+
+
+def _declared_option(option: Field, **heading: Any) -> Callable[[_F], _F]:
+    """Return the option of the command that a field declares; ``heading`` is that of a :class:`_GroupedOption`."""
+    if option.is_argument:
+        type_ = NonEmptyPath() if option.annotation is Path else None
+        return click.argument(
+            option.name, cls=_GroupedArgument, group=option.group, words=option.help.replace("`", ""), type=type_
+        )
+    default = None if option.read is not None else option.default
+    settings: dict[str, Any] = {"help": option.help.replace("`", ""), **heading}
+    settings |= {"required": True} if option.is_required else {"default": default}
+    names = [option.name, *([option.short] if option.short else []), *(option.spelling.split() or [option.flag])]
+    kinds = (option.annotation, *get_args(option.annotation))
+    if option.is_switch and not option.spelling and option.default is not False:
+        names[-1] += f"/--no-{option.flag[2:]}"
     if option.annotation is bool:
-        if option.default:
-            return click.option(f"{option.flag}/--no-{option.name.replace('_', '-')}", show_default=True, **settings)
-        return click.option(*names, is_flag=True, **settings)
-    if get_origin(option.annotation) is tuple:
-        return click.option(*names, multiple=True, metavar=option.metavar, help=option.help)
+        is_pair = "/" in names[-1]
+        return click.option(*names, is_flag=True, show_default=is_pair, **settings)
+    if option.is_switch:
+        return click.option(*names, **settings)
+    if option.is_repeatable:
+        return click.option(*names, multiple=True, metavar=option.metavar, **{**settings, "default": ()})
     if option.choices:
         settings["type"] = click.Choice(option.choices)
-    elif int in (option.annotation, *get_args(option.annotation)):
+    elif Path in kinds:
+        settings["type"] = NonEmptyPath()
+    elif float in kinds:
+        settings["type"] = float
+    elif int in kinds and option.read is None:
         settings["type"] = click.IntRange(option.minimum, option.maximum)
-    return click.option(*names, show_default=option.default is not None, **settings)
+    return click.option(*names, metavar=option.metavar, show_default=default is not None, **settings)
+
+
+def declared_options_of(fields: Iterable[Field]) -> Callable[[_F], _F]:
+    """Return the options that fields declare, below their headings."""
+    return _all_of(*(_declared_option(field, cls=_GroupedOption, group=field.group) for field in fields))
+
+
+def request_options(kind: type[Any]) -> Callable[[_F], _F]:
+    """Return the options that a request declares, and ``--dry-run``.
+
+    Args:
+        kind: The request. Where it has options of a section of a build config (``section``, ``declaring``), these are
+            options as well, and the config is.
+    """
+    keys: dict[type, str] = {kind: ""}
+    config: list[Callable[[_F], _F]] = []
+    if hasattr(kind, "declaring"):
+        keys = {kind.declaring: f"{kind.section}.", **keys}
+        help = f"A build config, or its {kind.section} section; options win over it."
+        config.append(grouped_option("-c", "--config", metavar="JSON", group=INPUT, help=help))
+    return _all_of(
+        *(
+            _declared_option(
+                field, cls=_GroupedOption, group=field.group, config_key=f"{start}{field.name}" if start else ""
+            )
+            for declaring, start in keys.items()
+            for field in fields_of(declaring)
+            if field.in_command
+        ),
+        *config,
+        grouped_option("--dry-run", is_flag=True, group=OUTPUT, help="Print what would be done, and write nothing."),
+    )
 
 
 def source_options(command: _F) -> _F:
@@ -106,13 +188,24 @@ def source_options(command: _F) -> _F:
 def input_options(command: _F) -> _F:
     """Add the options that say what the inputs are."""
     return _all_of(
-        click.option("--input-specs", metavar="JSON", help="All inputs, as a JSON file or text; wins over shapes."),
-        click.option(
+        grouped_option(
+            "--input-specs",
+            group="Model inputs",
+            metavar="JSON",
+            help="All inputs, as a JSON file or text; wins over shapes.",
+        ),
+        grouped_option(
             "--shape-config",
+            group="Model inputs",
             metavar="JSON",
             help='Sizes, such as {"sequence_length": 64}; a name instead of a number leaves one open; a file or text.',
         ),
-        click.option("--batch-size", type=click.IntRange(min=1), help="Batch size; 1 where nothing says otherwise."),
+        grouped_option(
+            "--batch-size",
+            group="Model inputs",
+            type=click.IntRange(min=1),
+            help="Batch size; 1 where nothing says otherwise.",
+        ),
     )(command)
 
 
@@ -129,22 +222,31 @@ def weight_options(command: _F) -> _F:
 def dynamic_options(command: _F) -> _F:
     """Add the options that leave dimensions open."""
     return _all_of(
-        click.option("--dynamic-batch", is_flag=True, help="Leave the batch size open."),
-        click.option(
+        grouped_option("--dynamic-batch", is_flag=True, group="Model inputs", help="Leave the batch size open."),
+        grouped_option(
             "--dynamic-seq-len",
             "--dynamic-sequence",
             "dynamic_sequence",
             is_flag=True,
+            group="Model inputs",
             help="Leave the length of text or audio open.",
         ),
-        click.option("--dynamic-image-size", is_flag=True, help="Leave height and width of images open."),
-        click.option(
+        grouped_option(
+            "--dynamic-image-size", is_flag=True, group="Model inputs", help="Leave height and width of images open."
+        ),
+        grouped_option(
             "--dynamic-axes",
             multiple=True,
             metavar="AXES",
+            group="Model inputs",
             help="Leave axes open by place: input_ids:0=batch,1=sequence; repeatable; or a JSON file or text.",
         ),
-        click.option("--allow-dynamic", is_flag=True, help="Leave dimensions open even where --ep needs fixed sizes."),
+        grouped_option(
+            "--allow-dynamic",
+            is_flag=True,
+            group="Model inputs",
+            help="Leave dimensions open even where --ep needs fixed sizes.",
+        ),
     )(command)
 
 
@@ -158,16 +260,9 @@ def functions_option(command: _F) -> _F:
     )(command)
 
 
-def submodel_option(command: _F) -> _F:
-    """Add the option that names parts in the folder of a build."""
-    return click.option(
-        "--submodel", multiple=True, metavar="PART", help="Of a folder with several parts, only this one; repeatable."
-    )(command)
-
-
 def verbose_option(help: str) -> Callable[[_F], _F]:
     """Return the option that asks for more."""
-    return click.option("-v", "--verbose", is_flag=True, help=help)
+    return grouped_option("-v", "--verbose", is_flag=True, help=help)
 
 
 def tree_options(help: str) -> Callable[[_F], _F]:
@@ -184,7 +279,7 @@ def tree_options(help: str) -> Callable[[_F], _F]:
 
 def format_option(command: _F) -> _F:
     """Add the option that says in which form the answer comes."""
-    return click.option(
+    return grouped_option(
         "-f",
         "--format",
         "format_",
@@ -202,7 +297,9 @@ def device_option(help: str) -> Callable[[_F], _F]:
 
 def debug_option(command: _F) -> _F:
     """Add the option that shows what is kept from users."""
-    return click.option("--debug", is_flag=True, help="Show library warnings, and the traceback of a failure.")(command)
+    return grouped_option("--debug", is_flag=True, help="Show library warnings, and the traceback of a failure.")(
+        command
+    )
 
 
 def output_options(command: _F) -> _F:
@@ -213,7 +310,7 @@ def output_options(command: _F) -> _F:
 def answer_options(command: _F) -> _F:
     """Add the options that say in which form is told what was done."""
     return _all_of(
-        click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
+        grouped_option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
         format_option,
         debug_option,
     )(command)

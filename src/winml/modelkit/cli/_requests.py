@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from winml.modelkit.cli._options import grouped_option
 from winml.modelkit.cli._streams import tell
 from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.fields import INPUT, fields_of
 from winml.modelkit.load.load_options import declared_options, is_given
+from winml.modelkit.verbs.file_to_file import FileRequest, read_sizes
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import WinMLBuildConfig
-    from winml.modelkit.builds.found_models import FoundModel
     from winml.modelkit.export.config import WinMLExportConfig
+    from winml.modelkit.found_models import FoundModel
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.progress import StepEvent
 
@@ -31,9 +34,11 @@ __all__ = [
     "files_read",
     "model_request",
     "read_build_config",
+    "read_request",
     "refuse_checkpoint_options",
     "runnable_model",
     "sizes_by_name",
+    "stated_fields",
     "told_sections",
     "with_sizes",
 ]
@@ -79,20 +84,7 @@ def sizes_by_name(options: Mapping[str, Any]) -> dict[str, int]:
         ConfigError: the text is malformed, or a size is no whole number.
         UsageError: the two options disagree.
     """
-    from winml.modelkit.options import read_json
-
-    value: Any = {}
-    source = "--shape-config"
-    if options["shape_config"]:
-        value, source = read_json(options["shape_config"], source)
-    if not isinstance(value, dict):
-        raise ConfigError(f"{source}: expected a JSON object, got {type(value).__name__}")
-    for name, size in value.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ConfigError(
-                f"{source}: {name}: expected a whole number of at least 1 (got {size!r})",
-                hint="To leave a dimension open, leave it out.",
-            )
+    value = read_sizes(options["shape_config"]) if options["shape_config"] else {}
     if options["batch_size"]:
         if value.get("batch_size", options["batch_size"]) != options["batch_size"]:
             raise UsageError(
@@ -100,13 +92,14 @@ def sizes_by_name(options: Mapping[str, Any]) -> dict[str, int]:
                 hint="Give one of the two.",
             )
         value = {**value, "batch_size": options["batch_size"]}
-    return dict(value)
+    return value
 
 
 # --- How does a build config stand beside the options of a verb? Shared by the verbs that read one: an option wins.
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_RequestT = TypeVar("_RequestT", bound=FileRequest[Any])
 
 _DECIDES_THE_SAME = {"task": "model_class", "model_class": "task"}
 """Key of the loader section → the key that a user who gives this one did not speak of."""
@@ -123,7 +116,7 @@ class ConfiguredOptions:
 
 def config_option(help: str) -> Callable[[_F], _F]:
     """Return the option that names a build config."""
-    return click.option("-c", "--config", metavar="JSON", help=help)
+    return grouped_option("-c", "--config", metavar="JSON", group=INPUT, help=help)
 
 
 def read_build_config(place: str | None, *, section: str = "") -> WinMLBuildConfig:
@@ -148,6 +141,48 @@ def read_build_config(place: str | None, *, section: str = "") -> WinMLBuildConf
     for note in notes:
         tell(f"note: {note}")
     return config
+
+
+def read_request(kind: type[_RequestT], options: Mapping[str, Any]) -> _RequestT:
+    """Return the request that the command line makes, with its config section: the command line wins over it.
+
+    Args:
+        kind: The request; its options are those of :func:`~winml.modelkit.cli._options.request_options`.
+        options: Values by the name of the option.
+
+    Raises:
+        ConfigError: the config or a value is wrong.
+        UsageError: a value is none that there is.
+    """
+    values: dict[str, Any] = {}
+    section = None
+    if options["config"] is not None:
+        section = getattr(read_build_config(options["config"], section=kind.section), kind.section)
+    if section is not None:
+        values, note = kind.section_values(section)
+        if note:
+            tell(f"note: {note}")
+    request = kind.of_command(values, stated_fields(kind.declaring, options), stated_fields(kind, options))
+    assert isinstance(request, kind)
+    return request
+
+
+def stated_fields(declaring: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request that the command line states, by name.
+
+    Args:
+        declaring: The request, or what declares a part of it.
+        options: Values by the name of the option.
+
+    Raises:
+        ConfigError: a value cannot be read.
+    """
+    context = click.get_current_context()
+    return {
+        field.name: options[field.name] if field.read is None else field.read(options[field.name])
+        for field in fields_of(declaring)
+        if field.in_command and context.get_parameter_source(field.name) not in (None, ParameterSource.DEFAULT)
+    }
 
 
 def configured_options(context: click.Context, options: dict[str, Any], config: WinMLBuildConfig) -> ConfiguredOptions:
@@ -245,7 +280,7 @@ def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, An
             hint="Give one: an ONNX file, the folder of a build, a Hub id, a checkpoint folder or file.py:factory.",
         )
     name = given[0]
-    from winml.modelkit.builds.found_models import FoundModel, onnx_file
+    from winml.modelkit.found_models import FoundModel, onnx_file
 
     common = {
         "shown": name,
@@ -276,6 +311,12 @@ def exported_path(model: FoundModel, on_step: Callable[[StepEvent], None] | None
     Raises:
         WinMLError: whatever the export raises.
     """
+    if model.path is not None:
+        return model.path
+    from winml.modelkit.builds.build_model import exported_model
+    from winml.modelkit.export.config import WinMLExportConfig
+
+    assert model.request is not None
     steps: list[StepEvent] = []
 
     def show(event: StepEvent) -> None:
@@ -283,7 +324,7 @@ def exported_path(model: FoundModel, on_step: Callable[[StepEvent], None] | None
         steps.append(event)
         on_step(event)
 
-    path = model.onnx_path(None if on_step is None else show)
+    path = exported_model(model.request, WinMLExportConfig(), None if on_step is None else show)
     if steps:
         from winml.modelkit.builds.cache_contents import stored_bytes
 

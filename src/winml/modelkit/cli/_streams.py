@@ -23,7 +23,7 @@ from winml.modelkit.graph.files.named_paths import working_directory_kept
 from winml.modelkit.words import json_printable, message_words
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from winml.modelkit.report.document import Document
 
 __all__ = [
     "finish_streams",
@@ -220,57 +220,54 @@ def json_text(record: Mapping[str, Any]) -> str:
 
 
 def refuse_outputs(paths: Iterable[Path], inputs: Iterable[Path], *, overwrite: bool) -> None:
-    """Refuse files that may not be written, before anything is done.
+    """Refuse files that may not be written, before anything is done; then recover what killed commands left there.
 
     Raises:
         UsageError: one is among what is read.
         OutputExistsError: one is there already.
     """
-    from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
+    from winml.modelkit.graph.files.output_files import recover, refuse_existing, refuse_inputs
 
     if paths := list(paths):
         refuse_inputs(paths, inputs)
         refuse_existing(paths, overwrite=overwrite)
+        recover(paths)
 
 
-def show_answer(record: Mapping[str, Any], options: Mapping[str, Any], render: Callable[[Console], None]) -> None:
-    """Write a record to the file of ``--output``, if one is named, and to stdout in the form that is asked for.
+def show_answer(record: Mapping[str, Any], options: Mapping[str, Any], describe: Callable[[], Document]) -> None:
+    """Write a record to the file of ``--output``, if one is named, and to stdout in the requested format.
 
     Args:
         record: The answer.
         options: Those of the verb: ``output``, ``overwrite`` and ``format_``.
-        render: Prints the answer for people.
+        describe: Describes the answer for people.
     """
     output: Path | None = options["output"]
     if output is not None:
         write_answer(output, record, overwrite=options["overwrite"])
-    if options["format_"] == "json":
-        print_json(record)
-        return
-    from winml.modelkit.report.terminal import console_for, print_rows
-
-    console = console_for(sys.stdout)
-    render(console)
-    if output is not None:
-        print_rows([("wrote", str(output))], console)
+    written = [] if output is None else [output]
+    show_result(record, options, lambda: describe().with_files(written), is_answer=True)
 
 
-def show_result(record: Mapping[str, Any], options: Mapping[str, Any], render: Callable[[Console], None]) -> None:
-    """Tell what was made: as JSON where that is asked for, else for people, unless they want to hear nothing.
+def show_result(
+    record: Mapping[str, Any], options: Mapping[str, Any], describe: Callable[[], Document], *, is_answer: bool = False
+) -> None:
+    """Print a result: as JSON if requested, else for people.
 
     Args:
-        record: The answer for a program.
-        options: Those of the verb: ``format_`` and, where it has one, ``quiet``.
-        render: Prints the answer for people.
+        record: The result for a program.
+        options: Those of the verb: ``format_`` and, where it has them, ``quiet`` and ``verbose``.
+        describe: Describes the result for people.
+        is_answer: Whether it is all that the verb is for, which ``--quiet`` does not silence; else it tells of files.
     """
     if options["format_"] == "json":
         print_json(record)
         return
-    if options.get("quiet"):
+    if options.get("quiet") and not is_answer:
         return
-    from winml.modelkit.report.terminal import console_for
+    from winml.modelkit.report.terminal import console_for, print_document
 
-    render(console_for(sys.stdout))
+    print_document(describe(), console_for(sys.stdout), verbose=bool(options.get("verbose")))
 
 
 def write_answer(path: Path, record: Mapping[str, Any], *, overwrite: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import click
 
 from winml.modelkit.cli._errors import catch_signals, end_process, exit_status, tell_settled
 from winml.modelkit.cli._streams import open_streams
+from winml.modelkit.registries import Registry
 
 __all__ = ["main"]
 
@@ -38,6 +38,15 @@ COMMANDS = {
 }
 """Verb → what it does. Each is the ``command`` of the module of its name in ``verbs``."""
 
+VERBS: Registry[click.Command] = Registry(
+    "verbs",
+    "verb",
+    {name: f"winml.modelkit.cli.verbs.{name}:command" for name in COMMANDS},
+    lambda: click.Command,
+    refuse=lambda name, verb: "" if verb.name == name else f"it calls itself {verb.name}",
+)
+"""Verb → its command; those of plug-ins are imported when they are run or listed."""
+
 COMPLETION = "_WINML_COMPLETE"
 """Variable by which a shell asks for completions; click reads it."""
 
@@ -51,29 +60,27 @@ class _LazyGroup(click.Group):
     """Knows its verbs by name and imports only the one that is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
-        return sorted(COMMANDS)
+        return sorted(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # click's
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(f"winml.modelkit.cli.verbs.{cmd_name}").command
-        return command
+        return VERBS.get(cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name in COMMANDS or name.startswith("-") or ctx.resilient_parsing:
+        if name in VERBS or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         from winml.modelkit.options import nearest
 
-        guess = nearest(name, COMMANDS)
+        guess = nearest(name, VERBS.names)
         ending = f"Did you mean {guess!r}?" if guess else f"Verbs: {', '.join(self.list_commands(ctx))}."
         raise click.UsageError(f"No such verb {name!r}. {ending}", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+            names = self.list_commands(ctx)
+            formatter.write_dl([(name, COMMANDS.get(name) or VERBS[name].get_short_help_str(100)) for name in names])
 
 
 def _print_version(ctx: click.Context, _param: click.Parameter, is_requested: bool) -> None:

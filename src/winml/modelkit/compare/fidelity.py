@@ -8,14 +8,16 @@ booleans are symbols, such as indices and labels, of which the share of equal on
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import silent_kinds, silent_words
+from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.words import MOST_DB
 
 __all__ = [
     "FidelityInfo",
@@ -26,10 +28,6 @@ __all__ = [
     "value_fidelity",
 ]
 
-Array = NDArray[Any]
-
-MOST_DB = 200.0
-"""Chosen: an exact answer has an infinite ratio, which JSON cannot hold; rounding of float64 is at about 300."""
 
 _TEXT = "USO"
 """Kinds of arrays that hold no numbers."""
@@ -38,7 +36,7 @@ SYMBOL_BYTES = 4
 
 
 @dataclass(frozen=True)
-class OutputFidelity:
+class OutputFidelity(Record):
     """How near one output is to that of the reference, over all draws."""
 
     name: str
@@ -49,51 +47,36 @@ class OutputFidelity:
     relative_error: float
     """Root of the mean square error, over that of the reference."""
     max_abs_diff: float
-    problem: str = ""
+    problem: str = field(default="", metadata=entry(omit_empty=True))
     """Why it cannot be compared: missing, another shape or text, NaN or infinity elsewhere, or nothing finite."""
-    equal_share: float | None = None
+    equal_share: float | None = field(default=None, metadata=entry(before="problem", omit_none=True))
     """Of symbols, the share of equal ones; the other measures are those of one-hot vectors. None: they are amounts."""
-    has_signal: bool = True
+    has_signal: bool = field(default=True, metadata=entry(skip=True))
     """Whether the reference holds an amount besides zero."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        numbers = {
-            "sqnr_db": self.sqnr_db,
-            "cosine": self.cosine,
-            "relative_error": self.relative_error,
-            "max_abs_diff": self.max_abs_diff,
-        }
-        return {
-            "name": self.name,
-            **{key: value if math.isfinite(value) else None for key, value in numbers.items()},
-            **({"equal_share": self.equal_share} if self.equal_share is not None else {}),
-            **({"problem": self.problem} if self.problem else {}),
-        }
 
 
 @dataclass(frozen=True)
-class FidelityInfo:
+class FidelityInfo(Record):
     """Outcome of comparing a graph of fewer bits with the one it was made from."""
 
-    outputs: tuple[OutputFidelity, ...]
+    outputs: tuple[OutputFidelity, ...] = field(metadata=entry(last=True))
     """None where only the answer of all parts was compared."""
-    least_sqnr_db: float
+    least_sqnr_db: float = field(metadata=entry("min_sqnr_db"))
     """Below it, an output counts as wrong."""
-    has_signal: bool
+    has_signal: bool = field(metadata=entry(before="min_sqnr_db"))
     """Whether the reference answers with something a wrong graph would get wrong: neither nothing nor only NaN."""
     draws: int
-    is_streamed: bool = False
+    is_streamed: bool = field(default=False, metadata=entry(omit_empty=True))
     """Whether the weights were read piece by piece on both sides: the whole was compared, and never in memory."""
-    is_part_alone: bool = False
+    is_part_alone: bool = field(default=False, metadata=entry(omit_empty=True))
     """Whether the source is one of several parts, and was compared without the others."""
-    together: OutputFidelity | None = None
+    together: OutputFidelity | None = field(default=None, metadata=entry(omit_none=True))
     """How near the answer of all parts is, each of which reads what others answered; None: not compared."""
-    parts: int = 2
+    parts: int = field(default=2, metadata=entry(skip=True))
     """How many parts that is."""
-    has_encoder_of_source: bool = False
+    has_encoder_of_source: bool = field(default=False, metadata=entry(before="together", omit_empty=True))
     """Whether the first of these was that of the source, since only the second was asked for."""
-    silent: tuple[str, ...] | None = None
+    silent: tuple[str, ...] | None = field(default=None, metadata=entry("answers_only", omit_none=True))
     """Without a signal, what the reference answers where it answers nothing else; see :func:`silent_kinds`."""
 
     @property
@@ -116,29 +99,18 @@ class FidelityInfo:
         return text is None or (not text.problem and text.sqnr_db >= self.least_together_db)
 
     @property
+    @recorded(entry("is_verified", before="has_signal"))
+    def is_near(self) -> bool:
+        """Whether both hold: of every output, and of what all parts answer together."""
+        return self.is_verified and self.are_verified_together
+
+    @property
     def least_together_db(self) -> float:
         """Below it, what all parts answer together counts as wrong: each may be wrong by the least, and errors add."""
         return self.least_sqnr_db - 10 * math.log10(self.parts)
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {
-            "is_verified": self.is_verified and self.are_verified_together,
-            "has_signal": self.has_signal,
-            "min_sqnr_db": self.least_sqnr_db,
-            "draws": self.draws,
-            **({"is_streamed": True} if self.is_streamed else {}),
-            **({"is_part_alone": True} if self.is_part_alone else {}),
-            **({"has_encoder_of_source": True} if self.has_encoder_of_source else {}),
-            **({"together": self.together.as_record()} if self.together is not None else {}),
-            **({"answers_only": list(self.silent)} if self.silent is not None else {}),
-            "outputs": [output.as_record() for output in self.outputs],
-        }
 
-
-def measure_fidelity(
-    reference: Sequence[Mapping[str, Array]], answers: Sequence[Mapping[str, Array]], least_sqnr_db: float
-) -> FidelityInfo:
+def measure_fidelity(reference: Sequence[Arrays], answers: Sequence[Arrays], least_sqnr_db: float) -> FidelityInfo:
     """Measure how near outputs are to those of a reference.
 
     Args:

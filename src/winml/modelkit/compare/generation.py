@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+
+from winml.modelkit.records import Record, entry
 
 __all__ = ["GenerationInfo"]
 
 
 @dataclass(frozen=True)
-class GenerationInfo:
+class GenerationInfo(Record):
     """A prompt, greedy steps and a second prompt, each with the cache of the run before."""
 
     rows: int
@@ -26,7 +27,7 @@ class GenerationInfo:
     """Of the scores of any step, of their scale."""
     stopped_after: int | None = None
     """Steps after which rounding alone decides what the reference answers; None where no such step was met."""
-    differs_in_pieces: float | None = None
+    differs_in_pieces: float | None = field(default=None, metadata=entry(omit_none=True))
     """By how much of scale the scores after a prompt are off where the reference reads it in two runs; None: they are
     equal, or it was not tried."""
 
@@ -51,16 +52,3 @@ class GenerationInfo:
             return f"the scores of {self.new_tokens} generated tokens are equal; which token is the best is a tie"
         ties = f", {self.ties} of {choices} of them ties" if self.ties else ""
         return f"generate() gives the same {self.new_tokens} tokens{ties}"
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {
-            "rows": self.rows,
-            "prompt_tokens": self.prompt_tokens,
-            "new_tokens": self.new_tokens,
-            "second_prompt_tokens": self.second_prompt_tokens,
-            "ties": self.ties,
-            "largest_relative_diff": self.largest_relative_diff,
-            "stopped_after": self.stopped_after,
-            **({"differs_in_pieces": self.differs_in_pieces} if self.differs_in_pieces is not None else {}),
-        }

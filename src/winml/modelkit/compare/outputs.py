@@ -7,13 +7,15 @@ reference, and a reference that would hide a wrong answer has no signal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.generation import GenerationInfo
+from winml.modelkit.records import Record, entry, recorded
 
 __all__ = [
     "CUT_MODULE_THRESHOLD",
@@ -66,7 +68,7 @@ tried is equal bit for bit."""
 _ZEROS, _FADED, _NAN, _INFINITIES = "zeros", f"values below {MINIMUM_SCALE:g}", "NaN", "infinities"
 
 
-def silent_kinds(arrays: Iterable[NDArray[Any]]) -> tuple[str, ...] | None:
+def silent_kinds(arrays: Iterable[Array]) -> tuple[str, ...] | None:
     """Return what arrays hold where they hold nothing else; None where a value is another.
 
     Zeros, values so small that they are rounding, NaN, infinities. A text is another value.
@@ -98,7 +100,7 @@ def silent_words(kinds: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class OutputComparison:
+class OutputComparison(Record):
     """One output of one draw."""
 
     name: str
@@ -107,23 +109,23 @@ class OutputComparison:
     dtype: str
     max_abs_diff: float
     """Largest absolute difference; NaN and infinities must match in place."""
-    scale: float
+    scale: float = field(metadata=entry(skip=True))
     """Largest finite absolute reference value."""
     relative_diff: float
     """``max_abs_diff / scale``; 0 where both are 0."""
     threshold: float
     """Largest accepted ``relative_diff``."""
     is_equal: bool
-    computed_in: str = ""
+    computed_in: str = field(default="", metadata=entry(omit_empty=True))
     """The dtype whose rounding sets the threshold, where it is coarser than the output's own."""
-    nan_count: int = 0
+    nan_count: int = field(default=0, metadata=entry(omit_empty=True))
     """Values that are NaN on both sides."""
-    problem: str = ""
+    problem: str = field(default="", metadata=entry(omit_empty=True))
     """Why it is not equal, where that is not the difference: another shape, or NaN on one side only."""
 
 
 @dataclass(frozen=True)
-class CheckedValue:
+class CheckedValue(Record):
     """An input that was given other values than the traced one by itself, or that could not be."""
 
     name: str
@@ -136,32 +138,29 @@ class CheckedValue:
     is_fixed: bool = False
     """Whether all that was compared has this one value, so that nothing is known of others."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {
-            "name": self.name,
-            "traced": self.traced,
-            "compared": list(self.compared),
-            "refused": list(self.refused),
-            "is_fixed": self.is_fixed,
-        }
-
 
 @dataclass(frozen=True)
-class VerificationInfo:
+class VerificationInfo(Record):
     """Outcome of comparing the outputs of some draws with those of the reference."""
 
-    comparisons: tuple[OutputComparison, ...]
-    has_signal: bool
+    comparisons: tuple[OutputComparison, ...] = field(metadata=entry("outputs"))
+    has_signal: bool = field(metadata=entry(before="outputs"))
     """Whether some output depends on the inputs by more than its threshold, so that a wrong answer would have shown."""
-    set_aside: tuple[OutputComparison, ...] = ()
+    set_aside: tuple[OutputComparison, ...] = field(default=(), metadata=entry(skip=True))
     """Of each draw that is not compared, the output that differs and that rounding moves most."""
-    values: tuple[CheckedValue, ...] = ()
+    values: tuple[CheckedValue, ...] = field(default=(), metadata=entry(omit_empty=True))
     """Inputs that were varied by themselves, and those of which only one value was compared."""
-    generation: GenerationInfo | None = None
+    generation: GenerationInfo | None = field(default=None, metadata=entry(omit_none=True))
     """A text that was generated with the cache of a graph; None without one."""
-    silent: tuple[str, ...] | None = None
+    silent: tuple[str, ...] | None = field(default=None, metadata=entry("answers_only", omit_none=True))
     """Without a signal, what the reference answers where it answers nothing else; see :func:`silent_kinds`."""
+
+    @property
+    @recorded(entry("set_aside", before="values", omit_empty=True))
+    def moved_by_rounding(self) -> list[dict[str, Any]]:
+        """Of each draw that is not compared, by how much rounding moves the output that it moves most."""
+        names = {"name": "name", "draw": "draw", "moved_by_rounding": "relative_diff", "threshold": "threshold"}
+        return [{key: getattr(item, name) for key, name in names.items()} for item in self.set_aside]
 
     @property
     def fixed(self) -> tuple[CheckedValue, ...]:
@@ -169,6 +168,7 @@ class VerificationInfo:
         return tuple(value for value in self.values if value.is_fixed)
 
     @property
+    @recorded(entry(before="has_signal"))
     def is_verified(self) -> bool:
         """Whether every output agrees and the comparison means something."""
         return self.has_signal and all(comparison.is_equal for comparison in self.comparisons)
@@ -181,36 +181,10 @@ class VerificationInfo:
             key=lambda item: (not item.is_equal, bool(item.problem), item.relative_diff / (item.threshold or 1.0)),
         )
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {
-            "is_verified": self.is_verified,
-            "has_signal": self.has_signal,
-            "outputs": [
-                {
-                    "name": item.name,
-                    "draw": item.draw,
-                    "dtype": item.dtype,
-                    "max_abs_diff": _json_number(item.max_abs_diff),
-                    "relative_diff": _json_number(item.relative_diff),
-                    "threshold": item.threshold,
-                    "is_equal": item.is_equal,
-                    **({"computed_in": item.computed_in} if item.computed_in else {}),
-                    **({"nan_count": item.nan_count} if item.nan_count else {}),
-                    **({"problem": item.problem} if item.problem else {}),
-                }
-                for item in self.comparisons
-            ],
-            **({"set_aside": [_set_aside_record(item) for item in self.set_aside]} if self.set_aside else {}),
-            **({"values": [value.as_record() for value in self.values]} if self.values else {}),
-            **({"generation": self.generation.as_record()} if self.generation else {}),
-            **({"answers_only": list(self.silent)} if self.silent is not None else {}),
-        }
-
 
 def compare_outputs(
-    reference: Sequence[Mapping[str, NDArray[Any]]],
-    answers: Sequence[Mapping[str, NDArray[Any]]],
+    reference: Sequence[Arrays],
+    answers: Sequence[Arrays],
     *,
     computed_in: Iterable[str] = (),
 ) -> VerificationInfo:
@@ -239,7 +213,7 @@ def _output_threshold(dtype: str, coarsest: str) -> float:
     return max(own, THRESHOLDS.get(coarsest, 0.0)) if own else 0.0
 
 
-def _compare_one(name: str, draw: int, expected: NDArray[Any], actual: NDArray[Any], coarsest: str) -> OutputComparison:
+def _compare_one(name: str, draw: int, expected: Array, actual: Array, coarsest: str) -> OutputComparison:
     dtype = str(expected.dtype)
     threshold = _output_threshold(dtype, coarsest)
     computed_in = coarsest if threshold > THRESHOLDS.get(dtype, 0.0) else ""
@@ -259,7 +233,7 @@ def _compare_one(name: str, draw: int, expected: NDArray[Any], actual: NDArray[A
     return OutputComparison(name, draw, dtype, difference, scale, relative, threshold, is_equal, computed_in, nan_count)
 
 
-def _largest_difference(expected: NDArray[Any], actual: NDArray[Any]) -> float:
+def _largest_difference(expected: Array, actual: Array) -> float:
     if expected.dtype.kind not in "biu":
         return float(np.abs(_as_float64(expected) - _as_float64(actual)).max(initial=0.0))
     # In float64, integers beyond 2**53 that differ can be one number; unsigned subtraction is exact.
@@ -268,7 +242,7 @@ def _largest_difference(expected: NDArray[Any], actual: NDArray[Any]) -> float:
     return float(distances.max(initial=0))
 
 
-def _has_signal(reference: Sequence[Mapping[str, NDArray[Any]]], coarsest: str) -> bool:
+def _has_signal(reference: Sequence[Arrays], coarsest: str) -> bool:
     """Say whether some output changes between the draws by more than the comparison would forgive."""
     first, *later_draws = reference
     for name, value in first.items():
@@ -287,15 +261,6 @@ def _has_signal(reference: Sequence[Mapping[str, NDArray[Any]]], coarsest: str) 
     return False
 
 
-def _set_aside_record(item: OutputComparison) -> dict[str, Any]:
-    moved = _json_number(item.relative_diff)
-    return {"name": item.name, "draw": item.draw, "moved_by_rounding": moved, "threshold": item.threshold}
-
-
-def _as_float64(value: NDArray[Any]) -> NDArray[np.float64]:
+def _as_float64(value: Array) -> NDArray[np.float64]:
     # Every dtype in use embeds in float64, except the largest int64, whose differences are measured apart.
     return np.asarray(value).astype(np.float64)
-
-
-def _json_number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from winml.modelkit.compare.fidelity import MOST_DB, FidelityInfo, OutputFidelity
+from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity
 from winml.modelkit.compare.outputs import VerificationInfo, silent_words
 
 __all__ = [
     "comparison_words",
-    "decibel_words",
     "difference_words",
     "equality_words",
     "fidelity_words",
@@ -47,15 +46,6 @@ def _together_words(fidelity: FidelityInfo) -> str:
         return ""
     which = "after the encoder of the source" if fidelity.has_encoder_of_source else "all parts together"
     return f"{which} {nearness_words(text)} for {text.name} (least {fidelity.least_together_db:.1f} dB)"
-
-
-def decibel_words(sqnr_db: float) -> str:
-    """Return a ratio of signal to error in a column of such.
-
-    >>> decibel_words(36.25), decibel_words(MOST_DB)
-    ('36.2', 'equal')
-    """
-    return "equal" if sqnr_db >= MOST_DB else f"{sqnr_db:.1f}"
 
 
 def nearness_words(output: OutputFidelity) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,19 @@ import onnx_ir.passes.common
 import onnxruntime as ort
 
 from winml.modelkit.compile.options import CompileOptions
-from winml.modelkit.errors import CompileError, UsageError
+from winml.modelkit.errors import CompileError, InputError, UsageError
 from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.contexts import context_nodes, is_context, refuse_compiled
 from winml.modelkit.graph.files.graph_reading import load_foreign
 from winml.modelkit.graph.foreign_metadata import restore_description
-from winml.modelkit.graph.pinning import open_dimensions, stated_sums
+from winml.modelkit.graph.pinning import open_dimensions
+from winml.modelkit.graph.specs import stated_sums
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.hierarchy.address import common_ancestor
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
-from winml.modelkit.hierarchy.tagging import NodeTag, all_nodes, measure_coverage, read_tag, write_tag
+from winml.modelkit.hierarchy.tagging import NodeTag, all_nodes, listed_modules, measure_coverage, read_tag, write_tag
 from winml.modelkit.metadata_keys import COMPILE_KEY, MODULES_KEY
+from winml.modelkit.records import Record, entry
 from winml.modelkit.runtime.default_sizes import fixing_command
 from winml.modelkit.runtime.devices import ChosenProvider, provider_version
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS, add_plug_in, installed_plug_ins, ort_reason
@@ -155,31 +157,23 @@ LAYOUT_DOMAIN = "com.microsoft.nchwc"
 
 
 @dataclass(frozen=True)
-class CompiledPart:
+class CompiledPart(Record):
     """One node that stands for what a provider compiled."""
 
     name: str
     modules: tuple[str, ...]
     """Paths of the modules whose nodes it absorbed."""
-    tag: str
+    tag: str = field(metadata=entry(before="modules"))
     """The tag of the deepest module that contains them; empty where the source has no tags."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {"name": self.name, "tag": self.tag, "modules": list(self.modules)}
 
 
 @dataclass(frozen=True)
-class OutsideNode:
+class OutsideNode(Record):
     """A node that the provider left to ONNX Runtime's CPU provider."""
 
     name: str
     operator: str
     tag: str
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {"name": self.name, "operator": self.operator, "tag": self.tag}
 
 
 @dataclass(frozen=True)
@@ -255,14 +249,16 @@ def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider) -> None:
 
 def _independent(model: ir.Model, names: Iterable[str]) -> list[str]:
     """Return the names of sizes that are no sums of others."""
-    sums = stated_sums(model)
+    sums = stated_sums(model.metadata_props)
     return [name for name in names if name not in sums]
 
 
 def _compiled_part(node: ir.Node) -> CompiledPart:
     tag = read_tag(node)
-    listed = node.metadata_props.get(MODULES_KEY)
-    modules = json.loads(listed) if listed else [] if tag is None else [tag.module]
+    try:
+        modules = listed_modules(node) or ([] if tag is None else [tag.module])
+    except ValueError as error:
+        raise InputError(f"{UNNAMED_FILE}: {error} (node {node.name})", hint="Make the file again.") from error
     return CompiledPart(node.name or "", tuple(modules), "" if tag is None else tag.tag)
 
 

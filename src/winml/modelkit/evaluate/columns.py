@@ -6,15 +6,16 @@ Standard names are known from a table; what a user says goes before it. Does not
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import read_columns
 from winml.modelkit.options import nearest
 
 if TYPE_CHECKING:
     from winml.modelkit.evaluate.data_sets import DataSet, TextFile
 
-__all__ = ["IMAGE_ROLES", "ROLES", "ROLE_COLUMNS", "match_columns", "parse_columns", "refuse_unknown_roles"]
+__all__ = ["ROLES", "ROLE_COLUMNS", "match_columns", "parse_columns", "refuse_unknown_roles"]
 
 ROLE_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "text": ("text", "sentence", "sentence1", "text1", "content", "review", "question1", "premise", "question"),
@@ -35,8 +36,6 @@ ROLE_COLUMNS: Mapping[str, tuple[str, ...]] = {
 """Role → names of columns that play it, the most usual first. Chosen from the data sets that model cards of the Hub
 evaluate on: glue, squad, conll2003, imdb, stsb, imagenet, beans, common_voice, librispeech, coco, scene_parse."""
 ROLES = tuple(ROLE_COLUMNS)
-IMAGE_ROLES = frozenset({"image", "mask"})
-"""Roles whose cells are pictures."""
 _FEATURE_TYPES = {"image": "Image", "audio": "Audio"}
 """Role → type of the feature that plays it by itself where a data set has one of that type only."""
 
@@ -50,14 +49,7 @@ def parse_columns(texts: Iterable[str], option: str = "--columns") -> dict[str, 
     Raises:
         UsageError: a text without ``=``, a role that is none, or one named twice.
     """
-    columns: dict[str, str] = {}
-    for pair in (pair.strip() for text in texts for pair in text.split(",")):
-        role, equals, column = (part.strip() for part in pair.partition("="))
-        if not equals or not column:
-            raise UsageError(f"{option} {pair}: expected role=column", hint=f"Roles: {', '.join(ROLES)}.")
-        if role in columns:
-            raise UsageError(f"{option} {pair}: {role} is {columns[role]} already", hint="Give one column per role.")
-        columns[role] = column
+    columns = read_columns(texts, option, hint=f"Roles: {', '.join(ROLES)}.")
     refuse_unknown_roles(columns, option)
     return columns
 
@@ -108,7 +100,7 @@ def match_columns(
     return found
 
 
-def _guess(role: str, features: Mapping[str, Any], taken: set[str]) -> str | None:
+def _guess(role: str, features: Mapping[str, object], taken: set[str]) -> str | None:
     columns = {name.lower(): name for name in reversed(list(features)) if name not in taken}
     names = (columns[name] for name in ROLE_COLUMNS[role] if name in columns)
     if role == "mask":

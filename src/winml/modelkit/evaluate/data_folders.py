@@ -157,7 +157,7 @@ def _splits(entry: Mapping[str, Any], by_name: Mapping[str, Path], words: str) -
     return found
 
 
-def _patterns(data_files: Any, words: str) -> Iterator[tuple[str, list[Any]]]:
+def _patterns(data_files: object, words: str) -> Iterator[tuple[str, list[Any]]]:
     """Yield the splits that ``data_files`` of a card names, each with its patterns."""
     if isinstance(data_files, Mapping):
         pairs = list(data_files.items())
@@ -254,7 +254,7 @@ def _counted(splits: Mapping[str, tuple[Path, ...]], suffix: str) -> int:
     return sum(path.suffix.lower() == suffix for paths in splits.values() for path in paths)
 
 
-def _options(entry: Mapping[str, Any], kind: SourceKind) -> tuple[dict[str, Any], list[str]]:
+def _options(entry: Mapping[str, object], kind: SourceKind) -> tuple[dict[str, Any], list[str]]:
     """Return what a config says of the reading, and the keys that are not read."""
     known = _OPTIONS.get(kind, frozenset())
     said = {str(key): value for key, value in entry.items() if key not in _FACTS}
@@ -262,12 +262,12 @@ def _options(entry: Mapping[str, Any], kind: SourceKind) -> tuple[dict[str, Any]
     return options, sorted(said.keys() - options.keys())
 
 
-def _is_harmless(key: str, value: Any) -> bool:
+def _is_harmless(key: str, value: object) -> bool:
     # Longer separators are regular expressions.
     return isinstance(value, bool) or (isinstance(value, str) and (key == "field" or len(value) == 1))
 
 
-def _info(infos: Any, entry: Mapping[str, Any], config: str | None) -> Mapping[str, Any] | None:
+def _info(infos: object, entry: Mapping[str, object], config: str | None) -> Mapping[str, Any] | None:
     """Return the description of the columns of a configuration."""
     entries = [item for item in (infos if isinstance(infos, list) else [infos]) if isinstance(item, Mapping)]
     name = entry.get("config_name", config)

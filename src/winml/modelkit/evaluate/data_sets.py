@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import HubError, InputError, UsageError
-from winml.modelkit.evaluate.columns import IMAGE_ROLES
 from winml.modelkit.evaluate.data_folders import FolderLayout, read_layout
 from winml.modelkit.evaluate.data_sources import (
     AUDIO_SUFFIXES,
@@ -162,6 +161,10 @@ class DataSetRequest:
         return f"{self.option} {self.source}"
 
 
+_IMAGE_ROLES = frozenset({"image", "mask"})
+"""Roles whose cells are images."""
+
+
 class DataSet:
     """The samples of one split.
 
@@ -256,7 +259,7 @@ class DataSet:
     def _opener(self, key: str, column: str) -> Any:
         """Return what opens the cells of a column, by its type or the role it plays; None for all others."""
         feature = type(self.features[column]).__name__
-        if feature == "Image" or key in IMAGE_ROLES:
+        if feature == "Image" or key in _IMAGE_ROLES:
             return open_image
         return open_recording if feature == "Audio" or key == "audio" else None
 

@@ -36,7 +36,7 @@ class LabelMap:
     column: str
     notes: tuple[str, ...] = ()
 
-    def number(self, label: Any) -> int:
+    def number(self, label: object) -> int:
         """Return the class a label means.
 
         Raises:
@@ -47,7 +47,7 @@ class LabelMap:
             raise _unknown_labels([label], self)
         return found
 
-    def name(self, label: Any) -> str:
+    def name(self, label: object) -> str:
         """Return the name the model has for the class a label means.
 
         Raises:
@@ -56,20 +56,20 @@ class LabelMap:
         return self.model[self.number(label)]
 
 
-def model_labels(config: Any) -> tuple[str, ...]:
+def model_labels(config: object) -> tuple[str, ...]:
     """Return the names of a model's classes, by number, of its transformers config; empty where there is none."""
     names = getattr(config, "id2label", None) or {}
     return tuple(str(names[key]) for key in sorted(names, key=int))
 
 
-def label_names(feature: Any) -> tuple[str, ...] | None:
+def label_names(feature: object) -> tuple[str, ...] | None:
     """Return the names of the labels of a column, or of the labels in its lists; None where its type knows none."""
     while feature is not None and not hasattr(feature, "names"):
         feature = getattr(feature, "feature", None)
     return tuple(map(str, feature.names)) if feature is not None and feature.names else None
 
 
-def match_labels(model: Sequence[str], names: Sequence[str] | None, values: Iterable[Any], column: str) -> LabelMap:
+def match_labels(model: Sequence[str], names: Sequence[str] | None, values: Iterable[object], column: str) -> LabelMap:
     """Match the labels of a column with the classes of a model.
 
     Args:
@@ -124,11 +124,11 @@ def _says_nothing(model: Sequence[str]) -> bool:
     return all(_GENERIC.fullmatch(name) or name.strip().isdecimal() for name in model)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, Real)
 
 
-def _refuse_no_label(value: Any, column: str) -> Any:
+def _refuse_no_label(value: object, column: str) -> Any:
     """Return a label as it is.
 
     Raises:
@@ -147,11 +147,11 @@ def _refuse_no_label(value: Any, column: str) -> Any:
     )
 
 
-def _kind_words(value: Any) -> str:
+def _kind_words(value: object) -> str:
     return f"{type(value).__name__} {str(value)[:_LONGEST_VALUE]} where one label is expected"
 
 
-def _by_name(model: Sequence[str], spoken: Mapping[Any, str]) -> dict[Any, int] | None:
+def _by_name(model: Sequence[str], spoken: Mapping[object, str]) -> dict[Any, int] | None:
     """Return the classes of labels that all have a name that the model has; None where one has not."""
     for spelled in (str, _plain):
         numbers = {spelled(name): number for number, name in enumerate(model)}
@@ -165,7 +165,7 @@ def _plain(name: str) -> str:
     return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
 
 
-def _unknown_labels(labels: Sequence[Any], found: LabelMap) -> UsageError:
+def _unknown_labels(labels: Sequence[object], found: LabelMap) -> UsageError:
     if list(labels) == [-1]:
         return UsageError(
             f"column {found.column} holds the label -1: the labels of this split are kept back",
@@ -178,6 +178,6 @@ def _unknown_labels(labels: Sequence[Any], found: LabelMap) -> UsageError:
     )
 
 
-def _listed(names: Sequence[Any]) -> str:
+def _listed(names: Sequence[object]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{', '.join(map(str, names[:_SHOWN]))}{more}"

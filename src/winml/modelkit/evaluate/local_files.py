@@ -38,8 +38,8 @@ def read_files(
     splits: Mapping[str, Sequence[Path]],
     cache: Path,
     *,
-    options: Mapping[str, Any] | None = None,
-    info: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
+    info: Mapping[str, object] | None = None,
 ) -> dict[str, datasets.Dataset]:
     """Return the tables of files: split → rows, which lie in a cache.
 
@@ -79,7 +79,7 @@ def read_files(
     return prepared_splits(builder, _named_files_only())
 
 
-def prepared_splits(builder: datasets.DatasetBuilder, manager: Any = None) -> dict[str, datasets.Dataset]:
+def prepared_splits(builder: datasets.DatasetBuilder, manager: object = None) -> dict[str, datasets.Dataset]:
     """Return the splits of a builder that hold a sample, and an empty table for each that does not."""
     import datasets
 
@@ -155,10 +155,10 @@ def _named_files_only() -> Any:
     from datasets import DownloadManager
 
     class NamedFiles(DownloadManager):  # type: ignore[misc]  # datasets has no types
-        def download(self, url_or_urls: Any) -> Any:
+        def download(self, url_or_urls: object) -> Any:
             return url_or_urls
 
-        def extract(self, path_or_paths: Any) -> Any:
+        def extract(self, path_or_paths: object) -> Any:
             return path_or_paths
 
     return NamedFiles(record_checksums=False)

@@ -63,7 +63,7 @@ def install_hint() -> str:
     return f"Install what data sets need: {install_command('eval')}"
 
 
-def open_image(cell: Any, folders: Sequence[Path] | None, place: str) -> Image | Unreadable:
+def open_image(cell: object, folders: Sequence[Path] | None, place: str) -> Image | Unreadable:
     """Return the picture of a cell with all its pixels, turned as it is to be looked at, or why it does not open.
 
     Args:
@@ -96,7 +96,7 @@ def open_image(cell: Any, folders: Sequence[Path] | None, place: str) -> Image |
     return image
 
 
-def open_recording(cell: Any, folders: Sequence[Path] | None, place: str) -> Recording | Unreadable:
+def open_recording(cell: object, folders: Sequence[Path] | None, place: str) -> Recording | Unreadable:
     """Return the sound of a cell, or why it does not open.
 
     Args:
@@ -163,7 +163,7 @@ def _one_channel(samples: NDArray[np.float32]) -> NDArray[np.float32]:
     return samples if samples.ndim == 1 else samples.mean(axis=-1, dtype="float32")
 
 
-def _source_of(cell: Any, folders: Sequence[Path] | None, place: str) -> tuple[Any, str]:
+def _source_of(cell: object, folders: Sequence[Path] | None, place: str) -> tuple[Any, str]:
     """Return what a library opens, or why nothing is opened; and a name without folders."""
     content, path = cell, None
     if isinstance(cell, Mapping):

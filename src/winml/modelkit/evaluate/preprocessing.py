@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.columns import match_columns
 from winml.modelkit.evaluate.data_sets import DataSet, TextFile
 from winml.modelkit.evaluate.media import resampled
 from winml.modelkit.evaluate.processors import ProcessorKind, kinds_for, open_processor, position_count, sentence_length
 from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
-from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, empty_state_sizes
+from winml.modelkit.runtime.decoding.inputs import empty_state_sizes
+from winml.modelkit.runtime.graph_inputs import GraphInput, array_words
 
 __all__ = [
     "LONGEST_TEXT",
@@ -34,7 +35,6 @@ __all__ = [
 ]
 
 
-Array = NDArray[Any]
 Sample = Mapping[str, Any]
 """Role → value: text, picture, recording."""
 
@@ -71,7 +71,7 @@ class Row:
 class Batch:
     """What one run takes."""
 
-    feeds: Mapping[str, Array]
+    feeds: Arrays
     """One array per input of the graph."""
     rows: tuple[Row, ...]
     """The rows of the arrays, without those that repeat the last one to fill up a fixed batch size."""
@@ -108,7 +108,7 @@ class Preprocessor:
     """
 
     def __init__(
-        self, inputs: Sequence[GraphInput], processors: Mapping[ProcessorKind, Any], longest_text: int, option: str
+        self, inputs: Sequence[GraphInput], processors: Mapping[ProcessorKind, object], longest_text: int, option: str
     ) -> None:
         """Take what is open already; see :meth:`of`."""
         self.kinds = tuple(processors)
@@ -270,7 +270,7 @@ class Preprocessor:
             arguments["return_attention_mask"] = True
         return dict(extractor(samples, sampling_rate=rate_hz, return_tensors="np", **arguments))
 
-    def _batch(self, arrays: Mapping[str, Array], rows: Sequence[Row], places: range) -> Batch:
+    def _batch(self, arrays: Arrays, rows: Sequence[Row], places: range) -> Batch:
         """Return the arrays of some rows as the graph takes them, filled up to its batch size."""
         taken = [*places, *[places[-1]] * ((self.fixed_batch or 0) - len(places))]
         if "input_ids" in arrays:
@@ -314,7 +314,7 @@ def _fitting(item: GraphInput, array: Array, option: str) -> Array:
     return array.astype(_numpy_dtype(item.dtype))
 
 
-def _positions(arrays: Mapping[str, Array]) -> Array:
+def _positions(arrays: Arrays) -> Array:
     """Return the position of each token in its text: int64[rows, length], counted without padding."""
     mask = np.asarray(arrays.get("attention_mask", np.ones_like(arrays["input_ids"])))
     positions: Array = (mask.cumsum(axis=1) - 1).clip(0)
@@ -358,13 +358,13 @@ def _text_arguments(samples: Sequence[Sample], option: str) -> tuple[list[Any], 
     return texts, {"text_pair": [_text(sample, "text_pair", option) for sample in samples]}
 
 
-def _longest_text(folder: Path, tokenizer: Any) -> int:
+def _longest_text(folder: Path, tokenizer: object) -> int:
     """Return the tokens of a text that are read, by the tokenizer and the files of a model."""
     limits = (getattr(tokenizer, "model_max_length", None), position_count(folder), sentence_length(folder))
     return min([LONGEST_TEXT, *(int(limit) for limit in limits if limit is not None)])
 
 
-def _resized_note(size: Sequence[Any], given: Sequence[int]) -> str:
+def _resized_note(size: Sequence[object], given: Sequence[int]) -> str:
     return (
         f"pictures are resized to {size[0]} x {size[1]}, which the graph takes; the image processor by itself gives "
         f"{given[0]} x {given[1]}"
@@ -456,7 +456,7 @@ class SampleFeeds:
         self._preprocessor: Preprocessor | None = None
         self._roles: dict[str, str] = {}
 
-    def read(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, NDArray[Any]]]:
+    def read(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
         """Yield one array per input for each batch that the graph takes: one sample where it leaves that open.
 
         Raises:

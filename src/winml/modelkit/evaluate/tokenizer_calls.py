@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from winml.modelkit.errors import InputError, first_line, is_panic
 from winml.modelkit.file_names import TOKENIZER_NAME
@@ -26,7 +26,7 @@ _PANIC = b" panicked at "
 
 
 @contextlib.contextmanager
-def tokenizer_call(source: Path | Any, *texts: Any, label: str = "") -> Iterator[None]:
+def tokenizer_call(source: Path | object, *texts: object, label: str = "") -> Iterator[None]:
     """Turn what goes wrong in a call of the tokenizers library into an error that names its file.
 
     Args:
@@ -57,13 +57,13 @@ def tokenizer_call(source: Path | Any, *texts: Any, label: str = "") -> Iterator
         ) from error
 
 
-def _characters(texts: Any) -> int:
+def _characters(texts: object) -> int:
     if isinstance(texts, str):
         return len(texts)
     return sum(map(_characters, texts)) if isinstance(texts, Iterable) else 0
 
 
-def _file(source: Path | Any) -> Path:
+def _file(source: Path | object) -> Path:
     folder = source if isinstance(source, Path) else Path(str(getattr(source, "name_or_path", "")))
     path = folder / TOKENIZER_NAME
     return path if path.is_file() else folder

@@ -70,7 +70,7 @@ def _operator(name: str) -> Callable[..., Any]:
     """Return a method for an operator of Python, which is looked up in the class alone."""
     function = getattr(torch.Tensor, name)
 
-    def operator(self: _Pair, *others: Any) -> Any:
+    def operator(self: _Pair, *others: object) -> Any:
         return _apply(name, function, (self, *others), {})
 
     return operator
@@ -128,7 +128,7 @@ def _without_pairs(value: Any) -> Any:
     return value.as_complex() if isinstance(value, _Pair) else value
 
 
-def _product(left: Any, right: Any) -> _Pair:
+def _product(left: object, right: object) -> _Pair:
     (real, imag), (other_real, other_imag) = _parts(left), _parts(right)
     if other_imag is None:
         return _Pair(real * other_real, imag * other_real)
@@ -137,7 +137,7 @@ def _product(left: Any, right: Any) -> _Pair:
     return _Pair(real * other_real - imag * other_imag, real * other_imag + imag * other_real)
 
 
-def _sum(left: Any, right: Any) -> _Pair:
+def _sum(left: object, right: object) -> _Pair:
     (real, imag), (other_real, other_imag) = _parts(left), _parts(right)
     sums = [part for part in (imag, other_imag) if part is not None]
     total = real + other_real
@@ -145,7 +145,7 @@ def _sum(left: Any, right: Any) -> _Pair:
     return _Pair(total, sum(sums[1:], sums[0]) + torch.zeros_like(total))
 
 
-def _quotient(left: Any, right: Any) -> Any:
+def _quotient(left: object, right: object) -> Any:
     real, imag = _parts(right)
     if imag is not None:
         return torch.div(_without_pairs(left), _without_pairs(right))
@@ -167,7 +167,7 @@ _COMPUTED: Mapping[str, Callable[..., Any]] = {
 """Operators that are computed on pairs."""
 
 
-def _parts(value: Any) -> tuple[Any, Any]:
+def _parts(value: object) -> tuple[Any, Any]:
     """Return real and imaginary part; None for that of a real factor."""
     if isinstance(value, _Pair):
         return value.real, value.imag

@@ -33,7 +33,7 @@ def has_hooks(module: nn.Module) -> bool:
 class _Keywords(dict[str, Any]):
     """Arguments by keyword; one that was given by position is found as well, as a hook may expect either."""
 
-    def __init__(self, keywords: dict[str, Any], signature: inspect.Signature, args: tuple[Any, ...]) -> None:
+    def __init__(self, keywords: dict[str, object], signature: inspect.Signature, args: tuple[object, ...]) -> None:
         super().__init__(keywords)
         self._by_position = signature.bind_partial(*args).arguments
 
@@ -42,7 +42,7 @@ class _Keywords(dict[str, Any]):
 
 
 def _without_repetitions(
-    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    signature: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments where a keyword takes the place of the same argument given by position."""
     bound = signature.bind_partial(*args)
@@ -52,7 +52,7 @@ def _without_repetitions(
 
 
 @contextmanager
-def detached_hooks(module: nn.Module, forward: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+def detached_hooks(module: nn.Module, forward: Callable[..., object]) -> Iterator[Callable[..., Any]]:
     """Take the hooks of a module away for the time of the block; yields ``forward`` with these hooks around it.
 
     A hook sees the arguments and the outputs of ``forward``, not what it is replaced by. Hooks that are registered

@@ -79,7 +79,7 @@ def process_left_as_found() -> Iterator[None]:
             torch.cuda.set_rng_state_all(device_states)
 
 
-def _read_or_unreadable(read: Callable[[], Any]) -> Any:
+def _read_or_unreadable(read: Callable[[], object]) -> Any:
     try:
         return read()
     except RuntimeError:  # such as where the same was set by another of torch's names for it
@@ -215,7 +215,7 @@ class _State:
         self.tensors: list[torch.Tensor] = []
         self._seen_tensors: set[int] = set()
 
-    def remember(self, value: Any, depth: int) -> None:
+    def remember(self, value: object, depth: int) -> None:
         """Remember a container with all that it holds, to a depth; or a tensor that is no parameter."""
         if type(value) in weakref.ProxyTypes:  # any other question to one whose object is gone raises
             return
@@ -250,15 +250,15 @@ class _State:
                 (kind.update if isinstance(container, set) else kind.extend)(container, items)
 
 
-def _kind(container: Any) -> Any:
+def _kind(container: object) -> Any:
     """Return the class of Python's own that a container is of."""
     return next(kind for kind in (OrderedDict, dict, list, set, deque) if isinstance(container, kind))
 
 
-def _are_same(now: list[Any], before: list[Any]) -> bool:
+def _are_same(now: list[object], before: list[object]) -> bool:
     """Say whether two lists hold the same objects in the same order; of pairs, the same two."""
 
-    def identity(item: Any) -> Any:
+    def identity(item: object) -> Any:
         return tuple(map(id, item)) if type(item) is tuple else id(item)
 
     return list(map(identity, now)) == list(map(identity, before))

@@ -43,7 +43,7 @@ class ArgumentBuilder(Protocol):
             tensors: By input name.
         """
 
-    def results(self, outputs: Any) -> Any:
+    def results(self, outputs: object) -> Any:
         """Return what the forward returned in the form whose tensors become outputs."""
 
 
@@ -56,9 +56,9 @@ class FlatForward:
 
     def __init__(
         self,
-        forward: Callable[..., Any],
+        forward: Callable[..., object],
         input_names: Sequence[str],
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         arguments: ArgumentBuilder | None = None,
     ) -> None:
         """Flatten ``forward``.
@@ -123,10 +123,10 @@ class FlatForward:
 def prepared_for_export(
     model: nn.Module,
     input_names: Sequence[str],
-    forward_options: Mapping[str, Any] | None = None,
+    forward_options: Mapping[str, object] | None = None,
     *,
     path: str = "",
-    entry: Callable[[nn.Module], Callable[..., Any]] | None = None,
+    entry: Callable[[nn.Module], Callable[..., object]] | None = None,
     arguments: ArgumentBuilder | None = None,
     plain_attention: bool = True,
 ) -> Iterator[FlatForward]:
@@ -189,11 +189,11 @@ def _modules_on(model: nn.Module, path: str) -> list[nn.Module]:
     return [module for module in modules if module is modules[-1] or type(module).forward is not nn.Module.forward]
 
 
-def _calling(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _calling(module: nn.Module, forward: Callable[..., object]) -> Callable[..., Any]:
     """Return a function of the signature of ``forward`` that calls a module, hooks included."""
 
     @functools.wraps(forward)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         return module(*args, **kwargs)
 
     return call
@@ -216,7 +216,7 @@ def _refuse_scripted(model: nn.Module) -> None:
             )
 
 
-def flatten_outputs(outputs: Any, used_names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
+def flatten_outputs(outputs: object, used_names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
     """Return the tensors in the result of a forward by name.
 
     Names are the keys of mappings and records and the positions in sequences, nested ones joined by a dot
@@ -239,7 +239,7 @@ def flatten_outputs(outputs: Any, used_names: Sequence[str] = ()) -> dict[str, t
     return tensors_by_name
 
 
-def _walk_tensors(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def _walk_tensors(value: object, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield prefix, value
         return
@@ -247,7 +247,7 @@ def _walk_tensors(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Ten
         yield from _walk_tensors(item, f"{prefix}.{key}" if prefix else str(key))
 
 
-def _children_of(value: Any) -> list[tuple[Any, Any]]:
+def _children_of(value: object) -> list[tuple[Any, Any]]:
     if isinstance(value, Mapping):
         return list(value.items())
     if hasattr(value, "_asdict"):
@@ -259,7 +259,7 @@ def _children_of(value: Any) -> list[tuple[Any, Any]]:
     return []
 
 
-def _takes_names(forward: Callable[..., Any], names: Sequence[str]) -> bool:
+def _takes_names(forward: Callable[..., object], names: Sequence[str]) -> bool:
     """Say whether ``forward`` can be called with these names as keywords."""
     parameters = inspect.signature(forward).parameters
     kinds = {parameter.kind for parameter in parameters.values()}

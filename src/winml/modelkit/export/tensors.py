@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import torch
-from numpy.typing import NDArray
+
+from winml.modelkit.arrays import Array
 
 __all__ = ["to_numpy", "to_torch"]
 
 
-def to_torch(array: NDArray[Any]) -> torch.Tensor:
+def to_torch(array: Array) -> torch.Tensor:
     """Return a tensor with the array's values, on the CPU."""
     # Not ascontiguousarray, which gives a scalar a dimension.
     array = np.asarray(array, order="C")
@@ -21,7 +20,7 @@ def to_torch(array: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
+def to_numpy(tensor: torch.Tensor) -> Array:
     """Return an array with the tensor's values."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:

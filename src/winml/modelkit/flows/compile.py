@@ -6,10 +6,9 @@ opened and run on its provider before it is put in place. Knows no PyTorch and i
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,71 +17,25 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo, measure_fidelity
 from winml.modelkit.compare.files import reference_answers, refuse_different, refuse_little_left
 from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.compile.options import DEFAULT_MIN_SQNR_DB, CompileOptions
+from winml.modelkit.compile.declared_options import DEFAULT_MIN_SQNR_DB
+from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.compile.pipeline import UNNAMED_FILE, CompileResult, compile_graph
 from winml.modelkit.compile.providers import choose_compiler, unreadable_reason
 from winml.modelkit.errors import StageError, UsageError, VerificationError, told_as
-from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
+from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphWork, transform_file
 from winml.modelkit.graph.contexts import context_file_names, rename_context_files
 from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.graph.files.placing import name_data
 from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.files.writing import write_model
-from winml.modelkit.options import parse_options
+from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.results.compiled_model import CompilableProvider, CompiledFile
 from winml.modelkit.runtime.devices import ChosenProvider, present_providers
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["compilable_providers", "compile_file", "compile_onnx"]
-
-
-def compile_onnx(
-    model: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    *,
-    options: CompileOptions | None = None,
-    overwrite: bool = False,
-    verify: bool = True,
-    seed: int = 0,
-    sizes: Mapping[str, int] | None = None,
-    on_step: Callable[[StepEvent], None] | None = None,
-    **flags: Any,
-) -> CompiledFile:
-    """Compile an ONNX file for an execution provider; its nodes go on saying which module they came from.
-
-    Args:
-        model: The file; it stays as it is.
-        output: The ``.onnx`` file to write.
-        options: What it is compiled for; None: as ``flags`` say.
-        overwrite: Replace a file that is there already.
-        verify: Open the result, run it on the provider, and compare it with ``model``.
-        seed: Seed of the values compared on.
-        sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
-        on_step: Called when a step starts and when it ends.
-        **flags: Fields of :class:`CompileOptions`: ``ep``, ``device``, ``ep_options``, ``embed``.
-
-    Returns:
-        The record of the compilation. The file is in place.
-
-    Raises:
-        UsageError: a provider that is unknown, not installed or compiles nothing, an option it does not take, an output
-            that exists, open dimensions for a provider that needs fixed sizes, or ``flags`` beside ``options``.
-        InputError: the file is no ONNX model, its data is missing, or it is compiled already.
-        CompileError: the provider failed, or took none of the nodes.
-        StageError: ``model`` itself does not run, so the result cannot be compared with it.
-        VerificationError: the result does not load, or does not answer as ``model`` does; no file was written.
-    """
-    if options is not None and flags:
-        raise UsageError(
-            f"compile_onnx: {next(iter(flags))} is given beside options",
-            hint="Set it in the options, or give keywords alone.",
-        )
-    if options is None:
-        options = parse_options(CompileOptions, flags, "compile_onnx")
-    task = GraphFileTask(Path(model), Path(output), overwrite=overwrite, verify=verify, seed=seed)
-    return compile_file(task, options, on_step, sizes=sizes)
+__all__ = ["Compilation", "compilable_providers", "compilation", "compile_file"]
 
 
 def compile_file(
@@ -91,32 +44,38 @@ def compile_file(
     on_step: Callable[[StepEvent], None] | None = None,
     *,
     sizes: Mapping[str, int] | None = None,
+    checked: CheckedSource | None = None,
 ) -> CompiledFile:
-    """Compile an ONNX file as a task says; see :func:`compile_onnx` for what is returned and raised."""
+    """Compile an ONNX file as a task says; see :func:`~winml.modelkit.compile_onnx`.
+
+    Args:
+        task: From which file to which.
+        options: What it is compiled for.
+        on_step: Called when a step starts and when it ends.
+        sizes: Sizes of open dimensions to compare at.
+        checked: The source, where a plan has read it.
+    """
     task.refuse_early()
-    chosen = choose_compiler(options.ep, options.device, options.ep_options or {})
+    task.recover()
+    work = compilation(task, options, sizes or {})
     try:
         with temporary_folder(beside=task.output) as folder, told_as({UNNAMED_FILE: str(task.source)}):
-            work = _Compiling(options, chosen, sizes or {}, folder, _name_beside(task.source, task.output))
-            done = transform_file(task, work, on_step)
+            done = transform_file(task, replace(work, folder=folder), on_step, checked)
     except OSError as error:
         raise write_error(task.output, error) from error
-    return CompiledFile(
-        source=task.source,
-        model_path=done.model_path,
-        files=done.files,
-        compiled=done.result.record,
-        parts=done.result.parts,
-        outside=done.result.outside,
-        before=done.before,
-        after=done.after,
-        coverage=done.coverage,
-        is_tagged=any(done.before.modules.values()),
-        comparison=done.comparison,
-        steps=done.steps,
-        notes=(*done.notes, *_place_notes(done.result.record)),
-        normalizations=done.normalizations,
-    )
+    file = replace(done.file, notes=(*done.file.notes, *_place_notes(done.result.record)))
+    return CompiledFile(**vars(file), compiled=done.result.record, parts=done.result.parts, outside=done.result.outside)
+
+
+def compilation(task: GraphFileTask, options: CompileOptions, sizes: Mapping[str, int]) -> Compilation:
+    """Return the work that options ask for, without a folder yet.
+
+    Raises:
+        UsageError: the provider is unknown, not installed or compiles nothing.
+        StageError: it is a plug-in that the installed ONNX Runtime does not load.
+    """
+    chosen = choose_compiler(options.ep, options.device, options.ep_options or {})
+    return Compilation(options, chosen, sizes, _name_beside(task.source, task.output))
 
 
 def _name_beside(source: Path, output: Path) -> str:
@@ -145,7 +104,7 @@ def compilable_providers() -> tuple[CompilableProvider, ...]:
 
 
 @dataclass(frozen=True)
-class _Compiling(GraphWork[CompileResult]):
+class Compilation(GraphWork[CompileResult]):
     """Compiling for one provider."""
 
     step_name: ClassVar[str] = "compilation"
@@ -154,10 +113,23 @@ class _Compiling(GraphWork[CompileResult]):
     chosen: ChosenProvider
     sizes: Mapping[str, int]
     """Sizes of open dimensions to compare at; of the others, some are tried."""
-    folder: Path
-    """Folder for files that the compiled model refers to until it is written."""
     source: str
     """What the compiled model calls the file that it is made from."""
+    folder: Path = Path()
+    """Folder for files that the compiled model refers to until it is written; a plan has none."""
+
+    def refuse_graph(self, model: ir.Model) -> None:
+        """Refuse a graph without a dimension that has a size.
+
+        Raises:
+            UsageError: names the size.
+        """
+        sizes_of_dimensions(model.graph, self.sizes)
+
+    @property
+    def request_words(self) -> str:
+        """The provider and its device."""
+        return f"for {self.chosen.provider.name} ({self.chosen.device_words})"
 
     def apply(self, model: ir.Model) -> CompileResult:
         """Compile the model."""

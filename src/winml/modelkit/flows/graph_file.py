@@ -23,16 +23,11 @@ from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import comparison_words
 from winml.modelkit.flows.module_functions import functions_of_modules, refuse_no_functions
 from winml.modelkit.graph.contexts import refuse_compiled
-from winml.modelkit.graph.files.graph_reading import (
-    MergedKeys,
-    graph_of,
-    load_by_reference,
-    merge_duplicate_keys,
-    reading_graph,
-)
-from winml.modelkit.graph.files.output_files import ExportPaths, OutputFiles, refuse_inputs
+from winml.modelkit.graph.files.graph_reading import MergedKeys, graph_of, load_by_reference, merge_duplicate_keys
+from winml.modelkit.graph.files.output_files import ExportPaths, OutputFiles, recover, refuse_inputs
 from winml.modelkit.graph.files.placing import external_files, place_copy
-from winml.modelkit.graph.files.reading import inline_functions, read_structure
+from winml.modelkit.graph.files.reading import inline_functions, read_structure, reading_graph
+from winml.modelkit.graph.files.recovery import State, file_state
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.graph.validity import refuse_cycles, refuse_invalid
@@ -41,9 +36,9 @@ from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, NORMALIZED_KEY
 from winml.modelkit.normalize.stamp import is_normalized, stamp
 from winml.modelkit.optimize.graph_matching import GraphCensus, operator_name
 from winml.modelkit.options import load_json
-from winml.modelkit.progress import StepClock, StepEvent, StepTiming
+from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.module_functions import ModuleFunctions
-from winml.modelkit.results.optimized_model import GraphSummary
+from winml.modelkit.results.transformed_file import GraphSummary, TransformedFile
 from winml.modelkit.results.written_file import WrittenFile
 from winml.modelkit.runtime.ir_versions import newest_ir_version
 from winml.modelkit.verify.by_module.first_wrong_module import first_wrong_module_named
@@ -52,12 +47,15 @@ from winml.modelkit.words import count_noun
 __all__ = [
     "ALREADY_NORMALIZED",
     "EXTERNAL_BYTES",
+    "CheckedSource",
     "Comparison",
     "CopyRules",
     "GraphFileTask",
     "GraphWork",
-    "TransformedFile",
+    "Transformation",
+    "check_source",
     "is_external",
+    "may_be_copy",
     "read_plain",
     "refresh_metadata",
     "summarize_graph",
@@ -128,7 +126,7 @@ class GraphFileTask:
         return ExportPaths.for_output(self.output, with_sidecar=False, with_report=False)
 
     def refuse_early(self) -> None:
-        """Refuse an output that cannot be, before anything is read.
+        """Refuse an output that cannot be, before anything is read; writes nothing.
 
         Raises:
             UsageError: the output exists, is a directory or the source, or does not end in ``.onnx``.
@@ -136,6 +134,11 @@ class GraphFileTask:
         """
         refuse_inputs([self.paths.model], [self.source])
         self.paths.refuse_existing(overwrite=self.overwrite)
+
+    def recover(self) -> None:
+        """Complete or remove what killed commands left where the result goes, unless a transaction has begun there."""
+        if self.transaction is None:
+            recover([self.paths.model])
 
 
 class GraphWork(ABC, Generic[ResultT]):
@@ -160,6 +163,18 @@ class GraphWork(ABC, Generic[ResultT]):
     def may_be_requested(self) -> bool:
         """Whether anything was or still may be requested while the work runs. If not, no weight is read."""
         return self.is_requested
+
+    def refuse_graph(self, model: ir.Model) -> None:
+        """Refuse what the work cannot do with a graph, by its structure; weights are not there.
+
+        Raises:
+            UsageError: what is requested does not fit the graph.
+        """
+
+    @property
+    def request_words(self) -> str:
+        """What is requested, in a few words for a plan."""
+        return self.step_name
 
     @abstractmethod
     def apply(self, model: ir.Model) -> ResultT:
@@ -212,49 +227,29 @@ class GraphWork(ABC, Generic[ResultT]):
 
 
 @dataclass(frozen=True)
-class TransformedFile(Generic[ResultT]):
+class Transformation(Generic[ResultT]):
     """What came of turning one file into another."""
 
     result: ResultT
     """What the work returned, with the model in memory."""
-    model_path: Path
-    files: tuple[WrittenFile, ...]
-    """Every file written, the model first."""
-    is_copy: bool
-    """Whether the result is the source under another name."""
-    is_plain: bool
-    """Whether the result is in its plain form."""
-    normalizations: int
-    """How often the graph was brought into its plain form: 0 or 1."""
-    before: GraphSummary
-    after: GraphSummary
-    """The file that was written, counted in it."""
-    coverage: Coverage
-    """Tags of the file that was written, counted in it."""
-    comparison: Comparison | None
-    """Comparison with the source; None where it was not asked for, or the result is a copy."""
-    functions: ModuleFunctions | None
-    """Modules that are functions of the file; None where none were asked for."""
-    steps: tuple[StepTiming, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def verification(self) -> VerificationInfo | None:
-        """The comparison, where the work keeps the answer."""
-        return self.comparison if isinstance(self.comparison, VerificationInfo) else None
-
-    @property
-    def fidelity(self) -> FidelityInfo | None:
-        """The comparison, where the work gives up some of the answer."""
-        return self.comparison if isinstance(self.comparison, FidelityInfo) else None
+    file: TransformedFile
 
 
 def transform_file(
-    task: GraphFileTask, work: GraphWork[ResultT], on_step: Callable[[StepEvent], None] | None = None
-) -> TransformedFile[ResultT]:
+    task: GraphFileTask,
+    work: GraphWork[ResultT],
+    on_step: Callable[[StepEvent], None] | None = None,
+    checked: CheckedSource | None = None,
+) -> Transformation[ResultT]:
     """Read a graph, bring it into its plain form, do the work, and put the verified result in place.
 
     A source that is in its plain form, of which nothing is requested, is copied by reference; its weights are not read.
+
+    Args:
+        task: From which file to which.
+        work: What is done with the graph.
+        on_step: Called when a step starts and when it ends.
+        checked: The source, where a plan has read it; read again if it has changed since.
 
     Raises:
         UsageError: the output exists, is a directory, or is data that the source names.
@@ -265,8 +260,9 @@ def transform_file(
         WriteError: the output cannot be written.
     """
     task.refuse_early()
+    task.recover()
     clock = StepClock(work.steps(), on_step)
-    opened = _read_source(task, work, clock)
+    opened = _read_source(task, work, clock, checked)
     if work.precedes_normalization:
         result = _apply_work(work, opened.model, clock)
         normalized = _bring_into_plain_form(task, work, replace(opened, model=result.model, is_plain=False), clock)
@@ -279,8 +275,8 @@ def transform_file(
     notes = normalized.notes
     if is_copy:
         notes = (ALREADY_NORMALIZED,) if opened.is_plain else ()
-    return TransformedFile(
-        result=result,
+    file = TransformedFile(
+        source=task.source,
         model_path=task.paths.model,
         files=written.files,
         is_copy=is_copy,
@@ -294,6 +290,47 @@ def transform_file(
         functions=written.functions,
         notes=(*opened.notes, *notes, *result.notes, *(written.functions.notes() if written.functions else ())),
     )
+    return Transformation(result, file)
+
+
+@dataclass(frozen=True)
+class CheckedSource:
+    """The structure of a source that can be worked on, as it was when it was read."""
+
+    model: ir.Model
+    """Valid, without its larger weights, every metadata key once."""
+    merged: MergedKeys
+    inlined: int
+    """Functions that are modules, which were inlined."""
+    data: tuple[Path, ...]
+    """The data files that it names."""
+    states: Mapping[Path, State]
+    """Sizes and times of change of the source and its data files."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the files are still what they were."""
+        return all(file_state(path) == state for path, state in self.states.items())
+
+
+def check_source(task: GraphFileTask, work: GraphWork[ResultT]) -> CheckedSource:
+    """Read the structure of a source, and refuse what shows in it; no weight is read, and nothing is written.
+
+    Raises:
+        UsageError: the output is data that the source names, or the work does not fit the graph.
+        InputError: the file is no ONNX model or not a valid one, its data is missing, or it is compiled already.
+    """
+    source = task.source
+    data = external_files(source)  # raises our errors, where a library would raise its own
+    refuse_inputs([task.paths.model], data)
+    states = {path: file_state(path) for path in (source, *data)}
+    structure, merged, inlined = _checked_structure(source)
+    model = graph_of(structure, source)
+    refuse_compiled(model)
+    if task.functions is not None:
+        refuse_no_functions(model, task.functions)
+    work.refuse_graph(model)
+    return CheckedSource(model, merged, inlined, data, states)
 
 
 @dataclass(frozen=True)
@@ -311,28 +348,33 @@ class _OpenedSource:
     """What was repaired while reading."""
 
 
-def _read_source(task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock) -> _OpenedSource:
+def _read_source(
+    task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock, checked: CheckedSource | None
+) -> _OpenedSource:
     """Read the structure, decide whether the source may be copied by reference, and read the weights where needed."""
     source = task.source
     with clock.step(_READING) as step:
-        data = external_files(source)  # raises our errors, where a library would raise its own
-        refuse_inputs([task.paths.model], data)
+        if checked is None or not checked.is_current:
+            checked = check_source(task, work)
         # The structure only: a copy by reference never reads the weights.
-        structure, merged, inlined = _checked_structure(source)
-        model = graph_of(structure, source)
-        refuse_compiled(model)
-        summary = summarize_graph(model, sum(file.stat().st_size for file in (source, *data)))
-        if task.functions is not None:
-            refuse_no_functions(model, task.functions)  # before the work, which may take minutes
-        is_plain = is_normalized(model)
-        may_be_copied = not (merged or inlined) and (
-            (task.copying.of_any_form and task.skip_normalization)
-            or (is_plain and task.external_data is None and structure.ir_version <= newest_ir_version())
-        )
+        model = checked.model
+        summary = summarize_graph(model, sum(file.stat().st_size for file in (source, *checked.data)))
+        is_plain, may_be_copied = is_normalized(model), may_be_copy(task, checked)
         if work.may_be_requested or not may_be_copied or task.functions is not None:
             model = reading_graph(source, lambda: load_by_reference(source))
         step.summary = f"{summary.nodes} nodes, opset {summary.opset}"
-    return _OpenedSource(model, summary, is_plain, may_be_copied, (*merged.notes(), *_inlined_notes(inlined)))
+    notes = (*checked.merged.notes(), *_inlined_notes(checked.inlined))
+    return _OpenedSource(model, summary, is_plain, may_be_copied, notes)
+
+
+def may_be_copy(task: GraphFileTask, checked: CheckedSource) -> bool:
+    """Say whether the source can be the result as it is, where the work changes nothing."""
+    if checked.merged or checked.inlined:
+        return False
+    if task.copying.of_any_form and task.skip_normalization:
+        return True
+    is_readable = checked.model.ir_version <= newest_ir_version()
+    return is_normalized(checked.model) and task.external_data is None and is_readable
 
 
 def _checked_structure(source: Path) -> tuple[onnx.ModelProto, MergedKeys, int]:

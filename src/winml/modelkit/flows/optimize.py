@@ -22,13 +22,14 @@ from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import StageError, UsageError
 from winml.modelkit.flows.graph_file import (
     EXTERNAL_BYTES,
+    CheckedSource,
     GraphFileTask,
     GraphWork,
-    TransformedFile,
+    Transformation,
     summarize_graph,
     transform_file,
 )
-from winml.modelkit.flows.graph_modules import optimize_within
+from winml.modelkit.flows.graph_modules import graph_modules, optimize_within
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.optimize.capabilities import CAPABILITIES
 from winml.modelkit.optimize.opset_conversion import refuse_unknown_opset
@@ -38,7 +39,10 @@ from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.results.optimized_model import OptimizationLoop, OptimizationRound, OptimizedFile
 
-__all__ = ["SingleOptimization", "optimize_file", "optimize_onnx", "run_optimize_analyze_loop"]
+__all__ = ["SingleOptimization", "optimization", "optimize_file", "run_optimize_analyze_loop"]
+
+LISTED_CAPABILITIES = 4
+"""Capabilities that a plan names one by one. Chosen: they fit on a line; ``--list`` shows all."""
 
 MAX_ROUNDS = 5
 """Chosen: two rounds settle every model tried, the second finding nothing."""
@@ -47,81 +51,38 @@ AnalyzeRound = Callable[[OptimizationRound], Mapping[str, Any] | None]
 """Called after each round; returns the flags of the next in place of those so far, or None to go on with the same."""
 
 
-def optimize_onnx(
-    model: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    *,
-    options: OptimizeOptions | None = None,
-    overwrite: bool = False,
-    verify: bool = True,
-    skip_normalization: bool = False,
-    external_data: bool | None = None,
-    seed: int = 0,
-    sizes: Mapping[str, int] | None = None,
-    functions: str | None = None,
-    on_step: Callable[[StepEvent], None] | None = None,
-    **flags: Any,
-) -> OptimizedFile:
-    """Optimize an ONNX file; its nodes go on saying which module they came from.
-
-    Without flags, a file in its plain form is copied by reference and any other is brought into it.
-
-    Args:
-        model: The file; it stays as it is.
-        output: The ``.onnx`` file to write.
-        options: What is to be done; None: as ``flags`` say.
-        overwrite: Replace a file that is there already.
-        verify: Compare the result with ``model`` in ONNX Runtime.
-        skip_normalization: Take the graph for normalized although no stamp says so.
-        external_data: Keep weights in a file of their own (True) or inside (False); None: those of
-            ``EXTERNAL_BYTES`` or more in a file of their own.
-        seed: Seed of the values compared on.
-        sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
-        functions: Modules that the file holds as functions: ``all``, ``classes`` (modules of one class whose graphs are
-            equal share one) or a selector.
-        on_step: Called when a step starts and when it ends.
-        **flags: ``level``, ``ep``, ``opset``, ``module``, ``exclude``, names of capabilities (``gelu_fusion=True``).
-
-    Returns:
-        The record of the optimization. The file is in place.
-
-    Raises:
-        UsageError: a flag nobody knows or that goes with no other, or an output that exists.
-        InputError: the file is no ONNX model, or its data is missing.
-        NormalizeError: the graph could not be brought into its plain form.
-        OptimizeError: an engine could not read the graph, or failed.
-        StageError: ``model`` itself does not run, so the result cannot be compared with it.
-        VerificationError: the result does not answer as ``model`` does; no file was written.
-    """
-    if options is None:
-        options = parse_options(OptimizeOptions, flags, "optimize_onnx")
-    task = GraphFileTask(
-        Path(model),
-        Path(output),
-        overwrite=overwrite,
-        verify=verify,
-        seed=seed,
-        skip_normalization=skip_normalization,
-        external_data=external_data,
-        external_from_bytes=EXTERNAL_BYTES,
-        functions=functions,
-    )
-    return optimize_file(task, options, on_step, sizes=sizes)
-
-
 def optimize_file(
     task: GraphFileTask,
     options: OptimizeOptions,
     on_step: Callable[[StepEvent], None] | None = None,
     *,
     sizes: Mapping[str, int] | None = None,
+    checked: CheckedSource | None = None,
 ) -> OptimizedFile:
-    """Optimize an ONNX file as a task says; see :func:`optimize_onnx` for what is returned and raised."""
+    """Optimize an ONNX file as a task says; see :func:`~winml.modelkit.optimize_onnx`.
+
+    Args:
+        task: From which file to which.
+        options: What is to be done.
+        on_step: Called when a step starts and when it ends.
+        sizes: Sizes of open dimensions to compare at.
+        checked: The source, where a plan has read it.
+    """
     task.refuse_early()
+    task.recover()
+    work = optimization(options, sizes or {})
+    return _optimized_file(work, transform_file(task, work, on_step, checked))
+
+
+def optimization(options: OptimizeOptions, sizes: Mapping[str, int]) -> SingleOptimization:
+    """Return the work that options ask for.
+
+    Raises:
+        UsageError: they contradict one another, or name an opset nobody knows.
+    """
     refuse_unknown_opset(options.opset)
     options.refuse_whole_graph()
-    work = SingleOptimization(options, sizes or {})
-    return _optimized_file(task, work, transform_file(task, work, on_step))
+    return SingleOptimization(options, sizes)
 
 
 def run_optimize_analyze_loop(
@@ -151,17 +112,17 @@ def run_optimize_analyze_loop(
             all), or None to go on with the same.
         overwrite: Replace a file that is there already.
         verify: Compare the result with ``model`` in ONNX Runtime.
-        external_data: As for :func:`optimize_onnx`.
+        external_data: As for :func:`~winml.modelkit.optimize_onnx`.
         seed: Seed of the values compared on.
         on_step: Called when a step starts and when it ends.
-        **flags: As for :func:`optimize_onnx`; those of the first round.
+        **flags: As for :func:`~winml.modelkit.optimize_onnx`; those of the first round.
 
     Returns:
         The record of the optimization, and that of every round. The file is in place.
 
     Raises:
         UsageError: a flag nobody knows, an output that exists, or no round.
-        WinMLError: as :func:`optimize_onnx` raises.
+        WinMLError: as :func:`~winml.modelkit.optimize_onnx` raises.
     """
     if max_rounds < 1:
         raise UsageError(f"max_rounds {max_rounds}: at least one round is needed", hint="Give a number from 1 up.")
@@ -177,9 +138,10 @@ def run_optimize_analyze_loop(
         external_from_bytes=EXTERNAL_BYTES,
     )
     task.refuse_early()
+    task.recover()
     refuse_unknown_opset(options.opset)
     work = _OptimizationInRounds([options], max_rounds, analyze)
-    file = _optimized_file(task, work, transform_file(task, work, on_step))
+    file = _optimized_file(work, transform_file(task, work, on_step))
     return OptimizationLoop(file, tuple(work.rounds))
 
 
@@ -232,13 +194,37 @@ class SingleOptimization(_Optimization):
         """The options."""
         return (self.options,)
 
+    def refuse_graph(self, model: ir.Model) -> None:
+        """Refuse a graph without a dimension that has a size, or without a module of a selector.
+
+        Raises:
+            UsageError: names it, or a capability that can make nothing at the opset of the graph.
+        """
+        sizes_of_dimensions(model.graph, self.sizes)
+        opset = self.options.opset or model.opset_imports.get("")
+        if opset is not None:
+            self.options.refuse_older_opset(opset)
+        if self.options.is_limited:
+            modules = graph_modules(model, model.graph.name or "graph")
+            for selector in (*self.options.module, *self.options.exclude):
+                modules.selected_tags(selector)
+
+    @property
+    def request_words(self) -> str:
+        """The level, the opset and what is on."""
+        if not self.is_requested:
+            return "nothing is requested"
+        opset = () if self.options.opset is None else (f"opset {self.options.opset}",)
+        enabled = self.enabled_names()
+        words = enabled if len(enabled) <= LISTED_CAPABILITIES else (f"{len(enabled)} capabilities",)
+        return ", ".join((f"level {self.options.level}", *opset, *words))
+
     def apply(self, model: ir.Model) -> OptimizeResult:
         """Optimize the model.
 
         Raises:
-            UsageError: it has no dimension that a size was given for, or a selector names no module.
+            UsageError: a selector names no module.
         """
-        sizes_of_dimensions(model.graph, self.sizes)
         return optimize_within(model, self.options)
 
     def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo:
@@ -322,24 +308,5 @@ def _options_of_next_round(flags: Mapping[str, Any]) -> OptimizeOptions:
     return options
 
 
-def _optimized_file(
-    task: GraphFileTask, work: _Optimization, transformed: TransformedFile[OptimizeResult]
-) -> OptimizedFile:
-    return OptimizedFile(
-        source=task.source,
-        model_path=transformed.model_path,
-        files=transformed.files,
-        is_copy=transformed.is_copy,
-        is_plain=transformed.is_plain,
-        normalizations=transformed.normalizations,
-        enabled=work.enabled_names(),
-        fired=transformed.result.fired,
-        before=transformed.before,
-        after=transformed.after,
-        coverage=transformed.coverage,
-        is_tagged=any(transformed.before.modules.values()),
-        verification=transformed.verification,
-        functions=transformed.functions,
-        steps=transformed.steps,
-        notes=transformed.notes,
-    )
+def _optimized_file(work: _Optimization, done: Transformation[OptimizeResult]) -> OptimizedFile:
+    return OptimizedFile(**vars(done.file), enabled=work.enabled_names(), fired=done.result.fired)

@@ -13,13 +13,13 @@ import onnx_ir as ir
 from winml.modelkit.errors import StageError
 from winml.modelkit.flows.graph_file import read_plain
 from winml.modelkit.flows.graph_modules import optimize_within
-from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions, stated_sums
-from winml.modelkit.graph.specs import summed_sizes
+from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions
+from winml.modelkit.graph.specs import stated_sums, summed_sizes
 from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability
 from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.options import parse_options
+from winml.modelkit.options import options_of
 from winml.modelkit.results.optimization_check import BlockedFusion, CheckedCapability, OptimizationCheck
 from winml.modelkit.runtime.default_sizes import default_size
 
@@ -51,8 +51,7 @@ def check_optimization(
         NormalizeError: the graph could not be brought into its plain form.
         OptimizeError: an engine could not read the graph, or failed.
     """
-    if options is None:
-        options = parse_options(OptimizeOptions, flags, "check_optimization")
+    options = options_of(OptimizeOptions, options, flags, "check_optimization")
     notes = []
     if options.is_empty:
         options = options.model_copy(update={"level": "full"})
@@ -148,7 +147,7 @@ def _usual_sizes(plain: ir.Model, names: Iterable[str]) -> dict[str, int]:
 
 def _with_sums(plain: ir.Model, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return sizes in which those that the file states as sums of others are right."""
-    sums = summed_sizes(stated_sums(plain), sizes)
+    sums = summed_sizes(stated_sums(plain.metadata_props), sizes)
     return {**sizes, **{name: size for name, size in sums.items() if name in sizes}}
 
 

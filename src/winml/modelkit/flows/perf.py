@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from numpy.typing import NDArray
-
+from winml.modelkit.arrays import Arrays
 from winml.modelkit.errors import MeasureError, UsageError, first_line
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.measure.latency import LatencyOptions, Run, measure_alternating, measure_latency
 from winml.modelkit.results.perf import BaselineResult, MemoryUse, PerfResult, perf_result
-from winml.modelkit.runtime.decoder_inputs import decoder_run, inputs_of_file
+from winml.modelkit.runtime.decoding.inputs import decoder_run, inputs_of_file
 from winml.modelkit.runtime.graph_inputs import array_words, graph_inputs
 from winml.modelkit.runtime.memory import resident_bytes
 from winml.modelkit.runtime.opened_model import (
@@ -41,7 +40,7 @@ __all__ = [
 @contextmanager
 def pytorch_run(
     request: ModelRequest,
-    feeds: Mapping[str, NDArray[Any]],
+    feeds: Arrays,
     *,
     threads: int | None,
     tell: Callable[[str], None] | None = None,

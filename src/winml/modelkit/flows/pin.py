@@ -25,10 +25,8 @@ from winml.modelkit.graph.pinning import (
     open_dimensions,
     pin_dimensions,
     sizes_of_dimensions,
-    stated_inputs,
-    stated_sums,
 )
-from winml.modelkit.graph.specs import InputTensorSpec, resolve_names, summed_sizes
+from winml.modelkit.graph.specs import InputTensorSpec, input_records, resolve_names, stated_sums, summed_sizes
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY
@@ -135,21 +133,21 @@ def pin_model(
     """
     task = GraphFileTask(Path(source), Path(output), overwrite=overwrite, verify=verify, seed=seed)
     try:
-        pinned_file = transform_file(task, _Pinning(sizes))
+        done = transform_file(task, _Pinning(sizes))
     except WinMLError as error:
         error.step = ""  # nobody is shown the steps of fixing sizes
         raise
-    result = pinned_file.result
+    result, file = done.result, done.file
     return PinnedModel(
-        model_path=pinned_file.model_path,
+        model_path=file.model_path,
         sizes=result.sizes,
         still_open=result.still_open,
         inputs=_input_specs(result.model),
         outputs=output_specs(result.model.graph),
-        coverage=pinned_file.coverage,
-        verification=pinned_file.verification,
-        size_bytes=sum(file.size_bytes for file in pinned_file.files),
-        notes=pinned_file.notes,
+        coverage=file.coverage,
+        verification=file.verification,
+        size_bytes=sum(item.size_bytes for item in file.files),
+        notes=file.notes,
     )
 
 
@@ -180,7 +178,7 @@ class _Pinning(GraphWork[_PinResult]):
         """
         names = open_dimensions(model.graph)
         sizes = sizes_of_dimensions(model.graph, self.sizes)
-        sums = stated_sums(model)
+        sums = stated_sums(model.metadata_props)
         sizes |= {name: size for name, size in summed_sizes(sums, sizes).items() if name in names}
         pin_dimensions(model, sizes)
         _state_sums(model, sizes)
@@ -246,7 +244,7 @@ def _size_words(sizes: Mapping[str, int]) -> str:
 
 def _state_sums(model: ir.Model, sizes: Mapping[str, int]) -> None:
     """Write numbers for the sizes that are fixed into the sums the file states, in place; leave out those all fixed."""
-    records = stated_inputs(model)
+    records = input_records(model.metadata_props)
     if not any("sums" in record for record in records.values()):
         return
     for record in records.values():
@@ -262,7 +260,7 @@ def _state_sums(model: ir.Model, sizes: Mapping[str, int]) -> None:
 
 def _input_specs(model: ir.Model) -> tuple[InputTensorSpec, ...]:
     """Return the inputs as the graph declares them, with the value ranges that the file states."""
-    stated = stated_inputs(model)
+    stated = input_records(model.metadata_props)
     specs = []
     for value in model.graph.inputs:
         if value.name in model.graph.initializers:

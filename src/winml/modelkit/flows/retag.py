@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
@@ -19,12 +20,14 @@ from winml.modelkit.graph.files.metadata_rewriting import rewrite_metadata
 from winml.modelkit.graph.files.output_files import (
     ExportPaths,
     OutputFiles,
+    recover,
     refuse_existing,
     refuse_inputs,
     write_error,
 )
 from winml.modelkit.graph.files.placing import data_names, external_files, place_data
 from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.files.recovery import State, file_state
 from winml.modelkit.graph.function_inlining import module_functions
 from winml.modelkit.hierarchy.carry.carrying import CarryReport, carry_tags
 from winml.modelkit.hierarchy.carry.original_graph import walk
@@ -32,7 +35,7 @@ from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.results.written_file import RetaggedModel
 from winml.modelkit.words import count_noun
 
-__all__ = ["retag_model"]
+__all__ = ["CarriedTags", "carry_between", "retag_model", "write_carried"]
 
 RELATED_SHARE = 0.1
 """Smallest share of nodes that must be found again in the model before. Chosen: a model quantized with every weight and
@@ -62,39 +65,86 @@ def retag_model(
             missing.
         WriteError: the output cannot be written.
     """
-    before, after = Path(before), Path(after)
-    target = after if output is None else Path(output)
+    target = Path(after if output is None else output)
+    carried = carry_between(Path(before), Path(after), target, overwrite=overwrite)
+    recover([target])
+    if not carried.is_current:
+        carried = carry_between(Path(before), Path(after), target, overwrite=overwrite)
+    return write_carried(carried, overwrite=overwrite)
+
+
+@dataclass(frozen=True)
+class CarriedTags:
+    """The structure of a file whose nodes have the tags of another, before it is written."""
+
+    before: Path
+    after: Path
+    target: Path
+    model: ir.Model
+    """That of ``after``, with the tags."""
+    merged: MergedKeys
+    report: CarryReport
+    original_data: tuple[Path, ...]
+    data: tuple[Path, ...]
+    """Data files that ``after`` names."""
+    states: Mapping[Path, State]
+    """Sizes and times of change of the files that were read."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the files are still what they were."""
+        return all(file_state(path) == state for path, state in self.states.items())
+
+    @property
+    def shares_data(self) -> bool:
+        """Whether the result can name the data files of ``after``, in whose folder it is."""
+        return self.target.absolute().parent.resolve() == self.after.absolute().parent.resolve()
+
+
+def carry_between(before: Path, after: Path, target: Path, *, overwrite: bool) -> CarriedTags:
+    """Return a file with the tags of another; nothing is written. Raises as :func:`retag_model` does."""
     _refuse_output(before, after, target, overwrite=overwrite)
+    states = {path: file_state(path) for path in (before, after)}
     original, _ = read_foreign(before)
     _refuse_module_functions(after)
     model, merged = read_foreign(after)
-    data = external_files(after)
-    refuse_inputs([target], [*external_files(before), *data])
-    shares_data = target.absolute().parent.resolve() == after.absolute().parent.resolve()
+    data, original_data = external_files(after), external_files(before)
+    refuse_inputs([target], [*original_data, *data])
     report = carry_tags(original, model)
     _refuse_unrelated(before, after, report)
+    return CarriedTags(before, after, target, model, merged, report, tuple(original_data), tuple(data), states)
+
+
+def write_carried(carried: CarriedTags, *, overwrite: bool) -> RetaggedModel:
+    """Write a file with the tags that were carried.
+
+    Raises:
+        OutputExistsError: the output exists by now.
+        WriteError: it cannot be written.
+    """
+    target, after, model = carried.target, carried.after, carried.model
     with OutputFiles() as files:
         try:
             staged = files.reserve(target)
-            copies = {} if shares_data else place_data(data, staged)
+            copies = {} if carried.shares_data else place_data(carried.data, staged)
             names = {name: copies[after.parent / name].name for name in data_names(after)} if copies else {}
             rewrite_metadata(after, staged, model.metadata_props, *_node_metadata(model), locations=names)
-            files.keep(external_files(before))
+            files.keep(carried.original_data)
         except OSError as error:
             raise write_error(target, error) from error
         written = files.commit(overwrite=overwrite)
     return RetaggedModel(
         model_path=target,
-        before=before,
+        before=carried.before,
         after=after,
-        report=report,
+        report=carried.report,
         coverage=measure_coverage(model),
-        repaired=merged.nodes,
+        repaired=carried.merged.nodes,
         size_bytes=sum(written.values()),
         notes=(
-            *MergedKeys(0, merged.model_keys).notes(),
-            *report.notes,
-            *_sharing_notes(target, after, data if shares_data else ()),
+            *MergedKeys(0, carried.merged.model_keys).notes(),
+            *carried.report.notes,
+            *_sharing_notes(target, after, carried.data if carried.shares_data else ()),
         ),
     )
 

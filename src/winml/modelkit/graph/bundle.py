@@ -7,13 +7,14 @@ how the parts were made, and runs none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.metadata_keys import PART_KEY
 from winml.modelkit.options import load_json
+from winml.modelkit.records import Record, entry
 
 __all__ = [
     "ModelBundle",
@@ -38,7 +39,7 @@ PartT = TypeVar("PartT", bound=NamedPart)
 
 
 @dataclass(frozen=True)
-class PartFeed:
+class PartFeed(Record):
     """An output of one part that becomes an input of another, or of the same part in its next run."""
 
     output: str
@@ -46,13 +47,9 @@ class PartFeed:
     """The part that takes it."""
     input: str
 
-    def as_record(self) -> dict[str, str]:
-        """Return the JSON object of FORMATS."""
-        return {"output": self.output, "part": self.part, "input": self.input}
-
 
 @dataclass(frozen=True)
-class TextTokens:
+class TextTokens(Record):
     """How a text begins and ends, where the files beside a model do not say it."""
 
     first: int
@@ -60,50 +57,25 @@ class TextTokens:
     ends: tuple[int, ...] = ()
     """Tokens that end a text."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Return the JSON object of FORMATS."""
-        return {"first": self.first, "ends": list(self.ends)}
-
-    @classmethod
-    def of_record(cls, record: Any) -> TextTokens | None:
-        """Read one; None where there is none.
-
-        Raises:
-            ValueError: it is not of this form.
-        """
-        if record is None:
-            return None
-        numbers = [record["first"], *record["ends"]]
-        if any(type(number) is not int for number in numbers):
-            raise ValueError(f"tokens {numbers}")
-        return cls(numbers[0], tuple(numbers[1:]))
-
 
 @dataclass(frozen=True)
-class PartDescription:
+class PartDescription(Record):
     """What a file says about the part it holds."""
 
     name: str
-    part_names: tuple[str, ...]
+    part_names: tuple[str, ...] = field(metadata=entry("of"))
     """All parts of the model, in the order in which they run."""
     feeds: tuple[PartFeed, ...] = ()
     """Where the outputs of this part go."""
-    positions: int | None = None
+    positions: int | None = field(default=None, metadata=entry(omit_none=True))
     """Tokens per row that it has positions for, those in the cache included; None: any number, or nobody knows."""
-    text: TextTokens | None = None
+    text: TextTokens | None = field(default=None, metadata=entry(omit_none=True))
     """How a text begins and ends; None: the files beside the model say it."""
 
     @property
     def is_one_of_several(self) -> bool:
         """Whether the model has other parts."""
         return len(self.part_names) > 1
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the JSON object of FORMATS."""
-        limits: dict[str, Any] = {} if self.positions is None else {"positions": self.positions}
-        limits |= {} if self.text is None else {"text": self.text.as_record()}
-        feeds = [feed.as_record() for feed in self.feeds]
-        return {"name": self.name, "of": list(self.part_names), "feeds": feeds, **limits}
 
 
 @dataclass(frozen=True)
@@ -155,11 +127,11 @@ def read_part_description(path: Path) -> PartDescription | None:
         return None
     try:
         record = load_json(text)
-        feeds = tuple(PartFeed(feed["output"], feed["part"], feed["input"]) for feed in record["feeds"])
+        feeds = tuple(PartFeed.from_fields(feed) for feed in record["feeds"])
         positions = record.get("positions")
         if positions is not None and (type(positions) is not int or positions < 1):
             raise ValueError(f"{positions} positions")
-        text_tokens = TextTokens.of_record(record.get("text"))
+        text_tokens = None if record.get("text") is None else TextTokens.from_fields(record["text"])
         return PartDescription(record["name"], tuple(record["of"]), feeds, positions, text_tokens)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: {PART_KEY} is damaged", hint="Export the model again.") from error

@@ -1,4 +1,4 @@
-"""Gives new values and nodes names that nothing in a graph bears, its subgraphs included."""
+"""Gives new values and nodes names that nothing in a graph bears, its subgraphs included; makes a new Cast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import onnx
 import onnx_ir as ir
 
-__all__ = ["FreshNames"]
+__all__ = ["FreshNames", "cast_node"]
 
 
 class FreshNames:
@@ -35,6 +35,26 @@ class FreshNames:
             name = f"{wish}_{number}"
         self._taken.add(name)
         return name
+
+
+def cast_node(
+    value: ir.Value, dtype: ir.DataType, owner: ir.Node, fresh: FreshNames, name: str | None = None
+) -> ir.Node:
+    """Return a Cast of a value, in no graph yet, that belongs to the module of a node.
+
+    Args:
+        value: What is cast.
+        dtype: The type of the result.
+        owner: Whose metadata the Cast bears.
+        fresh: Names of the graph; those of the Cast are taken.
+        name: Name of the result; None: a fresh one.
+    """
+    output = name or fresh.take(f"{value.name}_as_{dtype.name.lower()}")
+    cast = ir.node("Cast", [value], {"to": int(dtype)}, name=fresh.take(f"{output}/Cast"))
+    cast.outputs[0].name = output
+    cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(dtype), value.shape
+    cast.metadata_props.update(owner.metadata_props)
+    return cast
 
 
 def _names_of(graph: ir.Graph) -> Iterator[str | None]:

@@ -26,6 +26,7 @@ from winml.modelkit.metadata_keys import (
     RELATIVE_KEY,
     TAG_KEY,
 )
+from winml.modelkit.options import JsonError, load_json
 
 __all__ = [
     "MODULE",
@@ -164,7 +165,7 @@ def _settle(node: ir.Node, names: _Names) -> None:
     renamed = _renamed_values(node)
     scope, *anchors = json.loads(props.pop(FUNCTION_CALL_KEY))
     name, outputs, keys = json.loads(props.pop(FUNCTION_NODE_KEY))
-    relative = json.loads(props.pop(RELATIVE_KEY)) if RELATIVE_KEY in keys else None
+    relative = _relative(props.pop(RELATIVE_KEY)) if RELATIVE_KEY in keys else None
     for key in props.keys() - set(keys):
         del props[key]
     for key, template in (relative or {}).items():
@@ -179,6 +180,21 @@ def _settle(node: ir.Node, names: _Names) -> None:
     node.name = names.nodes.take(absolute(name)) if name else name
     for value, text in zip(renamed, filter(None, outputs), strict=True):
         value.name = names.values.take(absolute(text))
+
+
+def _relative(text: str) -> dict[str, str]:
+    """Return the metadata of a node of a function, in which names of its call are left out.
+
+    Raises:
+        ValueError: the file holds none; names the key.
+    """
+    try:
+        relative = load_json(text)
+    except JsonError as error:
+        raise ValueError(f"{RELATIVE_KEY}: {error}") from None
+    if not isinstance(relative, dict) or not all(isinstance(value, str) for value in relative.values()):
+        raise ValueError(f"{RELATIVE_KEY}: expected an object of texts")
+    return relative
 
 
 def walk_nodes(nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
@@ -203,7 +219,7 @@ def restore_recorded(model: ir.Model) -> None:
     text = model.metadata_props.pop(FUNCTIONS_KEY, "")
     nodes = list(model.graph)
     try:
-        record = json.loads(text or "{}")
+        record = load_json(text or "{}")
         if not isinstance(record, dict) or record.get("graph") != graph_digest(model):
             return
         changes = _checked_changes(record.get("changes", {}), list(walk_nodes(nodes)))
@@ -232,7 +248,7 @@ def _value_names(values: Iterable[ir.Value | None]) -> list[str]:
     return ["" if value is None else value.name or "" for value in values]
 
 
-def _checked_changes(changes: Any, walked: Sequence[ir.Node]) -> dict[ir.Node, Mapping[str, Any]]:
+def _checked_changes(changes: object, walked: Sequence[ir.Node]) -> dict[ir.Node, Mapping[str, Any]]:
     """Return the recorded change of each node; a ValueError says that the record is damaged."""
     checked: dict[ir.Node, Mapping[str, Any]] = {}
     for index, change in changes.items() if isinstance(changes, dict) else [("", changes)]:
@@ -257,7 +273,7 @@ def _check_names(graph: ir.Graph, changes: Mapping[ir.Node, Mapping[str, Any]]) 
         raise ValueError("two values would have one name")
 
 
-def _checked_places(runs: Any, nodes: Sequence[ir.Node]) -> list[int]:
+def _checked_places(runs: object, nodes: Sequence[ir.Node]) -> list[int]:
     """Return the place of each node from the recorded runs; a ValueError says that the record is damaged."""
     count = len(nodes)
     pairs: list[Any] = runs if isinstance(runs, list) and len(runs) <= count else [None]

@@ -7,15 +7,12 @@ Replaces names by numbers in the declared shapes, in place. The inner shapes are
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import onnx_ir as ir
 
 from winml.modelkit.graph.specs import resolve_names
-from winml.modelkit.metadata_keys import INPUTS_KEY
-from winml.modelkit.options import load_json
 
-__all__ = ["open_dimensions", "pin_dimensions", "sizes_of_dimensions", "stated_inputs", "stated_sums", "sums_stated_in"]
+__all__ = ["open_dimensions", "pin_dimensions", "sizes_of_dimensions"]
 
 
 def open_dimensions(graph: ir.Graph) -> dict[str, list[str]]:
@@ -84,26 +81,3 @@ def _pinned_size(size: int | ir.SymbolicDim, sizes: Mapping[str, int], place: st
         return computed if isinstance(computed, int) else name
     except (ValueError, TypeError, SyntaxError, NotImplementedError):
         return name  # an expression of another exporter that cannot be evaluated
-
-
-def stated_sums(model: ir.Model) -> dict[str, tuple[int | str, ...]]:
-    """Return the sizes that are sums of others, as the file states them."""
-    return sums_stated_in(model.metadata_props.get(INPUTS_KEY, "[]"))
-
-
-def sums_stated_in(text: str) -> dict[str, tuple[int | str, ...]]:
-    """Return the same from what the file says of its inputs, as text; nothing where that is damaged."""
-    records = _records(text).values()
-    return {name: tuple(terms) for record in records for name, terms in record.get("sums", {}).items()}
-
-
-def stated_inputs(model: ir.Model) -> dict[str, dict[str, Any]]:
-    """Return what the file says of its inputs, by name; nothing where that is damaged."""
-    return _records(model.metadata_props.get(INPUTS_KEY, "[]"))
-
-
-def _records(text: str) -> dict[str, dict[str, Any]]:
-    try:
-        return {record["name"]: record for record in load_json(text)}
-    except (ValueError, KeyError, TypeError):
-        return {}

@@ -5,6 +5,7 @@ Plain records; nothing here reads a model or generates values (``runtime/feeds.p
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import pydantic
 
 from winml.modelkit.errors import ConfigError, UsageError
-from winml.modelkit.options import Options, nearest, parse_options, read_json
+from winml.modelkit.metadata_keys import INPUTS_KEY
+from winml.modelkit.options import Options, load_json, nearest, parse_options, read_json
 
 __all__ = [
     "DTYPES",
@@ -28,12 +30,17 @@ __all__ = [
     "OpenSize",
     "OutputAxis",
     "OutputTensorSpec",
+    "StatedCache",
+    "StatedInput",
     "counts_rows",
     "current_name",
+    "input_records",
     "is_open",
     "names_among",
     "parse_dynamic_axes",
     "resolve_names",
+    "stated_inputs",
+    "stated_sums",
     "summed_sizes",
 ]
 
@@ -171,6 +178,72 @@ class InputTensorSpec(_TensorSpec):
         return record
 
 
+class StatedCache(pydantic.BaseModel):
+    """What a file states of an input that takes a tensor of a cache; foreign files may leave out the rest."""
+
+    model_config = pydantic.ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    kind: str
+    """As in :class:`CacheSlot`."""
+    window: int | None = None
+    """How many of the last tokens the layer attends to; None: all of them."""
+
+
+class StatedInput(pydantic.BaseModel):
+    """What a file, ours or of another tool, states of one of its inputs; a field that is damaged states nothing."""
+
+    model_config = pydantic.ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    name: str
+    value_range: tuple[float, float] | None = None
+    """Smallest and largest valid value."""
+    first_values: tuple[tuple[int, int], ...] = ()
+    """Values that each entry of the first axis begins with, as runs of (value, count)."""
+    cache: StatedCache | None = None
+    """Which tensor of a cache it takes."""
+    sums: Mapping[str, tuple[int | str, ...]] = {}
+    """Name in the shape → the sizes whose sum it is."""
+    grid: GridSlot | None = None
+    """How many patches it tells of, where it holds the grids of pictures."""
+
+    @pydantic.field_validator("value_range", "first_values", "cache", "sums", "grid", mode="wrap")
+    @classmethod
+    def _default_where_damaged(
+        cls, value: Any, check: pydantic.ValidatorFunctionWrapHandler, field: pydantic.ValidationInfo
+    ) -> Any:
+        try:
+            return check(value)
+        except pydantic.ValidationError:
+            return cls.model_fields[field.field_name or ""].default
+
+    @pydantic.field_validator("first_values")
+    @classmethod
+    def _leave_out_empty_runs(cls, runs: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        return tuple((value, count) for value, count in runs if count > 0)
+
+
+def input_records(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return the entries of ``winml.io.inputs`` in the metadata of a file, by name; none where it is damaged."""
+    try:
+        return {record["name"]: record for record in load_json(metadata.get(INPUTS_KEY, "[]"))}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def stated_inputs(metadata: Mapping[str, str]) -> dict[str, StatedInput]:
+    """Return what the metadata of a file states of its inputs, by name."""
+    stated = {}
+    for name, record in input_records(metadata).items():
+        with contextlib.suppress(pydantic.ValidationError):  # its name is no text
+            stated[name] = StatedInput.model_validate(record)
+    return stated
+
+
+def stated_sums(metadata: Mapping[str, str]) -> dict[str, tuple[int | str, ...]]:
+    """Return the sizes that are sums of others, as the metadata of a file states them."""
+    return {name: terms for item in stated_inputs(metadata).values() for name, terms in item.sums.items()}
+
+
 class OutputTensorSpec(_TensorSpec):
     """One graph output: name, shape and element type."""
 
@@ -275,7 +348,7 @@ UNNAMED = ""
 """In place of the name of an axis: left open, and named by the export."""
 
 
-def _with_names(axes: Any) -> Any:
+def _with_names(axes: object) -> Any:
     """Return axes in one form; torch also takes a list of axes, for names of its own choice."""
     if not isinstance(axes, Mapping):
         return axes
@@ -418,7 +491,7 @@ def _parse_axes(text: str) -> list[tuple[str, int, str]]:
     ]
 
 
-def _check_axis_numbers(value: Any, label: str) -> Any:
+def _check_axis_numbers(value: object, label: str) -> Any:
     """Return ``value`` if it is an object of lists of axes, or of objects whose keys are axis numbers.
 
     Raises:

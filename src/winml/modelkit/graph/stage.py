@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import onnx_ir as ir
 
 from winml.modelkit.errors import StageError
 from winml.modelkit.hierarchy.tagging import Coverage, NodeTag, all_nodes, read_tag
 
-__all__ = ["DeclaredPass", "StageResult", "TagPolicy", "run_passes"]
+__all__ = ["DeclaredPass", "GraphPass", "StageResult", "TagPolicy", "run_passes"]
 
 TagPolicy = Literal["keeps", "merges", "creates", "drops"]
 """What a pass does to tags. ``keeps``: nodes stay or go, none is new and none changes its tag. ``merges``: a new node
@@ -40,9 +40,19 @@ class StageResult:
     """Tags of the model as it is now."""
 
 
+class GraphPass(ir.passes.InPlacePass):
+    """A pass that declares on its class what it does to tags, and works in place.
+
+    Subclasses define ``tags`` and ``call(model)``, which returns an ``onnx_ir.passes.PassResult``.
+    """
+
+    tags: ClassVar[TagPolicy]
+    """What it promises about tags; checked after it ran."""
+
+
 @dataclass(frozen=True)
 class DeclaredPass:
-    """A pass, and what it promises."""
+    """A pass, and what it promises; for those of libraries, which do not declare it."""
 
     effect: ir.passes.PassBase
     tags: TagPolicy

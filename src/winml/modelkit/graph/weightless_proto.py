@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from numpy.typing import NDArray
 from onnx import numpy_helper
+
+from winml.modelkit.arrays import Array
 
 __all__ = ["WeightlessProto", "from_weightless", "read_once", "to_weightless", "weights_read_on_demand"]
 
@@ -95,7 +96,7 @@ def weights_read_on_demand(weights: Mapping[str, ir.TensorProtocol]) -> Iterator
     """
     original = numpy_helper.to_array
 
-    def to_array(tensor: onnx.TensorProto, *arguments: Any, **keywords: Any) -> NDArray[Any]:
+    def to_array(tensor: onnx.TensorProto, *arguments: Any, **keywords: Any) -> Array:
         if _is_hollow(tensor, weights):
             return read_once(weights[tensor.name])
         return original(tensor, *arguments, **keywords)
@@ -107,7 +108,7 @@ def weights_read_on_demand(weights: Mapping[str, ir.TensorProtocol]) -> Iterator
         numpy_helper.to_array = original
 
 
-def read_once(tensor: ir.TensorProtocol) -> NDArray[Any]:
+def read_once(tensor: ir.TensorProtocol) -> Array:
     """Return the values of a tensor without keeping the file they are in mapped, which would count as memory."""
     if not isinstance(tensor, ir.ExternalTensor):
         return np.asarray(tensor.numpy())

@@ -7,10 +7,11 @@ Treats tags and module paths as text only; which modules exist is decided in ``t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any
+
+from winml.modelkit.records import Record, entry
 
 __all__ = [
     "ModuleIdentity",
@@ -19,6 +20,7 @@ __all__ = [
     "format_tag",
     "is_tag",
     "is_within",
+    "nearest_ancestor",
     "parse_tag",
     "sibling_segments",
 ]
@@ -77,6 +79,18 @@ def is_within(tag: str, ancestor: str) -> bool:
     (True, False)
     """
     return tag == ancestor or tag.startswith(ancestor + SEPARATOR)
+
+
+def nearest_ancestor(tag: str, tags: Collection[str]) -> str:
+    """Return the nearest module above one that is among ``tags``; the empty text when there is none.
+
+    >>> nearest_ancestor("/M/Layer.0/Attention", {"/M", "/M/Layer.0/Attention"})
+    '/M'
+    """
+    while tag := tag.rpartition(SEPARATOR)[0]:
+        if tag in tags:
+            return tag
+    return ""
 
 
 def common_ancestor(tags: Iterable[str]) -> str:
@@ -149,13 +163,13 @@ def _escaped_name(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class ModuleIdentity:
+class ModuleIdentity(Record):
     """One call of one module."""
 
     module: str
     """Dotted module path; ``""`` is the root."""
     tag: str
-    class_name: str
+    class_name: str = field(metadata=entry("class"))
     call: int = 1
     """Number of the call, from 1."""
     calls: int = 1
@@ -166,13 +180,3 @@ class ModuleIdentity:
         """Its name in sentences: ``encoder.layer.0``, ``head, call 2 of 3``."""
         name = self.module or self.tag
         return name if self.calls == 1 else f"{name}, call {self.call} of {self.calls}"
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {
-            "module": self.module,
-            "tag": self.tag,
-            "class": self.class_name,
-            "call": self.call,
-            "calls": self.calls,
-        }

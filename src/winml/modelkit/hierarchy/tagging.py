@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import onnx
 
@@ -26,6 +26,8 @@ from winml.modelkit.metadata_keys import (
     TAG_KEY,
     TORCH_PREFIX,
 )
+from winml.modelkit.options import JsonError, load_json
+from winml.modelkit.records import Record, entry, recorded
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -39,6 +41,7 @@ __all__ = [
     "clear_tag",
     "count_coverage",
     "drop_damaged_tags",
+    "listed_modules",
     "measure_coverage",
     "name_scope",
     "read_tag",
@@ -95,6 +98,22 @@ def read_tag(node: HasMetadata) -> NodeTag | None:
     raise ValueError(f"unknown tag source {source!r}; expected one of {', '.join(SOURCES)}")
 
 
+def listed_modules(node: HasMetadata) -> list[str]:
+    """Return the paths of the modules that a node stands for, where they are several; else none.
+
+    Raises:
+        ValueError: the list in the file is damaged; names the key.
+    """
+    text = node.metadata_props.get(MODULES_KEY, "[]")
+    try:
+        paths = load_json(text)
+    except JsonError as error:
+        raise ValueError(f"{MODULES_KEY}: {error}") from None
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        raise ValueError(f"{MODULES_KEY}: expected a list of module paths")
+    return paths
+
+
 def drop_damaged_tags(nodes: Iterable[HasMetadata]) -> int:
     """Take tags that are none off nodes of a file, in place: nothing can be said of the module they mean.
 
@@ -131,22 +150,24 @@ def clear_tag(node: HasMetadata) -> None:
 
 
 @dataclass(frozen=True)
-class Coverage:
+class Coverage(Record):
     """Number of nodes, of tagged nodes, of tagged nodes per source, and of those at the root."""
 
-    nodes: int
+    nodes: int = field(metadata=entry(skip=True))
     tagged: int
-    sources: Mapping[str, int]
+    sources: Mapping[str, int] = field(metadata=entry(last=True))
     """Number of tagged nodes per source; sources without nodes are absent."""
     at_root: int = 0
     """Number of nodes whose tag is that of the root, by whatever source."""
 
     @property
+    @recorded(entry(before="at_root", digits=2))
     def percent(self) -> float:
         """Share of tagged nodes, 0 to 100; an empty graph is fully covered."""
         return 100.0 * self.tagged / self.nodes if self.nodes else 100.0
 
     @property
+    @recorded(entry(before="sources", digits=2))
     def at_root_percent(self) -> float:
         """Share of the nodes that stand at the root, 0 to 100."""
         return 100.0 * self.at_root / self.nodes if self.nodes else 0.0
@@ -155,16 +176,6 @@ class Coverage:
     def is_complete(self) -> bool:
         """Whether every node carries a tag."""
         return self.tagged == self.nodes
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form; shares from 0 to 100."""
-        return {
-            "tagged": self.tagged,
-            "percent": round(self.percent, 2),
-            "at_root": self.at_root,
-            "at_root_percent": round(self.at_root_percent, 2),
-            "sources": dict(self.sources),
-        }
 
 
 def measure_coverage(model: ir.Model) -> Coverage:

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from winml.modelkit.builds.build_model import build_onnx_model
 from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
-from winml.modelkit.builds.found_models import onnx_file_in, part_files
 from winml.modelkit.builds.open_sizes import build_with_open_sizes
 from winml.modelkit.errors import InputError, TaskError, UsageError
 from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, VISION
+from winml.modelkit.found_models import onnx_file_in, part_files
 from winml.modelkit.inference.built_model import WinMLModel, described_model
 from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
-from winml.modelkit.inference.generation.graph import DecoderGraph
 from winml.modelkit.inference.generation.seq2seq import EncodedModel
 from winml.modelkit.inference.generation.shown_model import ShownModel
 from winml.modelkit.inference.model_folder import config_beside, pad_token_beside
 from winml.modelkit.load.checkpoints.task import canonical_task, inference_class, inference_classes
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.runtime.decoder_inputs import state_feeds
+from winml.modelkit.runtime.decoding.decoder import DecoderGraph
+from winml.modelkit.runtime.decoding.inputs import state_feeds
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -140,7 +140,7 @@ class _BuiltModel(WinMLModel):
         opened: Any
         if VISION in parts:
             opened = _generating_class(ShownModel, cls.__name__)(parts, **options)
-            opened.inputs = opened.graph.image_inputs
+            opened.inputs = opened.graph.embedder.image_inputs
         else:
             opened = _generating_class(EncodedModel, cls.__name__)(parts[ENCODER], parts[DECODER], **options)
             opened.inputs = opened.graphs.inputs

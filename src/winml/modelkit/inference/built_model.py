@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers.utils.generic import ModelOutput
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy, to_torch
@@ -193,7 +193,7 @@ class WinMLModel(PipelineModel):
 
     forward = __call__
 
-    def _named_arrays(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    def _named_arrays(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Array]:
         """Return the inputs as arrays, by name; those that may be left out are filled in.
 
         Raises:
@@ -222,7 +222,7 @@ class WinMLModel(PipelineModel):
             raise UsageError(f"input {missing[0]!r} is missing: the model takes {', '.join(names)}")
         return arrays
 
-    def _paddings(self, given: Mapping[str, NDArray[Any]]) -> dict[str, _Padding]:
+    def _paddings(self, given: Arrays) -> dict[str, _Padding]:
         """Return which tokens are to be filled up, and how far."""
         shapes = {item.name: item.shape for item in self.inputs}
         paddings = {}
@@ -234,17 +234,15 @@ class WinMLModel(PipelineModel):
                 paddings[tokens] = _Padding(given[tokens].shape[1], graph_length)
         return paddings
 
-    def _run_padded(
-        self, given: Mapping[str, NDArray[Any]], padding: Mapping[str, _Padding], filler: int
-    ) -> dict[str, NDArray[Any]]:
+    def _run_padded(self, given: Arrays, padding: Mapping[str, _Padding], filler: int) -> dict[str, Array]:
         feeds = {item.name: self._fit_input(item, given, padding, filler) for item in self.inputs}
         return {name: _without_padding(name, value, padding) for name, value in self._session.run(feeds).items()}
 
     def _refuse_leak(
         self,
-        given: Mapping[str, NDArray[Any]],
+        given: Arrays,
         padding: Mapping[str, _Padding],
-        answers: Mapping[str, NDArray[Any]],
+        answers: Arrays,
     ) -> None:
         """Fill up with something else, the first time rows of this length come, and compare the answers.
 
@@ -274,9 +272,7 @@ class WinMLModel(PipelineModel):
             "left open (config={'export': {'dynamic_sequence': True}}).",
         )
 
-    def _fit_input(
-        self, item: GraphInput, given: Mapping[str, NDArray[Any]], padding: Mapping[str, _Padding], filler: int
-    ) -> Any:
+    def _fit_input(self, item: GraphInput, given: Arrays, padding: Mapping[str, _Padding], filler: int) -> Any:
         """Return an input in the type and shape the graph takes.
 
         Raises:
@@ -298,7 +294,7 @@ class WinMLModel(PipelineModel):
             )
         return _cast_to_graph(array, item)
 
-    def _fitting_ways(self, item: GraphInput, array: NDArray[Any]) -> str:
+    def _fitting_ways(self, item: GraphInput, array: Array) -> str:
         """Return what brings an input to its size."""
         ways = "tokenizers: padding='max_length', max_length=…"
         graph_length = item.shape[1] if len(item.shape) == 2 == array.ndim else None
@@ -354,7 +350,7 @@ def _output_class(model_class: Any) -> type[ModelOutput] | None:
     return next((choice for choice in choices if isinstance(choice, type) and issubclass(choice, ModelOutput)), None)
 
 
-def _as_array(value: Any) -> NDArray[Any]:
+def _as_array(value: Any) -> Array:
     return to_numpy(value if isinstance(value, torch.Tensor) else torch.as_tensor(value))
 
 
@@ -363,15 +359,15 @@ def _tokens_beside(name: str) -> str:
     return "decoder_input_ids" if name.startswith("decoder_") else "input_ids"
 
 
-def _tokens_of(name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
+def _tokens_of(name: str, arrays: Arrays) -> Array | None:
     return arrays.get(_tokens_beside(name))
 
 
-def _array_words(array: NDArray[Any]) -> str:
+def _array_words(array: Array) -> str:
     return f"{array.dtype}[{', '.join(map(str, array.shape))}]"
 
 
-def _cast_to_graph(array: NDArray[Any], item: GraphInput) -> NDArray[Any]:
+def _cast_to_graph(array: Array, item: GraphInput) -> Array:
     """Return the values in the graph's type; kinds of numbers are not mixed.
 
     Raises:
@@ -396,7 +392,7 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind not in "iub"
 
 
-def _without_padding(name: str, value: NDArray[Any], padding: Mapping[str, _Padding]) -> NDArray[Any]:
+def _without_padding(name: str, value: Array, padding: Mapping[str, _Padding]) -> Array:
     """Take away what stands at positions that were filled up."""
     rank = _PER_TOKEN_RANKS.get(name)
     is_decoded = "decoder_input_ids" in padding and not name.startswith("encoder_")
@@ -406,13 +402,13 @@ def _without_padding(name: str, value: NDArray[Any], padding: Mapping[str, _Padd
     return np.ascontiguousarray(value[:, : side.given_length])
 
 
-def _other_filler(given: Mapping[str, NDArray[Any]], padding: Mapping[str, _Padding], filler: int | None) -> int:
+def _other_filler(given: Arrays, padding: Mapping[str, _Padding], filler: int | None) -> int:
     """Return a token of the rows themselves, which the vocabulary has for sure, that is not the filler."""
     tokens = (int(token) for name in padding for token in given[name].flat if token != filler)
     return next(tokens, 0 if filler else 1)
 
 
-def _is_judged(name: str, value: NDArray[Any], padding: Mapping[str, _Padding], by_token_only: bool) -> bool:
+def _is_judged(name: str, value: Array, padding: Mapping[str, _Padding], by_token_only: bool) -> bool:
     """Say whether an output, cut already, has nothing in it that stands for padding."""
     if name in _PER_TOKEN_RANKS or name == "pooler_output":
         return not by_token_only or _PER_TOKEN_RANKS.get(name) == value.ndim

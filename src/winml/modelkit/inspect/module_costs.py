@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import onnx
 
 from winml.modelkit.hierarchy import address
 from winml.modelkit.inspect.onnx_contents import Contents, PlacedNode, Weight
 from winml.modelkit.inspect.onnx_tree import OnnxModule, OnnxTree
+from winml.modelkit.records import Record, entry, recorded
 
 __all__ = [
     "Cost",
@@ -298,7 +298,7 @@ def _formula_for(node: onnx.NodeProto) -> _Formula | None:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Record):
     """Nodes, parameters, bytes and operations of a part of the graph; can be added."""
 
     nodes: int = 0
@@ -308,9 +308,9 @@ class Cost:
     size_bytes: int = 0
     macs: int | None = 0
     """Multiply-accumulate operations of one run; None where those of any node are unknown."""
-    weight_parameters: int = 0
+    weight_parameters: int = field(default=0, metadata=entry(skip=True))
     """Parameters without shapes, indices and masks."""
-    weight_bytes: int = 0
+    weight_bytes: int = field(default=0, metadata=entry(skip=True))
     """Size of these, the scales of quantized weights included."""
 
     @property
@@ -328,38 +328,24 @@ class Cost:
             self.weight_bytes + added.weight_bytes,
         )
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record: sizes in bytes, unknown operations as null."""
-        return {
-            "nodes": self.nodes,
-            "parameters": self.parameters,
-            "size_bytes": self.size_bytes,
-            "macs": self.macs,
-        }
-
 
 @dataclass(frozen=True)
-class ModuleCost:
+class ModuleCost(Record):
     """The cost of one module."""
 
     path: str
     tag: str
-    class_name: str
+    class_name: str = field(metadata=entry("class", null_if_empty=True))
     own: Cost
     """Without the modules below it."""
     total: Cost
     """With all modules below it."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record."""
-        return {
-            "path": self.path,
-            "tag": self.tag,
-            "class": self.class_name or None,
-            "bits": self.total.bits,
-            "own": self.own.as_record(),
-            "total": self.total.as_record(),
-        }
+    @property
+    @recorded(entry(before="own"))
+    def bits(self) -> float | None:
+        """Bits a parameter takes; None where there are no weights."""
+        return self.total.bits
 
 
 def count_node_macs(contents: Contents, shapes: ShapeTable) -> list[int | None]:

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import onnx
 
 from winml.modelkit.errors import first_line
-from winml.modelkit.graph.pinning import sums_stated_in
+from winml.modelkit.graph.specs import stated_sums
 from winml.modelkit.hierarchy.tagging import name_scope, scope_path
 from winml.modelkit.inspect.module_costs import Shape
 from winml.modelkit.inspect.onnx_contents import PlacedNode, dtype_name, read_contents
 from winml.modelkit.inspect.onnx_tree import read_tree
 from winml.modelkit.inspect.value_shapes import declared_shape
-from winml.modelkit.metadata_keys import INPUTS_KEY
 
 __all__ = [
     "GraphFacts",
@@ -125,7 +124,7 @@ def read_facts(model: onnx.ModelProto) -> GraphFacts:
             )
         )
     opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in model.opset_import}
-    sums = frozenset(sums_stated_in(metadata.get(INPUTS_KEY, "[]")))
+    sums = frozenset(stated_sums(metadata))
     return GraphFacts(tuple(nodes), places, sums, opsets, scopes, tuple(notes))
 
 

@@ -10,9 +10,11 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import onnx
+
+from winml.modelkit.records import Record, entry
 
 __all__ = ["Contents", "DataLocation", "PlacedNode", "Weight", "dtype_name", "qualified_name", "read_contents"]
 
@@ -38,40 +40,29 @@ class DataLocation:
 
 
 @dataclass(frozen=True)
-class Weight:
+class Weight(Record):
     """One initializer or constant, as its header describes it."""
 
     name: str
     """Of a constant: that of the value its node makes."""
     dtype: str
     shape: tuple[int, ...]
-    elements: int
+    elements: int = field(metadata=entry(skip=True))
     """Number of stored values; for a sparse tensor the nonzero ones."""
     size_bytes: int | None
     """None where the installed onnx does not know the type."""
-    location: DataLocation | None
+    location: DataLocation | None = field(metadata=entry("file", attribute="file"))
     """None: inside the file."""
-    parameters: int = 0
+    parameters: int = field(default=0, metadata=entry(before="size_bytes"))
     """Number of parameters of the floating-point model it stands for: 0 for the scales of a quantized weight, and more
     than the stored values where one holds several."""
-    kind: str = ""
+    kind: str = field(default="", metadata=entry(skip=True))
     """Type of a parameter in a quantized weight; of others empty."""
 
     @property
     def has_parameters(self) -> bool:
         """Whether it is a weight or its scales, rather than a shape, an index or a mask."""
         return bool(self.kind) or not self.parameters or self.dtype.startswith(_NUMBERS_OF_WEIGHTS)
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record."""
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "parameters": self.parameters,
-            "size_bytes": self.size_bytes,
-            "file": self.location.file if self.location else None,
-        }
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,8 @@ _MICROSOFT: Mapping[str, _Inputs] = {
     "QAttention": _Inputs((1,), (3, 4, 6, 7)),
     "QGemm": _Inputs((3,), (1, 2, 4, 5, 7, 8)),
 }
+_SCALES_OF_BLOCKS = 2
+"""Position of the scales among the inputs of ``GatherBlockQuantized`` and ``MatMulNBits``."""
 _INPUTS: Mapping[str, Mapping[str, _Inputs]] = {"": _ONNX, "ai.onnx": _ONNX, "com.microsoft": _MICROSOFT}
 
 
@@ -128,6 +130,7 @@ def count_parameters(contents: Contents) -> None:
         for position, index in node.weight_inputs
         if node.proto.op_type == "Reshape" and position == 0
     }  # a table and a product may share packed values, in two shapes
+    first_packed: dict[int, int] = {}  # scales → the weight of a block operator that is read with them first
     for node in contents.nodes:
         inputs = _INPUTS.get(node.proto.domain, {}).get(node.proto.op_type, _Inputs())
         for position, name in enumerate(node.proto.input):
@@ -138,7 +141,20 @@ def count_parameters(contents: Contents) -> None:
             if position in inputs.scales or _is_scale(node, range_makers):
                 contents.weights[index] = replace(weight, parameters=0)
             elif position in inputs.weights:
-                contents.weights[index] = _quantized(weight, node.proto)
+                weight = _quantized(weight, node.proto)
+                scales = dict(node.weight_inputs).get(_SCALES_OF_BLOCKS) if _is_block_operator(node) else None
+                first = index if scales is None else first_packed.setdefault(scales, index)
+                is_copy = first != index and weight.size_bytes == contents.weights[first].size_bytes
+                contents.weights[index] = replace(weight, parameters=0) if is_copy else weight
+
+
+def _is_block_operator(node: PlacedNode) -> bool:
+    """Say whether a node reads a weight with scales of blocks.
+
+    A table that is a product's weight as well, in a shape of its own, is stored twice where an execution provider takes
+    constants only: one weight of the model, recognized by the scales that both read.
+    """
+    return node.proto.domain == "com.microsoft" and node.proto.op_type in ("GatherBlockQuantized", "MatMulNBits")
 
 
 def _is_scale(node: PlacedNode, range_makers: set[str]) -> bool:

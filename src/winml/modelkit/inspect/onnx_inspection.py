@@ -6,7 +6,7 @@ The JSON keys are the same for every file; values that do not apply are null or 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,53 +14,42 @@ from winml.modelkit.hierarchy.tagging import Coverage
 from winml.modelkit.inspect.module_costs import Cost, ModuleCost, Shape
 from winml.modelkit.inspect.onnx_contents import Weight
 from winml.modelkit.inspect.onnx_tree import TreeSource
+from winml.modelkit.records import Record, entry
 
 __all__ = ["FileInfo", "NodeInfo", "OnnxInspection", "ValueInfo", "WeightSummary"]
 
 
 @dataclass(frozen=True)
-class FileInfo:
+class FileInfo(Record):
     """One file of the model."""
 
     path: Path
     size_bytes: int | None
     """None where it is missing."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record."""
-        return {"path": str(self.path), "size_bytes": self.size_bytes}
-
 
 @dataclass(frozen=True)
-class ValueInfo:
+class ValueInfo(Record):
     """One input or output of the model."""
 
     name: str
     dtype: str
     """Element type; ``sequence``, ``optional``, ``map`` or ``opaque`` where it is no tensor."""
-    shape: Shape | None
+    shape: Shape | None = field(metadata=entry(before="dtype"))
     """None: the rank is unknown, or it is no tensor."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record."""
-        return {"name": self.name, "shape": None if self.shape is None else list(self.shape), "dtype": self.dtype}
 
 
 @dataclass(frozen=True)
-class WeightSummary:
+class WeightSummary(Record):
     """The weights of one element type."""
 
     count: int
     parameters: int
     size_bytes: int
 
-    def as_record(self) -> dict[str, int]:
-        """Return a JSON-ready record."""
-        return {"count": self.count, "parameters": self.parameters, "size_bytes": self.size_bytes}
-
 
 @dataclass(frozen=True)
-class NodeInfo:
+class NodeInfo(Record):
     """One node of a selected module."""
 
     name: str
@@ -70,17 +59,6 @@ class NodeInfo:
     """Multiply-accumulate operations of one run; None where they are unknown."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record."""
-        return {
-            "name": self.name,
-            "operator": self.operator,
-            "tag": self.tag,
-            "macs": self.macs,
-            "inputs": list(self.inputs),
-            "outputs": list(self.outputs),
-        }
 
 
 @dataclass(frozen=True)

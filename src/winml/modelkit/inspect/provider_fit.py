@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from winml.modelkit.records import Record, entry, recorded
 
 __all__ = ["Basis", "Finding", "FindingKind", "ListedLimit", "ProviderFit"]
 
@@ -18,7 +20,7 @@ it lacks, something else about the nodes, or the graph as a whole."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Record):
     """One thing that keeps nodes from the provider."""
 
     kind: FindingKind
@@ -33,13 +35,9 @@ class Finding:
     nodes: tuple[str, ...]
     """Their names."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record."""
-        return {**vars(self), "modules": dict(self.modules), "nodes": list(self.nodes)}
-
 
 @dataclass(frozen=True)
-class ListedLimit:
+class ListedLimit(Record):
     """An operator that the documentation lists with a condition, which is not checked."""
 
     operator: str
@@ -47,13 +45,9 @@ class ListedLimit:
     count: int
     """Nodes that have this operator."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record."""
-        return dict(vars(self))
-
 
 @dataclass(frozen=True)
-class ProviderFit:
+class ProviderFit(Record):
     """Whether a provider runs a file."""
 
     provider: str
@@ -74,22 +68,7 @@ class ProviderFit:
     notes: tuple[str, ...]
 
     @property
+    @recorded(entry(before="nodes"))
     def runs_all(self) -> bool:
         """Whether nothing keeps a node from the provider, as far as it is known."""
         return not self.findings
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record."""
-        return {
-            "provider": self.provider,
-            "name": self.name,
-            "device": self.device,
-            "basis": self.basis,
-            "source": self.source,
-            "runs_all": self.runs_all,
-            "nodes": self.nodes,
-            "taken": self.taken,
-            "findings": [finding.as_record() for finding in self.findings],
-            "limits": [limit.as_record() for limit in self.limits],
-            "notes": list(self.notes),
-        }

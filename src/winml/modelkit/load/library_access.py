@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from winml.modelkit.runtime.shared_settings import shared_by_threads
 
@@ -78,5 +78,5 @@ def local_libraries() -> Iterator[None]:
         yield
 
 
-def _refuse_kernel(kernel_name: str, *_arguments: Any, **_keywords: Any) -> NoReturn:
+def _refuse_kernel(kernel_name: str, *_arguments: object, **_keywords: object) -> NoReturn:
     raise ImportError(f"the kernel {kernel_name} is on the Hub, and no code is fetched from there")

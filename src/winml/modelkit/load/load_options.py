@@ -7,12 +7,12 @@ Standard library only, because the help of a verb is made from it.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
-__all__ = ["LoadOption", "LoadOptions", "declared_options", "is_given"]
+from winml.modelkit.fields import Field, fields_of
+
+__all__ = ["LoadOptions", "declared_options", "is_given"]
 
 Dtype = Literal["fp32", "fp16", "bf16"]
 Logits = Literal["all", "last"]
@@ -23,7 +23,7 @@ LARGEST_SEED = 2**63 - 1
 """Specified: what torch.manual_seed takes."""
 
 
-def _declared(help: str, group: Group, **limits: Any) -> dict[str, Any]:
+def _declared(help: str, group: Group, **limits: object) -> dict[str, Any]:
     return {"help": help, "group": group, **limits}
 
 
@@ -80,53 +80,12 @@ class LoadOptions:
     )
 
 
-@dataclass(frozen=True)
-class LoadOption:
-    """The declaration of one option."""
-
-    name: str
-    """Of the field, of the key in a config, and of the keyword in Python."""
-    annotation: Any
-    """Its type as annotated, such as ``str | None``."""
-    default: Any
-    help: str
-    group: Group
-    minimum: int | None = None
-    maximum: int | None = None
-    metavar: str | None = None
-    """What stands for its value in the help; None: its type."""
-    short: str = ""
-    """Its short spelling on the command line, if it has one."""
-    is_for_onnx: bool = False
-    """Whether it also has a meaning where the model is an ONNX file already."""
-
-    @property
-    def flag(self) -> str:
-        """The option of the command: ``--trust-remote-code``."""
-        return f"--{self.name.replace('_', '-')}"
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The values it may have, where they are listed."""
-        return tuple(
-            value
-            for part in (self.annotation, *get_args(self.annotation))
-            if get_origin(part) is Literal
-            for value in get_args(part)
-        )
-
-
-@functools.cache
-def declared_options() -> tuple[LoadOption, ...]:
+def declared_options() -> tuple[Field, ...]:
     """Return every option of loading, in the order in which they are declared."""
-    annotations = get_type_hints(LoadOptions)
-    return tuple(
-        LoadOption(item.name, annotations[item.name], item.default, **item.metadata)
-        for item in dataclasses.fields(LoadOptions)
-    )
+    return fields_of(LoadOptions)
 
 
-def is_given(name: str, value: Any) -> bool:
+def is_given(name: str, value: object) -> bool:
     """Say whether the value of an option, of loading or of a verb, is not what it has where nobody gives one."""
     default = next((option.default for option in declared_options() if option.name == name), None)
     return value not in (None, False, ()) if default is not True else value is False

@@ -110,7 +110,7 @@ def _learned_tables(model: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 @torch.no_grad()
 def calibrate_batch_norms(
-    model: torch.nn.Module, draws: Sequence[Mapping[str, torch.Tensor]], keywords: Mapping[str, Any]
+    model: torch.nn.Module, draws: Sequence[Mapping[str, torch.Tensor]], keywords: Mapping[str, object]
 ) -> None:
     """Set the running statistics of every batch norm, in place, to those of the values that reach it in one forward.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.bundle import PartDescription, PartFeed, TextTokens, only_part
 from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec, OutputAxis
+from winml.modelkit.records import Record, entry
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -28,44 +29,30 @@ _TOKENS = ("input_ids", "inputs_embeds")
 
 
 @dataclass(frozen=True)
-class ModelInfo:
+class ModelInfo(Record):
     """What is known about a model besides its weights."""
 
     name_or_path: str
     """As the user wrote it."""
-    class_name: str
+    class_name: str = field(metadata=entry("class"))
     """Class of the model."""
     library: str
     """``transformers``, or ``torch`` for a model that is no transformers model."""
     library_version: str
-    task: str | None = None
+    task: str | None = field(default=None, metadata=entry(before="library", omit_none=True))
     """Canonical task; None where the model has none."""
-    task_rule: str | None = None
+    task_rule: str | None = field(default=None, metadata=entry(skip=True))
     """The rule that decided the task, as a sentence."""
-    model_type: str | None = None
+    model_type: str | None = field(default=None, metadata=entry(omit_none=True))
     """transformers' model type."""
-    source_kind: str = "live"
+    source_kind: str = field(default="live", metadata=entry(skip=True))
     """``folder``, ``config``, ``script``, ``hub`` or ``type`` (no checkpoint); ``live`` for a module handed over."""
-    revision: str | None = None
+    revision: str | None = field(default=None, metadata=entry(omit_none=True))
     """Revision of a Hub id that was asked for."""
-    random_weights: bool = False
+    random_weights: bool = field(default=False, metadata=entry(omit_empty=True))
     """Whether the weights mean nothing."""
-    companions: Mapping[str, Path] = field(default_factory=dict)
+    companions: Mapping[str, Path] = field(default_factory=dict, metadata=entry(skip=True))
     """Config, tokenizer and processor files of the checkpoint: name beside the ONNX file → file."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the ``winml.model`` entry of FORMATS; what is unknown is left out."""
-        record = {
-            "name_or_path": self.name_or_path,
-            "class": self.class_name,
-            "task": self.task,
-            "library": self.library,
-            "library_version": self.library_version,
-            "model_type": self.model_type,
-            "revision": self.revision,
-            "random_weights": self.random_weights or None,
-        }
-        return {key: value for key, value in record.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -92,6 +79,8 @@ class ModelPart:
     """Whether the value ranges of ``inputs`` are merely those of an example: other values may be valid, too."""
     dimensions: tuple[DynamicDimension, ...] = ()
     """The names in the shapes of ``inputs``, each with the size to trace with; empty where all sizes are fixed."""
+    open_by_default: Mapping[str, str] = field(default_factory=dict)
+    """Names among ``dimensions`` that no option asked for → the key of ``--shape-config`` that fixes each."""
     output_axes: tuple[OutputAxis, ...] = ()
     """Axes of outputs that are to be open."""
     stored: Mapping[str, ir.TensorProtocol] | None = None

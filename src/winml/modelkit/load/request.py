@@ -88,6 +88,13 @@ class ModelRequest(LoadOptions):
         """Sizes that ``shape_config`` sets to a number, by its keys."""
         return {} if self.shape_config is None else self.shape_config.given()
 
+    def with_sizes(self, sizes: Mapping[str, int]) -> ModelRequest:
+        """Return the request with sizes that are numbers, by key of ``--shape-config``."""
+        if not sizes:
+            return self
+        shape = self.shape_config or ShapeConfig()
+        return replace(self, shape_config=shape.model_copy(update=dict(sizes)))
+
     @property
     def is_dynamic(self) -> bool:
         """Whether some dimension is asked to be left open."""

@@ -253,7 +253,7 @@ def _model_class(checkpoint: CheckpointConfig, decision: TaskDecision) -> Any:
     return model_class
 
 
-def _folder_of_weights(source: ModelSource, request: ModelRequest, config: Any) -> Path | None:
+def _folder_of_weights(source: ModelSource, request: ModelRequest, config: object) -> Path | None:
     """Return the folder whose weights are read; None where there are none."""
     if source.kind not in ("folder", "hub") or request.random_weights or source.path is None:
         return None
@@ -262,7 +262,7 @@ def _folder_of_weights(source: ModelSource, request: ModelRequest, config: Any) 
 
 
 def _read_dtype(
-    config: Any, folder: Path | None, request: ModelRequest, *, widens_halves: bool
+    config: object, folder: Path | None, request: ModelRequest, *, widens_halves: bool
 ) -> tuple[torch.dtype | None, bool]:
     """Return the type that weights are read in, and whether it is float32 in place of 16 bits."""
     dtype = _floating_dtype(config, folder, asked_dtype(request))
@@ -270,7 +270,7 @@ def _read_dtype(
     return torch.float32 if is_widened else dtype, is_widened
 
 
-def _floating_dtype(config: Any, folder: Path | None, requested: torch.dtype | None) -> torch.dtype | None:
+def _floating_dtype(config: object, folder: Path | None, requested: torch.dtype | None) -> torch.dtype | None:
     """Return what was asked for, else what the config declares, else the first floating point type in the headers of
     the weight files.
     """

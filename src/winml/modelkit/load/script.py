@@ -86,7 +86,7 @@ def load_script(source: ModelSource, *, is_example_needed: bool) -> ScriptModel:
     return ScriptModel(model.eval(), example, origin)
 
 
-def _model_and_inputs(returned: Any, source: ModelSource) -> tuple[torch.nn.Module, Any]:
+def _model_and_inputs(returned: object, source: ModelSource) -> tuple[torch.nn.Module, Any]:
     """Return the model, and the example inputs where the factory returned both.
 
     Raises:
@@ -188,7 +188,7 @@ def _find_factory(module: ModuleType, source: ModelSource) -> Any:
     return factory
 
 
-def _hint_of_functions(name: str, holder: Any) -> str:
+def _hint_of_functions(name: str, holder: object) -> str:
     """Return what to write in place of a name that a module or a class lacks."""
     public = {key: value for key, value in vars(holder).items() if callable(value) and not key.startswith("_")}
     if guess := nearest(name, public):
@@ -200,7 +200,7 @@ def _hint_of_functions(name: str, holder: Any) -> str:
     return f"Name a function in it that returns the model.{found}"
 
 
-def _call_user_code(function: Callable[[], Any], shown: str, module: ModuleType) -> Any:
+def _call_user_code(function: Callable[[], object], shown: str, module: ModuleType) -> Any:
     return _guard_user_code(function, shown, getattr(module, "__file__", None))
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
+
+from winml.modelkit.records import Record, entry, recorded
 
 __all__ = [
     "CONFIDENCE",
@@ -50,7 +52,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(Record, digits=6):
     """Mean, spread and percentiles of samples, in the unit of the samples."""
 
     mean: float
@@ -68,28 +70,25 @@ class Summary:
         """Whether half of the samples lie so far above the smallest that other load must have slowed them."""
         return self.p50 > DISTURBED * self.min
 
-    def as_record(self) -> dict[str, float]:
-        """Return a JSON-ready form."""
-        return {name: round(value, 6) for name, value in vars(self).items()}
-
 
 @dataclass(frozen=True)
-class Ratio:
+class Ratio(Record):
     """The ratio of two times, from pairs measured side by side."""
 
-    value: float
+    value: float = field(metadata=entry(digits=6))
     """Median of the ratios of the pairs; below 1 means that the first is faster."""
-    low: float | None
+    low: float | None = field(metadata=entry(digits=6))
     """Lower end of the interval; None where there are too few pairs for one."""
-    high: float | None
+    high: float | None = field(metadata=entry(digits=6))
     """Upper end of the interval; None where there are too few pairs for one."""
     confidence: float
     """Probability that the interval contains the true median."""
     pairs: int
-    is_disturbed: bool = False
+    is_disturbed: bool = field(default=False, metadata=entry(skip=True))
     """Whether other load slowed the runs of one of the two, so that the ratio says little."""
 
     @property
+    @recorded()
     def verdict(self) -> Literal["faster", "slower", "no difference found", "undecided"]:
         """Whether the first is faster or slower. The interval decides, not the value; a busy machine none."""
         if self.is_disturbed:
@@ -112,17 +111,6 @@ class Ratio:
     def contains_one(self) -> bool:
         """Whether the interval allows that both take the same time; so does one that does not exist."""
         return (self.low is None or self.low <= 1) and (self.high is None or self.high >= 1)
-
-    def as_record(self) -> dict[str, object]:
-        """Return a JSON-ready form."""
-        ends = {"low": self.low, "high": self.high}
-        return {
-            "value": round(self.value, 6),
-            **{name: None if end is None else round(end, 6) for name, end in ends.items()},
-            "confidence": self.confidence,
-            "pairs": self.pairs,
-            "verdict": self.verdict,
-        }
 
 
 def summarize(samples: Sequence[float]) -> Summary:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
-from winml.modelkit.graph.fresh_names import FreshNames
+from winml.modelkit.graph.fresh_names import FreshNames, cast_node
 
 __all__ = ["BFloat16WideningPass"]
 
@@ -35,7 +35,7 @@ class BFloat16WideningPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Widen every such node."""
-        if _is_narrow(model):
+        if not _has_narrow(model) or _is_narrow(model):
             return ir.passes.PassResult(model, modified=False)
         modified = False
         for graph in model.graphs():
@@ -46,6 +46,16 @@ class BFloat16WideningPass(ir.passes.InPlacePass):
                 else:
                     modified |= _widen(node, graph, model.opset_imports.get("", 1))
         return ir.passes.PassResult(model, modified)
+
+
+def _has_narrow(model: ir.Model) -> bool:
+    """Say whether a node makes or reads bfloat16; sums up no sizes of weights."""
+    for node in (node for graph in model.graphs() for node in graph):
+        if node.op_type == "Cast" and node.attributes.get_int("to", 0) == _NARROW:
+            return True
+        if any(value is not None and _dtype(value) == _NARROW for value in (*node.inputs, *node.outputs)):
+            return True
+    return False
 
 
 def _is_narrow(model: ir.Model) -> bool:
@@ -68,13 +78,13 @@ def _widen(node: ir.Node, graph: ir.Graph | ir.Function, opset: int) -> bool:
     for position in narrow:
         value = node.inputs[position]
         assert value is not None
-        cast = _cast(value, _WIDE, node, fresh)
+        cast = cast_node(value, _WIDE, node, fresh)
         graph.insert_before(node, cast)
         node.replace_input_with(position, cast.outputs[0])
     for output in outputs:
         readers = list(output.uses())
         output.dtype = _WIDE
-        cast = _cast(output, _NARROW, node, fresh)
+        cast = cast_node(output, _NARROW, node, fresh)
         graph.insert_after(node, cast)
         for reader, position in readers:
             reader.replace_input_with(position, cast.outputs[0])
@@ -94,12 +104,3 @@ def _is_narrow_output(output: ir.Value, node: ir.Node, narrow: list[int], opset:
 
 def _dtype(value: ir.Value) -> ir.DataType | None:
     return value.dtype if value.dtype is not None or value.const_value is None else value.const_value.dtype
-
-
-def _cast(value: ir.Value, dtype: ir.DataType, owner: ir.Node, fresh: FreshNames) -> ir.Node:
-    """Return a Cast of a value that belongs to the module of a node."""
-    name = fresh.take(f"{value.name}_as_{dtype.name.lower()}")
-    cast = ir.node("Cast", [value], {"to": int(dtype)}, name=fresh.take(f"{name}/Cast"))
-    cast.outputs[0].name, cast.outputs[0].dtype, cast.outputs[0].shape = name, dtype, value.shape
-    cast.metadata_props.update(owner.metadata_props)
-    return cast

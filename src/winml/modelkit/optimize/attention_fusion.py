@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from winml.modelkit.graph.stage import GraphPass
 from winml.modelkit.optimize.graph_matching import (
     behind_nan_guard,
     constant_number,
@@ -63,7 +64,7 @@ class _Attention:
     """The reshape that joins the heads."""
 
 
-class AttentionFusionPass(ir.passes.InPlacePass):
+class AttentionFusionPass(GraphPass):
     """Replace the operators of an attention by ONNX Runtime's ``MultiHeadAttention``. Works in place.
 
     Before / After::
@@ -88,6 +89,8 @@ class AttentionFusionPass(ir.passes.InPlacePass):
     NaN; the guard that sets such rows to zero moves behind the operator, where it finds the same rows. The result
     differs only for queries, keys or values that are NaN or infinite, which no working model has.
     """
+
+    tags = "drops"
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fuse every attention."""

@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from winml.modelkit.registries import Registry
+
 __all__ = [
     "CAPABILITIES",
     "DECODER_FUSIONS",
     "LEVELS",
     "LEVEL_WORDS",
+    "RESERVED",
     "UNUSED_TRANSFORMERS",
     "WHOLE_GRAPH",
     "Capability",
@@ -73,6 +76,11 @@ class Capability:
     """Entries of ONNX Runtime's session configuration it needs."""
     needs_layouts: bool = False
     """Whether the result is fast only on processors like the one it was made on."""
+    implementation: str = ""
+    """Of the engine ``winml``: ``module:class`` of its :class:`~winml.modelkit.graph.stage.GraphPass`, which is made
+    without arguments. Imported when it runs, so that listing capabilities imports no graph library."""
+    sets: tuple[str, str] | None = None
+    """Of one without a pass of its own: a capability whose pass it changes, and the keyword that is then true."""
 
     @property
     def flag(self) -> str:
@@ -80,6 +88,7 @@ class Capability:
         return self.name.replace("_", "-")
 
 
+_PASSES = "winml.modelkit.optimize"
 _GELUS = ("Gelu", "com.microsoft:Gelu", "com.microsoft:BiasGelu")
 _LAYER_NORMS = ("LayerNormalization", "com.microsoft:SkipLayerNormalization")
 _SKIP_NORM = "SkipSimplifiedLayerNormalization"
@@ -208,18 +217,28 @@ _ENTRIES = (
     Capability(
         "simplified_layer_norm_fusion", "replace the operators of a root-mean-square normalization by one", "extended",
         "winml", providers=_CPU_CUDA, makes=("SimplifiedLayerNormalization", f"com.microsoft:{_SKIP_NORM}"),
+        implementation=f"{_PASSES}.decoders.norm_fusions:RootMeanSquareNormFusionPass",
     ),
     Capability(
         "skip_simplified_layer_norm_fusion", "join a root-mean-square normalization with the addition before it",
         "extended", "winml", providers=_CPU_CUDA, makes=(f"com.microsoft:{_SKIP_NORM}",),
+        implementation=f"{_PASSES}.decoders.norm_fusions:SkipNormFusionPass",
     ),
     Capability(
         "group_query_attention_fusion", "replace the operators of an attention over a cache by one", "full", "winml",
         providers=_CPU, makes=("com.microsoft:GroupQueryAttention",),
+        implementation=f"{_PASSES}.decoders.grouped_attention_fusion:GroupQueryAttentionFusionPass",
     ),
     Capability(
         "attention_fusion", "replace the operators of an attention by one", "full", "winml",
         providers=_CPU_CUDA_DML, makes=("com.microsoft:MultiHeadAttention",),
+        implementation=f"{_PASSES}.attention_fusion:AttentionFusionPass",
+    ),
+    # Only when enabled by name, and for onnxruntime-genai, which pads prompts on the right; PyTorch counts padding too.
+    Capability(
+        "token_windows", "in attention fused over a cache, count sliding windows by tokens, not the padding between",
+        None, "winml", providers=_CPU, marks=("/mask/past_tokens",),
+        sets=("group_query_attention_fusion", "counts_tokens"),
     ),
     # Only when enabled by name. Products of three axes and additions become Gemm between two reshapes, and the graph is
     # longer; ONNX Runtime does that by itself when it opens a file. OpenVINO drops the activation of a FusedGemm.
@@ -253,7 +272,30 @@ _ENTRIES = (
     ),
 )  # fmt: skip
 
-CAPABILITIES: Mapping[str, Capability] = {entry.name: entry for entry in _ENTRIES}
+RESERVED = frozenset(
+    {
+        "enabled", "ep", "exclude", "folds_constants", "is_empty", "is_enabled", "is_limited", "level", "module",
+        "opset", "plug_ins", "refuse_older_opset", "refuse_whole_graph", "uses_contrib", "ways_out",
+        "with_decoder_fusions", "with_token_windows",
+    }
+)  # fmt: skip
+"""Names of options that are no capabilities, and of what else ``OptimizeOptions`` has."""
+
+
+def _problem_of(name: str, capability: Capability) -> str:
+    """Return why a capability of a plug-in cannot be used; empty where it can."""
+    if capability.name != name:
+        return f"it calls itself {capability.name}"
+    if not name.isidentifier() or name != name.lower() or name in RESERVED or name.startswith(("_", "model_")):
+        return "its name cannot be that of an option; expected small letters and underscores, such as cast_removal"
+    if capability.engine != "winml" or not capability.implementation:
+        return "it has no pass; expected engine 'winml' and an implementation"
+    return ""
+
+
+CAPABILITIES: Registry[Capability] = Registry(
+    "passes", "capability", {entry.name: entry for entry in _ENTRIES}, lambda: Capability, _problem_of
+)
 """Name → capability, in the order they are listed to users."""
 
 DECODER_FUSIONS = (
@@ -261,7 +303,7 @@ DECODER_FUSIONS = (
 )  # fmt: skip
 """Capabilities that make of a decoder with a cache what runtimes of ONNX Runtime expect. None reads a weight."""
 
-WHOLE_GRAPH = ("group_query_attention_fusion",)
+WHOLE_GRAPH = ("group_query_attention_fusion", "token_windows")
 """Capabilities that read inputs and outputs of the whole graph, so that they cannot be limited to modules."""
 
 UNUSED_TRANSFORMERS = (

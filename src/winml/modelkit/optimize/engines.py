@@ -19,16 +19,12 @@ from winml.modelkit.graph.files.graph_reading import load_foreign
 from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.foreign_metadata import restore_description
 from winml.modelkit.graph.fresh_names import FreshNames
-from winml.modelkit.graph.stage import DeclaredPass, run_passes
+from winml.modelkit.graph.stage import DeclaredPass, GraphPass, run_passes
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
-from winml.modelkit.optimize.attention_fusion import AttentionFusionPass
 from winml.modelkit.optimize.capabilities import CAPABILITIES, UNUSED_TRANSFORMERS, Capability
-from winml.modelkit.optimize.decoders.grouped_attention_fusion import GroupQueryAttentionFusionPass
-from winml.modelkit.optimize.decoders.norm_fusions import RootMeanSquareNormFusionPass, SkipNormFusionPass
 from winml.modelkit.runtime.sessions import rewrite_file
 
 __all__ = [
-    "PASSES",
     "Rewrite",
     "rewrite_selected",
     "rewrite_with_onnxruntime",
@@ -39,17 +35,14 @@ __all__ = [
 # --- Runs the optimizer's own passes on a graph and carries the tags.
 
 
-TAGGING_PASSES: Mapping[str, Callable[[], ir.passes.PassBase]] = {
+ORDER = (
     # First: what turns queries by position reads their normalization as one operator.
-    "simplified_layer_norm_fusion": RootMeanSquareNormFusionPass,
-    "group_query_attention_fusion": GroupQueryAttentionFusionPass,
+    "simplified_layer_norm_fusion",
+    "group_query_attention_fusion",
     # Last: sizes that two sides of a sum have in common are known again once attentions are fused.
-    "skip_simplified_layer_norm_fusion": SkipNormFusionPass,
-}
-"""Capability → its pass, in the order they run; these tag what they create themselves."""
-
-PASSES: Mapping[str, Callable[[], ir.passes.PassBase]] = {"attention_fusion": AttentionFusionPass}
-"""Capability → its pass, in the order they run after those; the tags of what they create are carried."""
+    "skip_simplified_layer_norm_fusion",
+)
+"""Capabilities whose passes run in this order before those of all others, which run in the order of the registry."""
 
 _CLEANUP = (
     # A module that is called twice has two attentions with one name.
@@ -61,34 +54,42 @@ _CLEANUP = (
 
 def rewrite_with_passes(
     model: ir.Model,
-    capabilities: Sequence[Capability],  # noqa: ARG001 - one signature for every engine
-    contrib: Sequence[Capability],
+    capabilities: Sequence[Capability],
+    contrib: Sequence[Capability],  # noqa: ARG001 - one signature for every engine; a pass makes what its level says
 ) -> tuple[ir.Model, tuple[str, ...]]:
     """Run the passes of capabilities, in place; return the model and notes on its tags.
 
     Args:
         model: The model.
         capabilities: The enabled capabilities.
-        contrib: Those of them that may create operators of ONNX Runtime; all passes here do.
+        contrib: Those of them that may create operators of ONNX Runtime.
 
     Raises:
         OptimizeError: a pass failed, or changed the inputs or outputs of the model.
+        UsageError: the pass of a plug-in cannot be imported.
     """
-    names = {entry.name for entry in contrib}
-    if run_passes(
-        model,
-        [DeclaredPass(make(), "creates") for name, make in TAGGING_PASSES.items() if name in names],
-        OptimizeError,
-    ):
+    last = len(ORDER)
+    steps = [
+        DeclaredPass(effect, effect.tags)
+        for entry in sorted(capabilities, key=lambda entry: ORDER.index(entry.name) if entry.name in ORDER else last)
+        if entry.sets is None  # else it changes the pass of another
+        for effect in [_pass_of(entry, capabilities)]
+    ]
+    if run_passes(model, [step for step in steps if step.tags != "drops"], OptimizeError):
         run_passes(model, _CLEANUP, OptimizeError)
-    # Tags are carried below, so passes need not keep them.
-    steps = [DeclaredPass(make(), "drops") for name, make in PASSES.items() if name in names]
     original = model.clone()
-    if not run_passes(model, steps, OptimizeError):
+    if not run_passes(model, [step for step in steps if step.tags == "drops"], OptimizeError):
         return model, ()
     # The replaced nodes must be removed before the tags of the new nodes are determined.
     run_passes(model, _CLEANUP, OptimizeError)
     return model, carry_tags(original, model).notes
+
+
+def _pass_of(capability: Capability, enabled: Sequence[Capability]) -> GraphPass:
+    """Return the pass of a capability, with the keywords that other enabled ones set."""
+    keywords = {entry.sets[1]: True for entry in enabled if entry.sets and entry.sets[0] == capability.name}
+    made: GraphPass = CAPABILITIES.part(capability.name, capability.implementation)(**keywords)
+    return made
 
 
 # --- Runs selected graph transformers of ONNX Runtime on a graph.

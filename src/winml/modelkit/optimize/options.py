@@ -1,13 +1,12 @@
 """The frozen options of the optimize stage, with one flag per capability.
 
-The flags are derived from the registry, so the config has exactly the capabilities of the pipeline. Imports nothing
-heavy.
+Its fields are declared in ``declared_options.py``. Imports nothing heavy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import pydantic
 
@@ -18,9 +17,9 @@ from winml.modelkit.optimize.capabilities import (
     LEVELS,
     WHOLE_GRAPH,
     Capability,
-    Level,
 )
-from winml.modelkit.options import Options
+from winml.modelkit.optimize.declared_options import OptimizeFields
+from winml.modelkit.options import Options, record_of
 from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
 
 __all__ = ["CONFIG_WORDS", "OptimizeOptions"]
@@ -31,39 +30,16 @@ CONFIG_WORDS: Mapping[str, str] = {
 }
 """Option of ``winml optimize``, as messages name it → the key of a build config that says the same."""
 
-SelectorText = Annotated[str, pydantic.Field(min_length=1)]
-
 if TYPE_CHECKING:
-    _Flags = Options
+
+    class _Fields(OptimizeFields, Options):
+        pass
 else:
-    _Flags = pydantic.create_model(
-        "_Flags",
-        __base__=Options,
-        **{
-            entry.name: (
-                bool | None,
-                pydantic.Field(default=None, description=f"{entry.words[0].upper()}{entry.words[1:]}."),
-            )
-            for entry in CAPABILITIES.values()
-        },
-    )
+    _Fields = record_of(OptimizeFields)
 
 
-class OptimizeOptions(_Flags):
+class OptimizeOptions(_Fields):
     """What the optimizer does. A capability that is null is on or off as the level says."""
-
-    level: Level = "none"
-    """How much is done by default: `none`, `basic` (operators of ONNX itself), `extended` (also of ONNX Runtime) or
-    `full` (also attention as one operator)."""
-    ep: Annotated[str, pydantic.Field(min_length=1)] | None = None
-    """Execution provider it is for, by its short name: leaves out what it has no operators for. Null: any."""
-    opset: Annotated[int, pydantic.Field(ge=7)] | None = None
-    """Version of ONNX's operators to convert to first. Null: as it is."""
-
-    module: tuple[SelectorText, ...] = ()
-    """Selectors of the only modules that change, with all below them. Empty: all."""
-    exclude: tuple[SelectorText, ...] = ()
-    """Selectors of modules that stay as they are apart from the plain form, with all below them."""
 
     @pydantic.field_validator("ep")
     @classmethod
@@ -142,6 +118,16 @@ class OptimizeOptions(_Flags):
         flags = {entry.name: True for entry in entries if self._flag_of(entry) is None and self._suits_provider(entry)}
         return self.model_copy(update=flags)
 
+    def with_token_windows(self) -> OptimizeOptions:
+        """Return the options with sliding windows that count tokens, where attention over a cache is fused.
+
+        A flag that is given decides by itself.
+        """
+        windows = CAPABILITIES["token_windows"]
+        if not self.is_enabled(CAPABILITIES["group_query_attention_fusion"]) or self._flag_of(windows) is not None:
+            return self
+        return self.model_copy(update={windows.name: True})
+
     def enabled(self) -> Iterator[Capability]:
         """Yield the capabilities that are on, in the order of the registry."""
         return (entry for entry in CAPABILITIES.values() if self.is_enabled(entry))
@@ -166,6 +152,11 @@ class OptimizeOptions(_Flags):
         """Say whether a capability that is on may create operators of ONNX Runtime."""
         is_level_reached = LEVELS.index(self.level) >= LEVELS.index("extended")
         return self._suits_provider(capability) and (is_level_reached or self._flag_of(capability) is True)
+
+    def plug_ins(self) -> dict[str, str]:
+        """Return the capabilities of plug-ins that are on, each with its package and version."""
+        sources = {entry.name: CAPABILITIES.source(entry.name) for entry in self.enabled()}
+        return {name: source for name, source in sources.items() if source}
 
     def _flag_of(self, capability: Capability) -> bool | None:
         flag: bool | None = getattr(self, capability.name)

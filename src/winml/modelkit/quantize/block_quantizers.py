@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
-from winml.modelkit.quantize.options import Algorithm
+from winml.modelkit.quantize.declared_options import Algorithm
 
 __all__ = [
     "BlockForm",
@@ -41,8 +41,6 @@ __all__ = [
 # store width × depth: here rows are read as they lie, in pieces that stay in the processor's cache. Measured, 8 million
 # values of 4096 × 2048 in bfloat16, computing time: 0.19 s transposed and with its function, 0.08 s here.
 
-
-Array = NDArray[Any]
 
 PIECE_ELEMENTS = 1 << 16
 """Values computed at a time. Chosen: they and their copies stay in the cache of one core."""

@@ -13,28 +13,26 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Arrays
 from winml.modelkit.errors import QuantizeError
 from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.hierarchy.tagging import read_tag
-from winml.modelkit.quantize.options import CalibrationMethod
+from winml.modelkit.quantize.precisions import CalibrationMethod
 from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = ["OBSERVED_NAME", "Ranges", "SampleReader", "measure_ranges"]
 
-Array = NDArray[Any]
 Ranges = Mapping[str, tuple[float, float]]
 """Name of a value → its smallest and largest value."""
 
-SampleReader = Callable[[Sequence[GraphInput]], Iterable[Mapping[str, Array]]]
+SampleReader = Callable[[Sequence[GraphInput]], Iterable[Arrays]]
 """Yields one array per input of a graph for each sample."""
 
 GROUP_BYTES = 256_000_000
@@ -165,7 +163,7 @@ class _Extremes:
         self.size_bytes = dict.fromkeys(names, 0)
         """The largest that was seen."""
 
-    def add(self, found: Mapping[str, Array]) -> list[str]:
+    def add(self, found: Arrays) -> list[str]:
         """Take what a run returned; return the values that may not be finite."""
         suspect = []
         for name, (lowest, highest) in self.ranges.items():
@@ -190,7 +188,7 @@ class _Histograms:
         self._method = method
         self._counts = {name: np.zeros(BINS[method], np.int64) for name in extremes}
 
-    def add(self, values: Mapping[str, Array]) -> None:
+    def add(self, values: Arrays) -> None:
         """Count values."""
         for name, array in values.items():
             counted, _ = np.histogram(array, BINS[self._method], range=self._span(name))
@@ -229,9 +227,7 @@ def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
         yield group
 
 
-def _refuse_not_finite(
-    model: ir.Model, session: Session, sample: Mapping[str, Array], suspect: Sequence[str], number: int
-) -> None:
+def _refuse_not_finite(model: ir.Model, session: Session, sample: Arrays, suspect: Sequence[str], number: int) -> None:
     """Look at values whose reductions are not finite; the sum alone may have overflowed.
 
     Raises:

@@ -23,8 +23,8 @@ from winml.modelkit.graph.weightless_proto import (
 )
 from winml.modelkit.graph.weights import give_products_own_weights
 from winml.modelkit.quantize.integer_weights import IntegerRange, measure_scales, quantized_tensor
-from winml.modelkit.quantize.options import MODES
 from winml.modelkit.quantize.planning import EngineTask, quiet_quantizer
+from winml.modelkit.quantize.precisions import MODES
 
 __all__ = [
     "gemms_as_products",

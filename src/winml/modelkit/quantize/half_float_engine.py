@@ -8,9 +8,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
-from winml.modelkit.graph.fresh_names import FreshNames
+from winml.modelkit.arrays import Array
+from winml.modelkit.graph.fresh_names import FreshNames, cast_node
 from winml.modelkit.quantize.block_quantizers import values_in_file
 from winml.modelkit.quantize.integer_weights import WeightUse
 from winml.modelkit.quantize.planning import EngineTask
@@ -29,8 +29,6 @@ __all__ = [
 # that is not, so that masks stay finite and nothing is divided by zero. How many were beyond the range is counted.
 # Infinity, which masks are made of, stays; a weight with NaN is refused while it is written.
 
-
-Array = NDArray[Any]
 
 HALF_END = float(np.finfo(np.float16).max)
 HALF_STEP = float(np.finfo(np.float16).smallest_subnormal)
@@ -297,7 +295,7 @@ def _keep_weights_in_brain_floats(graph: ir.Graph, names: frozenset[str]) -> Non
             continue
         use = WeightUse.of(value, readers[0])
         narrow = _register(graph, HalfTensor(tensor, _BRAIN, fresh.take(f"{value.name}_bf16"), use))
-        cast = _cast(narrow, _FLOAT, readers[0], fresh)
+        cast = cast_node(narrow, _FLOAT, readers[0], fresh)
         graph.insert_before(first, cast)
         ir.convenience.replace_all_uses_with(value, cast.outputs[0])
         graph.initializers.pop(value.name or "")
@@ -353,7 +351,7 @@ class _Halving:
             return
         name = value.name or ""
         value.name = self._fresh.take(f"{name}_fp16")
-        cast = _cast(value, _FLOAT, maker, self._fresh, name)
+        cast = cast_node(value, _FLOAT, maker, self._fresh, name)
         self._graph.insert_after(maker, cast)
         _replace_uses(value, cast.outputs[0], outside)
         for position, output in enumerate(self._graph.outputs):
@@ -364,22 +362,12 @@ class _Halving:
         """Let nodes read a value in another type."""
         maker = value.producer()
         assert self._first is not None
-        cast = _cast(value, dtype, maker or readers[0], self._fresh)
+        cast = cast_node(value, dtype, maker or readers[0], self._fresh)
         if maker is None:
             self._graph.insert_before(self._first, cast)
         else:
             self._graph.insert_after(maker, cast)
         _replace_uses(value, cast.outputs[0], readers)
-
-
-def _cast(value: ir.Value, dtype: ir.DataType, owner: ir.Node, fresh: FreshNames, name: str | None = None) -> ir.Node:
-    """Return a Cast of a value that belongs to the module of a node; its output has a fresh name or the given one."""
-    output = name or fresh.take(f"{value.name}_as_{dtype.name.lower()}")
-    cast = ir.node("Cast", [value], {"to": int(dtype)}, name=fresh.take(f"{output}/Cast"))
-    cast.outputs[0].name = output
-    cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(dtype), value.shape
-    cast.metadata_props.update(owner.metadata_props)
-    return cast
 
 
 def _register(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:

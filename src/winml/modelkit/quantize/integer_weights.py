@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError
 from winml.modelkit.graph.weightless_proto import read_once
 from winml.modelkit.hierarchy.tagging import read_tag
@@ -31,8 +30,6 @@ __all__ = [
     "shared_weight_notes",
 ]
 
-
-Array = NDArray[Any]
 
 PIECE_ELEMENTS = 1 << 20
 """Values computed at a time. Chosen: they stay in the processor's cache, and their copies take a few MB."""
@@ -145,7 +142,7 @@ class WeightUse:
         tag = read_tag(node)
         return cls(weight.name or "", node.name or "", tag.tag if tag is not None else "")
 
-    def refuse_nan(self, values: NDArray[Any]) -> None:
+    def refuse_nan(self, values: Array) -> None:
         """Refuse values with NaN among them.
 
         Raises:
@@ -154,7 +151,7 @@ class WeightUse:
         if np.isnan(values).any():
             raise self._error("has values that are NaN")
 
-    def refuse_non_finite(self, values: NDArray[Any]) -> None:
+    def refuse_non_finite(self, values: Array) -> None:
         """Refuse values with NaN or infinity among them.
 
         Raises:

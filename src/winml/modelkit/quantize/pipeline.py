@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,14 +20,12 @@ from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
-from winml.modelkit.quantize.dynamic_engine import quantize_dynamically
-from winml.modelkit.quantize.half_float_engine import convert_floats
 from winml.modelkit.quantize.integer_weights import (
     has_non_finite_scales,
     refuse_non_finite_weights,
     shared_weight_notes,
 )
-from winml.modelkit.quantize.options import FLOAT32, MODES, Mode, Precision, QuantizeOptions
+from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import (
     EngineTask,
     ModulePrecision,
@@ -37,9 +35,9 @@ from winml.modelkit.quantize.planning import (
     float_name,
     plan_quantization,
 )
-from winml.modelkit.quantize.qdq_engine import quantize_statically
+from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
 from winml.modelkit.quantize.qdq_placement import QdqPlacement, place_quantized_values
-from winml.modelkit.quantize.weight_only_engine import algorithm_notes, quantize_weights
+from winml.modelkit.quantize.weight_only_engine import algorithm_notes
 
 __all__ = [
     "QuantizeResult",
@@ -177,15 +175,6 @@ class RangeSource(Protocol):
         """Return what the ranges come from, JSON-ready."""
 
 
-ENGINES: Mapping[Mode, Callable[[ir.Model, EngineTask], ir.Model]] = {
-    "dynamic": quantize_dynamically,
-    "qdq": quantize_statically,
-    "weight-only": quantize_weights,
-    "float": convert_floats,
-}
-"""Who does it for each mode."""
-
-
 def quantize(
     model: ir.Model, options: QuantizeOptions, modules: GraphModules, calibration: RangeSource | None = None
 ) -> QuantizeResult:
@@ -249,8 +238,10 @@ def _placements(model: ir.Model, plan: QuantizationPlan) -> dict[tuple[Mode, Pre
 
 
 def _run_engine(model: ir.Model, mode: Mode, task: EngineTask) -> ir.Model:
+    engine = PRECISIONS.part(task.precision.name, MODES[mode].engine)
     try:
-        return ENGINES[mode](model, task)
+        quantized: ir.Model = engine(model, task)
+        return quantized
     except (ValueError, RuntimeError, TypeError, AssertionError, onnx.shape_inference.InferenceError) as error:
         # The quantizers of ONNX Runtime raise these for what they do not expect.
         raise QuantizeError(

@@ -9,7 +9,6 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import onnx_ir as ir
 
@@ -17,8 +16,10 @@ from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.tagging import all_nodes
-from winml.modelkit.quantize.options import FLOAT32, MODES, PRECISIONS, Mode, Precision, QuantizeOptions
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
 from winml.modelkit.quantize.qdq_placement import QdqPlacement
+from winml.modelkit.records import Record, entry, recorded
 
 __all__ = [
     "QUANTIZED_OPERATORS",
@@ -30,6 +31,7 @@ __all__ = [
     "float_name",
     "plan_quantization",
     "quiet_quantizer",
+    "refuse_quantized",
 ]
 
 
@@ -99,7 +101,7 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
         InputError: the graph is quantized already.
         UsageError: a selector names no module, a precision goes with no mode, or nothing is left to quantize.
     """
-    _refuse_quantized(model)
+    refuse_quantized(model)
     precision_of = _ModulePrecisions(options, modules)
     planned = []
     others: dict[tuple[Mode, Precision], set[str]] = {}
@@ -225,7 +227,12 @@ def _is_within_any(tag: str, tags: frozenset[str]) -> bool:
     return any(address.is_within(tag, other) for other in tags)
 
 
-def _refuse_quantized(model: ir.Model) -> None:
+def refuse_quantized(model: ir.Model) -> None:
+    """Refuse a graph that is quantized already.
+
+    Raises:
+        InputError: names a node that is.
+    """
     for node in all_nodes(model):
         if node.op_type in QUANTIZED_OPERATORS:
             raise InputError(
@@ -293,7 +300,7 @@ def float_name(dtype: str) -> str:
 
 
 @dataclass(frozen=True)
-class ModulePrecision:
+class ModulePrecision(Record):
     """What was asked for and what came of it in one module, those below it not included."""
 
     tag: str
@@ -303,21 +310,12 @@ class ModulePrecision:
     """Nodes with a weight that have the precision."""
     left: Mapping[str, int]
     """Why others keep theirs → how many."""
-    kept: tuple[str, ...] = (FLOAT32,)
+    kept: tuple[str, ...] = field(default=(FLOAT32,), metadata=entry(skip=True))
     """Names of the precisions of the weights of those others, as they stand in the file."""
 
     @property
+    @recorded(entry(before="quantized"))
     def actual(self) -> str:
         """Return the precision its weights have now: one name, or several where some nodes were left."""
         names = [self.requested] * bool(self.quantized) + list(self.kept) * bool(self.left)
         return ", ".join(dict.fromkeys(names)) or FLOAT32
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {
-            "tag": self.tag,
-            "requested": self.requested,
-            "actual": self.actual,
-            "quantized": self.quantized,
-            "left": dict(self.left),
-        }

@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError
 from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.graph.weights import give_products_own_weights
@@ -37,9 +37,6 @@ __all__ = [
 # --- Turns biases and ranges into integers with scales and zero points.
 #
 # Numbers only: knows no graph. A float ``x`` is the integer ``round(x / scale) + zero_point``, clipped to its type.
-
-
-Array = NDArray[Any]
 
 
 def quantize_bias(bias: Array, scale: Array) -> Array:

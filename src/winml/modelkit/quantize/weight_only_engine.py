@@ -16,12 +16,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
+from winml.modelkit.graph.files.writing import ReshapedTensor
 from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.quantize.block_quantizers import BlockForm, Blocks, Slab, WeightMatrix, quantize_blocks
 from winml.modelkit.quantize.integer_weights import WeightUse
@@ -41,8 +42,6 @@ __all__ = [
 # The parts of a quantized weight come from one computation: values, scales and zero points stand together in the list
 # of initializers and are written in its order. Only the weights whose turn it is stay in memory.
 
-
-Array = NDArray[Any]
 
 QUANTIZING_THREADS = min(4, os.cpu_count() or 1)
 """Chosen: each holds a slab, and more do not outrun one that writes."""
@@ -358,13 +357,16 @@ class _Packing:
         """Return the values of a weight with two axes.
 
         Of one that a product reads as well, which wants three, by a ``Reshape`` that ONNX Runtime computes when it
-        loads the file; other readers, such as OpenVINO's, take a constant only.
+        loads the file; or, where the execution provider takes constants only, as a second one of the same bytes.
         """
         if weight.is_table_only:
             return values
         name = values.name or ""
+        sizes = [weight.matrix.width, weight.matrix.depth // weight.form.values_per_byte]
+        if name not in self._tables and self._task.options.takes_constant_tables:
+            assert values.const_value is not None  # registered with it
+            self._tables[name] = self._registered(ReshapedTensor(values.const_value, sizes, f"{name}_table"))
         if name not in self._tables:
-            sizes = [weight.matrix.width, weight.matrix.depth // weight.form.values_per_byte]
             shape = self._registered(ir.tensor(sizes, ir.DataType.INT64, name=f"{name}_shape"))
             reshape = ir.node("Reshape", [values, shape], name=self._fresh.take(f"{node.name}/Reshape"))
             reshape.metadata_props.update(node.metadata_props)

@@ -1,31 +1,25 @@
-"""Tells in a terminal how well a model does its task, beside its baseline."""
+"""How well a model does its task, beside its baseline."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from rich.console import Console
-
-from winml.modelkit.report.perf import time_words
-from winml.modelkit.report.terminal import TextTable, print_rows
+from winml.modelkit.report import document as doc
 from winml.modelkit.results.evaluation import EvaluatedSide, Evaluation, Limit, number_words
+from winml.modelkit.words import time_words
 
-__all__ = ["print_evaluation"]
-
-
-def print_evaluation(result: Evaluation, console: Console) -> None:
-    """Print what was run, each metric with its interval, and whether limits are met."""
-    print_rows(_summary_rows(result), console)
-    console.print()
-    _metric_table(result).print(console)
-    rows = list(_closing_rows(result))
-    if rows:
-        console.print()
-        print_rows(rows, console)
+__all__ = ["evaluation_document"]
 
 
-def _summary_rows(result: Evaluation) -> Iterator[tuple[str, str]]:
+def evaluation_document(result: Evaluation) -> doc.Document:
+    """Describe what was run, each metric with its interval, and whether limits are met."""
+    return doc.Document(
+        [doc.Fields(list(_side_fields(result))), _metric_table(result)], doc.Fields(list(_summary_fields(result)))
+    )
+
+
+def _side_fields(result: Evaluation) -> Iterator[doc.Field]:
     yield "model", _side_words(result.model)
     yield "task", f"{result.task} ({result.task_rule})"
     data = result.data
@@ -39,38 +33,41 @@ def _side_words(side: EvaluatedSide) -> str:
     return f"{side.name} ({side.provider})" if side.provider is not None else side.name
 
 
-def _metric_table(result: Evaluation) -> TextTable:
-    has_baseline = result.baseline is not None
-    columns = (
-        "metric",
-        "value",
-        "95 % interval",
-        *(("baseline", "difference", "95 % interval") if has_baseline else ()),
-    )
-    table = TextTable(columns, numbers=frozenset(range(1, len(columns))))
+def _metric_table(result: Evaluation) -> doc.Table:
+    columns = [doc.Column("metric"), doc.Column("value", "score"), doc.Column("95 % interval", "score")]
+    if result.baseline is not None:
+        columns += [
+            doc.Column("baseline", "score"),
+            doc.Column("difference", "difference"),
+            doc.Column("95 % interval", "difference"),
+        ]
+    rows: list[list[doc.Cell]] = []
     for metric in result.metrics:
-        cells = [metric.name, number_words(metric.value), _ends(metric.interval)]
+        row: list[doc.Cell] = [metric.name, number_words(metric.value), _ends(metric.interval)]
         if metric.baseline is not None:
             difference = metric.value - metric.baseline
-            cells += [
+            row += [
                 number_words(metric.baseline),
-                _signed(difference),
+                difference if math.isfinite(difference) else "",
                 _ends(metric.difference_interval, signed=True),
             ]
-        table.add(*cells)
-    sides = [result.model, *([result.baseline] if result.baseline is not None else [])]
-    median = [f"{time_words(side.latency_ms.p50)}" for side in sides]
-    table.add("ms per sample", median[0], "", *((median[1], "", "") if has_baseline else ()))
-    return table
+        rows.append(row)
+    return doc.Table(columns, [*rows, _time_row(result)])
 
 
-def _closing_rows(result: Evaluation) -> Iterator[tuple[str, str]]:
+def _time_row(result: Evaluation) -> list[doc.Cell]:
+    """Return the median time of a sample on each side."""
+    row: list[doc.Cell] = ["ms per sample", time_words(result.model.latency_ms.p50), ""]
+    return row if result.baseline is None else [*row, time_words(result.baseline.latency_ms.p50), "", ""]
+
+
+def _summary_fields(result: Evaluation) -> Iterator[doc.Field]:
     if result.agreement is not None:
         differing = f"; {len(result.differing)} of {result.data.samples} samples differ" if result.differing else ""
         yield "agreement", f"{_percent(result.agreement)} ({result.agreement_words}{differing})"
     for limit in result.limits:
         yield "limit", _limit_words(limit)
-    yield from (("note", note) for note in result.notes)
+    yield from doc.note_fields(result.notes)
 
 
 def _limit_words(limit: Limit) -> str:

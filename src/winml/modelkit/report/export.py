@@ -1,49 +1,39 @@
-"""Renders an export: console, Markdown, and the ``<stem>_htp_metadata.json`` sidecar."""
+"""What was exported: for people, and the ``<stem>_htp_metadata.json`` sidecar for programs."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-from rich.tree import Tree
-
 from winml.modelkit.graph.bundle import PartDescription
-from winml.modelkit.graph.files.companions import Companions
 from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec, OutputTensorSpec
 from winml.modelkit.hierarchy.tagging import Coverage
 from winml.modelkit.hierarchy.tree import ModuleNode
-from winml.modelkit.report.module_tree import ShownModule, TreeLimits, shown_modules, shown_rows
-from winml.modelkit.report.terminal import label, print_rows
+from winml.modelkit.report import document as doc
+from winml.modelkit.report.module_tree import ShownModule, TreeLimits, shown_modules
 from winml.modelkit.results.export_result import ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.results.words import coverage_words, verification_words
-from winml.modelkit.words import count_words, json_printable, printable, shape_words, size_words
+from winml.modelkit.words import count_words, json_printable, shape_words, size_words
 
 __all__ = [
     "SIDECAR_VERSION",
     "DescribedFile",
     "adapted_sidecar_json",
-    "code_span",
     "dimension_words",
+    "export_document",
     "export_report",
     "input_words",
-    "markdown_text",
     "output_words",
-    "print_export",
-    "print_tree",
     "sidecar_json",
     "sidecar_schema",
-    "table_lines",
 ]
 
 
-# --- Describes an open dimension in words: its bounds, the traced size and the checked sizes.
+# --- An open dimension in words: its bounds, the traced size and the checked sizes.
 
 
 def dimension_words(dimension: DynamicDimension, checked: Sequence[int]) -> str:
@@ -57,11 +47,11 @@ def dimension_words(dimension: DynamicDimension, checked: Sequence[int]) -> str:
     return f"{dimension.name} {bounds} (traced {dimension.example}{checked_words})"
 
 
-# --- Says in words which tensors a graph takes and returns; those of a cache together, however many there are.
+# --- In words, which tensors a graph takes and returns; those of a cache together, however many there are.
 
 
 _MOST_SINGLE = 2
-"""Tensors of a cache that are still told one by one."""
+"""Tensors of a cache that are still named one by one."""
 
 
 def input_words(inputs: Sequence[InputTensorSpec]) -> str:
@@ -86,37 +76,106 @@ def _words(specs: Sequence[InputTensorSpec] | Sequence[OutputTensorSpec], togeth
     return ", ".join(words)
 
 
-# --- Prints an export in a terminal: its summary and its module tree.
-#
-# Renders with rich.
+# --- An export as a document: in a terminal, and as the ``<stem>_htp_export_report.md`` of FORMATS.
 
 
-def print_tree(result: ExportResult, console: Console, limits: TreeLimits | None = None) -> None:
-    """Print the module tree of each part with the nodes and parameters of each module.
+def export_document(result: ExportResult, limits: TreeLimits | None = None) -> doc.Document:
+    """Describe what was exported: the model, its inputs and outputs, coverage, verification and files, part by part.
 
     Args:
         result: The export.
-        console: Where to print.
-        limits: How much of the tree is shown; None shows all levels, and equal modules once.
+        limits: How much of the module tree of each part is shown; None shows none.
     """
+    fields = list(_model_fields(result, result.parts[0]))
+    trees: list[doc.Block] = []
     for part in result.parts:
+        tree: list[doc.Block] = [_module_tree(part, limits)] if limits is not None else []
         if part.description is not None and part.description.is_one_of_several:
-            console.print(label((part.name, "bold")))
-        _print_part_tree(part, console, limits or TreeLimits())
+            fields.append(("part", part.name))
+            tree = [doc.Section(part.name, tree)] if tree else []
+        fields += _part_fields(part)
+        trees += tree
+    fields += [("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files]
+    if result.companions.names:
+        companions = f"{', '.join(result.companions.names)} ({size_words(result.companions.size_bytes)})"
+        fields.append(("beside it", companions))
+    return doc.Document(trees, doc.Fields([*fields, *doc.note_fields(result.notes)]))
 
 
-def _print_part_tree(part: ExportedPart, console: Console, limits: TreeLimits) -> None:
+def export_report(result: ExportResult, part: ExportedPart) -> doc.Document:
+    """Describe one part of an export with each of its nodes."""
+    is_one_of_several = part.description is not None and part.description.is_one_of_several
+    return doc.Document(
+        [
+            doc.Table(
+                doc.columns(("#", "count"), "step", ("seconds", "score"), "what it did"),
+                [(step.number, step.name, f"{step.seconds:.2f}", step.summary) for step in part.steps],
+                heading="Steps",
+            ),
+            doc.Table(
+                doc.columns("", ("name", "name"), "type"),
+                [
+                    (role, spec.name, shape_words(spec.dtype, spec.shape))
+                    for role, specs in (("input", part.inputs), ("output", part.outputs))
+                    for spec in specs
+                ],
+                heading="Inputs and outputs",
+            ),
+            replace(_module_tree(part, TreeLimits()), heading="Modules"),
+            doc.Table(
+                doc.columns("source", ("nodes", "count"), ("share", "share")),
+                [(name, count, count / part.coverage.nodes) for name, count in sorted(part.coverage.sources.items())],
+                heading="How the tags were won",
+            ),
+            doc.Section("Nodes by module", list(_node_sections(part))),
+        ],
+        doc.Fields(
+            [
+                *_model_fields(result, part),
+                *_part_fields(part),
+                ("started", result.started.isoformat(timespec="seconds")),
+                ("made by", f"winml-modelkit {result.tool_version}"),
+                *([("SHA-256", part.model_sha256)] if part.model_sha256 else []),
+                *(("wrote", f"{file.path.name} ({size_words(file.size_bytes)})") for file in part.files),
+                *doc.note_fields((*result.model_notes, *part.notes)),
+            ]
+        ),
+        title=f"Export of {result.model.name_or_path}{f', part {part.name}' if is_one_of_several else ''}",
+    )
+
+
+def _model_fields(result: ExportResult, part: ExportedPart) -> Iterator[doc.Field]:
+    yield "model", f"{result.model.class_name} · {count_words(part.tree.root.parameter_count)} parameters"
+    if result.model.task:
+        yield "task", f"{result.model.task} ({result.model.task_rule})"
+
+
+def _part_fields(part: ExportedPart) -> Iterator[doc.Field]:
+    coverage, checked = part.coverage, part.checked_sizes
+    tagged = "not written (--no-hierarchy)" if coverage.nodes and not coverage.tagged else coverage_words(coverage)
+    yield "inputs", input_words(part.inputs)
+    yield "outputs", output_words(part.outputs, part.description)
+    if part.dimensions:
+        yield "open", ", ".join(dimension_words(item, checked.get(item.name, ())) for item in part.dimensions)
+    yield "exporter", part.exporter_words
+    yield "hierarchy", f"{len(part.tree)} modules traced of {part.tree.registered} registered · {tagged}"
+    if coverage.tagged:
+        yield "sources", ", ".join(f"{name} {count}" for name, count in sorted(coverage.sources.items()))
+    if part.functions:
+        yield "functions", part.functions.words
+    yield "verified", verification_words(part.verification)
+
+
+def _module_tree(part: ExportedPart, limits: TreeLimits) -> doc.Tree:
     size_of = part.module_sizes()
 
-    def node_label(shown: ShownModule[ModuleNode]) -> Text:
-        segment = shown.name(lambda node: node.tag.rpartition("/")[2])
-        path = f" {shown.name(lambda node: node.path)}" if shown.item.path else ""
-        size = size_of(shown.item).words
-        return label((segment, "bold"), (path, "dim"), f"{shown.count_words} · {size}")
-
-    def add_children(branch: Tree, shown: ShownModule[ModuleNode]) -> None:
-        for child in shown.children:
-            add_children(branch.add(node_label(child)), child)
+    def branch(shown: ShownModule[ModuleNode]) -> doc.Branch:
+        return doc.Branch(
+            shown.name(lambda node: node.tag.rpartition("/")[2]),
+            shown.name(lambda node: node.path),
+            f"{shown.count_words} · {size_of(shown.item).words}",
+            tuple(map(branch, shown.children)),
+        )
 
     (root,) = shown_modules(
         [part.tree.root],
@@ -124,220 +183,21 @@ def _print_part_tree(part: ExportedPart, console: Console, limits: TreeLimits) -
         lambda node: (node.class_name, size_of(node)),
         limits,
     )
-    tree = Tree(node_label(root), guide_style="dim")
-    add_children(tree, root)
-    console.print(tree)
+    return doc.Tree(branch(root))
 
 
-def print_export(result: ExportResult, console: Console) -> None:
-    """Print what was exported: the model, its inputs and outputs, coverage, verification and files, part by part."""
-    root = result.parts[0].tree.root
-    rows = [
-        ("model", f"{result.model.class_name} · {count_words(root.parameter_count)} parameters"),
-        *([("task", f"{result.model.task} ({result.model.task_rule})")] if result.model.task else []),
-    ]
-    for part in result.parts:
-        if part.description is not None and part.description.is_one_of_several:
-            rows.append(("part", part.name))
-        rows += _part_rows(part)
-    rows += [("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files]
-    rows += [("beside it", _companion_words(result.companions))] if result.companions.names else []
-    rows += [("note", note) for note in result.notes]
-    print_rows(rows, console)
-
-
-def _companion_words(companions: Companions) -> str:
-    return f"{', '.join(companions.names)} ({size_words(companions.size_bytes)})"
-
-
-def _part_rows(part: ExportedPart) -> list[tuple[str, str]]:
-    """Return what is told of one graph: a word, and what it says."""
-    coverage, checked = part.coverage, part.checked_sizes
-    open_dimensions = ", ".join(dimension_words(item, checked.get(item.name, ())) for item in part.dimensions)
-    sources = ", ".join(f"{name} {count}" for name, count in sorted(coverage.sources.items()))
-    modules = f"{len(part.tree)} modules traced of {part.tree.registered} registered"
-    return [
-        ("inputs", input_words(part.inputs)),
-        ("outputs", output_words(part.outputs, part.description)),
-        *([("open", open_dimensions)] if part.dimensions else []),
-        ("exporter", part.exporter_words),
-        ("hierarchy", f"{modules} · {_coverage_words(coverage)}"),
-        *([("sources", sources)] if coverage.tagged else []),
-        *([("functions", part.functions.words)] if part.functions else []),
-        ("verified", verification_words(part.verification)),
-    ]
-
-
-def _coverage_words(coverage: Coverage) -> str:
-    if coverage.nodes and not coverage.tagged:
-        return "not written (--no-hierarchy)"
-    return coverage_words(coverage)
-
-
-# --- Renders an exported graph as a document: the ``<stem>_htp_export_report.md`` of FORMATS.
-#
-# Summary, steps, inputs and outputs, module tree with node counts, mapping statistics, node table by module. Reads the
-# result only.
-
-
-_MEANINGFUL = re.compile(r"[\\`*\[\]|#~<>&]|(?<!\w)_|_(?!\w)")
-"""What Markdown reads as more than itself; an underscore only at the edge of a word."""
-_ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
-
-
-def export_report(result: ExportResult, part: ExportedPart) -> str:
-    """Return the report of one part of an export as Markdown text."""
-    part_sections = (_step_lines, _tensor_lines, _tree_lines, _statistics_lines, _node_lines)
-    sections = (_summary_lines(result, part), *(section(part) for section in part_sections))
-    return "\n\n".join("\n".join(section) for section in sections) + "\n"
-
-
-def _summary_lines(result: ExportResult, part: ExportedPart) -> Iterator[str]:
-    is_one_of_several = part.description is not None and part.description.is_one_of_several
-    part_words = f", part {part.name}" if is_one_of_several else ""
-    yield f"# Export of {markdown_text(result.model.name_or_path + part_words)}"
-    yield ""
-    yield from table_lines(
-        ("", "value"),
-        [
-            ("Class", result.model.class_name),
-            ("Task", f"{result.model.task} ({result.model.task_rule})" if result.model.task else "none"),
-            ("Parameters", count_words(part.tree.root.parameter_count)),
-            ("Exporter", part.exporter_words),
-            ("Modules", f"{len(part.tree)} traced of {part.tree.registered} registered"),
-            ("Coverage", coverage_words(part.coverage)),
-            *(("Open", dimension_words(item, part.checked_sizes.get(item.name, ()))) for item in part.dimensions),
-            *((("Functions", part.functions.words),) if part.functions else ()),
-            ("Verification", verification_words(part.verification)),
-            ("Started", result.started.isoformat(timespec="seconds")),
-            ("Tool", f"winml-modelkit {result.tool_version}"),
-            *((("SHA-256", part.model_sha256),) if part.model_sha256 else ()),
-            *(("File", f"{file.path.name} ({size_words(file.size_bytes)})") for file in part.files),
-            *(("Note", note) for note in (*result.model_notes, *part.notes)),
-        ],
-    )
-
-
-def _step_lines(part: ExportedPart) -> Iterator[str]:
-    yield "## Steps"
-    yield ""
-    yield from table_lines(
-        ("#", "step", "seconds", "what it did"),
-        [(str(step.number), step.name, f"{step.seconds:.2f}", step.summary) for step in part.steps],
-    )
-
-
-def _tensor_lines(part: ExportedPart) -> Iterator[str]:
-    yield "## Inputs and outputs"
-    yield ""
-    yield from table_lines(
-        ("", "name", "type"),
-        [
-            *(("input", spec.name, shape_words(spec.dtype, spec.shape)) for spec in part.inputs),
-            *(("output", spec.name, shape_words(spec.dtype, spec.shape)) for spec in part.outputs),
-        ],
-    )
-
-
-def _tree_lines(part: ExportedPart) -> Iterator[str]:
-    size_of = part.module_sizes()
-    shown = shown_modules(
-        [part.tree.root],
-        lambda node: part.tree.children(node.path),
-        lambda node: (node.class_name, size_of(node)),
-        TreeLimits(),
-    )
-
-    def line(module: ShownModule[ModuleNode], level: int) -> str:
-        segment = module.name(lambda node: node.tag.rpartition("/")[2])
-        names = filter(None, (segment, module.name(lambda node: node.path)))
-        return printable(f"{'  ' * level}{'  '.join(names)} {module.count_words} · {size_of(module.item).words}")
-
-    yield "## Modules"
-    yield ""
-    tree = [line(module, level) for module, level in shown_rows(shown)]
-    fence = _longer_than_any("`", "\n".join(tree), least=3)
-    yield f"{fence}text"
-    yield from tree
-    yield fence
-
-
-def _statistics_lines(part: ExportedPart) -> Iterator[str]:
-    yield "## How the tags were won"
-    yield ""
-    yield from table_lines(
-        ("source", "nodes", "share"),
-        [
-            (source, str(count), f"{100 * count / part.coverage.nodes:.1f} %")
-            for source, count in sorted(part.coverage.sources.items())
-        ],
-    )
-
-
-def _node_lines(part: ExportedPart) -> Iterator[str]:
+def _node_sections(part: ExportedPart) -> Iterator[doc.Section]:
     by_tag: dict[str, list[NodeRecord]] = defaultdict(list)
     for node in part.nodes:
         by_tag[node.tag].append(node)
-    yield "## Nodes by module"
     for module in part.tree:
-        if module.tag not in by_tag:
-            continue
-        yield ""
-        yield f"### {code_span(module.tag)}"
-        yield ""
-        yield from table_lines(
-            ("node", "operator", "source"),
-            [(node.name, node.op_type, node.source or "") for node in by_tag[module.tag]],
-            code_columns={0},
-        )
+        if module.tag in by_tag:
+            rows = [(node.name, node.op_type, node.source or "") for node in by_tag[module.tag]]
+            columns = [doc.Column("node", "name"), doc.Column("operator"), doc.Column("source")]
+            yield doc.Section(module.tag, [doc.Table(columns, rows)], is_name=True)
 
 
-def table_lines(
-    header: Sequence[str], rows: Iterable[Sequence[str]], *, code_columns: Collection[int] = ()
-) -> Iterator[str]:
-    """Yield the lines of a table of foreign texts; those in ``code_columns`` are shown as code."""
-    yield _row_text(header)
-    yield _row_text(["---"] * len(header))
-    for row in rows:
-        # A table ends a cell at a pipe, in code as well.
-        yield _row_text(
-            code_span(cell).replace("|", "\\|") if index in code_columns else markdown_text(cell)
-            for index, cell in enumerate(row)
-        )
-
-
-def _row_text(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def markdown_text(text: str) -> str:
-    r"""Return a foreign text as Markdown that shows it as it is, on one line.
-
-    >>> markdown_text("<b>layer_0|__init__</b>")
-    '&lt;b&gt;layer_0\\|\\__init_\\_&lt;/b&gt;'
-    """
-    return _MEANINGFUL.sub(lambda match: _ENTITIES.get(match[0], f"\\{match[0]}"), printable(text))
-
-
-def code_span(text: str) -> str:
-    """Return a foreign text as a span of code, which shows it as it is, on one line.
-
-    >>> code_span("a`b")
-    '`` a`b ``'
-    """
-    text = printable(text)
-    fence = _longer_than_any("`", text, least=1)
-    space = " " if "`" in text or not text else ""
-    return f"{fence}{space}{text}{space}{fence}"
-
-
-def _longer_than_any(sign: str, text: str, *, least: int) -> str:
-    """Return as many signs that the text holds no run of so many."""
-    longest = max((len(run) for run in re.findall(f"{re.escape(sign)}+", text)), default=0)
-    return sign * max(least, longest + 1)
-
-
-# --- Renders an exported graph for programs: the ``<stem>_htp_metadata.json`` of FORMATS.
+# --- An exported graph for programs: the ``<stem>_htp_metadata.json`` of FORMATS.
 #
 # Its JSON Schema ships beside this file. Reads the result only.
 

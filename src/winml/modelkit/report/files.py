@@ -1,4 +1,4 @@
-"""Prints in a terminal what became of a file: compiled, extracted, pinned or retagged."""
+"""What became of a file: compiled, extracted, pinned or retagged."""
 
 from __future__ import annotations
 
@@ -6,105 +6,107 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
-
 from winml.modelkit.compare.words import comparison_words
 from winml.modelkit.hierarchy.carry.carrying import Way
-from winml.modelkit.report.terminal import TextTable, print_rows
+from winml.modelkit.report import document as doc
 from winml.modelkit.results.compiled_model import CompilableProvider, CompiledFile
 from winml.modelkit.results.extract_result import ExtractResult
+from winml.modelkit.results.plan import Plan
 from winml.modelkit.results.words import coverage_words
 from winml.modelkit.results.written_file import PinnedModel, RetaggedModel
-from winml.modelkit.words import count_words, shape_words, size_words
+from winml.modelkit.words import count_noun, count_words, shape_words, size_words
 
 __all__ = [
-    "extract_lines",
-    "pinned_lines",
-    "print_compilable_providers",
-    "print_compilation",
-    "retagged_lines",
+    "compilable_providers_document",
+    "compilation_document",
+    "extract_document",
+    "pinned_document",
+    "plan_document",
+    "retagged_document",
 ]
 
 
-# --- Prints a compilation in a terminal: what was compiled, which modules it holds, and what stayed outside.
+# --- A compilation: what was compiled, which modules it holds, and what stayed outside.
 
 
 SHOWN_ROWS = 12
-"""Rows of a table unless ``verbose``. Chosen: the whole summary fits on a screen."""
+"""Rows of a table unless all are asked for. Chosen: the whole summary fits on a screen."""
 
 
-def print_compilation(result: CompiledFile, console: Console, *, verbose: bool) -> None:
-    """Print what came of it; with ``verbose`` every module and node."""
+def compilation_document(result: CompiledFile) -> doc.Document:
+    """Describe what was compiled, the modules in each part, and the nodes outside."""
     compiled = result.compiled
-    coverage = coverage_words(result.coverage) if result.is_tagged else "unknown: the source has no tags"
-    rows = [
+    fields: list[doc.Field] = [
         ("provider", f"{compiled['provider']} {compiled['provider_version']}, for the {compiled['device']}"),
         ("nodes", f"{result.before.nodes} → {result.after.nodes}"),
         *([("compiled", _parts_words(result))] if result.parts else []),
-        ("hierarchy", coverage),
+        ("hierarchy", coverage_words(result.coverage, is_tagged=result.is_tagged)),
         ("verified", comparison_words(result.comparison)),
         *(("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files),
-        *(("note", note) for note in result.notes),
+        *doc.note_fields(result.notes),
     ]
-    print_rows(rows, console)
-    if result.parts:
-        console.print()
-        _print_table(_parts_table(result, verbose=verbose), console)
-    if result.outside:
-        console.print()
-        _print_table(_outside_table(result, verbose=verbose), console)
+    modules = [
+        ("" if position else part.name, module or "(the root)")
+        for part in result.parts
+        for position, module in enumerate(part.modules)
+    ]
+    outside = [(node.name, node.operator, node.tag) for node in result.outside]
+    rest = "… and {} more (--verbose shows all)"
+    return doc.Document(
+        [
+            doc.Fields(fields),
+            doc.Table(
+                doc.columns("compiled part", ("module", "name")),
+                modules,
+                brief=range(SHOWN_ROWS),
+                rest=rest.format(len(modules) - SHOWN_ROWS),
+            ),
+            doc.Table(
+                doc.columns(("left to the CPU provider", "name"), "operator", ("module", "name")),
+                outside,
+                brief=range(SHOWN_ROWS),
+                rest=rest.format(len(outside) - SHOWN_ROWS),
+            ),
+        ]
+    )
 
 
-def print_compilable_providers(providers: tuple[CompilableProvider, ...], console: Console) -> None:
-    """Print the providers that a file can be compiled for."""
-    table = TextTable(("provider", "here", "devices", "a compiled file holds", "package"))
-    for item in providers:
-        here = "yes" if item.is_present else "no"
-        table.add(item.short, here, ", ".join(item.devices), item.makes, item.package or "none for this platform")
-    table.print(console)
+def compilable_providers_document(providers: tuple[CompilableProvider, ...]) -> doc.Document:
+    """List the providers that a file can be compiled for."""
+    columns = ("provider", "here", "devices", "a compiled file holds", "package")
+    rows = [
+        (
+            item.short,
+            "yes" if item.is_present else "no",
+            ", ".join(item.devices),
+            item.makes,
+            item.package or "none for this platform",
+        )
+        for item in providers
+    ]
+    return doc.Document([doc.Table([doc.Column(name) for name in columns], rows)])
 
 
 def _parts_words(result: CompiledFile) -> str:
     modules = {module for part in result.parts for module in part.modules}
-    parts = f"{len(result.parts)} part{'' if len(result.parts) == 1 else 's'} of {len(modules)} modules"
     outside = Counter(node.operator for node in result.outside)
     words = ", ".join(f"{count} {operator}" for operator, count in outside.most_common())
-    return f"{parts}; outside: {words or 'no node'}"
+    return f"{count_noun(len(result.parts), 'part')} of {len(modules)} modules; outside: {words or 'no node'}"
 
 
-def _parts_table(result: CompiledFile, *, verbose: bool) -> tuple[TextTable, int]:
-    table = TextTable(("compiled part", "module"))
-    rows = [(part.name, module or "(the root)") for part in result.parts for module in part.modules]
-    shown = rows if verbose else rows[:SHOWN_ROWS]
-    for position, (name, module) in enumerate(shown):
-        table.add("" if position and rows[position - 1][0] == name else name, module)
-    return table, len(rows) - len(shown)
+# --- An extraction: which models were written, which modules were refused, and why.
 
 
-def _outside_table(result: CompiledFile, *, verbose: bool) -> tuple[TextTable, int]:
-    table = TextTable(("left to the CPU provider", "operator", "module"))
-    shown = result.outside if verbose else result.outside[:SHOWN_ROWS]
-    for node in shown:
-        table.add(node.name, node.operator, node.tag)
-    return table, len(result.outside) - len(shown)
+def extract_document(result: ExtractResult) -> doc.Document:
+    """Describe each module that was written or refused."""
+    return doc.Document([doc.Fields(list(_extract_fields(result)))])
 
 
-def _print_table(table: tuple[TextTable, int], console: Console) -> None:
-    table[0].print(console)
-    if table[1]:
-        console.print(f"… and {table[1]} more (--verbose shows all)")
-
-
-# --- Describes an extraction to people: which models were written, which modules were refused, and why.
-
-
-def extract_lines(result: ExtractResult) -> Iterator[tuple[str, str]]:
-    """Yield the lines of the summary: a keyword, and the text beside it."""
+def _extract_fields(result: ExtractResult) -> Iterator[doc.Field]:
     for module in result.modules:
         yield "wrote", f"{result.folder / module.file} ({size_words(module.size_bytes)})"
-        module_words = f"{module.identity.words} ({module.identity.class_name})"
-        nodes = f"{module.nodes} node{'' if module.nodes == 1 else 's'}"
-        yield "", f"{module_words}: {nodes}, {count_words(module.parameters)} parameters"
+        size = f"{count_noun(module.nodes, 'node')}, {count_words(module.parameters)} parameters"
+        yield "", f"{module.identity.words} ({module.identity.class_name}): {size}"
         yield "", f"{_tensor_words(module.inputs)} → {_tensor_words(module.outputs)}"
     if result.modules:
         worst = max(module.relative_diff for module in result.modules)
@@ -114,28 +116,28 @@ def extract_lines(result: ExtractResult) -> Iterator[tuple[str, str]]:
         yield "refused", f"{refused.identity.words} ({refused.identity.class_name}): {refused.reason}"
     for identity in result.without_nodes:
         yield "no nodes", f"{identity.words} ({identity.class_name}): nothing of it is left in the graph"
-    yield from (("note", note) for note in result.notes)
+    yield from doc.note_fields(result.notes)
 
 
 def _tensor_words(records: tuple[dict[str, Any], ...]) -> str:
     return ", ".join(f"{record['name']} {shape_words(record['dtype'], record['shape'])}" for record in records) or "-"
 
 
-# --- Renders what fixing the open dimensions of a file did, as lines for a terminal.
+# --- Open dimensions that were fixed.
 
 
-def pinned_lines(result: PinnedModel, source: str) -> list[tuple[str, str]]:
-    """Return what was fixed, as pairs of a heading and a text.
+def pinned_document(result: PinnedModel, source: str) -> doc.Document:
+    """Describe what was fixed.
 
     Args:
         result: What was done.
         source: The file the dimensions were fixed of, as the user wrote it.
     """
-    verification = result.verification
-    verified = f"equals {source} at these sizes" if verification else "skipped: the files were not compared"
-    if verification:
-        verified += f" (largest difference {verification.worst.relative_diff:.1e} of scale)"
-    return [
+    verified = "skipped: the files were not compared"
+    if result.verification:
+        worst = result.verification.worst.relative_diff
+        verified = f"equals {source} at these sizes (largest difference {worst:.1e} of scale)"
+    fields: list[doc.Field] = [
         ("pinned", ", ".join(f"{name} {size}" for name, size in result.sizes.items())),
         *([("open", ", ".join(result.still_open))] if result.still_open else []),
         ("inputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.inputs)),
@@ -143,11 +145,12 @@ def pinned_lines(result: PinnedModel, source: str) -> list[tuple[str, str]]:
         ("hierarchy", coverage_words(result.coverage)),
         ("verified", verified),
         ("wrote", f"{result.model_path} ({size_words(result.size_bytes)})"),
-        *(("note", note) for note in result.notes),
+        *doc.note_fields(result.notes),
     ]
+    return doc.Document([doc.Fields(fields)])
 
 
-# --- Renders what carrying tags to a file did, as lines for a terminal.
+# --- Tags that were carried to a file.
 
 
 WAY_WORDS: Mapping[Way, str] = {
@@ -162,13 +165,44 @@ WAY_WORDS: Mapping[Way, str] = {
 """How a tag was won, in words."""
 
 
-def retagged_lines(result: RetaggedModel) -> list[tuple[str, str]]:
-    """Return what was done, as pairs of a heading and a text."""
+def retagged_document(result: RetaggedModel) -> doc.Document:
+    """Describe how each tag was won."""
     ways = result.report.by_way
-    return [
+    fields: list[doc.Field] = [
         ("hierarchy", coverage_words(result.coverage)),
         *(("", f"{ways[way]} {words}") for way, words in WAY_WORDS.items() if ways.get(way)),
         *([("repaired", f"{result.repaired} nodes whose keys stood there twice")] if result.repaired else []),
         ("wrote", f"{result.model_path} ({size_words(result.size_bytes)})"),
-        *(("note", note) for note in result.notes),
+        *doc.note_fields(result.notes),
     ]
+    return doc.Document([doc.Fields(fields)])
+
+
+# --- What a verb would do.
+
+
+def plan_document(plan: Plan) -> doc.Document:
+    """Describe a plan: what is recovered first, what is read, written and removed, and in which steps."""
+    fields: list[doc.Field] = [
+        *(
+            (
+                "recovery",
+                f"{found.folder}, of a command that was killed or still runs: "
+                + (f"would put in place {', '.join(found.completes)}" if found.completes else "would be removed"),
+            )
+            for found in plan.interrupted
+        ),
+        *(("reads", str(path)) for path in plan.reads),
+        *((f"{number}. {step.name}", step.words) for number, step in enumerate(plan.steps, 1)),
+        *(
+            (
+                "would write",
+                f"{file.path}{' (replaced)' * file.replaces}{f' if {file.only_if}' if file.only_if else ''}",
+            )
+            for file in plan.writes
+        ),
+        *(("would remove", f"{path}, unless a model names it") for path in plan.removes),
+        *doc.note_fields(plan.notes),
+        ("wrote", "nothing: this is a plan"),
+    ]
+    return doc.Document([doc.Fields(fields)])

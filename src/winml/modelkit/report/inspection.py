@@ -1,14 +1,11 @@
-"""Prints inspected models, ONNX files, tasks and what a provider runs."""
+"""Inspected models and ONNX files, the tasks there are, and what a provider runs of a file."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
-
-from rich.console import Console
-from rich.text import Text
-from rich.tree import Tree
 
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.specs import InputTensorSpec
@@ -17,26 +14,20 @@ from winml.modelkit.hierarchy.tracing import TracedModule
 from winml.modelkit.hierarchy.tree import ModuleNode, ModuleTree
 from winml.modelkit.inspect.module_costs import Cost, ModuleCost
 from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
-from winml.modelkit.inspect.provider_fit import Finding, ProviderFit
+from winml.modelkit.inspect.provider_fit import ProviderFit
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.report import document as doc
 from winml.modelkit.report.module_tree import ShownModule, TreeLimits, shown_modules, shown_rows
-from winml.modelkit.report.terminal import TextTable, label, print_rows
 from winml.modelkit.results.inspected_model import InspectedModel
 from winml.modelkit.results.words import at_root_words
 from winml.modelkit.words import count_noun, count_words, shape_words, size_words
 
-__all__ = [
-    "print_model_inspection",
-    "print_onnx_inspection",
-    "print_provider_fit",
-    "print_tasks",
-]
+__all__ = ["model_inspection_document", "onnx_inspection_document", "provider_fit_document", "tasks_document"]
 
 
-# --- Prints an inspected model in a terminal: class, tasks, inputs, outputs, weights and module tree.
+# --- An inspected model: class, tasks, inputs, outputs, weights and module tree.
 
 
-Row = tuple[str, str]
 _Module = ModuleNode | TracedModule
 """A module of the tree; one that never ran is a traced one."""
 
@@ -44,46 +35,39 @@ _FIRST_SHOWN = 4
 """Number of first values shown, equal ones counted once. Chosen: a grid has three."""
 
 
-def print_model_inspection(
-    record: InspectedModel, console: Console, *, verbose: bool = False, limits: TreeLimits | None = None
-) -> None:
-    """Print the model that an export would read, and its module tree if there is one.
+def model_inspection_document(record: InspectedModel, limits: TreeLimits | None = None) -> doc.Document:
+    """Describe the model that an export would read, and its module tree if there is one.
 
     Args:
         record: The inspected model.
-        console: Where to print.
-        verbose: Show the classes of every task and the weight files.
         limits: How much of the module tree is shown; None shows all levels, and equal modules once.
     """
-    rows = [*_model_rows(record, verbose=verbose), *_tensor_rows(record), *_weight_rows(record, verbose=verbose)]
+    fields = [*_model_fields(record), *_tensor_fields(record), *_weight_fields(record)]
     if record.tree is not None:
         words = f"{len(record.tree)} modules of {record.tree.registered} registered, from {record.tree_source}"
-        rows.append(("hierarchy", words))
-    rows += [("note", note) for note in record.notes]
-    print_rows(rows, console)
-    if record.tree is not None:
-        console.print()
-        console.print(_module_tree(record.tree, record.never_ran, limits or TreeLimits()))
+        fields.append(("hierarchy", words))
+    tree = [] if record.tree is None else [_module_tree(record.tree, record.never_ran, limits or TreeLimits())]
+    return doc.Document([doc.Fields([*fields, *doc.note_fields(record.notes)]), *tree])
 
 
-def _model_rows(record: InspectedModel, *, verbose: bool) -> Iterator[Row]:
+def _model_fields(record: InspectedModel) -> Iterator[doc.Field]:
     info = record.info
     yield "model", info.name_or_path
     kind = f" ({info.model_type})" if info.model_type else ""
     yield "class", f"{info.class_name}{kind}, {info.library} {info.library_version}"
     if info.task:
         yield "task", f"{info.task}, {info.task_rule}"
-    if record.tasks and not verbose:
+    if record.tasks:
         yield "tasks", ", ".join(record.tasks)
-    for task, classes in record.tasks.items() if verbose else ():
-        yield "can do", f"{task}: {', '.join(classes)}"
+    for task, classes in record.tasks.items():
+        yield "can do", f"{task}: {', '.join(classes)}", doc.Detail.VERBOSE
     if record.inference_class:
         yield "inference", record.inference_class
     for processor in record.processors:
         yield processor.role, f"{processor.class_name}, from {processor.origin}"
 
 
-def _tensor_rows(record: InspectedModel) -> Iterator[Row]:
+def _tensor_fields(record: InspectedModel) -> Iterator[doc.Field]:
     for part in record.parts:
         if part.name != ONLY_PART:
             yield "part", part.name
@@ -106,7 +90,7 @@ def _range_words(spec: InputTensorSpec) -> str:
     return f"{words}, first {', '.join(first_values)}{more}" if first_values else words
 
 
-def _weight_rows(record: InspectedModel, *, verbose: bool) -> Iterator[Row]:
+def _weight_fields(record: InspectedModel) -> Iterator[doc.Field]:
     count, size = count_words(record.parameter_count), size_words(record.parameter_bytes)
     yield "parameters", f"{count}, {size}: {_dtype_words({entry.dtype: entry.count for entry in record.parameters})}"
     weights = record.weights
@@ -117,8 +101,7 @@ def _weight_rows(record: InspectedModel, *, verbose: bool) -> Iterator[Row]:
     stored = f": {_dtype_words(stored_counts)}" if stored_counts else ", unread"
     files = f"{len(weights.files)} files" if len(weights.files) > 1 else weights.files[0].name
     yield "weights", f"{files}, {weights.format}, {size_words(weights.size_bytes)}{stored}"
-    for file in weights.files if verbose else ():
-        yield "file", str(file)
+    yield from (("file", str(file), doc.Detail.VERBOSE) for file in weights.files)
 
 
 def _dtype_words(counts: Mapping[str, int]) -> str:
@@ -126,7 +109,7 @@ def _dtype_words(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{dtype} {count_words(count)}" for dtype, count in counts.items()) or "none"
 
 
-def _module_tree(tree: ModuleTree, never_ran: tuple[TracedModule, ...], limits: TreeLimits) -> Tree:
+def _module_tree(tree: ModuleTree, never_ran: tuple[TracedModule, ...], limits: TreeLimits) -> doc.Tree:
     """Return the tree with class, path, parameters and calls; a module that never ran is below its nearest parent."""
     never_ran_below: dict[str, list[TracedModule]] = {}
     for module in never_ran:
@@ -137,15 +120,9 @@ def _module_tree(tree: ModuleTree, never_ran: tuple[TracedModule, ...], limits: 
             return []
         return [*tree.children(module.path), *never_ran_below.get(module.path, ())]
 
-    def add_children(branch: Tree, shown: ShownModule[_Module]) -> None:
-        for child in shown.children:
-            add_children(branch.add(_module_label(child)), child)
-
     roots: list[_Module] = [tree.root]
     (root,) = shown_modules(roots, children_of, _facts, limits)
-    shown_tree = Tree(_module_label(root), guide_style="dim")
-    add_children(shown_tree, root)
-    return shown_tree
+    return doc.Tree(_module_branch(root))
 
 
 def _facts(module: _Module) -> tuple[object, ...]:
@@ -160,62 +137,51 @@ def _nearest_traced_path(tree: ModuleTree, path: str) -> str:
     return path
 
 
-def _module_label(shown: ShownModule[_Module]) -> Text:
-    node = shown.item
-    path = f" {shown.name(lambda module: module.path)}" if node.path else ""
+def _module_branch(shown: ShownModule[_Module]) -> doc.Branch:
+    node, children = shown.item, tuple(map(_module_branch, shown.children))
+    path = shown.name(lambda module: module.path) if node.path else ""
     if isinstance(node, TracedModule):
-        return label((f"{node.class_name}{path}{shown.count_words} · never ran", "dim"))
+        return doc.Branch(node.class_name, path, f"{shown.count_words} · never ran", children, is_dim=True)
     segment = shown.name(lambda module: module.tag.rpartition("/")[2] if isinstance(module, ModuleNode) else "")
     parameters = f" · {count_words(node.parameter_count)} parameters" if node.parameter_count else ""
     calls = f" · {node.calls} calls" if node.calls > 1 else ""
-    return label((segment, "bold"), (path, "dim"), f"{shown.count_words}{parameters}{calls}")
+    return doc.Branch(segment, path, f"{shown.count_words}{parameters}{calls}", children)
 
 
-# --- Prints an inspected ONNX file in a terminal: file, graph, metadata, modules, nodes and initializers.
-#
-# Renders the record of ``inspect`` with rich. Knows no file format.
+# --- An inspected ONNX file: file, graph, metadata, modules, nodes and initializers.
 
 
+_UNKNOWN = "?"
+"""Beside numbers of the same kind: it depends on a shape that is not static, or a file is missing."""
 TOP_OPERATORS = 8
-"""Operators shown unless ``verbose``. Chosen: they fit on a line."""
+"""Operators unless all are asked for. Chosen: they fit on a line."""
 
 
-def print_onnx_inspection(
-    inspection: OnnxInspection,
-    console: Console,
-    *,
-    with_hierarchy: bool = False,
-    verbose: bool = False,
-    limits: TreeLimits | None = None,
-) -> None:
-    """Print an inspected ONNX file.
+def onnx_inspection_document(inspection: OnnxInspection, limits: TreeLimits | None = None) -> doc.Document:
+    """Describe an inspected ONNX file.
 
     Args:
         inspection: The inspected file.
-        console: Where to print.
-        with_hierarchy: Show the module tree.
-        verbose: Show all operators, the other metadata and every initializer.
-        limits: How much of the module tree is shown; None shows all levels, and equal modules once.
+        limits: How much of the module tree is shown; None shows none of it.
     """
-    rows = [
-        *_file_rows(inspection),
-        *_graph_rows(inspection, verbose=verbose),
-        *_record_rows(inspection, verbose=verbose),
-        *_hierarchy_rows(inspection),
-        *(("note", note) for note in inspection.notes),
+    fields = [
+        *_file_fields(inspection),
+        *_graph_fields(inspection),
+        *_record_fields(inspection),
+        *_hierarchy_fields(inspection),
+        *doc.note_fields(inspection.notes),
     ]
-    print_rows(rows, console)
-    tables = [
-        _module_table(inspection, limits or TreeLimits()) if with_hierarchy and inspection.modules else None,
-        _node_table(inspection) if inspection.selector is not None else None,
-        _weight_table(inspection) if verbose and inspection.weights else None,
-    ]
-    for table in filter(None, tables):
-        console.print()
-        table.print(console)
+    return doc.Document(
+        [
+            doc.Fields(fields),
+            *([_module_table(inspection, limits)] if limits is not None and inspection.modules else []),
+            *([_node_table(inspection)] if inspection.selector is not None else []),
+            _weight_table(inspection),
+        ]
+    )
 
 
-def _file_rows(inspection: OnnxInspection) -> Iterator[Row]:
+def _file_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
     for index, file in enumerate(inspection.files):
         size = "missing" if file.size_bytes is None else size_words(file.size_bytes)
         yield ("data" if index else "file"), f"{file.path} ({size})"
@@ -228,7 +194,7 @@ def _file_rows(inspection: OnnxInspection) -> Iterator[Row]:
     yield "producer", producer or "does not say"
 
 
-def _graph_rows(inspection: OnnxInspection, *, verbose: bool) -> Iterator[Row]:
+def _graph_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
     yield "inputs", ", ".join(map(_value_words, inspection.inputs)) or "none"
     yield "outputs", ", ".join(map(_value_words, inspection.outputs)) or "none"
     groups = [
@@ -244,44 +210,38 @@ def _graph_rows(inspection: OnnxInspection, *, verbose: bool) -> Iterator[Row]:
     )
     subgraphs = f", {inspection.subgraph_nodes} of them in subgraphs" if inspection.subgraph_nodes else ""
     yield "nodes", f"{total.nodes}{subgraphs}"
-    operators = [f"{name} {count}" for name, count in inspection.operators.items()]
-    if not verbose and len(operators) > TOP_OPERATORS:
-        operators[TOP_OPERATORS:] = [f"and {len(operators) - TOP_OPERATORS} others"]
-    if operators:
-        yield "operators", ", ".join(operators)
-    if inspection.functions:
-        functions = [f"{name} ({count_noun(count, 'node')})" for name, count in inspection.functions.items()]
-        if not verbose and len(functions) > TOP_OPERATORS:
-            functions[TOP_OPERATORS:] = [f"and {len(functions) - TOP_OPERATORS} others"]
-        yield "functions", ", ".join(functions)
+    listed = {
+        "operators": [f"{name} {count}" for name, count in inspection.operators.items()],
+        "functions": [f"{name} ({count_noun(count, 'node')})" for name, count in inspection.functions.items()],
+    }
+    for label, words in listed.items():
+        if words:
+            yield label, doc.first_of(words, TOP_OPERATORS, "and {} others")
     yield "MACs", _macs_words(total.macs)
 
 
-def _record_rows(inspection: OnnxInspection, *, verbose: bool) -> Iterator[Row]:
+def _record_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
     for key, record in inspection.records.items():
-        # A list repeats the inputs and outputs above, in a form for programs.
         if key == QUANTIZATION_KEY:
-            yield key, _quantization_words(record, verbose=verbose)
-        elif verbose or not isinstance(record, list):
-            yield key, _record_words(record)
-    if verbose:
-        yield from inspection.metadata.items()
-    elif inspection.metadata:
+            yield key, _quantization_words(record)
+        else:
+            # A list repeats the inputs and outputs above, in a form for programs.
+            yield key, _record_words(record), doc.Detail.VERBOSE if isinstance(record, list) else doc.Detail.ALWAYS
+    if inspection.metadata:
         yield "metadata", ", ".join(inspection.metadata)
+    yield from ((key, text, doc.Detail.VERBOSE) for key, text in inspection.metadata.items())
 
 
-def _quantization_words(record: Any, *, verbose: bool) -> str:
-    """Return what was asked for and how many nodes have it; with ``verbose`` also the modules, which have columns."""
+def _quantization_words(record: Any) -> doc.Shortened:
+    """Return what was asked for and how many nodes have it; in full also the modules, which have columns."""
     try:
         modules = record["modules"]
         quantized = sum(module["quantized"] for module in modules)
         left = sum(sum(module["left"].values()) for module in modules)
         words = f"{_record_words(record['requested'])} · {quantized} of {quantized + left} nodes with weights"
-        if not verbose:
-            return words
-        return "; ".join([words, *(f"{module['tag']} {module['actual']}" for module in modules)])
+        return doc.Shortened(words, "; ".join([words, *(f"{module['tag']} {module['actual']}" for module in modules)]))
     except (KeyError, TypeError, AttributeError):
-        return _record_words(record)  # of another tool, or damaged
+        return doc.Shortened(*[_record_words(record)] * 2)  # of another tool, or damaged
 
 
 def _record_words(record: Any) -> str:
@@ -298,7 +258,7 @@ def _record_words(record: Any) -> str:
     return record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
 
 
-def _hierarchy_rows(inspection: OnnxInspection) -> Iterator[Row]:
+def _hierarchy_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
     coverage = inspection.coverage
     if inspection.tree_source == "none":
         yield "hierarchy", "none: no node says which module it came from"
@@ -322,26 +282,32 @@ def _macs_words(macs: int | None) -> str:
     )
 
 
-def _module_table(inspection: OnnxInspection, limits: TreeLimits) -> TextTable:
+def _module_table(inspection: OnnxInspection, limits: TreeLimits) -> doc.Table:
     """Return the module tree with the costs of each module, including its children and without them."""
-    costs = [name for total in ("nodes", "parameters", "size", "bits", "MACs") for name in (total, "own")]
-    table = TextTable(("module", "path", *costs), numbers=frozenset(range(2, 12)), dim=frozenset({3, 5, 7, 9, 11}))
+    costs: tuple[tuple[str, doc.Kind], ...] = (
+        ("nodes", "count"),
+        ("parameters", "parameters"),
+        ("size", "bytes"),
+        ("bits", "bits"),
+        ("MACs", "parameters"),
+    )
+    columns = [doc.Column("module"), doc.Column("path", "name")]
+    for name, kind in costs:
+        columns += [doc.Column(name, kind), doc.Column("own", kind, is_dim=True, key=f"own {name}")]
+    rows: list[list[doc.Cell]] = []
     for shown, level in shown_rows(_shown_tree(inspection.modules, limits)):
-        segment = shown.name(lambda module: module.tag.rpartition(address.SEPARATOR)[2])
+        segment = shown.name(lambda module: module.tag.rpartition(address.SEPARATOR)[2]) + shown.count_words
         path = shown.name(lambda module: module.path)
-        module = shown.item
-        table.add(f"{'  ' * level}{segment}{shown.count_words}", path, *_cost_cells(module.total, module.own))
+        rows.append([doc.Nested(segment, segment, level), path, *_cost_cells(shown.item.total, shown.item.own)])
     if inspection.selector is None and inspection.unclaimed != Cost():
-        table.add("(no module)", "", *_cost_cells(inspection.unclaimed, inspection.unclaimed))
-    return table
+        rows.append(["(no module)", "", *_cost_cells(inspection.unclaimed, inspection.unclaimed)])
+    return doc.Table(columns, rows)
 
 
-def _cost_cells(total: Cost, own: Cost) -> Iterator[str]:
-    yield from (str(total.nodes), str(own.nodes))
-    yield from (count_words(total.parameters), count_words(own.parameters))
-    yield from (size_words(total.size_bytes), size_words(own.size_bytes))
-    yield from ("–" if bits is None else f"{bits:.3g}" for bits in (total.bits, own.bits))
-    yield from ("?" if macs is None else count_words(macs) for macs in (total.macs, own.macs))
+def _cost_cells(total: Cost, own: Cost) -> Iterator[doc.Cell]:
+    for name in ("nodes", "parameters", "size_bytes", "bits"):
+        yield from (getattr(total, name), getattr(own, name))
+    yield from (_UNKNOWN if cost.macs is None else cost.macs for cost in (total, own))
 
 
 def _shown_tree(modules: Sequence[ModuleCost], limits: TreeLimits) -> tuple[ShownModule[ModuleCost], ...]:
@@ -359,90 +325,106 @@ def _shown_tree(modules: Sequence[ModuleCost], limits: TreeLimits) -> tuple[Show
     )
 
 
-def _node_table(inspection: OnnxInspection) -> TextTable:
-    table = TextTable(("node", "operator", "tag", "reads", "makes", "MACs"), numbers=frozenset({5}))
-    for node in inspection.module_nodes:
-        cells = (node.name, node.operator, node.tag, _name_list(node.inputs), _name_list(node.outputs))
-        table.add(*cells, "?" if node.macs is None else count_words(node.macs))
-    return table
+def _node_table(inspection: OnnxInspection) -> doc.Table:
+    return doc.Table(
+        doc.columns(("node", "name"), "operator", ("tag", "name"), "reads", "makes", ("MACs", "parameters")),
+        [
+            [
+                node.name,
+                node.operator,
+                node.tag,
+                *(", ".join(name or doc.MISSING for name in names) for names in (node.inputs, node.outputs)),
+                _UNKNOWN if node.macs is None else node.macs,
+            ]
+            for node in inspection.module_nodes
+        ],
+    )
 
 
-def _name_list(names: Iterable[str]) -> str:
-    return ", ".join(name or "–" for name in names)
+def _weight_table(inspection: OnnxInspection) -> doc.Table:
+    return doc.Table(
+        doc.columns(("initializer", "name"), "type", "file", ("size", "bytes")),
+        [
+            [
+                weight.name,
+                shape_words(weight.dtype, weight.shape),
+                weight.location.file if weight.location else "",
+                _UNKNOWN if weight.size_bytes is None else weight.size_bytes,
+            ]
+            for weight in inspection.weights
+        ],
+        detail=doc.Detail.VERBOSE,
+    )
 
 
-def _weight_table(inspection: OnnxInspection) -> TextTable:
-    table = TextTable(("initializer", "type", "file", "size"), numbers=frozenset({3}))
-    for weight in inspection.weights:
-        size = "?" if weight.size_bytes is None else size_words(weight.size_bytes)
-        file = weight.location.file if weight.location else ""
-        table.add(weight.name, shape_words(weight.dtype, weight.shape), file, size)
-    return table
+# --- Tasks, each with the classes that implement it.
 
 
-# --- Prints tasks in a terminal, each with the classes that serve it.
-
-
-def print_tasks(
-    tasks: Mapping[str, Sequence[str]], console: Console, *, aliases: Mapping[str, str] | None = None
-) -> None:
-    """Print the tasks with the classes that implement them, and other names that are understood.
+def tasks_document(
+    tasks: Mapping[str, Sequence[str]], aliases: Mapping[str, str] = MappingProxyType({})
+) -> doc.Document:
+    """List the tasks with the classes that implement them, and other names that are understood.
 
     Args:
         tasks: Task → classes.
-        console: Where to print.
         aliases: Other name → task.
     """
 
     def words(task: str) -> str:
-        others = ", ".join(alias for alias, meant in (aliases or {}).items() if meant == task)
+        others = ", ".join(alias for alias, meant in aliases.items() if meant == task)
         return ", ".join(tasks[task]) + (f"; also called {others}" if others else "")
 
-    print_rows(((task, words(task)) for task in tasks), console)
+    return doc.Document([doc.Fields([(task, words(task)) for task in tasks])])
 
 
-# --- Prints in a terminal whether a provider runs a file, what keeps nodes from it, and what to do.
+# --- Whether a provider runs a file, what keeps nodes from it, and what to do.
 
 
 SHOWN_MODULES = 3
-"""Modules of a finding unless ``verbose``. Chosen: they fit on a line."""
+"""Modules of a finding unless all are asked for. Chosen: they fit on a line."""
 
-_SAID_BY = {
-    "provider": "the provider itself",
-    "kernels": "its list of kernels",
-    "document": "its documentation",
-}
+_SAID_BY = {"provider": "the provider itself", "kernels": "its list of kernels", "document": "its documentation"}
 
 
-def print_provider_fit(fit: ProviderFit, console: Console, *, verbose: bool = False) -> None:
-    """Print the answer; with ``verbose`` every module and node of a finding."""
+def provider_fit_document(fit: ProviderFit) -> doc.Document:
+    """Describe how many nodes a provider takes, and each finding that keeps nodes from it."""
     verb = "lists" if fit.basis == "document" else "takes"
     answer = f"{verb} all {fit.nodes} nodes" if fit.runs_all else f"{verb} {fit.taken} of {fit.nodes} nodes"
-    rows = [
+    fields: list[doc.Field] = [
         ("provider", f"{fit.name}, for the {fit.device}: {answer}"),
         ("said by", f"{_SAID_BY[fit.basis]} ({fit.source})"),
         *(("limit", f"{limit.count} {limit.operator}: {limit.limit}") for limit in fit.limits),
-        *(("note", note) for note in fit.notes),
+        *doc.note_fields(fit.notes),
     ]
-    print_rows(rows, console)
-    if fit.findings:
-        console.print()
-        table = TextTable(("keeps nodes from it", "nodes", "why", "modules"), numbers=frozenset({1}))
-        for finding in fit.findings:
-            count = str(sum(finding.modules.values()) or "all")
-            table.add(f"{finding.kind} {finding.what}", count, finding.reason, _module_words(finding, verbose=verbose))
-        table.print(console)
-        console.print()
-        remedies = dict.fromkeys(finding.remedy for finding in fit.findings)
-        print_rows((("do", remedy) for remedy in remedies), console)
-    if verbose:
-        for finding in fit.findings:
-            print_rows((("node", f"{name} ({finding.what})") for name in finding.nodes), console)
-
-
-def _module_words(finding: Finding, *, verbose: bool) -> str:
-    modules = list(finding.modules.items())
-    shown = modules if verbose else modules[:SHOWN_MODULES]
-    words = [f"{module or '(the root)'} {count}" for module, count in shown]
-    more = [f"and {len(modules) - len(shown)} more"] if len(shown) < len(modules) else []
-    return ", ".join([*words, *more])
+    remedies = dict.fromkeys(finding.remedy for finding in fit.findings)
+    return doc.Document(
+        [
+            doc.Fields(fields),
+            doc.Table(
+                doc.columns("keeps nodes from it", ("nodes", "count"), "why", "modules"),
+                [
+                    [
+                        f"{finding.kind} {finding.what}",
+                        sum(finding.modules.values()) or "all",
+                        finding.reason,
+                        doc.first_of(
+                            [f"{module or '(the root)'} {count}" for module, count in finding.modules.items()],
+                            SHOWN_MODULES,
+                            "and {} more",
+                        ),
+                    ]
+                    for finding in fit.findings
+                ],
+            ),
+            doc.Fields(
+                [
+                    *(("do", remedy) for remedy in remedies),
+                    *(
+                        ("node", f"{name} ({finding.what})", doc.Detail.VERBOSE)
+                        for finding in fit.findings
+                        for name in finding.nodes
+                    ),
+                ]
+            ),
+        ]
+    )

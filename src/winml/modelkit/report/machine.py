@@ -1,29 +1,23 @@
-"""Prints the machine, and what is in the cache."""
+"""What this machine has, and what is in the cache."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import Console
-
-from winml.modelkit.report.terminal import label, print_rows
-from winml.modelkit.results.cache_contents import CacheContents, CachedBuild
+from winml.modelkit.report import document as doc
+from winml.modelkit.results.cache_contents import CacheContents
 from winml.modelkit.runtime.machine import Machine
-from winml.modelkit.words import size_words
+from winml.modelkit.words import count_noun, size_words
 
-__all__ = [
-    "print_contents",
-    "print_machine",
-    "print_removed",
-]
+__all__ = ["contents_document", "machine_document", "removed_document"]
 
 
-def print_machine(machine: Machine, console: Console) -> None:
-    """Print one row per fact about the machine."""
-    print_rows(_machine_rows(machine), console)
+def machine_document(machine: Machine) -> doc.Document:
+    """Describe versions, processor, memory, devices and execution providers."""
+    return doc.Document([doc.Fields(list(_machine_fields(machine)))])
 
 
-def _machine_rows(machine: Machine) -> Iterator[tuple[str, str]]:
+def _machine_fields(machine: Machine) -> Iterator[doc.Field]:
     for name, version in machine.versions.items():
         yield name, version or "not installed"
     yield "system", f"{machine.system} ({machine.architecture})"
@@ -42,42 +36,45 @@ def _machine_rows(machine: Machine) -> Iterator[tuple[str, str]]:
     for provider in machine.providers:
         if not provider.is_present:
             yield "can have", f'{provider.short} ({", ".join(provider.devices)}): pip install "{provider.package}"'
-    yield from (("note", note) for note in machine.notes)
+    for plug_in in machine.plug_ins:
+        state = f"cannot be used: {plug_in.problem}" if plug_in.problem else plug_in.target
+        yield "plug-in", f"{plug_in.name} ({plug_in.group}) of {plug_in.package} {plug_in.version}: {state}"
+    yield from doc.note_fields(machine.notes)
 
 
-# --- Renders what is in the cache for a terminal.
+# --- The cache.
 
 
-def print_contents(contents: CacheContents, console: Console) -> None:
-    """Print a line for each build, and one for all of the cache."""
-    _print_builds(contents, console)
-    _print_line(f"{_count_words(contents.builds)}, {size_words(contents.size_bytes)} in {contents.root}", console)
+def contents_document(contents: CacheContents) -> doc.Document:
+    """Describe each build, and all of the cache."""
+    total = f"{count_noun(len(contents.builds), 'build')}, {size_words(contents.size_bytes)} in {contents.root}"
+    return doc.Document([_builds_table(contents), doc.Paragraph(total)])
 
 
-def print_removed(contents: CacheContents, console: Console, *, is_rehearsal: bool) -> None:
-    """Print a line for each build that was removed, or would be, those that stay, and what was freed."""
-    _print_builds(contents, console)
-    for build in contents.in_use:
-        _print_line(f"stays, somebody builds in it: {build.folder.name}", console)
+def removed_document(contents: CacheContents, *, is_rehearsal: bool) -> doc.Document:
+    """Describe each build that was removed, or would be, those that stay, and what was freed."""
     verb = "would be removed" if is_rehearsal else "removed"
-    freed = size_words(contents.size_bytes)
-    _print_line(f"{_count_words(contents.builds)} {verb}, {freed} in {contents.root}", console)
+    freed = f"{size_words(contents.size_bytes)} in {contents.root}"
+    return doc.Document(
+        [
+            _builds_table(contents),
+            doc.Fields([("stays", f"{build.folder.name}: somebody builds in it") for build in contents.in_use]),
+            doc.Paragraph(f"{count_noun(len(contents.builds), 'build')} {verb}, {freed}"),
+        ]
+    )
 
 
-def _print_builds(contents: CacheContents, console: Console) -> None:
-    for build in contents.builds:
-        _print_line(_build_line(build), console)
-
-
-def _print_line(line: str, console: Console) -> None:
-    console.print(label(line), soft_wrap=True)
-
-
-def _build_line(build: CachedBuild) -> str:
-    state = "" if build.is_finished else "  unfinished"
-    model = build.model or "?"
-    return f"{build.written:%Y-%m-%d %H:%M}  {size_words(build.size_bytes):>9}  {build.folder.name}  {model}{state}"
-
-
-def _count_words(builds: tuple[CachedBuild, ...]) -> str:
-    return f"{len(builds)} build{'' if len(builds) == 1 else 's'}"
+def _builds_table(contents: CacheContents) -> doc.Table:
+    return doc.Table(
+        doc.columns("written", ("size", "bytes"), ("folder", "name"), "model", "state"),
+        [
+            [
+                f"{build.written:%Y-%m-%d %H:%M}",
+                build.size_bytes,
+                build.folder.name,
+                build.model or "?",
+                "finished" if build.is_finished else "unfinished",
+            ]
+            for build in contents.builds
+        ],
+    )

@@ -1,334 +1,352 @@
-"""Prints the time of every module in a terminal: the module tree, or a table of modules or classes.
-
-Renders a profile; computes no time.
-"""
+"""What was measured of the modules of a model: their times in a run of the whole, and each alone."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-from rich.console import Console
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Generic, TypeVar
 
 from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ClassTime, ModuleProfile, ModuleTime
-from winml.modelkit.report.perf import COLUMNS, time_words
-from winml.modelkit.report.terminal import TextTable, print_rows
-from winml.modelkit.results.comparison import ModelComparison
-from winml.modelkit.results.module_perf import MeasuredModule, ModulePerfResult, ProfiledDecoder, ProfiledModules
-from winml.modelkit.runtime.kernel_times import KernelTime
-from winml.modelkit.words import json_printable
+from winml.modelkit.report import document as doc
+from winml.modelkit.report.perf import LATENCIES, SUMMARY, perf_blocks, provider_words
+from winml.modelkit.results.module_perf import ModulePerfResult, ProfiledDecoder, ProfiledModules
+from winml.modelkit.results.perf import PerfResult
+from winml.modelkit.words import count_noun, time_words
 
 __all__ = [
-    "chrome_trace_json",
-    "chrome_trace_record",
-    "comparison_node_data",
-    "fused_words",
-    "node_data_json",
-    "node_data_record",
-    "operator_words",
-    "print_module_perf",
-    "print_module_times",
-    "profile_node_data",
-    "time_cells",
+    "TimedRow",
+    "module_perf_document",
+    "module_rows",
+    "profile_document",
+    "times_document",
 ]
 
 
+# --- The time of every module in a run of the whole model; of a decoder in a prompt and in a step, side by side.
+
+
 SHOWN_OPERATORS = 3
-"""Operators shown per module. Chosen: they fit on one line."""
+"""Operators of a module in a terminal. Chosen: they fit on one line."""
 SHOWN_FUSED = 3
-"""Modules shown beside the one that a kernel is charged to. Chosen: as for operators."""
+"""Modules named beside the one that a kernel is charged to. Chosen: as for operators."""
 SHOWN_UNATTRIBUTED = 5
-"""Nodes without a module that are shown. Chosen: enough to see what they have in common."""
+"""Nodes without a module in a terminal. Chosen: enough to see what they have in common."""
 
 
-def print_module_times(
-    profile: ModuleProfile,
-    console: Console,
+def profile_document(
+    profiled: ProfiledModules | ProfiledDecoder,
     *,
     depth: int | None = None,
     top: int | None = None,
     by_class: bool = False,
-) -> None:
-    """Print the times of modules or classes, then the sums.
+) -> doc.Document:
+    """Describe the time of every module.
 
     Args:
-        profile: The measured times.
-        console: Where to print.
-        depth: Levels of the tree to show; the totals include deeper modules. None: all.
-        top: Show a list of this many modules with the longest self time, instead of the tree.
-        by_class: Show classes instead of modules; with ``top``, those with the longest self time.
+        profiled: The measured times.
+        depth: Levels of the module tree; the totals include deeper modules. None: all.
+        top: List this many modules with the longest self time, in a step where a decoder is measured, instead of the
+            tree. None: the tree.
+        by_class: In a terminal, list classes instead of modules; with ``top``, those with the longest self time.
     """
-    if by_class:
-        _class_table(profile, top).print(console)
-    elif top is not None:
-        rows = ((module, 0) for module in _longest_running(profile, top))
-        _module_table(profile, rows, is_flat=True).print(console)
-    else:
-        _module_table(profile, _tree_rows(profile.roots, depth)).print(console)
-    console.print()
-    print_rows(_time_sum_rows(profile), console)
-
-
-def _tree_rows(modules: Sequence[ModuleTime], depth: int | None, level: int = 0) -> Iterator[tuple[ModuleTime, int]]:
-    if depth is not None and level >= depth:
-        return
-    for module in modules:
-        yield module, level
-        yield from _tree_rows(module.children, depth, level + 1)
-
-
-def _longest_running(profile: ModuleProfile, count: int) -> list[ModuleTime]:
-    return sorted(profile.modules(), key=lambda module: module.self_ms, reverse=True)[:count]
-
-
-def _module_table(
-    profile: ModuleProfile, rows: Iterator[tuple[ModuleTime, int]], *, is_flat: bool = False
-) -> TextTable:
-    table = _empty_table("module", "total ms", "share", "self ms", "kernels", "operators of its own")
-    for module, level in rows:
-        segment = module.path or module.tag if is_flat else module.tag.rpartition(address.SEPARATOR)[2]
-        table.add(
-            "  " * level + segment,
-            *time_cells(module.total_ms, module.self_ms, profile.kernel_ms),
-            f"{module.kernels:g}",
-            operator_words(module.operators, module.self_ms) + fused_words(module),
-        )
-    return table
-
-
-def fused_words(module: ModuleTime) -> str:
-    """Return which other modules have nodes in its kernels: `` (with BatchNorm2d, ReLU)``."""
-    names = [tag.rpartition(address.SEPARATOR)[2] for tag in module.fused_with]
-    hidden_count = len(names) - SHOWN_FUSED
-    shown = [*names[:SHOWN_FUSED], *([f"{hidden_count} others"] if hidden_count > 0 else [])]
-    return f" (with {', '.join(shown)})" if shown else ""
-
-
-def _class_table(profile: ModuleProfile, top: int | None) -> TextTable:
-    table = _empty_table("class", "total ms", "share", "self ms", "kernels", "operators of its own", "instances")
-    classes: Sequence[ClassTime] = profile.by_class()
-    if top is not None:
-        classes = sorted(classes, key=lambda entry: entry.self_ms, reverse=True)[:top]
-    for entry in classes:
-        table.add(
-            entry.class_name,
-            *time_cells(entry.total_ms, entry.self_ms, profile.kernel_ms),
-            f"{entry.kernels:g}",
-            operator_words(entry.operators, entry.self_ms),
-            str(entry.instances),
-        )
-    return table
-
-
-def _empty_table(*columns: str) -> TextTable:
-    texts = ("module", "class", "operators of its own")
-    return TextTable(columns, numbers=frozenset(index for index, name in enumerate(columns) if name not in texts))
-
-
-def time_cells(total_ms: float, self_ms: float, kernel_ms: float) -> tuple[str, str, str]:
-    """Return total time, share of the kernel time and own time, as shown."""
-    share = total_ms / kernel_ms if kernel_ms else 0.0
-    return f"{total_ms:.3f}", f"{share:.1%}", f"{self_ms:.3f}"
-
-
-def operator_words(operators: Mapping[str, float], self_ms: float) -> str:
-    """Return the operators that take the most time, with their shares: ``MatMul 85%, Mul 15%``."""
-    operator_shares = [
-        f"{name} {milliseconds / self_ms:.0%}" for name, milliseconds in operators.items() if self_ms and milliseconds
+    phases = profiled.phases if isinstance(profiled, ProfiledDecoder) else {"": profiled}
+    main = [*phases.values()][-1]
+    where = " in a prompt with an empty cache, and in a step after it" if len(phases) > 1 else ""
+    blocks = perf_blocks(main.result) if len(phases) == 1 else [doc.Fields(list(_phase_fields(phases)))]
+    origin: list[doc.Field] = [
+        ("modules from", main.tree_source, doc.Detail.PAGE),
+        ("made by", f"winml {main.result.tool_version}", doc.Detail.PAGE),
     ]
-    hidden_count = len(operator_shares) - SHOWN_OPERATORS
-    more = [f"and {hidden_count} others"] if hidden_count > 0 else []
-    return ", ".join([*operator_shares[:SHOWN_OPERATORS], *more])
-
-
-def _time_sum_rows(profile: ModuleProfile) -> Iterator[tuple[str, str]]:
-    mean_ms = sum(profile.run_ms) / len(profile.run_ms)
-    yield "kernels", f"{profile.kernel_ms:.3f} ms of {mean_ms:.3f} ms per run, with profiling on"
-    yield "outside", f"{profile.outside_ms:.3f} ms in which no kernel ran"
-    share = f"{profile.unattributed_share:.2%} of kernel time"
-    yield "unattributed", f"{profile.unattributed_ms:.3f} ms ({share})"
-    for name, milliseconds in list(profile.unattributed.items())[:SHOWN_UNATTRIBUTED]:
-        yield "", f"{name} {milliseconds:.3f} ms"
-
-
-# --- Renders a profile as a Chrome trace, in which each kernel lies inside the frames of its modules.
-#
-# Format: the Trace Event Format of Chromium, complete events (``ph`` X) that nest by time. Perfetto,
-# ``chrome://tracing`` and speedscope read it.
-
-
-_PROCESS, _THREAD = 1, 1
-
-Event = dict[str, Any]
-
-
-def chrome_trace_json(profiled: ProfiledModules | ProfiledDecoder) -> str:
-    """Return the trace of a profiled model as JSON text; prompt and step of a decoder are two processes in it."""
-    if isinstance(profiled, ProfiledModules):
-        record = chrome_trace_record(profiled.profile)
-    else:
-        events: list[Event] = []
-        for process, (name, phase) in enumerate(profiled.phases.items(), _PROCESS):
-            title = {"name": "process_name", "ph": "M", "pid": process, "tid": _THREAD, "args": {"name": name}}
-            own = chrome_trace_record(phase.profile)["traceEvents"]
-            events += [title, *({**event, "pid": process} for event in own)]
-        record = {"traceEvents": events, "displayTimeUnit": "ms"}
-    return json_printable(json.dumps(record, ensure_ascii=False))
-
-
-def chrome_trace_record(profile: ModuleProfile) -> dict[str, Any]:
-    """Return the trace: every kernel of every run, in microseconds, inside the frames of its modules.
-
-    A module has one frame for each uninterrupted sequence of kernels of its own and of its children.
-    """
-    return {
-        "traceEvents": [*_module_frames(profile), *map(_kernel_event, _tagged_kernels(profile))],
-        "displayTimeUnit": "ms",
-    }
-
-
-def _tagged_kernels(profile: ModuleProfile) -> Iterator[tuple[KernelTime, str]]:
-    for kernel in profile.profile.kernels:
-        yield kernel, profile.tags.get(kernel.node, "")
-
-
-def _kernel_event(entry: tuple[KernelTime, str]) -> Event:
-    kernel, tag = entry
-    details = {"node": kernel.node, "tag": tag, "run": kernel.run, "provider": kernel.provider}
-    return _trace_event(kernel.op_type or kernel.node, "kernel", kernel.start_us, kernel.duration_us, details)
-
-
-def _module_frames(profile: ModuleProfile) -> Iterator[Event]:
-    """Yield the module frames. A frame ends with its last kernel before a kernel outside of the module."""
-    open_frames: list[tuple[str, float]] = []
-    run, end_us = -1, 0.0
-    for kernel, tag in _tagged_kernels(profile):
-        segments = address.parse_tag(tag) if tag else ()
-        depth = 0
-        if kernel.run == run:
-            depth = _shared_depth([name for name, _ in open_frames], segments)
-        yield from _close_frames(open_frames, depth, end_us)
-        open_frames += [(segment, kernel.start_us) for segment in segments[depth:]]
-        run, end_us = kernel.run, max(end_us, kernel.start_us + kernel.duration_us)
-    yield from _close_frames(open_frames, 0, end_us)
-
-
-def _shared_depth(open_segments: list[str], segments: tuple[str, ...]) -> int:
-    """Return the number of leading segments that are equal."""
-    depth = 0
-    for open_segment, segment in zip(open_segments, segments, strict=False):
-        if open_segment != segment:
-            break
-        depth += 1
-    return depth
-
-
-def _close_frames(open_frames: list[tuple[str, float]], depth: int, end_us: float) -> Iterator[Event]:
-    """Close the frames deeper than ``depth``, the innermost first."""
-    while len(open_frames) > depth:
-        segment, start_us = open_frames.pop()
-        yield _trace_event(segment, "module", start_us, end_us - start_us, {})
-
-
-def _trace_event(name: str, category: str, start_us: float, duration_us: float, details: dict[str, Any]) -> Event:
-    thread = {"pid": _PROCESS, "tid": _THREAD}
-    return {"name": name, "cat": category, "ph": "X", "ts": start_us, "dur": duration_us, **thread, "args": details}
-
-
-# --- Renders a number for each node as custom node data for Model Explorer: a heat map over the graph of a file.
-#
-# Format: Model Explorer's guide to custom node data. Node ids are those of its ONNX adapter: the names of the nodes.
-
-
-GRADIENT = ({"stop": 0, "bgColor": "#ffffff"}, {"stop": 0.5, "bgColor": "#fdd49e"}, {"stop": 1, "bgColor": "#d7301f"})
-"""Chosen: white to red, which is readable without distinguishing red from green."""
-UNNAMED_GRAPH = "<main>"
-"""Specified: the ONNX adapter's name of a graph without a name."""
-
-
-def profile_node_data(profiled: ProfiledModules | ProfiledDecoder) -> str:
-    """Return the node data of a profiled model as JSON text: milliseconds; of a decoder those of a step."""
-    shown = profiled if isinstance(profiled, ProfiledModules) else profiled.step
-    return node_data_json(shown.graph_name, shown.node_ms)
-
-
-def comparison_node_data(result: ModelComparison) -> str:
-    """Return the node data of a comparison as JSON text: the error that arises in the module each node belongs to.
-
-    Nodes of modules that were not compared, or whose error is no number, are left out.
-    """
-    errors = result.arising_errors()
-    return node_data_json(
-        result.graph_name, {node: errors[tag] for node, tag in result.node_tags.items() if tag in errors}
+    times = times_document(
+        {name: phase.profile for name, phase in phases.items()},
+        captions={name: _phase_words(phase.result) for name, phase in phases.items()} if len(phases) > 1 else {},
+        depth=depth,
+        top=top,
+        by_class=by_class,
+    )
+    return doc.Document(
+        [*blocks, *times.blocks],
+        doc.Fields([*times.summary.rows, *origin]),
+        title=Path(main.result.model).name,
+        subject="time by module",
+        introduction=f"Kernel times of ONNX Runtime{where}, charged to the PyTorch module each node came from; means "
+        f"over {len(main.profile.run_ms)} runs.",
     )
 
 
-def node_data_json(graph_name: str, numbers: Mapping[str, float]) -> str:
-    """Return :func:`node_data_record` as JSON text."""
-    return json_printable(json.dumps(node_data_record(graph_name, numbers), ensure_ascii=False))
+def _phase_fields(phases: Mapping[str, ProfiledModules]) -> Iterator[doc.Field]:
+    result = [*phases.values()][-1].result
+    yield "model", result.model
+    yield "runs on", provider_words(result)
+    for name, phase in phases.items():
+        measured = phase.result
+        runs = f"p50 of {len(measured.latency.samples_ms)} runs, {count_noun(measured.batch_size, 'row')}"
+        yield name, f"{_phase_words(measured)}: {time_words(measured.latency.summary.p50)} ms ({runs})"
+    yield from doc.note_fields(dict.fromkeys(note for phase in phases.values() for note in phase.result.notes))
 
 
-def node_data_record(graph_name: str, numbers: Mapping[str, float]) -> dict[str, Any]:
-    """Return the object that Model Explorer loads beside a model.
+def _phase_words(result: PerfResult) -> str:
+    return result.decoding.words if result.decoding is not None else "as given"
+
+
+def times_document(
+    profiles: Mapping[str, ModuleProfile],
+    *,
+    captions: Mapping[str, str] = MappingProxyType({}),
+    depth: int | None = None,
+    top: int | None = None,
+    by_class: bool = False,
+) -> doc.Document:
+    """Describe the times in profiles of one model, as :func:`profile_document` does.
 
     Args:
-        graph_name: Name of the graph in the file.
-        numbers: What is shown of each node of the file, by its name.
+        profiles: Name of a phase → its times. One alone has no name.
+        captions: Name of a phase → what stands above its chart.
+        depth: As there.
+        top: As there.
+        by_class: As there.
     """
-    return {
-        graph_name or UNNAMED_GRAPH: {
-            "results": {name: {"value": value} for name, value in numbers.items()},
-            "gradient": list(GRADIENT),
-        }
-    }
+    runs = [*profiles.values()]
+    modules, classes = module_rows(runs, depth=depth, top=top), _class_rows(runs, top)
+    charts = [_time_boxes(profile, captions.get(name, "")) for name, profile in profiles.items()]
+    charts[0] = replace(charts[0], heading="Where the time goes")
+    times = _time_columns([*profiles])
+    operators = doc.Column("operators of its own" if len(runs) == 1 else f"operators of its own in a {[*profiles][-1]}")
+    blocks: list[doc.Block] = [
+        *charts,
+        doc.Table(
+            doc.columns(
+                ("module", "name"),
+                doc.Column("class", detail=doc.Detail.PAGE),
+                *times,
+                doc.Column("output bytes", "bytes", doc.Detail.PAGE),
+                operators,
+            ),
+            [
+                [
+                    row.path if top is not None else doc.Nested(row.name, row.path, row.level),
+                    row.entry.class_name,
+                    *_time_cells(row, runs),
+                    row.entry.output_bytes,
+                    _operator_cell(row),
+                ]
+                for row in modules
+            ],
+            name="modules",
+            heading="Modules",
+            detail=doc.Detail.PAGE if by_class else doc.Detail.ALWAYS,
+            is_searched=True,
+        ),
+        doc.Table(
+            doc.columns("class", ("instances", "count"), *times, operators),
+            [
+                [row.entry.class_name, row.entry.instances, *_time_cells(row, runs), _operator_cell(row)]
+                for row in classes
+            ],
+            name="classes",
+            heading="Classes",
+            detail=doc.Detail.ALWAYS if by_class else doc.Detail.PAGE,
+        ),
+        *(
+            doc.Table(
+                doc.columns(("node without a module", "name"), (f"{name} ms".strip(), "ms")),
+                [*profile.unattributed.items()],
+                name=f"unattributed{name}",
+                heading="Nodes without a module",
+                brief=range(SHOWN_UNATTRIBUTED),
+                rest=f"… and {len(profile.unattributed) - SHOWN_UNATTRIBUTED} more nodes (--report lists all)",
+            )
+            for name, profile in profiles.items()
+        ),
+    ]
+    return doc.Document(blocks, doc.Fields(list(_sum_fields(profiles))))
 
 
-# --- Prints the latencies of modules that were measured on their own in a terminal.
+_TimeT = TypeVar("_TimeT", bound=ModuleTime | ClassTime)
 
 
-def print_module_perf(result: ModulePerfResult, console: Console) -> None:
-    """Print a table of instances, a table of classes, and the instances that failed."""
-    provider = f"{result.provider.provider.name} on {result.provider.device_words}"
-    threads = f", {result.threads} thread{'' if result.threads == 1 else 's'}" if result.threads else ""
-    input_words = "the values of the file" if result.input_source == "file" else "random values"
-    runs = (
-        f"{result.options.iterations} counted"
-        if result.options.duration_s is None
-        else f"{result.options.duration_s:g} s of them"
+@dataclass(frozen=True)
+class TimedRow(Generic[_TimeT]):
+    """A module or a class, with its time in each phase."""
+
+    times: tuple[_TimeT | None, ...]
+    """None for a phase in which nothing of it ran."""
+    level: int = 0
+
+    @property
+    def entry(self) -> _TimeT:
+        """The module or class as the last phase has it in which it ran."""
+        return next(time for time in reversed(self.times) if time is not None)
+
+    @property
+    def name(self) -> str:
+        """The last segment of the module's tag; the class."""
+        entry = self.entry
+        return entry.tag.rpartition(address.SEPARATOR)[2] if isinstance(entry, ModuleTime) else entry.class_name
+
+    @property
+    def path(self) -> str:
+        """The dotted path of the module, else its tag; the class."""
+        entry = self.entry
+        return entry.path or entry.tag if isinstance(entry, ModuleTime) else entry.class_name
+
+
+def module_rows(
+    profiles: Sequence[ModuleProfile], *, depth: int | None = None, top: int | None = None
+) -> list[TimedRow[ModuleTime]]:
+    """Return a row for each module that ran in any phase, as a tree, or those with the longest own time.
+
+    Args:
+        profiles: The times in each phase, the one that decides the order last.
+        depth: Levels of the tree. None: all.
+        top: How many of the longest, in place of the tree.
+    """
+    by_tag = [{module.tag: module for module in profile.modules()} for profile in profiles]
+
+    def rows(of_phases: Sequence[Sequence[ModuleTime]], level: int) -> Iterator[TimedRow[ModuleTime]]:
+        """Yield a tree; behind the modules of the last phase come those beside them that only others run."""
+        if depth is not None and level >= depth:
+            return
+        below = [module.tag for module in of_phases[-1]]
+        below += [item.tag for modules in of_phases[:-1] for item in modules if item.tag not in by_tag[-1]]
+        for tag in dict.fromkeys(below):
+            times = tuple(modules.get(tag) for modules in by_tag)
+            yield TimedRow(times, level)
+            yield from rows([() if time is None else time.children for time in times], level + 1)
+
+    if top is None:
+        return list(rows([profile.roots for profile in profiles], 0))
+    tags = dict.fromkeys(tag for modules in reversed(by_tag) for tag in modules)
+    return _longest([TimedRow(tuple(modules.get(tag) for modules in by_tag)) for tag in tags], top)
+
+
+def _class_rows(profiles: Sequence[ModuleProfile], top: int | None) -> list[TimedRow[ClassTime]]:
+    by_name = [{entry.class_name: entry for entry in profile.by_class()} for profile in profiles]
+    names = dict.fromkeys(name for entries in reversed(by_name) for name in entries)
+    rows = [TimedRow(tuple(entries.get(name) for entries in by_name)) for name in names]
+    return rows if top is None else _longest(rows, top)
+
+
+def _longest(rows: Sequence[TimedRow[_TimeT]], count: int) -> list[TimedRow[_TimeT]]:
+    """Return the rows with the longest own time, in the last phase first."""
+
+    def self_ms(row: TimedRow[_TimeT]) -> list[float]:
+        return [0.0 if time is None else time.self_ms for time in reversed(row.times)]
+
+    return sorted(rows, key=self_ms, reverse=True)[:count]
+
+
+def _time_columns(phases: Sequence[str]) -> list[doc.Column]:
+    columns = [
+        column
+        for phase in phases
+        for column in (
+            doc.Column(f"{phase or 'total'} ms", "ms"),
+            doc.Column("share", "share", key=f"{phase} share".strip()),
+            doc.Column("self ms", "ms", key=f"{phase} self ms".strip()),
+        )
+    ]
+    return columns if len(phases) > 1 else [*columns, doc.Column("kernels", "count")]
+
+
+def _time_cells(row: TimedRow[_TimeT], profiles: Sequence[ModuleProfile]) -> Iterator[doc.Cell]:
+    for time, profile in zip(row.times, profiles, strict=True):
+        total_ms, self_ms = (0.0, 0.0) if time is None else (time.total_ms, time.self_ms)
+        yield from (total_ms, _share(total_ms, profile), self_ms)
+    if len(profiles) == 1:
+        yield row.entry.kernels
+
+
+def _share(milliseconds: float, profile: ModuleProfile) -> float:
+    return milliseconds / profile.kernel_ms if profile.kernel_ms else 0.0
+
+
+def _operator_cell(row: TimedRow[_TimeT]) -> doc.Cell:
+    """Return the operators with their shares of the own time in the last phase: ``MatMul 85%, Mul 15%``."""
+    time = row.times[-1]
+    if time is None:
+        return ""
+    operators = [f"{name} {ms / time.self_ms:.0%}" for name, ms in time.operators.items() if time.self_ms and ms]
+    fused = [tag.rpartition(address.SEPARATOR)[2] for tag in time.fused_with] if isinstance(time, ModuleTime) else []
+    listed = doc.first_of(operators, SHOWN_OPERATORS, "and {} others")
+    if not fused:
+        return listed
+    others = doc.first_of(fused, SHOWN_FUSED, "{} others")
+    return doc.Shortened(f"{listed.short} (with {others.short})", f"{listed.full} (with {others.full})")
+
+
+def _sum_fields(profiles: Mapping[str, ModuleProfile]) -> Iterator[doc.Field]:
+    """Yield what the times of all modules add up to, and what is not in them."""
+
+    def words(of: Callable[[ModuleProfile], str]) -> str:
+        return ", ".join(f"{name} {of(profile)}".strip() for name, profile in profiles.items())
+
+    def kernel_words(profile: ModuleProfile) -> str:
+        return f"{profile.kernel_ms:.3f} ms of {sum(profile.run_ms) / len(profile.run_ms):.3f} ms per run"
+
+    yield "kernels", f"{words(kernel_words)}, with profiling on"
+    yield "outside", f"{words(lambda profile: f'{profile.outside_ms:.3f} ms')} in which no kernel ran"
+    yield (
+        "unattributed",
+        words(lambda profile: f"{profile.unattributed_ms:.3f} ms ({profile.unattributed_share:.2%} of kernel time)"),
     )
-    rows = [
+
+
+def _time_boxes(profile: ModuleProfile, caption: str) -> doc.Boxes:
+    roots = {root.tag for root in profile.roots}
+    boxes = [
+        doc.Box(
+            key=module.tag,
+            parent="" if module.tag in roots else module.tag.rpartition(address.SEPARATOR)[0],
+            label=module.tag.rpartition(address.SEPARATOR)[2],
+            size=module.self_ms,
+            shade=module.total_ms,
+            lines=(
+                module.path or module.tag,
+                f"total {module.total_ms:.3f} ms ({_share(module.total_ms, profile):.1%})",
+                f"self {module.self_ms:.3f} ms",
+            ),
+        )
+        for module in profile.modules()
+    ]
+    return doc.Boxes(boxes, caption=caption)
+
+
+# --- The latencies of modules that were measured on their own.
+
+
+def module_perf_document(result: ModulePerfResult) -> doc.Document:
+    """Describe each instance, each class, and the instances that failed."""
+    options = result.options
+    runs = f"{options.iterations} counted" if options.duration_s is None else f"{options.duration_s:g} s of them"
+    input_words = "the values of the file" if result.input_source == "file" else "random values"
+    fields: list[doc.Field] = [
         ("model", result.model),
         ("modules", f"{result.selector} · {len(result.instances)} instances"),
-        ("runs on", f"{provider}{threads} (ONNX Runtime {result.onnxruntime_version})"),
+        ("runs on", provider_words(result)),
         ("inputs", f"recorded at the boundary of each, in one run of the whole model on {input_words}"),
-        ("runs", f"{runs} for each, after {result.options.warmup} to warm up"),
+        ("runs", f"{runs} for each, after {options.warmup} to warm up"),
         *(("no nodes", f"{item.words}: nothing of it is left in the graph") for item in result.without_nodes),
         *(("failed", f"{item.identity.words}: {item.error}") for item in result.failed),
-        *(("note", note) for note in result.notes),
+        *doc.note_fields(result.notes),
     ]
-    print_rows(rows, console, width=8)
-    if measured := [item for item in result.instances if item.latency is not None]:
-        console.print()
-        _instance_table(measured).print(console)
-        console.print()
-        _class_latency_table(result).print(console)
-
-
-def _instance_table(instances: Sequence[MeasuredModule]) -> TextTable:
-    table = TextTable(("latency in ms", "class", *COLUMNS), numbers=frozenset(range(2, 2 + len(COLUMNS))))
-    for item in instances:
-        assert item.latency is not None  # only measured ones are given
-        summary = item.latency.summary
-        cells = (time_words(getattr(summary, column)) for column in COLUMNS)
-        table.add(item.identity.words, item.identity.class_name, *cells)
-    return table
-
-
-def _class_latency_table(result: ModulePerfResult) -> TextTable:
-    table = TextTable(("class", "instances", "mean", "fastest", "slowest", "sum"), numbers=frozenset(range(1, 6)))
-    for entry in result.classes():
-        times = (entry.mean_ms, entry.min_ms, entry.max_ms, entry.total_ms)
-        table.add(entry.class_name, str(entry.instances), *map(time_words, times))
-    return table
+    instances: list[list[doc.Cell]] = [
+        [item.identity.words, item.identity.class_name, *(getattr(item.latency.summary, name) for name in SUMMARY)]
+        for item in result.instances
+        if item.latency is not None
+    ]
+    class_columns = [doc.Column(name, "latency") for name in ("mean", "fastest", "slowest", "sum")]
+    classes: list[list[doc.Cell]] = [
+        [entry.class_name, entry.instances, entry.mean_ms, entry.min_ms, entry.max_ms, entry.total_ms]
+        for entry in result.classes()
+    ]
+    return doc.Document(
+        [
+            doc.Fields(fields),
+            doc.Table(doc.columns(("latency in ms", "name"), "class", *LATENCIES), instances),
+            doc.Table(doc.columns("class", ("instances", "count"), *class_columns), classes),
+        ]
+    )

@@ -1,117 +1,141 @@
-"""Prints in a terminal what optimizing did, or would do."""
+"""What optimizing can do, would do, and did."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from rich.console import Console
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from winml.modelkit.compare.words import equality_words
-from winml.modelkit.report.terminal import TextTable, print_rows
+from winml.modelkit.report import document as doc
 from winml.modelkit.results.optimization_check import CheckedCapability, OptimizationCheck
-from winml.modelkit.results.optimized_model import ModuleChange, OptimizedFile
+from winml.modelkit.results.optimized_model import OptimizedFile
 from winml.modelkit.results.words import coverage_words
-from winml.modelkit.words import size_words
+from winml.modelkit.words import count_noun, size_words
 
-__all__ = [
-    "print_optimization",
-    "print_optimization_check",
-]
-
-
-# --- Prints in a terminal what optimizing would do, and what an open size keeps it from.
-
+__all__ = ["capabilities_document", "optimization_check_document", "optimization_document"]
 
 SHOWN_CHECKED = 3
-"""Modules of a capability unless ``verbose``. Chosen: they fit on a line."""
+"""Modules of a capability unless all are asked for. Chosen: they fit on a line."""
+SHOWN_MODULES = 12
+"""Rows of the module table unless all are asked for. Chosen: the whole summary fits on a screen."""
 
 
-def print_optimization_check(check: OptimizationCheck, console: Console, *, verbose: bool) -> None:
-    """Print the answer; with ``verbose`` every module, and capabilities that would do nothing."""
-    shown = [entry for entry in check.capabilities if verbose or entry.count or entry.removed or entry.blocked]
-    idle = len(check.capabilities) - len(shown)
-    rows = [
-        ("nodes", f"{check.nodes_before} → {check.nodes_after}"),
-        *([("nothing", f"{idle} capabilities would do nothing (--verbose shows them)")] if idle else []),
-        *(("note", note) for note in check.notes),
-        ("wrote", "nothing: this is a check"),
-    ]
-    print_rows(rows, console)
-    if shown:
-        console.print()
-        table = TextTable(("capability", "would", "modules"))
-        for entry in shown:
-            table.add(entry.name, _doing_words(entry), _module_words(entry.modules, verbose=verbose))
-        table.print(console)
-    blocked = [(entry, item) for entry in shown for item in entry.blocked]
-    if blocked:
-        console.print()
-        table = TextTable(("kept by an open size", "times", "module", "size"), numbers=frozenset({1}))
-        for entry, item in blocked:
-            sizes = ", ".join(f"{name} ({', '.join(places)})" for name, places in item.dimensions.items())
-            table.add(entry.name, str(item.count), item.module, f"{sizes}, at 1 only" if item.only_at_one else sizes)
-        table.print(console)
+def optimization_check_document(check: OptimizationCheck) -> doc.Document:
+    """Describe what optimizing would do, and what an open size keeps it from."""
+    busy = [bool(entry.count or entry.removed or entry.blocked) for entry in check.capabilities]
+    fields: list[doc.Field] = [("nodes", f"{check.nodes_before} → {check.nodes_after}")]
+    if idle := busy.count(False):
+        nothing = doc.Shortened(
+            f"{idle} capabilities would do nothing (--verbose shows them)", f"{idle} capabilities would do nothing"
+        )
+        fields.append(("nothing", nothing))
+    fields += [*doc.note_fields(check.notes), ("wrote", "nothing: this is a check")]
+    return doc.Document(
+        [
+            doc.Fields(fields),
+            doc.Table(
+                doc.columns("capability", "would", "modules"),
+                [[entry.name, _doing_words(entry), _module_list(entry.modules)] for entry in check.capabilities],
+                brief=[number for number, is_busy in enumerate(busy) if is_busy],
+            ),
+            doc.Table(
+                doc.columns("kept by an open size", ("times", "count"), ("module", "name"), "size"),
+                [
+                    [entry.name, item.count, item.module, _blocking_words(item.dimensions, item.only_at_one)]
+                    for entry in check.capabilities
+                    for item in entry.blocked
+                ],
+            ),
+        ]
+    )
 
 
 def _doing_words(entry: CheckedCapability) -> str:
     if entry.count is None:
-        return f"remove {entry.removed} node{'' if entry.removed == 1 else 's'}"
-    return f"fire {entry.count} time{'' if entry.count == 1 else 's'}"
+        return f"remove {count_noun(entry.removed or 0, 'node')}"
+    return f"fire {count_noun(entry.count, 'time')}"
 
 
-def _module_words(modules: Mapping[str, int], *, verbose: bool) -> str:
-    shown = list(modules.items()) if verbose else list(modules.items())[:SHOWN_CHECKED]
-    words = [f"{tag or '(no tag)'} {count}" for tag, count in shown]
-    more = [f"and {len(modules) - len(shown)} more"] if len(shown) < len(modules) else []
-    return ", ".join([*words, *more])
+def _module_list(modules: Mapping[str, int]) -> doc.Shortened:
+    return doc.first_of(
+        [f"{tag or '(no tag)'} {count}" for tag, count in modules.items()], SHOWN_CHECKED, "and {} more"
+    )
 
 
-# --- Prints an optimization in a terminal: nodes, operators, sizes and modules before and after.
+def _blocking_words(dimensions: Mapping[str, Iterable[str]], only_at_one: bool) -> str:
+    sizes = ", ".join(f"{name} ({', '.join(places)})" for name, places in dimensions.items())
+    return f"{sizes}, at 1 only" if only_at_one else sizes
 
 
-SHOWN_MODULES = 12
-"""Rows of the module table unless ``verbose``. Chosen: the whole summary fits on a screen."""
-
-
-def print_optimization(result: OptimizedFile, console: Console, *, verbose: bool) -> None:
-    """Print the changes; with ``verbose`` those of every module."""
+def optimization_document(result: OptimizedFile) -> doc.Document:
+    """Describe nodes, operators, sizes and modules before and after."""
     before, after = result.before, result.after
-    rows = [
+    operators = [f"{name} {counts[0]} → {counts[1]}" for name, counts in result.operator_changes().items()]
+    fields: list[doc.Field] = [
         ("nodes", f"{before.nodes} → {after.nodes}"),
-        ("operators", ", ".join(_operator_change_words(result)) or "as before"),
+        ("operators", ", ".join(operators) or "as before"),
         ("size", f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)}"),
         *([("opset", f"{before.opset} → {after.opset}")] if before.opset != after.opset else []),
-        *([("fired", ", ".join(f"{name} {count}" for name, count in result.fired.items() if count) or "none")]
-          if result.enabled else []),
-        ("hierarchy", _coverage_words(result)),
+        *(
+            [("fired", ", ".join(f"{name} {count}" for name, count in result.fired.items() if count) or "none")]
+            if result.enabled
+            else []
+        ),
+        ("hierarchy", coverage_words(result.coverage, is_tagged=result.is_tagged)),
         *([("functions", result.functions.words)] if result.functions else []),
         ("verified", "a copy of the source" if result.is_copy else equality_words(result.verification)),
         *(("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files),
-        *(("note", note) for note in result.notes),
-    ]  # fmt: skip
-    print_rows(rows, console)
+        *doc.note_fields(result.notes),
+    ]
     changes = result.module_changes()
-    if changes:
-        shown_changes = changes if verbose else changes[:SHOWN_MODULES]
-        console.print()
-        _module_table(shown_changes).print(console)
-        if len(shown_changes) < len(changes):
-            console.print(f"… and {len(changes) - len(shown_changes)} more modules (--verbose shows all)")
+    return doc.Document(
+        [
+            doc.Fields(fields),
+            doc.Table(
+                doc.columns(("module", "name"), ("nodes", "count"), "operators"),
+                [
+                    [
+                        change.tag,
+                        f"{change.nodes_before} → {change.nodes_after}",
+                        ", ".join(f"{name} {count:+d}" for name, count in change.operators.items()),
+                    ]
+                    for change in changes
+                ],
+                brief=range(SHOWN_MODULES),
+                rest=f"… and {len(changes) - SHOWN_MODULES} more modules (--verbose shows all)",
+            ),
+        ]
+    )
 
 
-def _operator_change_words(result: OptimizedFile) -> list[str]:
-    return [f"{name} {before} → {after}" for name, (before, after) in result.operator_changes().items()]
+def capabilities_document(capabilities: Sequence[Mapping[str, Any]]) -> doc.Document:
+    """List what optimizing can do.
+
+    Args:
+        capabilities: Those of the JSON of ``winml optimize --list``.
+    """
+    # At the level none nothing is on that is not enabled by name.
+    levels = [level for level in capabilities[0]["defaults"] if level != "none"]
+    return doc.Document(
+        [
+            doc.Table(
+                [doc.Column(name) for name in ("capability", "on", *levels, "suits", "does")],
+                [
+                    [
+                        entry["name"],
+                        "yes" if entry["enabled"] else "",
+                        *("on" if entry["defaults"][level] else "off" for level in levels),
+                        _provider_words(entry),
+                        entry["does"],
+                    ]
+                    for entry in capabilities
+                ],
+            )
+        ]
+    )
 
 
-def _coverage_words(result: OptimizedFile) -> str:
-    if not result.is_tagged:
-        return "unknown: the source does not say which module its nodes came from"
-    return coverage_words(result.coverage)
-
-
-def _module_table(changes: tuple[ModuleChange, ...]) -> TextTable:
-    table = TextTable(("module", "nodes", "operators"), numbers=frozenset({1}))
-    for change in changes:
-        words = ", ".join(f"{name} {count:+d}" for name, count in change.operators.items())
-        table.add(change.tag, f"{change.nodes_before} → {change.nodes_after}", words)
-    return table
+def _provider_words(entry: Mapping[str, Any]) -> str:
+    providers = entry["execution_providers"]
+    others = " (others: with operators of ONNX)" if providers and entry["standard_operators"] else ""
+    return f"{', '.join(providers) or 'any'}{others}"

@@ -1,34 +1,54 @@
-"""Prints the latency of a model in a terminal, and its comparison with a baseline."""
+"""What was measured of a model: its latency, and the steps of a decoder."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-
-from rich.console import Console
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from winml.modelkit.measure.latency import LatencyResult
 from winml.modelkit.measure.statistics import Ratio
-from winml.modelkit.report.terminal import TextTable, label, print_rows
-from winml.modelkit.results.perf import PerfResult
-from winml.modelkit.words import size_words
+from winml.modelkit.report import document as doc
+from winml.modelkit.results.perf import GenerationPerf, PerfResult
+from winml.modelkit.words import size_words, time_words
 
-__all__ = ["COLUMNS", "print_perf", "provider_words", "ratio_words", "time_words"]
+if TYPE_CHECKING:
+    from winml.modelkit.results.module_perf import ModulePerfResult
 
-COLUMNS = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
+__all__ = [
+    "LATENCIES",
+    "SUMMARY",
+    "generation_perf_document",
+    "perf_blocks",
+    "perf_document",
+    "provider_words",
+    "ratio_words",
+]
+
+SUMMARY = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
+LATENCIES = tuple(doc.Column(name, "latency") for name in SUMMARY)
 
 
-def print_perf(result: PerfResult, console: Console) -> None:
-    """Print the summary, the latency table and the comparison."""
-    print_rows(_summary_rows(result), console)
-    console.print()
-    _latency_table(result).print(console)
-    if result.baseline is not None:
-        console.print()
-        console.print(label(ratio_words(result.baseline.ratio, result.model, result.baseline.name)), soft_wrap=True)
+# --- The latency of a model.
 
 
-def _summary_rows(result: PerfResult) -> Iterator[tuple[str, str]]:
+def perf_document(result: PerfResult) -> doc.Document:
+    """Describe the latency of a model, and its comparison with a baseline."""
+    return doc.Document(perf_blocks(result))
+
+
+def perf_blocks(result: PerfResult) -> list[doc.Block]:
+    """Return the summary, the latencies and the outcome of the comparison."""
+    sides = {"model" if result.baseline is None else result.model: result.latency}
+    blocks: list[doc.Block] = [doc.Fields(list(_summary_fields(result)))]
+    if result.baseline is None:
+        return [*blocks, _latency_table(sides)]
+    sides[result.baseline.name] = result.baseline.latency
+    verdict = ratio_words(result.baseline.ratio, result.model, result.baseline.name)
+    return [*blocks, _latency_table(sides), doc.Paragraph(verdict)]
+
+
+def _summary_fields(result: PerfResult) -> Iterator[doc.Field]:
     yield "model", result.model
     yield "runs on", provider_words(result)
     dtypes = {item.name: item.dtype for item in result.inputs}
@@ -48,7 +68,8 @@ def _summary_rows(result: PerfResult) -> Iterator[tuple[str, str]]:
         "session",
         f"{result.session_creation_ms:.0f} ms to open · first run {time_words(result.latency.first_run_ms)} ms",
     )
-    yield "throughput", f"{_format_rate(result.samples_per_sec)} samples/s"
+    rate = result.samples_per_sec
+    yield "throughput", f"{f'{rate:.0f}' if rate >= 100 else f'{rate:.3g}'} samples/s"
     memory = result.memory
     memory_sizes = {
         "session": memory.session_bytes,
@@ -57,40 +78,19 @@ def _summary_rows(result: PerfResult) -> Iterator[tuple[str, str]]:
         "at most": memory.peak_bytes,
     }
     yield "memory", ", ".join(f"{name} {size_words(size)}" for name, size in memory_sizes.items())
-    yield from (("note", note) for note in result.notes)
+    yield from doc.note_fields(result.notes)
 
 
-def provider_words(result: PerfResult) -> str:
+def provider_words(result: PerfResult | ModulePerfResult) -> str:
     """Return where a model ran."""
     provider = f"{result.provider.provider.name} on {result.provider.device_words}"
     threads = f", {result.threads} thread{'' if result.threads == 1 else 's'}" if result.threads else ""
     return f"{provider}{threads} (ONNX Runtime {result.onnxruntime_version})"
 
 
-def _latency_table(result: PerfResult) -> TextTable:
-    table = TextTable(("latency in ms", *COLUMNS), numbers=frozenset(range(1, 1 + len(COLUMNS))))
-    table.add(*_latency_cells("model" if result.baseline is None else result.model, result.latency))
-    if result.baseline is not None:
-        table.add(*_latency_cells(result.baseline.name, result.baseline.latency))
-    return table
-
-
-def _latency_cells(name: str, latency: LatencyResult) -> list[str]:
-    summary = latency.summary
-    return [name, *(time_words(getattr(summary, column)) for column in COLUMNS)]
-
-
-def time_words(milliseconds: float) -> str:
-    """Return a time in milliseconds, without the unit.
-
-    >>> time_words(1.23456), time_words(123.456)
-    ('1.235', '123.5')
-    """
-    return f"{milliseconds:.3f}" if milliseconds < 100 else f"{milliseconds:.1f}"
-
-
-def _format_rate(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+def _latency_table(sides: Mapping[str, LatencyResult]) -> doc.Table:
+    rows = [[name, *(getattr(side.summary, column) for column in SUMMARY)] for name, side in sides.items()]
+    return doc.Table(doc.columns("latency in ms", *LATENCIES), rows)
 
 
 def _ratio_digits(ratio: float) -> str:
@@ -118,3 +118,36 @@ def ratio_words(ratio: Ratio, model: str, baseline: str) -> str:
     if ratio.verdict == "slower":
         return f"{model} is slower than {baseline}: {words}"
     return f"no difference found: {words}"
+
+
+# --- A measured decoder: prompts, steps, and memory of the cache.
+
+
+def generation_perf_document(result: GenerationPerf) -> doc.Document:
+    """Describe each length that was measured."""
+    return doc.Document(
+        [
+            doc.Fields(
+                [
+                    ("model", f"{result.model} on {result.provider}, {result.iterations} runs of each"),
+                    ("session", f"{result.session_ms / 1000:.2f} s"),
+                    *(
+                        (
+                            f"prompt of {prompt.tokens}",
+                            f"first token after {prompt.first_token_ms:.1f} ms, cache {size_words(prompt.cache_bytes)}",
+                        )
+                        for prompt in result.prompts
+                    ),
+                    *(
+                        (
+                            f"step after {step.cached_tokens}",
+                            f"{step.step_ms:.2f} ms, {step.tokens_per_second:.1f} tokens/s",
+                        )
+                        for step in result.steps
+                    ),
+                    ("cache", f"{size_words(round(result.cache_bytes_per_token))} for each token"),
+                    *doc.note_fields(result.notes),
+                ]
+            )
+        ]
+    )

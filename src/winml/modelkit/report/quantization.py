@@ -1,17 +1,13 @@
-"""Renders a quantization, and which modules pay for fewer bits: in a terminal, and as one HTML page."""
+"""What a quantization did, and which modules pay for fewer bits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
 
 from winml.modelkit.compare.words import fidelity_words, nearness_words
 from winml.modelkit.hierarchy import address
-from winml.modelkit.report.module_page import ModulePage, Section, chart_html, chart_text, nearest_parent, render_page
-from winml.modelkit.report.terminal import TextTable, print_rows
+from winml.modelkit.report import document as doc
 from winml.modelkit.results.quantization_sensitivity import (
     ExcludeList,
     MeasuredForm,
@@ -21,30 +17,25 @@ from winml.modelkit.results.quantization_sensitivity import (
 )
 from winml.modelkit.results.quantized_model import QuantizedFile
 from winml.modelkit.results.words import coverage_words
-from winml.modelkit.words import count_words, size_words
+from winml.modelkit.words import size_words
 
-__all__ = [
-    "form_words",
-    "latency_words",
-    "print_quantization",
-    "print_sensitivity",
-    "sensitivity_page",
-]
+__all__ = ["form_words", "latency_words", "quantization_document", "sensitivity_document"]
 
 
-# --- Prints a quantization in a terminal: precision by module, what was left and why, sizes, and what it costs.
+# --- A quantization: precision by module, what was left and why, sizes, and what it costs.
 
 
 SHOWN_MODULES = 12
-"""Rows of the module table unless ``verbose``, modules that keep bits first. Chosen: the summary fits on a screen."""
+"""Rows of the module table unless all are asked for, modules that keep bits first. Chosen: the summary fits on a
+screen."""
 
 
-def print_quantization(result: QuantizedFile, console: Console, *, verbose: bool) -> None:
-    """Print what was quantized; with ``verbose`` every module."""
+def quantization_document(result: QuantizedFile) -> doc.Document:
+    """Describe what was quantized."""
     before, after = result.before, result.after
     left = sum(result.left.values())
     ratio = before.size_bytes / max(after.size_bytes, 1)
-    rows = [
+    fields: list[doc.Field] = [
         ("precision", f"{result.precision} ({', '.join(result.modes)})"),
         *([("ranges", result.calibration.words)] if result.calibration is not None else []),
         ("quantized", f"{result.quantized} of {result.quantized + left} nodes with weights{_mixture_words(result)}"),
@@ -52,24 +43,36 @@ def print_quantization(result: QuantizedFile, console: Console, *, verbose: bool
         ("nodes", f"{before.nodes} → {after.nodes}"),
         ("size", f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)} (÷ {ratio:.1f})"),
         *([("opset", f"{before.opset} → {after.opset}")] if before.opset != after.opset else []),
-        ("hierarchy", _coverage_words(result)),
-        ("verified", "skipped: the files were not compared" if result.fidelity is None
-                     else fidelity_words(result.fidelity)),
+        ("hierarchy", coverage_words(result.coverage, is_tagged=result.is_tagged)),
+        (
+            "verified",
+            "skipped: the files were not compared" if result.fidelity is None else fidelity_words(result.fidelity),
+        ),
         *(("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files),
-        *(("note", note) for note in result.notes),
-    ]  # fmt: skip
-    print_rows(rows, console)
+        *doc.note_fields(result.notes),
+    ]
     # Those that keep bits first: they are what the user did not get.
-    ordered = sorted(result.modules, key=lambda module: (not module.left, module.quantized > 0 and bool(module.left)))
-    shown = ordered if verbose else ordered[:SHOWN_MODULES]
-    table = TextTable(("module", "requested", "actual", "quantized", "left"), numbers=frozenset({3}))
-    for module in shown:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in module.left.items())
-        table.add(module.tag or "?", module.requested, module.actual, str(module.quantized), reasons)
-    console.print()
-    table.print(console)
-    if len(shown) < len(result.modules):
-        console.print(f"… and {len(result.modules) - len(shown)} more modules (--verbose shows all)")
+    modules = sorted(result.modules, key=lambda module: (not module.left, module.quantized > 0 and bool(module.left)))
+    return doc.Document(
+        [
+            doc.Fields(fields),
+            doc.Table(
+                doc.columns(("module", "name"), "requested", "actual", ("quantized", "count"), "left"),
+                [
+                    [
+                        module.tag or "?",
+                        module.requested,
+                        module.actual,
+                        module.quantized,
+                        ", ".join(f"{count} {reason}" for reason, count in module.left.items()),
+                    ]
+                    for module in modules
+                ],
+                brief=range(SHOWN_MODULES),
+                rest=f"… and {len(modules) - SHOWN_MODULES} more modules (--verbose shows all)",
+            ),
+        ]
+    )
 
 
 def _mixture_words(result: QuantizedFile) -> str:
@@ -83,67 +86,111 @@ def _mixture_words(result: QuantizedFile) -> str:
     return f" ({', '.join(f'{precision} {count}' for precision, count in counts.items())})"
 
 
-def _coverage_words(result: QuantizedFile) -> str:
-    if not result.is_tagged:
-        return "unknown: the source does not say which module its nodes came from"
-    return coverage_words(result.coverage)
-
-
-# --- Prints which modules pay for fewer bits in a terminal: the ranking, the exclude list, and what it costs.
+# --- Which modules pay for fewer bits: the ranking, the exclude list, and what it costs.
 
 
 SHOWN_RANKED = 20
-"""Rows of the ranking unless ``verbose``. Chosen: the whole answer fits on a screen."""
+"""Rows of the ranking unless all are asked for. Chosen: the whole answer fits on a screen."""
+BEST_DB = 60.0
+"""Chosen: the lightest colour; above it, the noise is a millionth of the signal's power."""
+
+_NEARNESS = (
+    doc.Column("SQNR dB", "decibels"),
+    doc.Column("cosine", "cosine"),
+    doc.Column("relative error", "error", doc.Detail.PAGE),
+)
 
 
-def print_sensitivity(result: QuantizationSensitivity, console: Console, *, verbose: bool) -> None:
-    """Print the ranking, most sensitive first; with ``verbose`` every module and every measurement."""
-    whole = result.whole
-    rows = [
-        ("precision", f"{result.precision} ({', '.join(result.modes)})"),
-        ("all modules", form_words(whole)),
-        ("weights", f"{size_words(result.float_bytes)} → {size_words(whole.weight_bytes)}"),
-        *([("latency", latency_words(result.latency))] if result.latency else []),
-        ("samples", f"{result.samples}, {result.input_source}: {_input_words(result)}"),
-        ("cost", _cost_words(result)),
-        *(("note", note) for note in result.notes),
-    ]
-    print_rows(rows, console)
-    shown = result.modules if verbose else result.modules[:SHOWN_RANKED]
-    columns = ("module", "class", "SQNR dB", "cosine", "parameters", "saves", "nodes", "remark")
-    table = TextTable(columns, numbers=frozenset({2, 3, 4, 5, 6}))
-    for module in shown:
-        table.add(*_cells(module))
-    console.print()
-    table.print(console)
-    if len(shown) < len(result.modules):
-        console.print(f"… and {len(result.modules) - len(shown)} more modules (--verbose shows all)")
-    if result.exclude_list is not None:
-        console.print()
-        _print_exclude_list(result.exclude_list, console)
+def sensitivity_document(result: QuantizationSensitivity) -> doc.Document:
+    """Describe the ranking, most sensitive first, and the list of modules that stay in float."""
+    modules = result.modules
+    with_parameters = [module for module in modules if module.part == "module" and module.parameters]
+    return doc.Document(
+        [
+            doc.Fields(list(_sensitivity_fields(result))),
+            doc.Boxes(
+                list(_boxes(with_parameters)),
+                heading="Where the damage comes from: width is parameters, colour is SQNR",
+                shades=doc.Shades("SQNR dB", high=BEST_DB, is_dark_low=True),
+            ),
+            doc.Table(
+                doc.columns(
+                    ("module", "name"),
+                    "class",
+                    *_NEARNESS,
+                    ("parameters", "parameters"),
+                    ("saves", "bytes"),
+                    ("nodes", "count"),
+                    doc.Column("precision", detail=doc.Detail.PAGE),
+                    "remark",
+                ),
+                list(map(_module_row, modules)),
+                name="modules",
+                heading="Modules, each quantized alone",
+                brief=range(SHOWN_RANKED),
+                rest=f"… and {len(modules) - SHOWN_RANKED} more modules (--verbose shows all)",
+                is_searched=True,
+            ),
+            *(_exclude_list_blocks(result.exclude_list) if result.exclude_list is not None else ()),
+        ],
+        title=Path(result.model).name,
+        subject="sensitivity to fewer bits",
+        introduction="Each module was quantized alone, all else in float; the signal-to-quantization-noise ratio is "
+        "that of the model's worst output. The lower, the more the module pays for its bits.",
+    )
 
 
-def _print_exclude_list(listed: ExcludeList, console: Console) -> None:
-    rows = [
-        (
-            "target",
-            f"{listed.target.words}: {'met' if listed.is_met else 'not met; this is the best that was reached'}",
-        ),
+def _sensitivity_fields(result: QuantizationSensitivity) -> Iterator[doc.Field]:
+    yield "precision", f"{result.precision} ({', '.join(result.modes)})"
+    yield "all modules", form_words(result.whole)
+    yield "weights", f"{size_words(result.float_bytes)} → {size_words(result.whole.weight_bytes)}"
+    if result.latency:
+        yield "latency", latency_words(result.latency)
+    inputs = ", ".join(f"{name} {list(shape)}" for name, shape in result.input_shapes.items()) or "no inputs"
+    yield "samples", f"{result.samples}, {result.input_source}: {inputs}"
+    cost = result.cost
+    resumed = f", {cost.resumed} resumed" if cost.resumed else ""
+    spent = f"{cost.quantization_s:.1f} s quantizing, {cost.session_s:.1f} s opening, {cost.runs_s:.1f} s running"
+    yield "cost", f"{cost.measured} forms measured{resumed}: {spent}"
+    yield "modules from", result.tree_source, doc.Detail.PAGE
+    yield "made by", f"winml {result.tool_version}, ONNX Runtime {result.onnxruntime_version}", doc.Detail.PAGE
+    yield from doc.note_fields(result.notes)
+
+
+def _exclude_list_blocks(listed: ExcludeList) -> Iterator[doc.Block]:
+    verdict = "met" if listed.is_met else "not met; this is the best that was reached"
+    fields: list[doc.Field] = [
+        ("target", f"{listed.target.words}: {verdict}"),
         ("reached", form_words(listed.form)),
         ("weights", size_words(listed.form.weight_bytes)),
         *([("latency", latency_words(listed.latency))] if listed.latency else []),
-        *((("in float", tag)) for tag in listed.excluded),
+        *(("in float", tag) for tag in listed.excluded),
     ]
-    print_rows(rows, console)
+    yield doc.Fields(fields)
+    yield doc.Table(
+        doc.columns(("selector", "name"), "precision"),
+        [*listed.rules.items()],
+        name="rules",
+        heading=f"What stays in float for {listed.target.words}",
+        detail=doc.Detail.PAGE,
+    )
     names = tuple(listed.form.scores)
-    columns = ("measured", "in float", "SQNR dB", "cosine", *names, "target")
-    table = TextTable(columns, numbers=frozenset(range(1, len(columns) - 1)))
-    for trial in listed.trials:
-        verdict = "met" if trial.is_met else "not met"
-        scores = [f"{trial.form.scores[name]:.4f}" if name in trial.form.scores else "–" for name in names]
-        table.add(trial.changed, str(trial.excluded), *_metric_cells(trial.form), *scores, verdict)
-    console.print()
-    table.print(console)
+    scores = [doc.Column(name, "score") for name in names]
+    yield doc.Table(
+        doc.columns(("measured", "name"), ("in float", "count"), *_NEARNESS, *scores, "target"),
+        [
+            [
+                trial.changed,
+                trial.excluded,
+                *_nearness_cells(trial.form),
+                *(trial.form.scores.get(name) for name in names),
+                "met" if trial.is_met else "not met",
+            ]
+            for trial in listed.trials
+        ],
+        name="trials",
+        heading="Every measurement on the way",
+    )
 
 
 def form_words(form: MeasuredForm) -> str:
@@ -159,171 +206,46 @@ def latency_words(timed: TimedForm) -> str:
     ratio = timed.ratio
     ends = f" (95 % interval {ratio.low:.2f} to {ratio.high:.2f})" if ratio.low and ratio.high else ""
     disturbed = ", other load on the machine" if ratio.is_disturbed else ""
-    return (
-        f"{timed.p50_ms:.2f} ms, float {timed.float_p50_ms:.2f} ms: "
-        f"{ratio.value:.2f} of its time{ends}{disturbed}"
-    )  # fmt: skip
+    return f"{timed.p50_ms:.2f} ms, float {timed.float_p50_ms:.2f} ms: {ratio.value:.2f} of its time{ends}{disturbed}"
 
 
-def _input_words(result: QuantizationSensitivity) -> str:
-    return ", ".join(f"{name} {list(shape)}" for name, shape in result.input_shapes.items()) or "no inputs"
-
-
-def _cost_words(result: QuantizationSensitivity) -> str:
-    cost = result.cost
-    resumed = f", {cost.resumed} resumed" if cost.resumed else ""
-    return (
-        f"{cost.measured} forms measured{resumed}: {cost.quantization_s:.1f} s quantizing, {cost.session_s:.1f} s "
-        f"opening, {cost.runs_s:.1f} s running"
-    )
-
-
-def _cells(module: ModuleSensitivity) -> tuple[str, ...]:
-    return (
+def _module_row(module: ModuleSensitivity) -> list[doc.Cell]:
+    return [
         f"{module.path or module.tag}{' (own nodes)' if module.part == 'own nodes' else ''}",
         module.class_name,
-        *_metric_cells(module.form),
-        count_words(module.parameters),
-        size_words(module.size_bytes_saved) if module.size_bytes_saved > 0 else f"{module.size_bytes_saved} B",
-        str(module.form.nodes if module.form is not None else 0),
-        module.problem,
-    )
-
-
-def _metric_cells(form: MeasuredForm | None) -> tuple[str, str]:
-    if form is None or form.worst is None or not form.runs:
-        return "–", "–"
-    return f"{form.worst.sqnr_db:.1f}", f"{form.worst.cosine:.5f}"
-
-
-# --- Renders which modules pay for fewer bits as one HTML page: the module tree in colours, and tables to sort.
-
-
-MODULE_COLUMNS = (
-    ("module", False), ("class", False), ("SQNR dB", True), ("cosine", True), ("relative error", True),
-    ("parameters", True), ("bytes saved", True), ("nodes", True), ("precision", False), ("remark", False),
-)  # fmt: skip
-TRIAL_COLUMNS = (
-    ("measured", False), ("in float", True), ("SQNR dB", True), ("cosine", True), ("relative error", True),
-    ("target", False),
-)  # fmt: skip
-"""Name of each column, and whether it holds numbers."""
-
-COLOURS = "YlOrRd_r"
-"""Chosen: the scale of the times by module, turned: dark is much damage, and can be read without colour."""
-MOST_DB = 60.0
-"""Chosen: the lightest colour; above it, the noise is a millionth of the signal's power."""
-
-
-def sensitivity_page(result: QuantizationSensitivity) -> str:
-    """Return the page."""
-    sections = [Section("modules", "Modules, each quantized alone", MODULE_COLUMNS, list(map(_row, result.modules)))]
-    if result.exclude_list is not None:
-        listed = result.exclude_list
-        rules = [(selector, precision) for selector, precision in listed.rules.items()]
-        rule_columns = (("selector", False), ("precision", False))
-        sections.append(Section("rules", f"What stays in float for {listed.target.words}", rule_columns, rules))
-        judged = tuple((name, True) for name in listed.form.scores)
-        measured = (*TRIAL_COLUMNS[:-1], *judged, TRIAL_COLUMNS[-1])
-        sections.append(Section("trials", "Every measurement on the way", measured, list(_trials(listed))))
-    return render_page(
-        ModulePage(
-            title=Path(result.model).name,
-            subject="sensitivity to fewer bits",
-            introduction="Each module was quantized alone, all else in float; the signal-to-quantization-noise ratio "
-            "is that of the model's worst output. The lower, the more the module pays for its bits.",
-            facts=list(_facts(result)),
-            chart_heading="Where the damage comes from: width is parameters, colour is SQNR",
-            chart=_icicle_chart([module for module in result.modules if module.part == "module" and module.parameters]),
-            sections=sections,
-        )
-    )
-
-
-def _facts(result: QuantizationSensitivity) -> Iterator[tuple[str, str]]:
-    yield "precision", f"{result.precision} ({', '.join(result.modes)})"
-    yield "all modules", form_words(result.whole)
-    yield "size of weights", f"{size_words(result.float_bytes)} → {size_words(result.whole.weight_bytes)}"
-    if result.latency is not None:
-        yield "latency", latency_words(result.latency)
-    if (listed := result.exclude_list) is not None:
-        verdict = "met" if listed.is_met else "not met"
-        yield (
-            f"target {listed.target.words}",
-            f"{verdict} with {len(listed.excluded)} in float: {form_words(listed.form)}",
-        )
-        yield "its size", size_words(listed.form.weight_bytes)
-        if listed.latency is not None:
-            yield "its latency", latency_words(listed.latency)
-    yield "inputs", ", ".join(f"{name} {list(shape)}" for name, shape in result.input_shapes.items())
-    yield "samples", f"{result.samples}, {result.input_source}"
-    yield "modules from", result.tree_source
-    yield "made by", f"winml {result.tool_version}, ONNX Runtime {result.onnxruntime_version}"
-    for note in result.notes:
-        yield "note", note
-
-
-def _row(module: ModuleSensitivity) -> tuple[Any, ...]:
-    numbers = module.form.numbers() if module.form is not None else {}
-    return (
-        f"{module.path or module.tag}{' (own nodes)' if module.part == 'own nodes' else ''}",
-        module.class_name,
-        numbers.get("sqnr_db"),
-        numbers.get("cosine"),
-        numbers.get("relative_error"),
+        *_nearness_cells(module.form),
         module.parameters,
         module.size_bytes_saved,
         module.form.nodes if module.form is not None else 0,
         module.precision,
         module.problem,
-    )
+    ]
 
 
-def _trials(listed: ExcludeList) -> Iterator[tuple[Any, ...]]:
-    for trial in listed.trials:
-        numbers = trial.form.numbers()
-        near = (numbers[name] for name in ("sqnr_db", "cosine", "relative_error"))
-        scores = (trial.form.scores.get(name) for name in listed.form.scores)
-        yield (trial.changed, trial.excluded, *near, *scores, "met" if trial.is_met else "not met")
+def _nearness_cells(form: MeasuredForm | None) -> Iterator[doc.Cell]:
+    numbers = form.measures() if form is not None else {}
+    yield from (numbers.get(name) for name in ("sqnr_db", "cosine", "relative_error"))
 
 
-def _icicle_chart(modules: Sequence[ModuleSensitivity]) -> str:
-    """Return the icicle chart: one box for each module that has parameters, dark where the damage is large."""
-    import plotly.graph_objects as charts
-
+def _boxes(modules: Sequence[ModuleSensitivity]) -> Iterator[doc.Box]:
+    """Yield a box for each module that has parameters, dark where the damage is large."""
     # The tree, not the ranking: a parent before its children.
     modules = sorted(modules, key=lambda module: address.depth(module.tag))
     tags = {module.tag for module in modules}
-    parents = {module.tag: nearest_parent(module.tag, tags) for module in modules}
+    parents = {module.tag: address.nearest_ancestor(module.tag, tags) for module in modules}
     own = {module.tag: module.parameters for module in modules}
     for module in modules:
         if parents[module.tag]:
             own[parents[module.tag]] -= module.parameters
-    shown = [f"{module.sqnr_db:.1f} dB" if module.sqnr_db is not None else "–" for module in modules]
-    figure = charts.Figure(
-        charts.Icicle(
-            ids=[module.tag for module in modules],
-            labels=[chart_text(module.tag.rpartition(address.SEPARATOR)[2]) for module in modules],
-            parents=[parents[module.tag] for module in modules],
+    for module in modules:
+        words = f"{module.sqnr_db:.1f} dB" if module.sqnr_db is not None else doc.MISSING
+        yield doc.Box(
+            key=module.tag,
+            parent=parents[module.tag],
+            label=module.tag.rpartition(address.SEPARATOR)[2],
             # A weight that two modules share counts for both, and for their parent once.
-            values=[max(own[module.tag], 0) for module in modules],
-            branchvalues="remainder",
-            text=shown,
-            textinfo="label+text",
-            customdata=[
-                [chart_text(module.path or module.tag), words, module.parameters, chart_text(module.problem)]
-                for module, words in zip(modules, shown, strict=True)
-            ],
-            hovertemplate="%{customdata[0]}<br>SQNR %{customdata[1]}<br>%{customdata[2]:,} parameters"
-            "<br>%{customdata[3]}<extra></extra>",
-            marker={
-                "colors": [MOST_DB if module.sqnr_db is None else min(module.sqnr_db, MOST_DB) for module in modules],
-                "colorscale": COLOURS,
-                "showscale": True,
-                "colorbar": {"title": {"text": "SQNR dB", "side": "right"}},
-            },
-            tiling={"orientation": "v"},
-            sort=False,
+            size=max(own[module.tag], 0),
+            shade=BEST_DB if module.sqnr_db is None else module.sqnr_db,
+            words=words,
+            lines=(module.path or module.tag, f"SQNR {words}", f"{module.parameters:,} parameters", module.problem),
         )
-    )
-    return chart_html(figure, levels=max((address.depth(tag) for tag in tags), default=1))

@@ -1,4 +1,4 @@
-"""Tells what changed between two files, module by module: in a terminal, and as Markdown that fits a comment."""
+"""What changed between two files, module by module."""
 
 from __future__ import annotations
 
@@ -6,54 +6,57 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from rich.console import Console
-
-from winml.modelkit.report.export import markdown_text, table_lines
-from winml.modelkit.report.terminal import TextTable, print_rows
+from winml.modelkit.report import document as doc
 from winml.modelkit.results.comparison import ChangedModule, ComparedFile, StructureDiff
 from winml.modelkit.words import count_words, size_words
 
-__all__ = ["diff_markdown", "print_diff"]
+__all__ = ["diff_document"]
 
 SHOWN_ROWS = 20
-"""Rows shown unless all are asked for. Chosen: a table that fits on a screen and in a comment."""
+"""Rows unless all are asked for. Chosen: a table that fits on a screen and in a comment."""
 SHOWN_OPERATORS = 8
 """Operators named in a line. Chosen: they fit on it."""
-
-_HEADER = ("", "module", "nodes", "operators", "weights", "size")
 _NUMBER = re.compile(r"\.\d+(?=/|$)")
 """The number of a module among its siblings, in a tag."""
 
 
-def print_diff(diff: StructureDiff, console: Console, *, verbose: bool) -> None:
-    """Print what changed; with ``verbose`` every module, and the names of weights."""
-    print_rows(list(_rows(diff)), console)
-    rows = [_Row.of(module) for module in diff.modules] if verbose else _folded(diff.modules)
-    shown = rows if verbose else rows[:SHOWN_ROWS]
-    if not shown:
-        return
-    console.print()
-    table = TextTable(_HEADER, numbers=frozenset({2, 5}))
-    for row in shown:
-        table.add(*row.cells)
-    table.print(console)
-    if len(shown) < len(rows):
-        hidden = sum(row.modules for row in rows[len(shown) :])
-        console.print(f"… and {hidden} more modules (--verbose shows all)")
-    if verbose:
-        _print_weights(diff, console)
+def diff_document(diff: StructureDiff, *, folds: bool = True, by_change: bool = False) -> doc.Document:
+    """Describe what changed.
 
-
-def diff_markdown(diff: StructureDiff) -> str:
-    """Return what changed as Markdown: a summary, and a table of the modules that changed most."""
-    lines = [f"### {markdown_text(diff.before.path.name)} → {markdown_text(diff.after.path.name)}", ""]
-    lines += list(table_lines(("", "value"), list(_rows(diff))))
-    rows = _folded(sorted(diff.modules, key=_weight_of_change, reverse=True))
-    if rows:
-        lines += ["", *table_lines(_HEADER, [row.cells for row in rows[:SHOWN_ROWS]], code_columns={1})]
-    if len(rows) > SHOWN_ROWS:
-        lines += ["", f"{sum(row.modules for row in rows[SHOWN_ROWS:])} more modules changed less."]
-    return "\n".join(lines) + "\n"
+    Args:
+        diff: The changes.
+        folds: Whether modules of equal layers that changed alike share a row.
+        by_change: Put the modules that changed most first, as for a comment that shows only these; else in the order
+            of the file.
+    """
+    modules = sorted(diff.modules, key=_weight_of_change, reverse=True) if by_change else diff.modules
+    rows = _folded(modules) if folds else list(map(_Row.of, modules))
+    hidden = sum(row.modules for row in rows[SHOWN_ROWS:])
+    weights = [
+        (
+            f"{weight.renamed_from} → {weight.name}" if weight.renamed_from else weight.name,
+            weight.status,
+            weight.before,
+            weight.after,
+        )
+        for module in modules
+        for weight in module.weights
+    ]
+    return doc.Document(
+        [
+            doc.Fields(list(_fields(diff))),
+            doc.Table(
+                doc.columns("", ("module", "name"), ("nodes", "count"), "operators", "weights", ("size", "bytes")),
+                [row.cells for row in rows],
+                brief=range(SHOWN_ROWS),
+                rest=f"{hidden} more modules changed less."
+                if by_change
+                else f"… and {hidden} more modules (--verbose shows all)",
+            ),
+            doc.Table(doc.columns(("weight", "name"), "", "before", "after"), weights, detail=doc.Detail.VERBOSE),
+        ],
+        title=f"{diff.before.path.name} → {diff.after.path.name}",
+    )
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def _folded(modules: Iterable[ChangedModule]) -> list[_Row]:
     ]
 
 
-def _rows(diff: StructureDiff) -> Iterator[tuple[str, str]]:
+def _fields(diff: StructureDiff) -> Iterator[doc.Field]:
     yield "before", _file_words(diff.before)
     yield "after", _file_words(diff.after)
     if diff.is_same:
@@ -102,7 +105,7 @@ def _rows(diff: StructureDiff) -> Iterator[tuple[str, str]]:
     yield from (("interface", change) for change in diff.interface)
     if diff.is_rewired:
         yield "wiring", "nodes and weights of every module are as before, and read each other otherwise"
-    yield from (("note", note) for note in diff.notes)
+    yield from doc.note_fields(diff.notes)
 
 
 def _file_words(file: ComparedFile) -> str:
@@ -149,13 +152,3 @@ def _weight_of_change(module: ChangedModule) -> int:
     """Return how much changed, to put the largest change first: bytes of weights, then nodes."""
     bytes_changed = sum(abs(after - before) for before, after in module.dtypes.values())
     return bytes_changed + sum(abs(after - before) for before, after in module.operators.values()) + len(module.weights)
-
-
-def _print_weights(diff: StructureDiff, console: Console) -> None:
-    table = TextTable(("weight", "", "before", "after"))
-    for module in diff.modules:
-        for weight in module.weights:
-            name = f"{weight.renamed_from} → {weight.name}" if weight.renamed_from else weight.name
-            table.add(name, weight.status, weight.before, weight.after)
-    console.print()
-    table.print(console)

@@ -1,32 +1,21 @@
-"""Renders a sweep: comma-separated values, a table for a terminal, and one HTML page."""
+"""How many models fared: as comma-separated values for programs, and as a table for people."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterator, Mapping
-from importlib.resources import files
 from typing import Any
 
-from rich.console import Console
-
-from winml.modelkit.compare.words import decibel_words
 from winml.modelkit.file_names import SWEEP_PAGE_NAME, SWEEP_RESULTS_NAME, SWEEP_TABLE_NAME
-from winml.modelkit.report.terminal import TextTable, print_rows
+from winml.modelkit.report import document as doc
 from winml.modelkit.results.sweep import CellResult, SweepResult, measure_names, settings_words, sweep_summary
-from winml.modelkit.words import printable, size_words
+from winml.modelkit.words import decibel_words, size_words
 
-__all__ = [
-    "measure_heading",
-    "print_sweep",
-    "setting_names",
-    "shown_measure",
-    "sweep_page",
-    "sweep_table",
-]
+__all__ = ["measure_heading", "measure_words", "setting_names", "sweep_document", "sweep_table"]
 
 
-# --- Renders a sweep as comma-separated values, and as a table for a terminal: a row for each cell.
+# --- Comma-separated values: a row for each cell.
 
 
 _SHOWN = ("latency_p50_ms", "model_bytes", "sqnr_db", "coverage_percent", "relative_diff")
@@ -78,18 +67,20 @@ def measure_heading(name: str) -> str:
     return " ".join(_WORDS.get(word, word) for word in name.split("_"))
 
 
-def shown_measure(name: str, value: Any) -> str:
+def measure_words(name: str, value: Any) -> str:
     """Return a measure as people read it.
 
-    >>> shown_measure("latency_p50_ms", 1.23456), shown_measure("nodes", 91), shown_measure("cosine", None)
+    >>> measure_words("latency_p50_ms", 1.23456), measure_words("nodes", 91), measure_words("cosine", None)
     ('1.235', '91', '')
-    >>> shown_measure("model_bytes", 8514), shown_measure("sqnr_db", 200.0)
+    >>> measure_words("model_bytes", 8514), measure_words("sqnr_db", 200.0)
     ('8.5 kB', 'equal')
     """
     if value is None:
         return ""
     if name.endswith("_bytes"):
         return size_words(value)
+    if name == "seconds":
+        return f"{value:.1f}"
     if name == "sqnr_db":
         return decibel_words(value)
     if isinstance(value, float):
@@ -97,89 +88,83 @@ def shown_measure(name: str, value: Any) -> str:
     return str(value)
 
 
-def print_sweep(result: SweepResult, console: Console) -> None:
-    """Print the table, what it says as a whole, and where the files are."""
-    wanted = (*_SHOWN, *result.plan.get("min", {}), *result.plan.get("max", {}))
-    names = [name for name in measure_names(result.cells) if name in wanted]
-    columns = ("model", "configuration", "state", *map(measure_heading, names), "seconds", "problem")
-    table = TextTable(columns, frozenset(range(3, 4 + len(names))))
-    for cell in result.cells:
-        found = (shown_measure(name, cell.measures.get(name)) for name in names)
-        problem = f"{cell.step}: {cell.problem}" if cell.problem else ""
-        table.add(cell.model, settings_words(cell.settings), cell.state, *found, f"{cell.seconds:.1f}", problem)
-    table.print(console)
-    files = (SWEEP_PAGE_NAME, SWEEP_TABLE_NAME, SWEEP_RESULTS_NAME)
-    print_rows([*sweep_summary(result), ("table", f"{result.folder}: {', '.join(files)}")], console)
+# --- A table to sort, to filter, and to compare configurations or runs in.
 
 
-# --- Renders a sweep as one HTML page: a table to sort, to filter, and to compare configurations or runs in.
-#
-# Readable without a network. Computes nothing.
-
-
-_TEMPLATE = "sweep_page.html"
-_EARLIER = "earlier run"
-
-
-def sweep_page(result: SweepResult) -> str:
-    """Return the page."""
-    import jinja2
-
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_shown)
-    template = environment.from_string(files(__package__).joinpath(_TEMPLATE).read_text(encoding="utf-8"))
+def sweep_document(result: SweepResult) -> doc.Document:
+    """Describe each cell, what they say as a whole, and where the files are."""
+    shown = {*_SHOWN, *result.plan.get("min", {}), *result.plan.get("max", {}), "seconds"}
     settings, measures = setting_names(result), (*measure_names(result.cells), "seconds", "peak_bytes")
     configurations = tuple(dict.fromkeys(settings_words(cell.settings) for cell in result.cells))
-    return template.render(
-        result=result,
-        facts=list(_facts(result)),
-        settings=settings,
-        measures=[(name, measure_heading(name)) for name in measures],
-        rows=[_row(result, cell, settings, measures) for cell in result.cells],
-        bases=[
-            *([_EARLIER] if result.against is not None else []),
+    columns = [
+        doc.Column("model", "name"),
+        *(doc.Column(key) for key in settings),
+        doc.Column("state", tones={"done": "good", "failed": "bad"}),
+        *(
+            # Its kind only aligns it: each measure is written by its name.
+            doc.Column(
+                measure_heading(name), "count", doc.Detail.ALWAYS if name in shown else doc.Detail.PAGE, key=name
+            )
+            for name in measures
+        ),
+        doc.Column("problem"),
+    ]
+    table = doc.Table(
+        columns,
+        [
+            [
+                cell.model,
+                *_setting_cells(cell, settings),
+                cell.state,
+                *_measure_cells(result, cell, measures),
+                _problem(cell),
+            ]
+            for cell in result.cells
+        ],
+        name="cells",
+        is_searched=True,
+        variants=[(cell.model, settings_words(cell.settings)) for cell in result.cells],
+        references=[
+            *([doc.EARLIER] if result.against is not None else []),
             *(configurations if len(configurations) > 1 else ()),
         ],
     )
+    return doc.Document(
+        [table], doc.Fields(list(_fields(result))), title=f"Sweep: {result.folder}", subject=f"{result.total} cells"
+    )
 
 
-def _shown(value: Any) -> Any:
-    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
-
-
-def _facts(result: SweepResult) -> Iterator[tuple[str, str]]:
+def _fields(result: SweepResult) -> Iterator[doc.Field]:
     yield from sweep_summary(result)
-    yield "steps", ", ".join(result.plan["do"])
-    yield "made with", ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    yield "steps", ", ".join(result.plan["do"]), doc.Detail.PAGE
+    yield "made with", ", ".join(f"{name} {version}" for name, version in result.versions.items()), doc.Detail.PAGE
     memory = result.machine.get("memory_bytes")
     if memory:
-        yield "machine", f"{result.machine['cores']} cores, {memory / 1e9:.1f} GB of memory"
+        yield "machine", f"{result.machine['cores']} cores, {memory / 1e9:.1f} GB of memory", doc.Detail.PAGE
     if result.against is not None:
-        yield _EARLIER, result.against.folder
+        yield doc.EARLIER, result.against.folder, doc.Detail.PAGE
+    yield "table", f"{result.folder}: {SWEEP_PAGE_NAME}, {SWEEP_TABLE_NAME}, {SWEEP_RESULTS_NAME}"
 
 
-def _row(result: SweepResult, cell: CellResult, settings: tuple[str, ...], measures: tuple[str, ...]) -> dict[str, Any]:
+def _setting_cells(cell: CellResult, settings: tuple[str, ...]) -> Iterator[doc.Cell]:
+    yield from (str(cell.settings.get(key, "")) for key in settings)
+
+
+def _measure_cells(result: SweepResult, cell: CellResult, measures: tuple[str, ...]) -> Iterator[doc.Cell]:
     before = result.earlier(cell)
     found, earlier = _measured(cell), {} if before is None else _measured(before)
-    return {
-        "model": cell.model,
-        "configuration": settings_words(cell.settings),
-        "state": cell.state,
-        "settings": [cell.settings.get(key, "") for key in settings],
-        "cells": [
-            {
-                "shown": shown_measure(name, found.get(name)),
-                "value": found.get(name),
-                "earlier": earlier.get(name),
-                "is_number": isinstance(found.get(name), (int, float)),
-            }
-            for name in measures
-        ],
-        "problem": f"{cell.step}: {cell.problem}" if cell.problem else "",
-        "log": f"cells/{cell.cell_id}/log.txt" if cell.artifacts and "://" not in cell.artifacts else "",
-        "node": cell.node,
-        "tries": cell.tries,
-    }
+    for name in measures:
+        value, words = found.get(name), measure_words(name, found.get(name))
+        yield doc.Number(value, words, earlier.get(name)) if isinstance(value, (int, float)) else words
 
 
 def _measured(cell: CellResult) -> Mapping[str, Any]:
     return {**cell.measures, "seconds": round(cell.seconds, 1), "peak_bytes": cell.peak_bytes}
+
+
+def _problem(cell: CellResult) -> doc.Cell:
+    tries = f" ({cell.tries} tries)" if cell.tries > 1 else ""
+    problem = f"{cell.step}: {cell.problem}{tries}" if cell.problem else tries.strip()
+    if cell.problem and cell.artifacts and "://" not in cell.artifacts:
+        return doc.Linked(problem, "log", f"cells/{cell.cell_id}/log.txt")
+    return problem

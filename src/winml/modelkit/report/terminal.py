@@ -1,22 +1,24 @@
-"""How does text reach a terminal or a pipe? Rows and tables in which no name is lost, and no foreign text is obeyed.
+"""How does a document reach a terminal or a pipe? No name is lost, and no foreign text is obeyed.
 
-A terminal gets tables as wide as it is, with long names folded; a pipe gets every line whole.
+A terminal gets tables as wide as it is, with long names folded; a pipe gets every line whole. Charts are for pages:
+their numbers stand in tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TextIO
 
+from rich import table as rich_table
+from rich import tree as rich_tree
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Column, Table
 from rich.text import Text
 
+from winml.modelkit.report import document as doc
 from winml.modelkit.words import printable
 
-__all__ = ["TextTable", "console_for", "label", "print_rows"]
+__all__ = ["console_for", "print_document"]
 
 UNLIMITED = 1_000_000
 """Chosen: columns for who reads a pipe; no line is as long."""
@@ -24,6 +26,7 @@ LEAST_TEXT = 12
 """Chosen: columns below which a folded name cannot be read. A terminal wraps a table that leaves less."""
 _GAP = 1
 """Specified: columns that rich puts beside a cell."""
+_TONES = {"good": "green", "bad": "red"}
 
 
 def console_for(stream: TextIO) -> Console:
@@ -35,71 +38,103 @@ def console_for(stream: TextIO) -> Console:
     return Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
 
 
-def label(*parts: str | tuple[str, str]) -> Text:
-    """Return a text of parts, each with a style or none, that can be printed whatever it holds."""
-    return Text.assemble(
-        *(printable(part) if isinstance(part, str) else (printable(part[0]), part[1]) for part in parts)
-    )
-
-
-def print_rows(rows: Iterable[tuple[str, str]], console: Console, *, width: int = 0) -> None:
-    """Print one line for each pair of a heading and a text; a terminal wraps it.
+def print_document(document: doc.Document, console: Console, *, verbose: bool = False) -> None:
+    """Print a document.
 
     Args:
-        rows: Pairs of a heading and a text.
+        document: What to print.
         console: Where to print.
-        width: Columns of the headings; at least those of the longest.
+        verbose: Print what is marked so as well, and every row of every table.
     """
-    rows = list(rows)
-    width = max([width, *(cell_len(printable(name)) for name, _ in rows)])
-    for name, value in rows:
-        heading = printable(name)
-        gap = " " * (width - cell_len(heading) + 2)
-        console.print(Text.assemble((heading, "bold"), gap, printable(value)), soft_wrap=True)
+    detail = doc.Detail.VERBOSE if verbose else doc.Detail.ALWAYS
+    blocks = list(doc.visible([*document.blocks, document.summary], detail))
+    _print_blocks(blocks, console, max([0, *_label_widths(blocks)]))
 
 
-@dataclass
-class TextTable:
-    """A table of texts and numbers."""
+def _label_widths(blocks: Iterable[doc.Block]) -> Iterable[int]:
+    """Yield the width of every label: all values of a document begin in one column."""
+    for block in blocks:
+        if isinstance(block, doc.Fields):
+            yield from (cell_len(printable(row[0])) for row in block.rows)
+        elif isinstance(block, doc.Section):
+            yield from _label_widths(block.blocks)
 
-    columns: Sequence[str]
-    numbers: frozenset[int] = frozenset()
-    """Positions of the columns of numbers, which are never folded."""
-    dim: frozenset[int] = frozenset()
-    """Positions of the columns that are shown less brightly."""
-    rows: list[tuple[str, ...]] = field(default_factory=list)
 
-    def add(self, *cells: str) -> None:
-        """Add a row; every cell may be foreign."""
-        self.rows.append(tuple(map(printable, cells)))
+def _print_blocks(blocks: Sequence[doc.Block], console: Console, label_width: int) -> None:
+    """Print blocks, one empty line between two."""
+    for number, block in enumerate(blocks):
+        if number:
+            console.print()
+        match block:
+            case doc.Fields():
+                for label, value in block.visible(doc.Detail.PAGE):
+                    gap = " " * (label_width - cell_len(printable(label)) + 2)
+                    line = Text.assemble((printable(label), "bold"), gap, printable(value))
+                    console.print(line, soft_wrap=True)
+            case doc.Table():
+                _print_table(block, console)
+            case doc.Tree():
+                tree = rich_tree.Tree(_branch_text(block.root), guide_style="dim")
+                _add_branches(tree, block.root.children)
+                console.print(tree)
+            case doc.Paragraph():
+                console.print(Text(printable(block.words)), soft_wrap=True)
+            case doc.Section():
+                console.print(Text(printable(block.heading), "bold"), soft_wrap=True)
+                _print_blocks(block.blocks, console, label_width)
+            case doc.Boxes() | doc.Dots():
+                raise AssertionError("charts are for pages")
 
-    def print(self, console: Console) -> None:
-        """Print the table as wide as the console, or whole where names could not be read otherwise."""
-        widths = [max(map(cell_len, column)) for column in zip(self.columns, *self.rows, strict=True)]
-        gaps = 2 * _GAP * (len(widths) - 1)
-        texts = [width for index, width in enumerate(widths) if index not in self.numbers]
-        least = sum(widths) - sum(texts) + sum(min(width, LEAST_TEXT) for width in texts) + gaps
-        console_width = console.width
-        if least > console_width:
-            console.width = sum(widths) + gaps
-        try:
-            console.print(self._table(), crop=False)
-        finally:
-            console.width = console_width
 
-    def _table(self) -> Table:
-        columns = [
-            Column(
-                Text(name),
-                style="dim" if index in self.dim else "",
-                justify="right" if index in self.numbers else "left",
-                no_wrap=index in self.numbers,
-                overflow="fold",
-                min_width=None if index in self.numbers else LEAST_TEXT,
-            )
-            for index, name in enumerate(self.columns)
-        ]
-        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-        for row in self.rows:
-            table.add_row(*map(Text, row))
-        return table
+def _branch_text(branch: doc.Branch) -> Text:
+    parts = ((branch.name, "dim" if branch.is_dim else "bold"), (f" {branch.path}" if branch.path else "", "dim"))
+    words = (branch.words, "dim" if branch.is_dim else "")
+    return Text.assemble(*((printable(text), style) for text, style in (*parts, words)))
+
+
+def _add_branches(tree: rich_tree.Tree, branches: Iterable[doc.Branch]) -> None:
+    for branch in branches:
+        _add_branches(tree.add(_branch_text(branch)), branch.children)
+
+
+# --- Tables.
+
+
+def _print_table(table: doc.Table, console: Console) -> None:
+    """Print the table as wide as the console, or whole where names could not be read otherwise."""
+    rows = [
+        [printable(column.words(cell)) for column, cell in zip(table.columns, row, strict=True)] for row in table.rows
+    ]
+    names = [printable(column.name) for column in table.columns]
+    widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
+    gaps = 2 * _GAP * (len(widths) - 1)
+    texts = [width for column, width in zip(table.columns, widths, strict=True) if not column.is_number]
+    least = sum(widths) - sum(texts) + sum(min(width, LEAST_TEXT) for width in texts) + gaps
+    console_width = console.width
+    if least > console_width:
+        console.width = sum(widths) + gaps
+    try:
+        console.print(_drawn(table.columns, rows), crop=False)
+    finally:
+        console.width = console_width
+    if table.rest:
+        console.print(Text(printable(table.rest)), soft_wrap=True)
+
+
+def _drawn(columns: Sequence[doc.Column], rows: Iterable[Sequence[str]]) -> rich_table.Table:
+    heads = [
+        rich_table.Column(
+            Text(printable(column.name)),
+            style="dim" if column.is_dim else "",
+            justify="right" if column.is_number else "left",
+            no_wrap=column.is_number,
+            overflow="fold",
+            min_width=None if column.is_number else LEAST_TEXT,
+        )
+        for column in columns
+    ]
+    table = rich_table.Table(*heads, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        tones = (_TONES.get(column.tones.get(words, ""), "") for column, words in zip(columns, row, strict=True))
+        table.add_row(*map(Text, row, tones))
+    return table

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from winml.modelkit.records import Record, entry
 from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, StageRecord
 from winml.modelkit.results.evaluation import Evaluation, evaluation_words
 from winml.modelkit.words import size_words
@@ -15,14 +15,14 @@ __all__ = ["BuildResult", "build_lines"]
 
 
 @dataclass(frozen=True)
-class BuildResult:
+class BuildResult(Record):
     """A finished build."""
 
     folder: Path
-    manifest: BuildManifest
-    notes: tuple[str, ...]
+    manifest: BuildManifest = field(metadata=entry(inline=True))
+    notes: tuple[str, ...] = field(metadata=entry(skip=True))
     """What the user should know, one sentence each."""
-    evaluation: Evaluation | None = None
+    evaluation: Evaluation | None = field(default=None, metadata=entry(omit_none=True))
     """How well the result does its task, where the config asks for that."""
 
     @property
@@ -34,11 +34,6 @@ class BuildResult:
     def part_paths(self) -> Mapping[str, Path]:
         """The model file of each part, by name of the part."""
         return {part.name: self.folder / part.model[0].name for part in self.manifest.parts}
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the manifest and the folder it is in, as JSON values."""
-        judged = {} if self.evaluation is None else {"evaluation": self.evaluation.as_record()}
-        return {"folder": str(self.folder), **self.manifest.as_record(), **judged}
 
 
 def build_lines(result: BuildResult) -> Iterator[tuple[str, str]]:

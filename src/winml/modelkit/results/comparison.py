@@ -11,6 +11,7 @@ from typing import Any, Literal
 from winml.modelkit.compare.fidelity import OutputFidelity
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.address import ModuleIdentity
+from winml.modelkit.records import Record, entry, recorded
 
 __all__ = [
     "ChangedModule",
@@ -28,51 +29,41 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class ComparedOutput:
+class ComparedOutput(Record):
     """One output of both models."""
 
-    fidelity: OutputFidelity
+    fidelity: OutputFidelity = field(metadata=entry(inline=True))
     top1_agreement: float | None = None
     """Share of positions at which the largest value along the last axis is at the same place; None where that means
     nothing."""
-    part: str = ""
+    part: str = field(default="", metadata=entry(before="fidelity", omit_empty=True))
     """The part that answers it, in the comparison of a model of several parts."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record."""
-        part = {"part": self.part} if self.part else {}
-        return {**part, **self.fidelity.as_record(), "top1_agreement": self.top1_agreement}
 
 
 @dataclass(frozen=True)
-class ComparedModule:
+class ComparedModule(Record):
     """One call of one module."""
 
-    identity: ModuleIdentity
-    fidelity: OutputFidelity | None
+    identity: ModuleIdentity = field(metadata=entry(inline=True))
+    fidelity: OutputFidelity | None = field(metadata=entry(skip=True))
     """Of its output that is farthest off; None where no value of it is on both sides."""
     input_error: float | None = None
     """Largest relative error of what it was fed; None where nothing is known of it."""
     own_error: float | None = None
     """Relative error that it was not fed."""
-    reason: str = ""
+    reason: str = field(default="", metadata=entry(last=True, null_if_empty=True))
     """Why nothing of it can be compared."""
-    is_unchanged: bool | None = None
+    is_unchanged: bool | None = field(default=None, metadata=entry("unchanged"))
     """Whether its own nodes are the same on both sides: operators, what they read and weights. None where that is
     unknown."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record."""
-        measured = self.fidelity.as_record() if self.fidelity is not None else {}
-        measured["value"] = measured.pop("name", None)
-        return {
-            **self.identity.as_record(),
-            **measured,
-            "input_error": _finite(self.input_error),
-            "own_error": _finite(self.own_error),
-            "unchanged": self.is_unchanged,
-            "reason": self.reason or None,
-        }
+    @property
+    @recorded(entry(before="input_error", inline=True))
+    def measures(self) -> dict[str, Any]:
+        """How near its output is, and its name as ``value``."""
+        measures = {} if self.fidelity is None else self.fidelity.as_record()
+        name = measures.pop("name", None)
+        return {**measures, "value": name}
 
 
 @dataclass(frozen=True)
@@ -214,7 +205,7 @@ BeforeAfter = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class ComparedFile:
+class ComparedFile(Record):
     """One side in numbers."""
 
     path: Path
@@ -227,50 +218,28 @@ class ComparedFile:
     tree_source: str
     """What says which module a node belongs to."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record."""
-        return {
-            "path": str(self.path),
-            "size_bytes": self.size_bytes,
-            "nodes": self.nodes,
-            "parameters": self.parameters,
-            "weight_bytes": self.weight_bytes,
-            "opset": self.opset,
-            "tree_source": self.tree_source,
-        }
-
 
 @dataclass(frozen=True)
-class WeightChange:
+class WeightChange(Record):
     """One weight that is not on both sides as it was; its values are not told."""
 
     name: str
     status: Literal["added", "removed", "changed", "renamed"]
-    before: str = ""
+    before: str = field(default="", metadata=entry(null_if_empty=True))
     """Type and shape before: ``float32[384, 384]``; empty where it is new."""
-    after: str = ""
-    renamed_from: str = ""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record."""
-        return {
-            "name": self.name,
-            "status": self.status,
-            "before": self.before or None,
-            "after": self.after or None,
-            "renamed_from": self.renamed_from or None,
-        }
+    after: str = field(default="", metadata=entry(null_if_empty=True))
+    renamed_from: str = field(default="", metadata=entry(null_if_empty=True))
 
 
 @dataclass(frozen=True)
-class ChangedModule:
+class ChangedModule(Record):
     """One module that is not on both sides as it was; nodes and weights of modules below it not included."""
 
     status: ModuleStatus
     module: str
     """Module path."""
     tag: str
-    class_name: str
+    class_name: str = field(metadata=entry("class", null_if_empty=True))
     nodes: BeforeAfter
     parameters: BeforeAfter
     size_bytes: BeforeAfter
@@ -278,40 +247,23 @@ class ChangedModule:
     """Operator → nodes before and after, where they differ."""
     dtypes: Mapping[str, BeforeAfter] = field(default_factory=dict)
     """Type of weights → bytes before and after, where they differ."""
-    weights: tuple[WeightChange, ...] = ()
+    weights: tuple[WeightChange, ...] = field(default=(), metadata=entry(last=True))
     attributes_changed: int = 0
     """Nodes whose operator is as before and whose attributes are not."""
-    renamed_from: str = ""
+    renamed_from: str = field(default="", metadata=entry(before="nodes", null_if_empty=True))
     """Tag it had before."""
 
     @property
+    @recorded(entry(before="attributes_changed"))
     def fusions(self) -> dict[str, int]:
         """Operators that came while others went → how many more there are."""
         if not any(after < before for before, after in self.operators.values()):
             return {}
         return {name: after - before for name, (before, after) in self.operators.items() if after > before}
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record."""
-        return {
-            "status": self.status,
-            "module": self.module,
-            "tag": self.tag,
-            "class": self.class_name or None,
-            "renamed_from": self.renamed_from or None,
-            "nodes": list(self.nodes),
-            "parameters": list(self.parameters),
-            "size_bytes": list(self.size_bytes),
-            "operators": {name: list(match) for name, match in self.operators.items()},
-            "dtypes": {name: list(match) for name, match in self.dtypes.items()},
-            "fusions": self.fusions,
-            "attributes_changed": self.attributes_changed,
-            "weights": [weight.as_record() for weight in self.weights],
-        }
-
 
 @dataclass(frozen=True)
-class StructureDiff:
+class StructureDiff(Record, schema_version=1):
     """Everything that changed from one file to another."""
 
     before: ComparedFile
@@ -329,21 +281,7 @@ class StructureDiff:
     notes: tuple[str, ...] = ()
 
     @property
+    @recorded(entry(before="before"))
     def is_same(self) -> bool:
         """Whether both compute the same with the same weights, as far as the structure tells."""
         return not (self.modules or self.interface or self.is_rewired)
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record: sizes in bytes, numbers as ``[before, after]``."""
-        return {
-            "schema_version": 1,
-            "is_same": self.is_same,
-            "before": self.before.as_record(),
-            "after": self.after.as_record(),
-            "operators": {name: list(match) for name, match in self.operators.items()},
-            "interface": list(self.interface),
-            "modules": [module.as_record() for module in self.modules],
-            "same_modules": self.same_modules,
-            "is_rewired": self.is_rewired,
-            "notes": list(self.notes),
-        }

@@ -11,6 +11,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.metrics.metric import CONFIDENCE, RESAMPLES, Interval
 from winml.modelkit.measure.statistics import DISTURBED, Summary
 from winml.modelkit.progress import StepTiming
+from winml.modelkit.records import Record, entry, recorded
 
 __all__ = ["EvaluatedData", "EvaluatedSide", "Evaluation", "Limit", "MetricResult", "evaluation_words", "number_words"]
 
@@ -25,20 +26,20 @@ LimitKind = Literal["min", "max", "max_drop"]
 
 
 @dataclass(frozen=True)
-class MetricResult:
+class MetricResult(Record, digits=6):
     """One metric of the model and of the baseline, on the same samples."""
 
     name: str
     value: float
     """NaN where the samples do not define it."""
     is_higher_better: bool
-    interval: Interval | None = None
+    interval: Interval | None = field(default=None, metadata=entry(before="is_higher_better"))
     """None where too few resamples define it."""
-    baseline: float | None = None
-    baseline_interval: Interval | None = None
-    difference_interval: Interval | None = None
+    baseline: float | None = field(default=None, metadata=entry(skip=True))
+    baseline_interval: Interval | None = field(default=None, metadata=entry(skip=True))
+    difference_interval: Interval | None = field(default=None, metadata=entry(skip=True))
     """Of model minus baseline, on the same resamples."""
-    resamples: int = RESAMPLES
+    resamples: int = field(default=RESAMPLES, metadata=entry(before="is_higher_better"))
     """On how many resamples the intervals are computed."""
 
     @property
@@ -48,62 +49,48 @@ class MetricResult:
             return None
         return self.baseline - self.value if self.is_higher_better else self.value - self.baseline
 
-    def as_record(self) -> dict[str, Any]:
-        """Return its entry of ``metrics``."""
-        record: dict[str, Any] = {
-            "name": self.name,
-            "value": _number(self.value),
-            "interval": _ends(self.interval),
-            "resamples": self.resamples,
-            "is_higher_better": self.is_higher_better,
-        }
-        if self.baseline is not None:
-            record["baseline"] = {"value": _number(self.baseline), "interval": _ends(self.baseline_interval)}
-            record["difference"] = {
-                "value": _number(self.value - self.baseline),
-                "interval": _ends(self.difference_interval),
-            }
-        return record
+    @recorded(entry("baseline", omit_none=True))
+    def baseline_entry(self) -> dict[str, Any] | None:
+        """Return the value of the baseline with its interval."""
+        return None if self.baseline is None else {"value": self.baseline, "interval": self.baseline_interval}
+
+    @recorded(entry("difference", omit_none=True))
+    def difference_entry(self) -> dict[str, Any] | None:
+        """Return model minus baseline with its interval."""
+        if self.baseline is None:
+            return None
+        return {"value": self.value - self.baseline, "interval": self.difference_interval}
 
 
 @dataclass(frozen=True)
-class Limit:
+class Limit(Record):
     """What a metric has to reach, and whether it does."""
 
     kind: LimitKind
     metric: str
     limit: float
-    value: float
+    value: float = field(metadata=entry(digits=6))
     """The metric, or its drop; NaN where it is not defined, which meets no limit."""
 
     @property
+    @recorded()
     def is_met(self) -> bool:
         """Whether it is reached; a value exactly at the limit does."""
         if self.kind == "min":
             return self.value >= self.limit - SLACK
         return self.value <= self.limit + SLACK
 
-    def as_record(self) -> dict[str, Any]:
-        """Return its entry of ``limits``."""
-        return {
-            "kind": self.kind,
-            "metric": self.metric,
-            "limit": self.limit,
-            "value": _number(self.value),
-            "is_met": self.is_met,
-        }
-
 
 @dataclass(frozen=True)
-class EvaluatedSide:
+class EvaluatedSide(Record):
     """One model that was run."""
 
     name: str
     """As the user wrote it."""
     kind: Literal["onnx", "pytorch"]
-    latency_ms: Summary
+    latency_ms: Summary = field(metadata=entry("latency_per_sample_ms"))
     """Of one sample: its share of each run it was in, those of the first run left out where there are more."""
-    provider: str | None = None
+    provider: str | None = field(default=None, metadata=entry("execution_provider", before="latency_per_sample_ms"))
     """Execution provider of an ONNX file."""
     is_disturbed: bool = False
     """Whether other load slowed half of its runs, so that its times are not those of the model alone."""
@@ -116,19 +103,9 @@ class EvaluatedSide:
             "machine seems busy, and ms per sample is longer than on a quiet one. winml perf measures times."
         )
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form; times are in milliseconds."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "execution_provider": self.provider,
-            "latency_per_sample_ms": self.latency_ms.as_record(),
-            "is_disturbed": self.is_disturbed,
-        }
-
 
 @dataclass(frozen=True)
-class EvaluatedData:
+class EvaluatedData(Record):
     """The samples both sides were run on."""
 
     name: str
@@ -138,9 +115,9 @@ class EvaluatedData:
     """Role → column."""
     samples: int
     """Samples that were run."""
-    available: int
+    available: int = field(metadata=entry(skip=True))
     """Samples that were asked for, those that do not open included."""
-    unreadable: tuple[tuple[str, str], ...] = ()
+    unreadable: tuple[tuple[str, str], ...] = field(default=(), metadata=entry(skip=True))
     """Name and reason of each picture or recording that does not open."""
 
     @property
@@ -148,44 +125,41 @@ class EvaluatedData:
         """How many samples, for people."""
         return f"{self.samples} {'sample' if self.samples == 1 else 'samples'}"
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {
-            "name": self.name,
-            "split": self.split,
-            "columns": dict(self.columns),
-            "samples": self.samples,
-            "unreadable": [{"name": name, "reason": reason} for name, reason in self.unreadable],
-        }
+    @property
+    @recorded(entry("unreadable"))
+    def unreadable_files(self) -> list[dict[str, str]]:
+        """The same by name and reason."""
+        return [{"name": name, "reason": reason} for name, reason in self.unreadable]
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Record, schema_version=SCHEMA_VERSION):
     """Everything there is to tell about how well a model does its task."""
 
+    tool_version: str
+    onnxruntime_version: str
     task: str
     task_rule: str
     """What decided the task, in words."""
-    data: EvaluatedData
+    data: EvaluatedData = field(metadata=entry("dataset"))
+    batch_size: int
+    seed: int
     model: EvaluatedSide
     metrics: tuple[MetricResult, ...]
     """The task's first metric first."""
-    batch_size: int
-    seed: int
-    tool_version: str
-    onnxruntime_version: str
-    baseline: EvaluatedSide | None = None
-    agreement: float | None = None
+    baseline: EvaluatedSide | None = field(default=None, metadata=entry(before="metrics"))
+    agreement: float | None = field(default=None, metadata=entry(skip=True))
     """Share of the samples on which both answer alike, 0 to 1; None without a baseline."""
-    agreement_words: str = ""
+    agreement_words: str = field(default="", metadata=entry(skip=True))
     """What alike means for the task."""
-    differing: tuple[int, ...] = ()
+    differing: tuple[int, ...] = field(default=(), metadata=entry(skip=True))
     """Samples on which they do not, by their number from 0 among those that were run."""
     limits: tuple[Limit, ...] = ()
     steps: tuple[StepTiming, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     @property
+    @recorded(entry(before="steps"))
     def is_good_enough(self) -> bool:
         """Whether every limit is met."""
         return all(limit.is_met for limit in self.limits)
@@ -201,36 +175,18 @@ class Evaluation:
             raise UsageError(f"metric {name!r} was not measured", hint=f"Measured were: {', '.join(found)}.")
         return found[name]
 
-    def as_record(self) -> dict[str, Any]:
-        """Return the JSON of ``winml eval``: shares from 0 to 1, times in milliseconds."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "tool_version": self.tool_version,
-            "onnxruntime_version": self.onnxruntime_version,
-            "task": self.task,
-            "task_rule": self.task_rule,
-            "dataset": self.data.as_record(),
-            "batch_size": self.batch_size,
-            "seed": self.seed,
-            "model": self.model.as_record(),
-            "baseline": None if self.baseline is None else self.baseline.as_record(),
-            "intervals": {
-                "confidence": CONFIDENCE,
-                "resamples": max((metric.resamples for metric in self.metrics), default=RESAMPLES),
-            },
-            "metrics": [metric.as_record() for metric in self.metrics],
-            "agreement": None
-            if self.agreement is None
-            else {
-                "share": round(self.agreement, 6),
-                "means": self.agreement_words,
-                "differing_samples": list(self.differing),
-            },
-            "limits": [limit.as_record() for limit in self.limits],
-            "is_good_enough": self.is_good_enough,
-            "steps": [step.as_record() for step in self.steps],
-            "notes": list(self.notes),
-        }
+    @recorded(entry("intervals", before="metrics"))
+    def intervals_entry(self) -> dict[str, Any]:
+        """Return how the intervals of the metrics were computed."""
+        resamples = max((metric.resamples for metric in self.metrics), default=RESAMPLES)
+        return {"confidence": CONFIDENCE, "resamples": resamples}
+
+    @recorded(entry("agreement", before="limits", digits=6))
+    def agreement_entry(self) -> dict[str, Any] | None:
+        """Return on how many samples both answer alike, and on which they do not."""
+        if self.agreement is None:
+            return None
+        return {"share": self.agreement, "means": self.agreement_words, "differing_samples": self.differing}
 
 
 def evaluation_words(result: Evaluation) -> str:
@@ -256,11 +212,3 @@ def number_words(value: float) -> str:
     if not math.isfinite(value):
         return "not defined" if math.isnan(value) else "infinite"
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:.1f}"
-
-
-def _number(value: float) -> float | None:
-    return round(value, 6) if math.isfinite(value) else None
-
-
-def _ends(interval: Interval | None) -> list[float] | None:
-    return None if interval is None else [round(end, 6) for end in interval]

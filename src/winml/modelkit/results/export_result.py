@@ -154,8 +154,7 @@ class ExportedPart:
 class ExportResult:
     """Everything there is to tell about one export.
 
-    What belongs to a graph is told by its part. A model of one part tells it itself as well: ``result.coverage`` is
-    that of its only part, and a ``UsageError`` where there are several.
+    What belongs to a graph is in its part: ``result.only_part.coverage`` of a model of one part.
     """
 
     model: ModelInfo
@@ -210,80 +209,6 @@ class ExportResult:
         is_single = len(self.parts) == 1
         part_notes = (note if is_single else f"{part.name}: {note}" for part in self.parts for note in part.notes)
         return (*self.model_notes, *part_notes, *self.companions.notes)
-
-    @property
-    def model_path(self) -> Path:
-        """The ONNX file of the only part."""
-        return self.only_part.model_path
-
-    @property
-    def tree(self) -> ModuleTree:
-        """The modules of the only part."""
-        return self.only_part.tree
-
-    @property
-    def nodes(self) -> tuple[NodeRecord, ...]:
-        """The nodes of the only part."""
-        return self.only_part.nodes
-
-    @property
-    def coverage(self) -> Coverage:
-        """The coverage of the only part."""
-        return self.only_part.coverage
-
-    @property
-    def inputs(self) -> tuple[InputTensorSpec, ...]:
-        """The inputs of the only part."""
-        return self.only_part.inputs
-
-    @property
-    def outputs(self) -> tuple[OutputTensorSpec, ...]:
-        """The outputs of the only part."""
-        return self.only_part.outputs
-
-    @property
-    def verification(self) -> VerificationInfo | None:
-        """The verification of the only part."""
-        return self.only_part.verification
-
-    @property
-    def exporter(self) -> str:
-        """The exporter of the only part."""
-        return self.only_part.exporter
-
-    @property
-    def exporter_reason(self) -> str:
-        """Why that exporter was used."""
-        return self.only_part.exporter_reason
-
-    @property
-    def exporter_words(self) -> str:
-        """The exporter of the only part, its opset and the reason."""
-        return self.only_part.exporter_words
-
-    @property
-    def opset_requested(self) -> int:
-        """The opset asked for."""
-        return self.only_part.opset_requested
-
-    @property
-    def opset_produced(self) -> int:
-        """The opset of the only part."""
-        return self.only_part.opset_produced
-
-    @property
-    def dimensions(self) -> tuple[DynamicDimension, ...]:
-        """The open dimensions of the only part."""
-        return self.only_part.dimensions
-
-    @property
-    def checked_sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """The other sizes at which the only part was compared with PyTorch."""
-        return self.only_part.checked_sizes
-
-    def node_counts(self) -> Mapping[str, int]:
-        """Count the nodes of each module of the only part by its path, those of deeper modules not included."""
-        return self.only_part.node_counts()
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready summary: sizes in bytes, times in milliseconds.

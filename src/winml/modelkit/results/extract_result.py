@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from winml.modelkit.hierarchy.address import ModuleIdentity
+from winml.modelkit.records import Record, entry
 
 __all__ = ["SCHEMA_VERSION", "ExtractResult", "ExtractedModule", "RefusedModule"]
 
@@ -15,10 +16,10 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class ExtractedModule:
+class ExtractedModule(Record):
     """One module that was written as a model of its own."""
 
-    identity: ModuleIdentity
+    identity: ModuleIdentity = field(metadata=entry(inline=True))
     file: str
     """Name of the model in the folder."""
     inputs_file: str | None
@@ -36,67 +37,31 @@ class ExtractedModule:
     """Names of nodes of other modules that are included because they lie between nodes of this module."""
     left_out: tuple[str, ...]
     """Names of nodes of this module that are left out: other modules need them first, so their outputs are inputs."""
-    max_abs_diff: float
+    max_abs_diff: float = field(metadata=entry(within="verification"))
     """Largest difference from the recorded outputs of the whole model."""
-    relative_diff: float
+    relative_diff: float = field(metadata=entry(within="verification"))
     """``max_abs_diff`` divided by the largest recorded value."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Return its entry in the manifest."""
-        return {
-            **self.identity.as_record(),
-            "file": self.file,
-            "inputs_file": self.inputs_file,
-            "outputs_file": self.outputs_file,
-            "inputs": list(self.inputs),
-            "outputs": list(self.outputs),
-            "nodes": self.nodes,
-            "parameters": self.parameters,
-            "size_bytes": self.size_bytes,
-            "drawn_in": list(self.drawn_in),
-            "left_out": list(self.left_out),
-            "verification": {"max_abs_diff": self.max_abs_diff, "relative_diff": self.relative_diff},
-        }
-
 
 @dataclass(frozen=True)
-class RefusedModule:
+class RefusedModule(Record):
     """One module that cannot be cut out."""
 
-    identity: ModuleIdentity
+    identity: ModuleIdentity = field(metadata=entry(inline=True))
     reason: str
-
-    def as_record(self) -> dict[str, Any]:
-        """Return its entry in the manifest."""
-        return {**self.identity.as_record(), "reason": self.reason}
 
 
 @dataclass(frozen=True)
-class ExtractResult:
+class ExtractResult(Record, schema_version=SCHEMA_VERSION):
     """The outcome of one extraction."""
 
     source: str
     """The model as the user wrote it."""
     selector: str
-    folder: Path
-    tool_version: str
+    folder: Path = field(metadata=entry(skip=True))
+    tool_version: str = field(metadata=entry(before="source"))
     modules: tuple[ExtractedModule, ...]
     refused: tuple[RefusedModule, ...]
-    without_nodes: tuple[ModuleIdentity, ...]
+    without_nodes: tuple[ModuleIdentity, ...] = field(metadata=entry(keys=("module", "tag", "class")))
     """Modules without a node in the graph: they computed nothing, or their nodes were merged into others."""
     notes: tuple[str, ...] = ()
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the manifest."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "tool_version": self.tool_version,
-            "source": self.source,
-            "selector": self.selector,
-            "modules": [module.as_record() for module in self.modules],
-            "refused": [module.as_record() for module in self.refused],
-            "without_nodes": [
-                {"module": item.module, "tag": item.tag, "class": item.class_name} for item in self.without_nodes
-            ],
-            "notes": list(self.notes),
-        }

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from winml.modelkit.records import Record
+
 __all__ = ["GeneratedText", "ReferenceText", "TokenDifference"]
 
 
 @dataclass(frozen=True)
-class TokenDifference:
+class TokenDifference(Record):
     """The first place at which two texts have different tokens."""
 
     index: int
@@ -23,13 +25,9 @@ class TokenDifference:
     reference_margin: float | None
     """How much lower PyTorch scores ``token`` than its own; small where the two are about equally likely."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return dict(vars(self))
-
 
 @dataclass(frozen=True)
-class ReferenceText:
+class ReferenceText(Record):
     """What PyTorch writes after the same prompt."""
 
     model: str
@@ -38,14 +36,9 @@ class ReferenceText:
     difference: TokenDifference | None
     """None where all tokens are equal."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        difference = self.difference.as_record() if self.difference is not None else None
-        return {"model": self.model, "tokens": list(self.tokens), "text": self.text, "difference": difference}
-
 
 @dataclass(frozen=True)
-class GeneratedText:
+class GeneratedText(Record, schema_version=1):
     """What a model wrote after a prompt."""
 
     model: str
@@ -72,9 +65,3 @@ class GeneratedText:
     """What was said when in a recording, where that was asked for: ``start_s``, ``end_s``, ``text``."""
     reference: ReferenceText | None = None
     """None where PyTorch was not asked."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        record = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
-        reference = self.reference.as_record() if self.reference is not None else None
-        return {"schema_version": 1, **record, "settings": dict(self.settings), "reference": reference}

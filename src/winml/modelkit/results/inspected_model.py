@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from winml.modelkit.hierarchy.tree import ModuleTree
 from winml.modelkit.load.checkpoints.companion_files import ProcessorClass
 from winml.modelkit.load.checkpoints.weight_files import StoredSize
 from winml.modelkit.load.parts import ModelInfo
+from winml.modelkit.records import Record, entry
 
 __all__ = ["InspectedModel", "InspectedPart", "WeightsOnDisk"]
 
@@ -33,21 +34,14 @@ class WeightsOnDisk:
 
 
 @dataclass(frozen=True)
-class InspectedPart:
+class InspectedPart(Record):
     """One graph that an export would write."""
 
-    name: str
+    name: str = field(metadata=entry(skip=True))
     """``model`` for the only part."""
     inputs: tuple[InputTensorSpec, ...]
     outputs: tuple[OutputTensorSpec, ...] | None
     """None where they depend on the values of the inputs."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record."""
-        return {
-            "inputs": [spec.as_record() for spec in self.inputs],
-            "outputs": None if self.outputs is None else [spec.as_record() for spec in self.outputs],
-        }
 
 
 @dataclass(frozen=True)

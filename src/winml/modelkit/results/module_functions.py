@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from winml.modelkit.graph.function_folding import FIRST_IR_VERSION
 from winml.modelkit.hierarchy.address import ModuleIdentity
+from winml.modelkit.records import Record, entry
 from winml.modelkit.words import count_noun
 
 __all__ = ["LeftOutModule", "ModuleFunctions", "PartlyOutside"]
@@ -15,34 +15,28 @@ __all__ = ["LeftOutModule", "ModuleFunctions", "PartlyOutside"]
 SHOWN = 3
 """Modules named in words; the JSON names all. Chosen: they fit on a screen."""
 
+_IDENTITY = entry(inline=True, keys=("module", "tag", "class"))
+
 
 @dataclass(frozen=True)
-class LeftOutModule:
+class LeftOutModule(Record):
     """A module that is no function."""
 
-    module: ModuleIdentity
+    module: ModuleIdentity = field(metadata=_IDENTITY)
     reason: str
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {**_identity(self.module), "reason": self.reason}
 
 
 @dataclass(frozen=True)
-class PartlyOutside:
+class PartlyOutside(Record):
     """A module some of whose nodes are not in its function: others need them before the rest can run, or after."""
 
-    module: ModuleIdentity
+    module: ModuleIdentity = field(metadata=_IDENTITY)
     nodes: tuple[str, ...]
     """Names of these nodes."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {**_identity(self.module), "nodes": list(self.nodes)}
-
 
 @dataclass(frozen=True)
-class ModuleFunctions:
+class ModuleFunctions(Record):
     """The functions of a written file."""
 
     requested: str
@@ -55,7 +49,7 @@ class ModuleFunctions:
     """Those of the graph alone."""
     left_out: tuple[LeftOutModule, ...]
     partly_outside: tuple[PartlyOutside, ...]
-    raised_from: int | None = None
+    raised_from: int | None = field(default=None, metadata=entry(skip=True))
     """IR version of the graph, where that of the file had to be a newer one."""
 
     @property
@@ -79,18 +73,3 @@ class ModuleFunctions:
             yield f"{len(self.left_out) - SHOWN} other modules are no functions; --format json says why."
         for part in self.partly_outside[:SHOWN]:
             yield f"{part.module.words}: {', '.join(part.nodes)} stays outside its function, between others."
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {
-            "requested": self.requested,
-            "functions": dict(self.functions),
-            "written_nodes": self.written_nodes,
-            "graph_nodes": self.graph_nodes,
-            "left_out": [item.as_record() for item in self.left_out],
-            "partly_outside": [item.as_record() for item in self.partly_outside],
-        }
-
-
-def _identity(module: ModuleIdentity) -> dict[str, str]:
-    return {"module": module.module, "tag": module.tag, "class": module.class_name}

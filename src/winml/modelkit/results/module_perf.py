@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.hierarchy.carry.carrying import CarryReport
 from winml.modelkit.measure.latency import LatencyOptions, LatencyResult
 from winml.modelkit.measure.module_profile import ModuleProfile, ModuleTime
+from winml.modelkit.records import Record, entry
 from winml.modelkit.results.perf import SCHEMA_VERSION, PerfResult
 from winml.modelkit.runtime.devices import ChosenProvider
 
@@ -59,10 +60,10 @@ class MeasuredModule:
 
 
 @dataclass(frozen=True)
-class ClassSummary:
+class ClassSummary(Record, digits=6):
     """The latencies of all measured modules of one class."""
 
-    class_name: str
+    class_name: str = field(metadata=entry("class"))
     instances: int
     mean_ms: float
     """Mean of the means of its instances."""
@@ -72,11 +73,6 @@ class ClassSummary:
     """Mean of the slowest instance."""
     total_ms: float
     """Sum of the means of its instances."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return its entry of ``classes``."""
-        times = {name: round(getattr(self, name), 6) for name in ("mean_ms", "min_ms", "max_ms", "total_ms")}
-        return {"class": self.class_name, "instances": self.instances, **times}
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from winml.modelkit.records import Record
 
 __all__ = ["BlockedFusion", "CheckedCapability", "OptimizationCheck"]
 
 
 @dataclass(frozen=True)
-class BlockedFusion:
+class BlockedFusion(Record):
     """A place where a capability fires with fixed sizes, and does not with open ones."""
 
     module: str
@@ -23,13 +24,9 @@ class BlockedFusion:
     only_at_one: bool
     """Whether it fires because a size is 1, and with no larger one."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {**vars(self), "dimensions": {name: list(places) for name, places in self.dimensions.items()}}
-
 
 @dataclass(frozen=True)
-class CheckedCapability:
+class CheckedCapability(Record):
     """What one capability would do."""
 
     name: str
@@ -41,13 +38,9 @@ class CheckedCapability:
     """Tag → how often it fires there, or how many nodes go."""
     blocked: tuple[BlockedFusion, ...] = ()
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {**vars(self), "modules": dict(self.modules), "blocked": [item.as_record() for item in self.blocked]}
-
 
 @dataclass(frozen=True)
-class OptimizationCheck:
+class OptimizationCheck(Record):
     """What optimizing a file would do. Nothing was written."""
 
     source: Path
@@ -56,13 +49,3 @@ class OptimizationCheck:
     capabilities: tuple[CheckedCapability, ...]
     """Those that are on, in the order of the registry."""
     notes: tuple[str, ...]
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {
-            "source": str(self.source),
-            "nodes_before": self.nodes_before,
-            "nodes_after": self.nodes_after,
-            "capabilities": [entry.as_record() for entry in self.capabilities],
-            "notes": list(self.notes),
-        }

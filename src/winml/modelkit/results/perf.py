@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.measure.latency import LatencyOptions, LatencyResult
 from winml.modelkit.measure.statistics import Ratio
-from winml.modelkit.runtime.decoder_inputs import DecoderRun
+from winml.modelkit.records import Record
+from winml.modelkit.runtime.decoding.inputs import DecoderRun
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.graph_inputs import GraphInput, batch_of
 from winml.modelkit.runtime.memory import peak_bytes, resident_bytes
@@ -39,7 +40,7 @@ SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
-class MemoryUse:
+class MemoryUse(Record):
     """Resident memory of the process, in bytes."""
 
     session_bytes: int
@@ -131,7 +132,7 @@ class PerfResult:
                 "runs_per_sec": round(1000 / self.latency.summary.mean, 3),
             },
             "raw_samples_ms": _round_samples(self.latency.samples_ms),
-            "memory": vars(self.memory),
+            "memory": self.memory.as_record(),
         }
         if self.baseline is not None:
             record["baseline"] = {
@@ -243,7 +244,7 @@ def _export_notes(options: RunOptions) -> Iterator[str]:
         yield "the peak of memory includes loading and, if this was its first time, the export"
 
 
-def _output_notes(outputs: Mapping[str, NDArray[Any] | None]) -> Iterator[str]:
+def _output_notes(outputs: Mapping[str, Array | None]) -> Iterator[str]:
     for name, array in outputs.items():
         if array is None:
             yield f"output {name} is no tensor of numbers: it was made in every run, and not looked at"
@@ -266,7 +267,7 @@ def _spread_notes(latency: LatencyResult, baseline: BaselineResult | None) -> It
 
 
 @dataclass(frozen=True)
-class PromptTime:
+class PromptTime(Record):
     """How long a prompt takes until its first token is known."""
 
     tokens: int
@@ -277,7 +278,7 @@ class PromptTime:
 
 
 @dataclass(frozen=True)
-class StepTime:
+class StepTime(Record):
     """How long one more token takes."""
 
     cached_tokens: int
@@ -287,7 +288,7 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class GenerationPerf:
+class GenerationPerf(Record, schema_version=1):
     """A measured decoder with a cache."""
 
     model: str
@@ -300,13 +301,3 @@ class GenerationPerf:
     cache_bytes_per_token: float
     """Growth of the cache with each token of one row."""
     notes: tuple[str, ...] = ()
-
-    def as_record(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return {
-            "schema_version": 1,
-            **vars(self),
-            "prompts": [dict(vars(prompt)) for prompt in self.prompts],
-            "steps": [dict(vars(step)) for step in self.steps],
-            "notes": list(self.notes),
-        }

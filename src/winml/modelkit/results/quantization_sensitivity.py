@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from winml.modelkit.compare.fidelity import OutputFidelity
 from winml.modelkit.measure.statistics import Ratio
 from winml.modelkit.progress import StepTiming
+from winml.modelkit.records import Record, entry, recorded
 
 __all__ = [
     "ExcludeList",
@@ -29,9 +30,12 @@ SCHEMA_VERSION = 1
 Metric = Literal["sqnr_db", "cosine", "relative_error"]
 Part = Literal["module", "own nodes"]
 
+_MEASURES = (*get_args(Metric), "scores")
+"""Entries of a form that say how near its answers are."""
+
 
 @dataclass(frozen=True)
-class FidelityTarget:
+class FidelityTarget(Record):
     """What the worst output of a quantized model has to reach."""
 
     metric: Metric
@@ -59,12 +63,12 @@ class FidelityTarget:
 
 
 @dataclass(frozen=True)
-class MetricTarget:
+class MetricTarget(Record):
     """What a metric of a quantized model has to reach on the samples of a data set."""
 
     metric: str
     value: float
-    is_higher_better: bool = True
+    is_higher_better: bool = field(default=True, metadata=entry(skip=True))
 
     @property
     def words(self) -> str:
@@ -84,18 +88,20 @@ class MetricTarget:
 
 
 @dataclass(frozen=True)
-class MeasuredForm:
+class MeasuredForm(Record):
     """The answers of one form of the graph, some of whose nodes are quantized, against those of the float graph."""
 
-    worst: OutputFidelity | None
+    worst: OutputFidelity | None = field(metadata=entry(skip=True))
     """The output that is farthest from its reference; None where the form could not be made or run."""
     nodes: int
     """Nodes with a weight that are quantized."""
-    weight_bytes: int
+    weight_bytes: int = field(metadata=entry("size_bytes"))
     """Size of all initializers; 0 where the form could not be made."""
-    problem: str = ""
+    problem: str = field(default="", metadata=entry(before="nodes", null_if_empty=True))
     """Why it could not be made, run or compared."""
-    scores: Mapping[str, float] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(
+        default_factory=dict, metadata=entry(before="problem", digits=6, omit_empty=True)
+    )
     """Metric → value on the samples of a data set, where the form was judged by them."""
 
     @property
@@ -103,35 +109,11 @@ class MeasuredForm:
         """Whether there are answers that can be compared."""
         return self.worst is not None and not self.problem
 
-    def numbers(self) -> dict[str, Any]:
-        """Return the metrics, for a JSON-ready record."""
-        names = ("sqnr_db", "cosine", "relative_error")
-        scores = {"scores": {name: round(value, 6) for name, value in self.scores.items()}} if self.scores else {}
-        if self.worst is None or not self.runs:
-            return {**dict.fromkeys(names), **scores}
-        told = self.worst.as_record()
-        return {**{name: told[name] for name in names}, **scores}
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form, of which :meth:`from_record` makes the same again."""
-        return {
-            "worst": None if self.worst is None else vars(self.worst),
-            "nodes": self.nodes,
-            "weight_bytes": self.weight_bytes,
-            "problem": self.problem,
-            "scores": dict(self.scores),
-        }
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> MeasuredForm:
-        """Return the form that :meth:`as_record` described.
-
-        Raises:
-            KeyError, TypeError: it describes none.
-        """
-        worst = None if record["worst"] is None else OutputFidelity(**record["worst"])
-        scores = {str(name): float(value) for name, value in record["scores"].items()}
-        return cls(worst, int(record["nodes"]), int(record["weight_bytes"]), str(record["problem"]), scores)
+    @recorded(entry(before="scores", inline=True))
+    def measures(self) -> dict[str, Any]:
+        """Return how near the worst output is; null where nothing can be compared."""
+        measures = self.worst.as_record() if self.worst is not None and self.runs else {}
+        return {name: measures.get(name) for name in get_args(Metric)}
 
 
 @dataclass(frozen=True)
@@ -165,13 +147,14 @@ class ModuleSensitivity:
     def as_record(self) -> dict[str, Any]:
         """Return its entry of ``modules``."""
         form = self.form or MeasuredForm(None, 0, 0)
+        measured = form.as_record()
         return {
             "module": self.path,
             "tag": self.tag,
             "class": self.class_name,
             "part": self.part,
             "precision": self.precision or None,
-            **form.numbers(),
+            **{key: measured[key] for key in _MEASURES if key in measured},
             "output": form.worst.name if form.worst else None,
             "nodes": form.nodes,
             "parameters": self.parameters,
@@ -181,23 +164,19 @@ class ModuleSensitivity:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(Record):
     """One measurement on the way to an exclude list."""
 
     excluded: int
     """Number of modules that stayed in float."""
-    changed: str
+    changed: str = field(metadata=entry("tried", before="excluded"))
     """What was tried, in words."""
-    form: MeasuredForm
+    form: MeasuredForm = field(metadata=entry(inline=True, keys=_MEASURES))
     is_met: bool
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {"tried": self.changed, "excluded": self.excluded, **self.form.numbers(), "is_met": self.is_met}
 
 
 @dataclass(frozen=True)
-class TimedForm:
+class TimedForm(Record, digits=6):
     """The latency of a form, measured in alternation with the float graph."""
 
     p50_ms: float
@@ -205,17 +184,9 @@ class TimedForm:
     ratio: Ratio
     """Its time over that of the float graph."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form: milliseconds."""
-        return {
-            "p50_ms": round(self.p50_ms, 6),
-            "float_p50_ms": round(self.float_p50_ms, 6),
-            "ratio": self.ratio.as_record(),
-        }
-
 
 @dataclass(frozen=True)
-class ExcludeList:
+class ExcludeList(Record):
     """The modules that stay in float so that the others can have fewer bits."""
 
     target: FidelityTarget | MetricTarget
@@ -224,29 +195,15 @@ class ExcludeList:
     """Selector to precision, as ``--per-module`` takes it; the first that matches wins."""
     excluded: tuple[str, ...]
     """Tags of the modules, the most sensitive first."""
-    form: MeasuredForm
+    form: MeasuredForm = field(metadata=entry(inline=True, keys=(*_MEASURES, "nodes", "size_bytes")))
     """What is left of the answers, measured with exactly these rules."""
     trials: tuple[Trial, ...]
-    latency: TimedForm | None = None
+    latency: TimedForm | None = field(default=None, metadata=entry(before="trials"))
     """What the form takes, where it meets the target."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {
-            "target": {"metric": self.target.metric, "value": self.target.value},
-            "is_met": self.is_met,
-            "rules": dict(self.rules),
-            "excluded": list(self.excluded),
-            **self.form.numbers(),
-            "nodes": self.form.nodes,
-            "size_bytes": self.form.weight_bytes,
-            "latency": self.latency.as_record() if self.latency else None,
-            "trials": [trial.as_record() for trial in self.trials],
-        }
 
 
 @dataclass(frozen=True)
-class SensitivityCost:
+class SensitivityCost(Record, digits=3):
     """Where the time went: seconds over all measurements of this run."""
 
     measured: int = 0
@@ -257,13 +214,9 @@ class SensitivityCost:
     session_s: float = 0.0
     runs_s: float = 0.0
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {name: round(value, 3) for name, value in vars(self).items()}
-
 
 @dataclass(frozen=True)
-class QuantizationSensitivity:
+class QuantizationSensitivity(Record, schema_version=SCHEMA_VERSION):
     """The damage that each module does when it alone is quantized."""
 
     model: str
@@ -282,17 +235,19 @@ class QuantizationSensitivity:
     seed: int
     modules: tuple[ModuleSensitivity, ...]
     """Most sensitive first; those with nothing to quantize last."""
-    whole: MeasuredForm
+    whole: MeasuredForm = field(metadata=entry(skip=True))
     """All modules quantized."""
-    float_bytes: int
+    float_bytes: int = field(metadata=entry("size_bytes", within="float", before="modules"))
     """Size of the weights in float."""
     exclude_list: ExcludeList | None
-    latency: TimedForm | None
+    latency: TimedForm | None = field(metadata=entry(skip=True))
     """Latency of the whole in fewer bits; measured with the exclude list only."""
     cost: SensitivityCost
     steps: tuple[StepTiming, ...]
     notes: tuple[str, ...] = field(default=())
-    float_scores: Mapping[str, float] = field(default_factory=dict)
+    float_scores: Mapping[str, float] = field(
+        default_factory=dict, metadata=entry("scores", within="float", before="modules", omit_empty=True)
+    )
     """Metric → value of the float model, where a target of the task was not met."""
 
     @property
@@ -311,34 +266,7 @@ class QuantizationSensitivity:
         """The modules that have something to quantize, in the order of the ranking."""
         return tuple(module for module in self.modules if module.form is not None)
 
-    def as_record(self) -> dict[str, Any]:
-        """Return the JSON of ``winml quantize --sensitivity``: sizes in bytes, times in milliseconds."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "model": self.model,
-            "tool_version": self.tool_version,
-            "onnxruntime_version": self.onnxruntime_version,
-            "precision": self.precision,
-            "modes": list(self.modes),
-            "tree_source": self.tree_source,
-            "samples": self.samples,
-            "input_source": self.input_source,
-            "input_shapes": {name: list(shape) for name, shape in self.input_shapes.items()},
-            "seed": self.seed,
-            "float": {
-                "size_bytes": self.float_bytes,
-                **({"scores": dict(self.float_scores)} if self.float_scores else {}),
-            },
-            "quantized": {
-                **self.whole.numbers(),
-                "problem": self.whole.problem or None,
-                "nodes": self.whole.nodes,
-                "size_bytes": self.whole.weight_bytes,
-                "latency": self.latency.as_record() if self.latency else None,
-            },
-            "modules": [module.as_record() for module in self.modules],
-            "exclude_list": self.exclude_list.as_record() if self.exclude_list else None,
-            "cost": self.cost.as_record(),
-            "steps": [step.as_record() for step in self.steps],
-            "notes": list(self.notes),
-        }
+    @recorded(entry("quantized", before="modules"))
+    def quantized_entry(self) -> dict[str, Any]:
+        """Return what is left of the answers with all modules quantized."""
+        return {**self.whole.as_record(), "latency": self.latency}

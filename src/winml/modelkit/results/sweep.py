@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
+
+from winml.modelkit.records import Record, entry, recorded
 
 __all__ = [
     "AUTO",
@@ -20,9 +22,6 @@ __all__ = [
     "State",
     "SweepLimit",
     "SweepResult",
-    "architecture_from_record",
-    "attempt_from_record",
-    "cell_from_record",
     "count_states",
     "measure_names",
     "settings_words",
@@ -42,7 +41,7 @@ Measure = float | int | str | bool | None
 
 
 @dataclass(frozen=True)
-class CellResult:
+class CellResult(Record):
     """One model in one configuration."""
 
     cell_id: str
@@ -58,7 +57,7 @@ class CellResult:
     """Why, in one sentence."""
     exit_code: int = 0
     """Exit code of the verb that does this step alone; negative where the process was killed."""
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, metadata=entry(digits=3))
     peak_bytes: int = 0
     """Largest resident memory of its process and of all that this started."""
     tries: int = 1
@@ -71,25 +70,9 @@ class CellResult:
     details: Mapping[str, Any] = field(default_factory=dict)
     """What a step found besides its measures."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        record = asdict(self)
-        record["seconds"] = round(self.seconds, 3)
-        record["measures"] = {name: _finite(value) for name, value in self.measures.items()}
-        return record
-
-
-def cell_from_record(record: Mapping[str, Any]) -> CellResult:
-    """Return the cell that a record was made of.
-
-    Raises:
-        TypeError: it is no such record.
-    """
-    return CellResult(**{**record, "notes": tuple(record.get("notes", ()))})
-
 
 @dataclass(frozen=True)
-class SweepLimit:
+class SweepLimit(Record):
     """What a measure has to be in every cell, and those that miss it."""
 
     kind: Literal["min", "max"]
@@ -99,6 +82,7 @@ class SweepLimit:
     """Ids of the cells beyond it, and of those that are done and do not have the measure."""
 
     @property
+    @recorded()
     def is_met(self) -> bool:
         """Whether no cell misses it."""
         return not self.missed
@@ -107,10 +91,6 @@ class SweepLimit:
     def of(cls, kind: Literal["min", "max"], measure: str, limit: float, cells: Iterable[CellResult]) -> SweepLimit:
         """Hold the measure of every cell that is done against a limit."""
         return cls(kind, measure, limit, tuple(cell.cell_id for cell in cells if _misses(cell, kind, measure, limit)))
-
-    def as_record(self) -> dict[str, Any]:
-        """Return its entry of ``limits``."""
-        return {**asdict(self), "missed": list(self.missed), "is_met": self.is_met}
 
 
 def _misses(cell: CellResult, kind: str, measure: str, limit: float) -> bool:
@@ -123,17 +103,17 @@ def _misses(cell: CellResult, kind: str, measure: str, limit: float) -> bool:
 
 
 @dataclass(frozen=True)
-class SweepResult:
+class SweepResult(Record, schema_version=SCHEMA_VERSION):
     """Everything there is to tell about a sweep."""
 
     folder: str
     plan: Mapping[str, Any]
     """The plan, as JSON values."""
-    cells: tuple[CellResult, ...]
+    cells: tuple[CellResult, ...] = field(metadata=entry(last=True))
     """Those that are finished, in the order of the plan."""
-    total: int
+    total: int = field(metadata=entry(skip=True))
     """Cells of the plan."""
-    limits: tuple[SweepLimit, ...] = ()
+    limits: tuple[SweepLimit, ...] = field(default=(), metadata=entry(before="cells"))
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     """Where this table was written; cells of a cluster name theirs."""
@@ -141,10 +121,10 @@ class SweepResult:
     """Processes at a time; 0: as many as a cluster has CPUs."""
     bounds: Mapping[str, float] = field(default_factory=dict)
     """``seconds`` and ``memory_bytes`` that one cell may take."""
-    reused: int = 0
+    reused: int = field(default=0, metadata=entry(skip=True))
     """Cells that an earlier run had finished."""
-    notes: tuple[str, ...] = ()
-    against: SweepResult | None = None
+    notes: tuple[str, ...] = field(default=(), metadata=entry(last=True))
+    against: SweepResult | None = field(default=None, metadata=entry(skip=True))
     """An earlier sweep that this one is compared with."""
 
     @property
@@ -153,37 +133,26 @@ class SweepResult:
         return tuple(cell for cell in self.cells if cell.state == "failed")
 
     @property
+    @recorded(entry(before="cells"))
     def is_good_enough(self) -> bool:
         """Whether every limit is met."""
         return all(limit.is_met for limit in self.limits)
 
-    def as_record(self) -> dict[str, Any]:
-        """Return the JSON of ``winml sweep``: times in seconds and, where the name says so, milliseconds."""
-        first = next(iter(self.failures), None)
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "folder": self.folder,
-            "plan": dict(self.plan),
-            "versions": dict(self.versions),
-            "machine": dict(self.machine),
-            "jobs": self.jobs,
-            "bounds": dict(self.bounds),
-            "counts": {
-                "total": self.total,
-                "reused": self.reused,
-                "done": 0,
-                "failed": 0,
-                **Counter(cell.state for cell in self.cells),
-            },
-            "first_failure": None
-            if first is None
-            else {"cell_id": first.cell_id, "step": first.step, "problem": first.problem},
-            "limits": [limit.as_record() for limit in self.limits],
-            "is_good_enough": self.is_good_enough,
-            "cells": [cell.as_record() for cell in self.cells],
-            "against": None if self.against is None else {"folder": self.against.folder, "changes": self._changes()},
-            "notes": list(self.notes),
-        }
+    @recorded(entry(before="limits"))
+    def counts(self) -> dict[str, int]:
+        """Return the number of cells of the plan, of those that an earlier run had finished, and of each state."""
+        states = Counter[str](cell.state for cell in self.cells)
+        return {"total": self.total, "reused": self.reused, "done": 0, "failed": 0, **states}
+
+    @recorded(entry(before="limits", keys=("cell_id", "step", "problem")))
+    def first_failure(self) -> CellResult | None:
+        """Return the first cell of the plan that failed."""
+        return next(iter(self.failures), None)
+
+    @recorded(entry("against", before="notes"))
+    def changes(self) -> dict[str, Any] | None:
+        """Return what is different in the earlier sweep; None without one."""
+        return None if self.against is None else {"folder": self.against.folder, "changes": self._changes()}
 
     def earlier(self, cell: CellResult) -> CellResult | None:
         """Return the same model in the same configuration in the earlier sweep; None where it has none."""
@@ -196,13 +165,13 @@ class SweepResult:
     def _changes(self) -> list[dict[str, Any]]:
         """Return the cells whose state or one of whose measures is another than in the earlier sweep."""
         earlier = self._earlier_by_id()
-        changes = []
+        changes: list[dict[str, Any]] = []
         for cell in self.cells:
             before = earlier.get(cell.cell_id)
             if before is None:
                 continue
             measures = {
-                name: {"before": _finite(before.measures.get(name)), "after": _finite(value)}
+                name: {"before": before.measures.get(name), "after": value}
                 for name, value in cell.measures.items()
                 if before.measures.get(name) != value
             }
@@ -251,10 +220,6 @@ def _limit_words(limit: SweepLimit, missed: Sequence[CellResult]) -> str:
     return f"{limit.limit:g} is missed by {len(missed)}, first {_cell_words(missed[0])}: {shown}"
 
 
-def _finite(value: Measure) -> Measure:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 # --- The export results of many model types. Imports no library that is slow to import.
 
 
@@ -267,7 +232,7 @@ State = Literal["exported", "failed", "not built", "not run"]
 
 
 @dataclass(frozen=True)
-class Attempt:
+class Attempt(Record):
     """One export by one exporter."""
 
     is_verified: bool
@@ -306,7 +271,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Architecture:
+class Architecture(Record):
     """One model type: its small model, and one attempt per requested exporter."""
 
     model_type: str
@@ -361,18 +326,3 @@ class Evaluation:
 def count_states(architectures: Sequence[Architecture], exporter: str = AUTO) -> Counter[str]:
     """Count the states for an exporter; a model type it was not requested for is not counted."""
     return Counter(state for item in architectures if (state := item.state(exporter)) is not None)
-
-
-def architecture_from_record(entry: dict[str, Any]) -> Architecture:
-    """Return the model type that a JSON record was made of."""
-    attempts = {name: attempt_from_record(attempt) for name, attempt in entry["attempts"].items()}
-    return Architecture(**{**_with_tuples(entry), "attempts": attempts})
-
-
-def attempt_from_record(entry: Mapping[str, Any]) -> Attempt:
-    """Return the attempt that a JSON record was made of."""
-    return Attempt(**_with_tuples(entry))
-
-
-def _with_tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}

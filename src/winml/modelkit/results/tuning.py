@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from winml.modelkit.progress import StepTiming
+from winml.modelkit.records import Record, entry, json_value, recorded
 
 if TYPE_CHECKING:
     from winml.modelkit.measure.statistics import Ratio
@@ -39,7 +40,7 @@ CandidateStatus = Literal["won", "right", "slower", "wrong", "failed", "not need
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Record):
     """One way to make and run the file."""
 
     name: str
@@ -48,43 +49,22 @@ class Candidate:
     """What it is, for people."""
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Sections of a build config that make it, as JSON values."""
-    part_of: str = ""
+    part_of: str = field(default="", metadata=entry(before="sections", null_if_empty=True))
     """Name of the candidate whose modules are put back where they cost too much; empty where it is whole."""
-    ep: str | None = None
+    ep: str | None = field(default=None, metadata=entry(within="run"))
     """Execution provider that runs it; None: that of the CPU."""
-    ep_options: Mapping[str, str] = field(default_factory=dict)
+    ep_options: Mapping[str, str] = field(default_factory=dict, metadata=entry(within="run"))
     """Options of the provider."""
-    threads: int | None = None
+    threads: int | None = field(default=None, metadata=entry(within="run"))
     """Threads that share the work of one operator; None: ONNX Runtime's own choice."""
-    callers: int = 1
+    callers: int = field(default=1, metadata=entry(within="run"))
     """Runs at a time."""
-    fixed_sizes: Mapping[str, int] = field(default_factory=dict)
+    fixed_sizes: Mapping[str, int] = field(default_factory=dict, metadata=entry(before="ep"))
     """Open dimensions that are fixed in its file, by name; empty: none, the sizes are those of the export."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return its entry of ``plan``."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "words": self.words,
-            "part_of": self.part_of or None,
-            "sections": {name: dict(section) for name, section in self.sections.items()},
-            "fixed_sizes": dict(self.fixed_sizes),
-            "run": self.run_record(),
-        }
-
-    def run_record(self) -> dict[str, Any]:
-        """Return how it is run, which no file says."""
-        return {
-            "ep": self.ep,
-            "ep_options": dict(self.ep_options),
-            "threads": self.threads,
-            "callers": self.callers,
-        }
 
 
 @dataclass(frozen=True)
-class CandidateFacts:
+class CandidateFacts(Record):
     """What was measured of a candidate once, in a process of its own."""
 
     size_bytes: int
@@ -115,44 +95,20 @@ class CandidateFacts:
         """What the session and its runs take."""
         return self.session_bytes + self.run_bytes
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form, of which :meth:`from_record` makes the same again."""
-        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(self).items()}
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> CandidateFacts:
-        """Return the facts that :meth:`as_record` described.
-
-        Raises:
-            TypeError: it describes none.
-        """
-        return cls(**record)
-
 
 @dataclass(frozen=True)
-class MeasuredLatency:
+class MeasuredLatency(Record, digits=6):
     """The time of one run: the median of the turns of a race, with its interval."""
 
-    p50_ms: float
-    low_ms: float | None
+    p50_ms: float = field(metadata=entry("p50"))
+    low_ms: float | None = field(metadata=entry("low"))
     """None where there are too few turns for an interval."""
-    high_ms: float | None
-    ratio: Ratio | None
+    high_ms: float | None = field(metadata=entry("high"))
+    ratio: Ratio | None = field(metadata=entry("ratio_to_plain"))
     """Time over that of the plain file, from the same turns; None for the plain file itself."""
     turns: int
     race: str
     """Which race it was measured in: ``forms``, ``right`` or ``variations``."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        ends = {"low": self.low_ms, "high": self.high_ms}
-        return {
-            "p50": round(self.p50_ms, 6),
-            **{name: None if end is None else round(end, 6) for name, end in ends.items()},
-            "ratio_to_plain": None if self.ratio is None else self.ratio.as_record(),
-            "turns": self.turns,
-            "race": self.race,
-        }
 
 
 @dataclass(frozen=True)
@@ -175,24 +131,21 @@ class TunedCandidate:
 
     def as_record(self) -> dict[str, Any]:
         """Return its entry of ``candidates``."""
-        facts = self.facts
+        facts, candidate = self.facts, self.candidate.as_record()
         return {
-            "name": self.candidate.name,
-            "kind": self.candidate.kind,
-            "words": self.candidate.words,
-            "run": self.candidate.run_record(),
+            **{key: candidate[key] for key in ("name", "kind", "words", "run")},
             "status": self.status,
             "reason": self.reason or None,
             "is_on_front": self.is_on_front,
-            "latency_ms": None if self.latency is None else self.latency.as_record(),
-            "ratio_to_winner": None if self.ratio_to_winner is None else self.ratio_to_winner.as_record(),
-            "samples_per_s": None if self.samples_per_s is None else round(self.samples_per_s, 3),
+            "latency_ms": json_value(self.latency),
+            "ratio_to_winner": json_value(self.ratio_to_winner),
+            "samples_per_s": json_value(self.samples_per_s, 3),
             "size_bytes": None if facts is None else facts.size_bytes,
-            "sqnr_db": None if facts is None or facts.sqnr_db is None else round(facts.sqnr_db, 3),
+            "sqnr_db": None if facts is None else json_value(facts.sqnr_db, 3),
             "output": None if facts is None else facts.output or None,
-            "scores": {} if facts is None else dict(facts.scores),
-            "drops": {} if facts is None else dict(facts.drops),
-            "session_creation_ms": None if facts is None else round(facts.session_creation_ms, 3),
+            "scores": {} if facts is None else json_value(facts.scores),
+            "drops": {} if facts is None else json_value(facts.drops),
+            "session_creation_ms": None if facts is None else json_value(facts.session_creation_ms, 3),
             "memory": None
             if facts is None
             else {
@@ -204,7 +157,7 @@ class TunedCandidate:
 
 
 @dataclass(frozen=True)
-class Winner:
+class Winner(Record):
     """The answer: a folder, the config that makes it again, and how it is run."""
 
     name: str
@@ -221,7 +174,7 @@ class Winner:
     """Whether another was faster by no more than the noise, so that the simpler one won."""
     ratio_to_plain: Ratio | None = None
     """Time over that of the plain file; None where that won, or nothing was timed."""
-    sqnr_db: float | None = None
+    sqnr_db: float | None = field(default=None, metadata=entry(digits=3))
     """Of its worst output, beside the plain file."""
     size_bytes: int | None = None
     """The model and its data."""
@@ -230,39 +183,30 @@ class Winner:
     fastest_to_winner: Ratio | None = None
     """Time of that one over that of the winner."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        ratios = {name: getattr(self, name) for name in ("ratio_to_plain", "fastest_to_winner")}
-        return {
-            **vars(self),
-            **{name: None if ratio is None else ratio.as_record() for name, ratio in ratios.items()},
-            "sqnr_db": None if self.sqnr_db is None else round(self.sqnr_db, 3),
-        }
-
 
 @dataclass(frozen=True)
-class TuneResult:
+class TuneResult(Record, schema_version=SCHEMA_VERSION):
     """Everything there is to tell about one tuning."""
 
     model: str
     """As the user wrote it."""
+    tool_version: str
+    onnxruntime_version: str
     target: TuneTarget
     limits: Mapping[str, Any]
     """What a candidate has to reach: ``min_sqnr_db``, ``max_drop`` and ``dataset``."""
     machine: Mapping[str, Any]
     """What the plan depends on: cores, instructions, providers, versions."""
-    candidates: tuple[TunedCandidate, ...]
-    """In the order of the plan."""
-    winner: Winner
     measured_shapes: Mapping[str, Sequence[int]]
     """Input → its shape in the runs."""
+    batch_size: int
     block: int
     """Runs of each in a row in one turn."""
-    batch_size: int
+    winner: Winner
+    candidates: tuple[TunedCandidate, ...]
+    """In the order of the plan."""
     resumed: int
     """Candidates whose measurements an interrupted run had kept."""
-    tool_version: str
-    onnxruntime_version: str
     steps: tuple[StepTiming, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -275,26 +219,10 @@ class TuneResult:
         """The winner."""
         return self.candidate(self.winner.name)
 
-    def as_record(self) -> dict[str, Any]:
-        """Return the JSON of ``winml tune``: times in milliseconds, sizes in bytes, ratios in decibels."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "model": self.model,
-            "tool_version": self.tool_version,
-            "onnxruntime_version": self.onnxruntime_version,
-            "target": self.target,
-            "limits": dict(self.limits),
-            "machine": dict(self.machine),
-            "measured_shapes": {name: list(shape) for name, shape in self.measured_shapes.items()},
-            "batch_size": self.batch_size,
-            "block": self.block,
-            "winner": self.winner.as_record(),
-            "candidates": [item.as_record() for item in self.candidates],
-            "plan": [item.candidate.as_record() for item in self.candidates],
-            "resumed": self.resumed,
-            "steps": [step.as_record() for step in self.steps],
-            "notes": list(self.notes),
-        }
+    @recorded(entry(before="resumed"))
+    def plan(self) -> tuple[Candidate, ...]:
+        """Return the candidates in the order of the plan."""
+        return tuple(item.candidate for item in self.candidates)
 
 
 def on_front(rows: Sequence[tuple[float, float, float]]) -> list[bool]:

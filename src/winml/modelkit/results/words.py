@@ -9,12 +9,18 @@ from winml.modelkit.words import count_noun, count_words
 __all__ = ["at_root_words", "coverage_words", "module_size_words", "verification_notes", "verification_words"]
 
 
-def coverage_words(coverage: Coverage) -> str:
+def coverage_words(coverage: Coverage, *, is_tagged: bool = True) -> str:
     """Return how many nodes carry a tag, and how many of them only that of the root.
+
+    Args:
+        coverage: The counts.
+        is_tagged: Whether the source of the file has tags.
 
     >>> coverage_words(Coverage(8, 8, {"direct": 8}, at_root=2))
     '8 of 8 nodes tagged (100 %), 2 at the root (25 %)'
     """
+    if not is_tagged:
+        return "unknown: the source does not say which module its nodes came from"
     tagged = f"{coverage.tagged} of {coverage.nodes} nodes tagged ({coverage.percent:.0f} %)"
     return f"{tagged}, {at_root_words(coverage)}"
 

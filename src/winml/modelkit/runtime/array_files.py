@@ -12,18 +12,16 @@ import tokenize
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.runtime.memory import available_bytes
 from winml.modelkit.words import size_words
 
 __all__ = ["read_arrays"]
 
-Array = NDArray[Any]
 
 _DAMAGED = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError, SyntaxError,

@@ -5,12 +5,12 @@ Data only: which of them are installed is answered in ``devices``. Imports nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.options import nearest
+from winml.modelkit.registries import Registry
 
 __all__ = [
     "DEVICES",
@@ -18,6 +18,7 @@ __all__ = [
     "Device",
     "ExecutionProvider",
     "find_execution_provider",
+    "parse_ep_options",
     "refuse_dynamic",
     "refuse_uncompilable",
     "short_name",
@@ -44,8 +45,8 @@ class ExecutionProvider:
     has_options: bool = True
     """Whether it has options of its own."""
     plug_in: str = ""
-    """Python module of the package that brings it as a plug-in for the installed ONNX Runtime; empty where there is
-    none."""
+    """Python module of the package that brings it as a plug-in for the installed ONNX Runtime; its
+    ``get_library_path()`` returns the path of the library. Empty where there is none."""
     plug_in_devices: str = ""
     """Which devices alone the plug-in takes, in words; empty where it takes any of its kinds."""
     simulates: tuple[Device, ...] = ()
@@ -63,7 +64,7 @@ class ExecutionProvider:
         return bool(self.plug_in) and package.startswith(self.plug_in.replace("_", "-"))
 
 
-EXECUTION_PROVIDERS: Mapping[str, ExecutionProvider] = {
+_BUILT_IN: Mapping[str, ExecutionProvider] = {
     "cpu": ExecutionProvider(
         "CPUExecutionProvider",
         ("cpu",),
@@ -134,6 +135,20 @@ EXECUTION_PROVIDERS: Mapping[str, ExecutionProvider] = {
     "vitisai": ExecutionProvider("VitisAIExecutionProvider", ("npu",), takes_dynamic=False, compiles=True),
     "nnapi": ExecutionProvider("NnapiExecutionProvider", ("npu",), takes_dynamic=False),
 }
+
+
+def _problem_of(short: str, provider: ExecutionProvider) -> str:
+    """Return why a provider of a plug-in package cannot be used; empty where it can."""
+    if short != short.lower():
+        return f"short names are of small letters: {short.lower()}"
+    if not provider.name.endswith("ExecutionProvider") or any(provider.name == own.name for own in _BUILT_IN.values()):
+        return f"its name in ONNX Runtime is {provider.name}; expected one of its own that ends in ExecutionProvider"
+    return "" if provider.plug_in else "it names no module with get_library_path() in plug_in"
+
+
+EXECUTION_PROVIDERS: Registry[ExecutionProvider] = Registry(
+    "providers", "execution provider", _BUILT_IN, lambda: ExecutionProvider, _problem_of
+)
 """Short name → provider."""
 
 
@@ -146,6 +161,8 @@ def find_execution_provider(name: str) -> ExecutionProvider:
     short = name.lower().removesuffix("executionprovider")
     if short in EXECUTION_PROVIDERS:
         return EXECUTION_PROVIDERS[short]
+    from winml.modelkit.options import nearest  # imports pydantic, which the help of a verb does without
+
     guess = nearest(short, EXECUTION_PROVIDERS)
     hint = f"Did you mean {guess!r}?" if guess else f"Known: {', '.join(EXECUTION_PROVIDERS)}."
     raise UsageError(f"--ep {name}: no such execution provider", hint=hint)
@@ -194,3 +211,22 @@ def refuse_uncompilable(ep: str) -> None:
             hint="Run the file as it is: the provider compiles it when a session opens. winml compile --list shows "
             "those that have one.",
         )
+
+
+def parse_ep_options(texts: Sequence[str]) -> dict[str, str]:
+    """Read ``--ep-options``, given any number of times.
+
+    Raises:
+        UsageError: a text that is not ``KEY=VALUE``, or a key with two values.
+    """
+    values: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"--ep-options {text!r} is not KEY=VALUE", hint="Write it like device_type=GPU.")
+        if values.setdefault(key.strip(), value) != value:
+            raise UsageError(
+                f"--ep-options: {key.strip()} is to be both {values[key.strip()]!r} and {value!r}",
+                hint="Give it one value.",
+            )
+    return values

@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec, summed_sizes
 
 __all__ = ["FeedRules", "hiding_value", "holds_lengths", "is_mask", "make_feeds"]
 
-Array = npt.NDArray[Any]
 
 LARGEST_BYTES = 2**47
 """Chosen: what a process can address on the processors of today. Less may still be more than this machine has."""
@@ -30,6 +29,8 @@ DRAWN_BYTES = 8
 
 _MOST_BLOCKS = 5
 """Chosen: blocks of patches along an edge of a picture, enough for several windows."""
+_DECODER_MASK = "attention_mask"
+"""Specified by transformers: hides tokens in the cache and those of a run, where zero."""
 _LENGTHS_NAME = re.compile(r"(^|[_.])(len|lens|length|lengths)$")
 
 
@@ -75,7 +76,9 @@ def make_feeds(
     Integers are uniform in the value range (0..1 without one), floats uniform in it (standard normal without one).
     An integer or bool input named ``…mask`` is a mask: each row a run of ones, then at least one zero if the row is
     longer than one; the other way round for flags named ``…padding_mask``; all alike where its value range is one
-    value. Of several rows of other flags none is all true. A row of integers named ``…length`` or ``…lens``
+    value. The mask of a decoder whose cache has a sliding window hides the first tokens in the cache instead, so that
+    its rows have no gaps: programs differ in whether a window counts them. Of several rows of other flags none is all
+    true. A row of integers named ``…length`` or ``…lens``
     holds lengths: the largest possible one first, none larger than the one before. An input named ``bbox`` holds boxes,
     corners in order. Grids of pictures have one frame, and the patches are as many as they tell.
     First values stand where the row begins, and are not masked.
@@ -104,6 +107,8 @@ def make_feeds(
             feeds[spec.name] = grids[spec.name]
         elif is_mask(spec, rules):
             feeds[spec.name] = _mask_input(generator, spec, shapes[spec.name], with_padding, rules)
+            if spec.name == _DECODER_MASK and (past := _windowed_tokens(specs, shapes)) is not None:
+                feeds[spec.name] = _padded_before(feeds[spec.name], past)
         elif (longest := _longest(spec, shapes, rules)) is not None:
             feeds[spec.name] = _draw_lengths(generator, spec, shapes[spec.name], longest)
         else:
@@ -154,6 +159,19 @@ def _mask_input(
         # Behind a cache, the last token is the one to go on from; models that read it alone do not ask the mask.
         shown[..., -1] = 1
     return (1 - shown if hiding_value(spec, rules) == 1 else shown).astype(dtype)
+
+
+def _windowed_tokens(specs: Sequence[InputTensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> int | None:
+    """Return how many tokens a cache holds that some layer reads by a sliding window; None where there is none."""
+    windowed = (spec for spec in specs if spec.cache is not None and spec.cache.window and spec.cache.side is None)
+    return next((shapes[spec.name][2] for spec in windowed if len(shapes[spec.name]) == 4), None)
+
+
+def _padded_before(mask: Array, past: int) -> Array:
+    """Return a mask whose rows hide as many tokens at their start, or all in the cache: no token attends to nothing."""
+    hidden = np.minimum((mask == 0).sum(axis=-1, keepdims=True), past)
+    padded: Array = (np.arange(mask.shape[-1]) >= hidden).astype(mask.dtype)
+    return padded
 
 
 def _longest(spec: InputTensorSpec, shapes: Mapping[str, tuple[int, ...]], rules: FeedRules) -> int | None:

@@ -9,29 +9,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.specs import DTYPES, GridSlot, InputTensorSpec, counts_rows, resolve_names, summed_sizes
-from winml.modelkit.metadata_keys import INPUTS_KEY
-from winml.modelkit.options import load_json, nearest
+from winml.modelkit.graph.specs import (
+    DTYPES,
+    CacheSlot,
+    GridSlot,
+    InputTensorSpec,
+    StatedInput,
+    counts_rows,
+    resolve_names,
+    stated_inputs,
+    summed_sizes,
+)
+from winml.modelkit.options import nearest
 from winml.modelkit.runtime.array_files import read_arrays
 from winml.modelkit.runtime.default_sizes import default_size
 from winml.modelkit.runtime.feeds import make_feeds
-from winml.modelkit.runtime.sessions import Session
+
+if TYPE_CHECKING:
+    from winml.modelkit.runtime.sessions import Session
 
 __all__ = [
     "GraphInput",
     "Sizes",
     "array_words",
-    "batch_axis",
     "batch_of",
     "described_inputs",
     "draw_feeds",
-    "empty_state_sizes",
     "graph_inputs",
     "load_feeds",
     "settle_sizes",
@@ -39,7 +48,6 @@ __all__ = [
     "with_sums",
 ]
 
-Array = NDArray[Any]
 Size = int | str | None
 
 
@@ -71,6 +79,8 @@ class GraphInput:
     """Kind of the state of a cache it takes, such as ``key``, ``value`` or ``recurrent``; None for any other input."""
     grid: GridSlot | None = None
     """How many patches it tells of, where the file says that it holds the grids of pictures."""
+    window: int | None = None
+    """How many of the last tokens the layer of its state of a cache attends to; None: all of them."""
 
     @property
     def keys(self) -> tuple[int | str, ...]:
@@ -132,21 +142,25 @@ def described_inputs(
         shapes: Input → sizes.
         metadata: That of the file.
     """
-    told = metadata.get(INPUTS_KEY, "")
-    ranges, beginnings, sums, caches = _value_ranges(told), _first_values(told), _sums(told), _cache_kinds(told)
-    grids = _grids(told)
+    stated = stated_inputs(metadata)
     return tuple(
-        GraphInput(
-            name,
-            _element_type(words),
-            _open_sizes(shapes[name]),
-            ranges.get(name),
-            beginnings.get(name, ()),
-            sums.get(name, {}),
-            caches.get(name) or (name.rpartition(".")[2] if name.startswith(_PAST) else None),
-            grids.get(name),
-        )
+        _described_input(name, words, shapes[name], stated.get(name) or StatedInput(name=name))
         for name, words in types.items()
+    )
+
+
+def _described_input(name: str, words: str, shape: Sequence[Size], stated: StatedInput) -> GraphInput:
+    by_name = name.rpartition(".")[2] if name.startswith(_PAST) else None
+    return GraphInput(
+        name,
+        _element_type(words),
+        _open_sizes(shape),
+        stated.value_range,
+        stated.first_values,
+        stated.sums,
+        by_name if stated.cache is None else stated.cache.kind,
+        stated.grid,
+        None if stated.cache is None else stated.cache.window or None,
     )
 
 
@@ -162,85 +176,6 @@ def _open_sizes(shape: Sequence[Size]) -> tuple[Size, ...]:
     return tuple(
         None if isinstance(size, int) and size < 0 else (size or None if size == "" else size) for size in shape
     )
-
-
-def _value_ranges(text: str) -> dict[str, tuple[float, float]]:
-    """Read the ranges a file states; one that is damaged states none."""
-    try:
-        records = load_json(text) if text else []
-        return {
-            record["name"]: (float(record["value_range"][0]), float(record["value_range"][1]))
-            for record in records
-            if record.get("value_range")
-        }
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return {}
-
-
-def _first_values(text: str) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Read the first values a file states; one that is damaged states none."""
-    try:
-        records = load_json(text) if text else []
-        return {
-            record["name"]: tuple((int(value), int(count)) for value, count in record["first_values"] if count > 0)
-            for record in records
-            if record.get("first_values")
-        }
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return {}
-
-
-def _sums(text: str) -> dict[str, dict[str, tuple[int | str, ...]]]:
-    """Read which sizes are sums of others; a statement that is damaged states none."""
-    try:
-        records = load_json(text) if text else []
-        return {
-            record["name"]: {
-                name: tuple(term if isinstance(term, str) else int(term) for term in terms)
-                for name, terms in record["sums"].items()
-            }
-            for record in records
-            if record.get("sums")
-        }
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _cache_kinds(text: str) -> dict[str, str]:
-    """Read which inputs take states of a cache; a statement that is damaged states none."""
-    try:
-        records = load_json(text) if text else []
-        return {record["name"]: str(record["cache"]["kind"]) for record in records if record.get("cache")}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _grids(text: str) -> dict[str, GridSlot]:
-    """Read which inputs hold the grids of pictures; a statement that is damaged states none."""
-    try:
-        records = load_json(text) if text else []
-        return {record["name"]: GridSlot.model_validate(record["grid"]) for record in records if record.get("grid")}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def empty_state_sizes(item: GraphInput, batch: Size, rows: int) -> tuple[int, ...]:
-    """Return the sizes of a state of a cache before the first token: what is open and not the batch is empty.
-
-    Args:
-        item: The input that takes it.
-        batch: First size of the tokens in the graph, a name where it is open.
-        rows: Size of the batch.
-    """
-    axis = batch_axis(item, batch)
-    return tuple(
-        size if isinstance(size, int) else rows if place == axis else 0 for place, size in enumerate(item.shape)
-    )
-
-
-def batch_axis(item: GraphInput, batch: Size) -> int:
-    """Return which axis of a state of a cache is that of the batch; see :func:`empty_state_sizes`."""
-    return item.shape.index(batch) if isinstance(batch, str) and batch in item.shape else 0
 
 
 def sizes_by_key(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -> dict[str, int]:
@@ -378,6 +313,7 @@ def draw_feeds(
             last_value=None,
             first_values=item.first_values,
             grid=item.grid,
+            cache=None if item.window is None else CacheSlot.model_construct(window=item.window),
         )
         for item in inputs
     ]
@@ -447,7 +383,7 @@ def _as_declared(dtype: str, array: Array) -> Array:
     return array
 
 
-def _check_shared_names(inputs: Sequence[GraphInput], feeds: Mapping[str, Array], source: str) -> None:
+def _check_shared_names(inputs: Sequence[GraphInput], feeds: Arrays, source: str) -> None:
     first_sizes: dict[str, tuple[int, str]] = {}
     for item, name, size in _named_sizes(inputs, feeds):
         first_size, first_input = first_sizes.setdefault(name, (size, item))
@@ -458,16 +394,14 @@ def _check_shared_names(inputs: Sequence[GraphInput], feeds: Mapping[str, Array]
             )
 
 
-def _named_sizes(inputs: Iterable[GraphInput], feeds: Mapping[str, Array]) -> Iterator[tuple[str, str, int]]:
+def _named_sizes(inputs: Iterable[GraphInput], feeds: Arrays) -> Iterator[tuple[str, str, int]]:
     for item in inputs:
         for key, size in zip(item.keys, feeds[item.name].shape, strict=True):
             if isinstance(key, str):
                 yield item.name, key, size
 
 
-def batch_of(
-    inputs: Sequence[GraphInput], feeds: Mapping[str, Array], outputs: Mapping[str, Array | None]
-) -> tuple[int, str]:
+def batch_of(inputs: Sequence[GraphInput], feeds: Arrays, outputs: Mapping[str, Array | None]) -> tuple[int, str]:
     """Return how many samples one run answers, and what says so.
 
     The dimension called batch tells. Where none is called so, or there are not as many texts as images, the first size

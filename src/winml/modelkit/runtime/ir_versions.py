@@ -15,6 +15,7 @@ import onnxruntime as ort
 
 from winml.modelkit.graph.files.reading import read_referring, read_structure, varint
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS
+from winml.modelkit.runtime.processor import saturates_integer_sums
 from winml.modelkit.runtime.sessions import CPU, SEVERITY_FATAL, Session
 
 __all__ = [
@@ -85,4 +86,6 @@ def open_with_outputs(path: Path, names: Sequence[str]) -> Session:
     for name in names:
         # ONNX Runtime infers the type.
         model.graph.output.add().name = name
-    return Session(model.SerializeToString(), name=str(path), optimize=False, data_folder=file.parent)
+    # Integer products saturate on some processors, unless the graph is optimized.
+    optimize = saturates_integer_sums() and any("Integer" in node.op_type for node in model.graph.node)
+    return Session(model.SerializeToString(), name=str(path), optimize=optimize, data_folder=file.parent)

@@ -6,6 +6,7 @@ up. Does not open sessions (``sessions``) and knows nothing of modules.
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from bisect import bisect_right
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import MeasureError
+from winml.modelkit.graph.files.output_files import write_error
 
 __all__ = ["KernelTime", "RunProfile", "read_profile"]
 
@@ -78,6 +80,7 @@ def read_profile(path: Path, *, counted_runs: int | None = None) -> RunProfile:
 
     Raises:
         MeasureError: the profile contains no kernel: the execution provider records none; or it is no JSON.
+        WriteError: ONNX Runtime wrote a part of it only, as on a full disk.
     """
     events = [event for event in _read_events(path) if event.get("ph") == "X"]
     runs = sorted((event for event in events if event["name"] == RUN_EVENT), key=_start_us)
@@ -107,6 +110,8 @@ def _read_events(path: Path) -> list[dict[str, Any]]:
         try:
             events = json.loads(_BARE_NAME.sub(lambda found: json.dumps(found[1]), text))
         except json.JSONDecodeError as error:
+            if not text.rstrip().endswith("]"):
+                raise write_error(path, OSError(errno.ENOSPC, "ONNX Runtime wrote a part of it only")) from error
             raise MeasureError(
                 f"the profile that ONNX Runtime wrote is no JSON: {error}",
                 hint="Names of nodes may be why: a newer ONNX Runtime escapes them.",

@@ -12,13 +12,14 @@ import platform
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import onnxruntime as ort
 import psutil
 
+from winml.modelkit.records import Record, entry
+from winml.modelkit.registries import PlugIn, installed_plug_ins
 from winml.modelkit.runtime.devices import present_providers
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider, short_name
 from winml.modelkit.runtime.processor import has_integer_dot_products
@@ -34,7 +35,7 @@ LIBRARIES = (
 
 
 @dataclass(frozen=True)
-class ProviderInfo:
+class ProviderInfo(Record):
     """One execution provider."""
 
     short: str
@@ -49,7 +50,7 @@ class ProviderInfo:
 
 
 @dataclass(frozen=True)
-class DeviceInfo:
+class DeviceInfo(Record):
     """One processor ONNX Runtime found, and the provider that offers it."""
 
     kind: str
@@ -61,7 +62,7 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(Record):
     """Everything ``winml sys`` reports."""
 
     versions: dict[str, str | None]
@@ -69,37 +70,20 @@ class Machine:
     system: str
     """Operating system and its release."""
     architecture: str
-    processor: str
-    physical_cores: int | None
-    logical_cores: int | None
-    usable_cores: int | None
+    processor: str = field(metadata=entry("name", within="processor"))
+    physical_cores: int | None = field(metadata=entry(within="processor"))
+    logical_cores: int | None = field(metadata=entry(within="processor"))
+    usable_cores: int | None = field(metadata=entry(within="processor"))
     """Cores this process may run on; None where the system does not tell."""
-    has_integer_dot_products: bool | None
+    has_integer_dot_products: bool | None = field(metadata=entry(within="processor"))
     """Whether sums of 8-bit products have instructions of their own (VNNI); None where the system does not tell."""
-    total_bytes: int
-    available_bytes: int
-    providers: tuple[ProviderInfo, ...]
+    total_bytes: int = field(metadata=entry(within="memory"))
+    available_bytes: int = field(metadata=entry(within="memory"))
+    providers: tuple[ProviderInfo, ...] = field(metadata=entry("execution_providers"))
     devices: tuple[DeviceInfo, ...]
+    plug_ins: tuple[PlugIn, ...]
+    """Names that installed packages add to winml."""
     notes: tuple[str, ...]
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the JSON of ``winml sys``."""
-        return {
-            "versions": self.versions,
-            "system": self.system,
-            "architecture": self.architecture,
-            "processor": {
-                "name": self.processor,
-                "physical_cores": self.physical_cores,
-                "logical_cores": self.logical_cores,
-                "usable_cores": self.usable_cores,
-                "has_integer_dot_products": self.has_integer_dot_products,
-            },
-            "memory": {"total_bytes": self.total_bytes, "available_bytes": self.available_bytes},
-            "execution_providers": [asdict(provider) for provider in self.providers],
-            "devices": [asdict(device) for device in self.devices],
-            "notes": list(self.notes),
-        }
 
 
 def look_at_machine() -> Machine:
@@ -127,6 +111,7 @@ def look_at_machine() -> Machine:
         available_bytes=int(memory.available),
         providers=tuple(_list_providers()),
         devices=tuple(_list_devices()),
+        plug_ins=installed_plug_ins(),
         notes=tuple(_installation_notes()),
     )
 

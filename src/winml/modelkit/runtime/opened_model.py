@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from numpy.typing import NDArray
-
+from winml.modelkit.arrays import Arrays
 from winml.modelkit.errors import MeasureError, StageError, UsageError
-from winml.modelkit.runtime.decoder_inputs import DecoderRun, decoder_feeds
+from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_feeds
 from winml.modelkit.runtime.default_sizes import fixing_command
 from winml.modelkit.runtime.devices import ChosenProvider, choose_provider
 from winml.modelkit.runtime.execution_providers import Device
@@ -98,7 +97,7 @@ class Values:
     """The input values of a model."""
 
     inputs: tuple[GraphInput, ...]
-    feeds: Mapping[str, NDArray[Any]]
+    feeds: Arrays
     notes: tuple[str, ...] = ()
     file: Path | None = None
     """File the values were read from; None where they are random."""
@@ -268,7 +267,7 @@ def refuse_dynamic_inputs(provider: ChosenProvider, inputs: tuple[GraphInput, ..
 
 @contextmanager
 def prepared_model(
-    path: Path, options: RunOptions, provider: ChosenProvider, **session_options: Any
+    path: Path, options: RunOptions, provider: ChosenProvider, **session_options: object
 ) -> Iterator[PreparedModel]:
     """Open a file and prepare its input values; a failed run inside the block is reported with those values.
 

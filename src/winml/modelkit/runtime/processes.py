@@ -83,7 +83,7 @@ def process_context(preload: Iterable[str]) -> BaseContext:
     return context
 
 
-def start_process(context: BaseContext, function: Callable[..., None], *arguments: Any) -> BaseProcess:
+def start_process(context: BaseContext, function: Callable[..., None], *arguments: object) -> BaseProcess:
     """Call a function in a process of its own, which ends with this one; starts the server where none runs.
 
     Args:
@@ -140,7 +140,7 @@ _START_SECONDS = 120.0
 """Time for the imports of the module. Chosen: a hundred times what a free machine needs."""
 
 
-def ask_limited(module: str, question: Any, who: str, *, seconds: float, resident_bytes: int) -> Any:
+def ask_limited(module: str, question: object, who: str, *, seconds: float, resident_bytes: int) -> Any:
     """Return the answer of a module.
 
     Args:
@@ -161,7 +161,7 @@ def ask_limited(module: str, question: Any, who: str, *, seconds: float, residen
             process.kill()
 
 
-def _answer(process: subprocess.Popen[bytes], question: Any, who: str, seconds: float, resident_bytes: int) -> Any:
+def _answer(process: subprocess.Popen[bytes], question: object, who: str, seconds: float, resident_bytes: int) -> Any:
     is_ready, lines = threading.Event(), list[bytes]()
 
     def exchange() -> None:

@@ -6,6 +6,7 @@ signed bytes in 16 bits, where large sums saturate. Asks the operating system; k
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 from pathlib import Path
@@ -16,6 +17,7 @@ __all__ = [
     "has_integer_dot_products",
     "instruction_sets",
     "is_x86",
+    "saturates_integer_sums",
 ]
 
 
@@ -59,6 +61,12 @@ def instruction_sets() -> str:
 def is_x86() -> bool:
     """Say whether the processor is one of Intel's or AMD's kind."""
     return platform.machine().lower() in ("x86_64", "amd64", "i386", "i686", "x86")
+
+
+@functools.cache
+def saturates_integer_sums() -> bool:
+    """Say whether sums of unsigned times signed bytes saturate in ONNX Runtime's kernels on this processor."""
+    return is_x86() and has_integer_dot_products() is False
 
 
 def _text_of(path: Path) -> str:

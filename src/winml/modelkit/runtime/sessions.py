@@ -7,6 +7,7 @@ Runtime's own numpy interface does not support.
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,14 +18,15 @@ from typing import Any, TypeVar
 import ml_dtypes
 import numpy as np
 import onnxruntime as ort
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, StageError, UsageError
 from winml.modelkit.file_names import unfinished_data_path
+from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.options import load_json
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS, installed_plug_ins, named_providers, ort_reason
-from winml.modelkit.runtime.processor import instruction_sets
+from winml.modelkit.runtime.processor import instruction_sets, saturates_integer_sums
 
 __all__ = [
     "CPU",
@@ -43,7 +45,6 @@ __all__ = [
 # Older versions on Windows ignore the environment variable that runtime/__init__.py sets.
 ort.disable_telemetry_events()
 
-Array = NDArray[Any]
 _T = TypeVar("_T")
 Shape = tuple[int | str | None, ...]
 """Sizes of a value; an open dimension is its name, or None without one."""
@@ -53,8 +54,14 @@ CPU = ("CPUExecutionProvider",)
 
 _ONNX_BFLOAT16 = 16
 """Specified: ``TensorProto.BFLOAT16``."""
+EXACT_INTEGER_SUMS = "session.x64quantprecision"
+"""Specified: entry of ONNX Runtime's session configuration; takes effect where graphs are optimized when opened."""
 SEVERITY_FATAL = 4
 """Log nothing less severe than this: warnings are for developers of ONNX Runtime, and errors are raised."""
+
+
+_UNWRITTEN = ("Failed to write external initializers", "Protobuf serialization failed")
+"""What ONNX Runtime says where it cannot write the graph as it is executed."""
 
 
 class Session:
@@ -94,20 +101,39 @@ class Session:
             UsageError: a provider is not part of the installed ONNX Runtime.
             StageError: ONNX Runtime cannot load the graph, or not on the preferred provider; names the file and its
                 reason. Or its weights are laid out for another kind of processor.
+            WriteError: the graph as it is executed cannot be written.
         """
         self.name = (name or "the model in memory") if isinstance(model, bytes) else os.fspath(model)
         _refuse_unknown(providers)
-        options = _session_options(optimize, threads, prepack, in_written_order)
-        _request_files(options, profile_prefix, optimized_path, data_folder)
-        try:
-            self._session = ort.InferenceSession(
+
+        def opened(*, exact_sums: bool) -> ort.InferenceSession:
+            options = _session_options(optimize, threads, prepack, in_written_order)
+            _request_files(options, profile_prefix, optimized_path, data_folder)
+            if exact_sums:
+                # Signed weights become unsigned ones when the file is opened, whose sums are exact on any processor.
+                options.add_session_config_entry(EXACT_INTEGER_SUMS, "1")
+            return ort.InferenceSession(
                 model if isinstance(model, bytes) else os.fspath(model),
                 sess_options=options,
                 **named_providers(options, providers, provider_options or {}),
                 # Otherwise it prints the failure on stdout and continues with another provider.
                 enable_fallback=0,
             )
+
+        exact_sums = optimize and optimized_path is None and providers[0] in CPU and saturates_integer_sums()
+        try:
+            try:
+                self._session = opened(exact_sums=exact_sums)
+            except ORT_ERRORS as error:
+                # ONNX Runtime 1.31 turns a weight that nodes share into an unsigned one twice, and fails.
+                if not (exact_sums and "AddInitializedOrtValue" in str(error)):
+                    raise
+                self._session = opened(exact_sums=False)
         except ORT_ERRORS as error:
+            if optimized_path is not None and any(words in str(error) for words in _UNWRITTEN):
+                raise write_error(
+                    Path(optimized_path), OSError(errno.ENOSPC, "ONNX Runtime could not write it")
+                ) from error
             raise StageError(f"ONNX Runtime cannot load {self.name}: {ort_reason(error)}") from error
         _refuse_inactive(providers[0], self._session)
         _refuse_other_processor(self.name, self.metadata.get(COMPILE_KEY))
@@ -139,7 +165,7 @@ class Session:
                 f"{self.name} is damaged: a name or its metadata is not UTF-8 text", hint="Export or download it again."
             ) from error
 
-    def run(self, feeds: Mapping[str, Array], output_names: Sequence[str] | None = None) -> dict[str, Array]:
+    def run(self, feeds: Arrays, output_names: Sequence[str] | None = None) -> dict[str, Array]:
         """Run the graph once.
 
         Args:
@@ -166,7 +192,7 @@ class Session:
             raise StageError(f"ONNX Runtime cannot run {self.name}: {ort_reason(error)}") from error
 
     def run_with_states(
-        self, feeds: Mapping[str, Array], states: Mapping[str, ort.OrtValue], kept: Collection[str]
+        self, feeds: Arrays, states: Mapping[str, ort.OrtValue], kept: Collection[str]
     ) -> tuple[dict[str, Array], dict[str, ort.OrtValue]]:
         """Run the graph once on arrays and on values of earlier runs, which are not copied.
 
@@ -193,7 +219,7 @@ class Session:
         except ORT_ERRORS as error:
             raise StageError(f"ONNX Runtime cannot run {self.name}: {ort_reason(error)}") from error
 
-    def prepare(self, feeds: Mapping[str, Array], *, io_binding: bool = True) -> PreparedRun:
+    def prepare(self, feeds: Arrays, *, io_binding: bool = True) -> PreparedRun:
         """Return a run on these values that can be repeated without passing them again.
 
         Args:
@@ -221,9 +247,7 @@ class PreparedRun:
         output_memory: Kinds of memory in which the outputs are left: ``cpu``, ``cuda``, ``dml``, ``webgpu``.
     """
 
-    def __init__(
-        self, session: ort.InferenceSession, name: str, feeds: Mapping[str, Array], *, io_binding: bool
-    ) -> None:
+    def __init__(self, session: ort.InferenceSession, name: str, feeds: Arrays, *, io_binding: bool) -> None:
         """Bind the values; use :meth:`Session.prepare`."""
         self._session, self._name = session, name
         has_text = any(array.dtype.kind in "USO" for array in feeds.values())
@@ -307,7 +331,7 @@ def _output_memory(session: ort.InferenceSession) -> dict[str, str]:
     return {name: DEVICE_MEMORY.get(info.name, "cpu") for name, info in zip(names, infos, strict=True)}
 
 
-def _run_on_arrays(session: ort.InferenceSession, names: list[str], feeds: Mapping[str, Array]) -> list[Array | None]:
+def _run_on_arrays(session: ort.InferenceSession, names: list[str], feeds: Arrays) -> list[Array | None]:
     """Run once; return an array per output, None for one that is no tensor."""
     values = session.run_with_ort_values(names, {name: _to_ort(array) for name, array in feeds.items()})
     return [_to_numpy(value) if value.is_tensor() else None for value in values]
@@ -320,7 +344,7 @@ def onnxruntime_version() -> str:
 
 def run_onnx(
     model: str | os.PathLike[str] | bytes,
-    feeds: Mapping[str, Array],
+    feeds: Arrays,
     *,
     providers: Sequence[str] = CPU,
     optimize: bool = True,

@@ -10,13 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
-from typing import Any
 
 __all__ = ["attribute_replaced", "shared_by_threads"]
 
 
 @contextmanager
-def attribute_replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def attribute_replaced(owner: object, name: str, value: object) -> Iterator[None]:
     """Replace an attribute of an object, a class or a Python module for the time of the block.
 
     An attribute that the owner inherits from its class is inherited again afterwards.

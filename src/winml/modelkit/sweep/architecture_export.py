@@ -236,7 +236,7 @@ def error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-def _write_config(order: ExportOrder, content: Mapping[str, Any], aspects: Sequence[Aspect]) -> None:
+def _write_config(order: ExportOrder, content: Mapping[str, object], aspects: Sequence[Aspect]) -> None:
     _config_path(order).write_text(json.dumps(shrink(content, aspects)), encoding="utf-8")
 
 

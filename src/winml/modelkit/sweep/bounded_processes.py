@@ -144,7 +144,7 @@ class _RunningCall:
     last_message: Any = None
     peak_bytes: int = 0
 
-    def ending(self, reason: EndReason, result: Any = None) -> Ending:
+    def ending(self, reason: EndReason, result: object = None) -> Ending:
         return Ending(self.call, reason, result, self.last_message, time.monotonic() - self.started, self.peak_bytes)
 
 

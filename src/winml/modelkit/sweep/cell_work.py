@@ -23,7 +23,7 @@ from winml.modelkit.builds.resumption import tool_versions
 from winml.modelkit.errors import ExportError, InputError, UsageError, WinMLError, WriteError, first_line
 from winml.modelkit.file_names import BUILT_MODEL_NAME, SWEEP_LOG_NAME
 from winml.modelkit.graph.files.named_paths import named_path
-from winml.modelkit.results.sweep import Architecture, CellResult, Measure, architecture_from_record
+from winml.modelkit.results.sweep import Architecture, CellResult, Measure
 from winml.modelkit.sweep.cells import Cell
 from winml.modelkit.sweep.plan import RANDOM_PREFIX, request_of
 
@@ -270,7 +270,7 @@ class _CellWork:
         name = f"{model_type}{f'-{task}' if task else ''}-{digest(tool_versions())[:12]}"
         folder = self.order.shared / "models" / name
         if (found := folder / _SMALL_MODEL).is_file():
-            architecture = architecture_from_record(json.loads(found.read_text(encoding="utf-8")))
+            architecture = Architecture.from_fields(json.loads(found.read_text(encoding="utf-8")))
         else:
             own = self.order.folder / "tmp" / "model"
             architecture = find_small_model(ExportOrder(model_type, own, task), self._report_small)
@@ -312,7 +312,7 @@ class _CellWork:
         from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
         from winml.modelkit.builds.plan import plan_build
         from winml.modelkit.builds.stage_runs import StageStore
-        from winml.modelkit.graph.files.recovery import unrecorded
+        from winml.modelkit.graph.files.touched_files import unrecorded
         from winml.modelkit.load.request import ModelRequest
 
         config = self.order.cell.work.build.model_copy(update={"eval": None})

@@ -7,7 +7,6 @@ model types are listed.
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,9 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import filelock
-
-from winml.modelkit.builds.cache import digest, write_atomically
+from winml.modelkit.builds.cache import digest
 from winml.modelkit.builds.plan import is_onnx_path
 from winml.modelkit.builds.resumption import place_state, resume_identity
 from winml.modelkit.errors import OutputExistsError, UsageError
@@ -32,10 +29,11 @@ from winml.modelkit.file_names import (
     SWEEP_TABLE_NAME,
     TUNE_STATE_NAME,
 )
+from winml.modelkit.graph.files.kept_results import KeptResults, locked_folder, write_atomically
 from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.load.checkpoints.task import canonical_task
-from winml.modelkit.options import JsonError, nearest, read_json_file
-from winml.modelkit.results.sweep import CellResult, cell_from_record
+from winml.modelkit.options import nearest
+from winml.modelkit.results.sweep import CellResult
 from winml.modelkit.sweep.plan import (
     RANDOM_PREFIX,
     ListedModel,
@@ -117,7 +115,7 @@ class Cell:
         return (model, *(name for name in data if name))
 
 
-def requests_of(cells: Iterable[Cell], conditions: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def requests_of(cells: Iterable[Cell], conditions: Mapping[str, object]) -> dict[str, dict[str, Any]]:
     """Return all that the result of each cell depends on at this moment, as JSON values, by the id of the cell.
 
     Args:
@@ -153,7 +151,7 @@ def cells_of(plan: SweepPlan) -> tuple[Cell, ...]:
     return tuple(cells.values())
 
 
-def _cell(plan: SweepPlan, model: str, settings: Mapping[str, Any]) -> Cell:
+def _cell(plan: SweepPlan, model: str, settings: Mapping[str, object]) -> Cell:
     config = plan.config
     if is_onnx_path(model):
         settings = settings_of_onnx(settings)
@@ -205,18 +203,13 @@ class SweepFolder:
         """Where cells find what others of the same model made."""
         return self.path / "shared"
 
-    def finished(self, cell: Cell, request: Mapping[str, Any]) -> CellResult | None:
+    def finished(self, cell: Cell, request: Mapping[str, object]) -> CellResult | None:
         """Return what was found in a cell; None where it is not finished, or was asked for something else."""
-        try:
-            record = read_json_file(self.cell_folder(cell.cell_id) / SWEEP_CELL_NAME)
-            if record["request"] != json.loads(json.dumps(request)):
-                return None
-            # Which settings tell cells apart depends on the plan of this run.
-            return replace(cell_from_record(record["result"]), settings=cell.settings)
-        except (OSError, JsonError, KeyError, TypeError):
-            return None
+        earlier = self._results(cell, request).read(lambda record: CellResult.from_fields(record["result"]))
+        # Which settings tell cells apart depends on the plan of this run.
+        return replace(earlier, settings=cell.settings) if isinstance(earlier, CellResult) else None
 
-    def keep(self, cell: Cell, request: Mapping[str, Any], result: CellResult) -> None:
+    def keep(self, cell: Cell, request: Mapping[str, object], result: CellResult) -> None:
         """Write down what was found in a cell.
 
         Args:
@@ -227,8 +220,10 @@ class SweepFolder:
         Raises:
             WriteError: it cannot be written.
         """
-        record = {"schema_version": 1, "request": request, "result": result.as_record()}
-        self.write(self.cell_folder(cell.cell_id) / SWEEP_CELL_NAME, f"{json.dumps(record, indent=1)}\n")
+        self._results(cell, request).write({"result": result.as_record()}, indent=1)
+
+    def _results(self, cell: Cell, request: Mapping[str, Any]) -> KeptResults:
+        return KeptResults(self.cell_folder(cell.cell_id) / SWEEP_CELL_NAME, request)
 
     def write(self, path: Path, text: str) -> None:
         """Write one of the files of the sweep, whole or not at all.
@@ -256,17 +251,5 @@ def held_sweep(path: Path) -> Iterator[SweepFolder]:
         raise OutputExistsError(f"{path / there[0]} is there, and no sweep wrote it", hint="Choose another folder.")
     if owned := [name for name in _OF_OTHERS if (path / name).exists()]:
         raise OutputExistsError(f"{path} is the folder of another command: {owned[0]}", hint="Choose another folder.")
-    lock = filelock.FileLock(path / SWEEP_LOCK_NAME)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise UsageError(
-            f"another sweep works in {path}", hint="Wait for it to end, or choose another folder with -o."
-        ) from None
-    except OSError as error:
-        raise write_error(path, error) from error
-    try:
+    with locked_folder(path, SWEEP_LOCK_NAME, "sweep"):
         yield SweepFolder(path.absolute())
-    finally:
-        lock.release(force=True)

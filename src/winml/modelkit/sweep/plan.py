@@ -156,7 +156,7 @@ def read_plan(path: Path) -> tuple[SweepPlan, tuple[str, ...]]:
     return plan_from_record({"models": [name for name in names if name]}, f"plan {path}")
 
 
-def plan_from_record(value: Any, label: str) -> tuple[SweepPlan, tuple[str, ...]]:
+def plan_from_record(value: object, label: str) -> tuple[SweepPlan, tuple[str, ...]]:
     """Check a plan that was parsed; entries that stand in it twice count once, and a note says so.
 
     Raises:
@@ -177,7 +177,7 @@ def plan_from_record(value: Any, label: str) -> tuple[SweepPlan, tuple[str, ...]
     return plan.model_copy(update={"models": models, "set": settings, "do": steps}), notes
 
 
-def _each_once(values: Sequence[Any], where: str) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+def _each_once(values: Sequence[object], where: str) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     """Return values without those that stand there again, and a note that tells of the first."""
     kept: dict[str, Any] = {}
     again: list[str] = []
@@ -236,12 +236,12 @@ def configurations(plan: SweepPlan, listed: ListedModel) -> Iterator[dict[str, A
         yield {**dict(zip(axes, values, strict=True)), **listed.set}
 
 
-def settings_of_onnx(settings: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of_onnx(settings: Mapping[str, object]) -> dict[str, Any]:
     """Return the settings that have a meaning for a model that is an ONNX file already."""
     return {key: value for key, value in settings.items() if key.split(".")[0] not in _OF_CHECKPOINTS}
 
 
-def parse_work(config: Mapping[str, Any], settings: Mapping[str, Any], label: str) -> WorkSettings:
+def parse_work(config: Mapping[str, object], settings: Mapping[str, object], label: str) -> WorkSettings:
     """Put a configuration together.
 
     Args:

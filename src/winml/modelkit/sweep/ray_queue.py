@@ -27,10 +27,10 @@ from winml.modelkit.results.sweep import CellResult
 from winml.modelkit.sweep.bounded_processes import Bounds, Call, run_bounded
 from winml.modelkit.sweep.cell_work import run_cell
 from winml.modelkit.sweep.cells import Cell
-from winml.modelkit.sweep.work_queue import Place, SweepListener, SweepStoppedError, finished_cell, preloaded
+from winml.modelkit.sweep.work_queue import Place, QueueKind, SweepListener, SweepStoppedError, finished_cell, preloaded
 from winml.modelkit.version import install_command
 
-__all__ = ["RayQueue", "refuse_missing_ray"]
+__all__ = ["RAY", "RayQueue", "refuse_missing_ray"]
 
 _AUTO = "auto"
 _ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
@@ -201,7 +201,7 @@ class _Tasks:
         cpus = int(self.ray.cluster_resources().get("CPU", 0))
         return min(cpus, self.queue.most or cpus)
 
-    def _result(self, task: Any, cell: Cell, tries: int) -> CellResult | None:
+    def _result(self, task: object, cell: Cell, tries: int) -> CellResult | None:
         """Return the result of a task that ended; None where its worker was lost, and it is to be tried again."""
         try:
             result: CellResult = self.ray.get(task)
@@ -263,3 +263,7 @@ def _node_id() -> str:
     import ray
 
     return str(ray.get_runtime_context().get_node_id())[:8]
+
+
+RAY = QueueKind(refuse_missing_ray, RayQueue)
+"""A Ray cluster; its address is ``auto`` or ``HOST:PORT``."""

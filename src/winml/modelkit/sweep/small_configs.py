@@ -140,7 +140,7 @@ def default_content(model_type: str) -> dict[str, Any]:
     return {**content, "model_type": model_type}
 
 
-def shrink(content: Mapping[str, Any], aspects: Sequence[Aspect]) -> dict[str, Any]:
+def shrink(content: Mapping[str, object], aspects: Sequence[Aspect]) -> dict[str, Any]:
     """Return a smaller copy of a config.
 
     Args:
@@ -163,7 +163,7 @@ class _ConfigFacts:
     """Numbers of audio features per frame."""
 
     @classmethod
-    def read_from(cls, content: Mapping[str, Any]) -> _ConfigFacts:
+    def read_from(cls, content: Mapping[str, object]) -> _ConfigFacts:
         """Read a config and its sub-configs."""
         configs = list(_nested_configs(content))
         tokens = {
@@ -202,7 +202,7 @@ def _shrink_config(content: Mapping[str, Any], aspects: Sequence[Aspect], facts:
     return smaller
 
 
-def _is_config(value: Any) -> bool:
+def _is_config(value: object) -> bool:
     return isinstance(value, dict) and "model_type" in value
 
 
@@ -256,14 +256,14 @@ def _fill_text_width(config: dict[str, Any], text_width: Any) -> None:
                 part[key] = text_width
 
 
-def _fill_rotary_sections(config: dict[str, Any], rotary: Any, head_size: int) -> None:
+def _fill_rotary_sections(config: dict[str, object], rotary: object, head_size: int) -> None:
     """Divide the rotary dimensions of a head among time, height and width as the checkpoints do, in place."""
     if isinstance(rotary, dict) and "rope_theta" in rotary:
         quarter = int(head_size * rotary.get("partial_rotary_factor", 1.0)) // 8
         config["rope_parameters"] = {"mrope_section": [quarter, 3 * quarter // 2, 3 * quarter // 2], **rotary}
 
 
-def _set_if_none(content: dict[str, Any], key: str, value: Any) -> None:
+def _set_if_none(content: dict[str, object], key: str, value: object) -> None:
     if key in content and content[key] is None:
         content[key] = value
 
@@ -298,7 +298,7 @@ def _cut_depth(content: dict[str, Any], alike: int) -> dict[str, Any]:
     return smaller
 
 
-def _is_pattern(key: str, value: Any) -> bool:
+def _is_pattern(key: str, value: object) -> bool:
     return key == "block_types" and isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
@@ -353,11 +353,11 @@ def _cut_layer_setting(key: str, value: Any, depth: int, kept_layers: Sequence[i
     return value
 
 
-def _is_list_per_layer(value: Any, depth: int) -> bool:
+def _is_list_per_layer(value: object, depth: int) -> bool:
     return isinstance(value, list) and len(value) == depth and not any(isinstance(item, dict) for item in value)
 
 
-def _is_object_by_layer(value: Any, depth: int) -> bool:
+def _is_object_by_layer(value: object, depth: int) -> bool:
     """Return whether a value is an object of layer settings, with layer numbers (also ``05``) as keys."""
     if not isinstance(value, dict) or not value:
         return False
@@ -368,7 +368,7 @@ def _is_indices(key: str, value: Any, depth: int) -> bool:
     return bool(_LAYER_INDICES.search(key)) and _is_counts(value) and value == sorted(set(value)) and value[-1] < depth
 
 
-def _cut_width(content: dict[str, Any], aspects: Sequence[Aspect], facts: _ConfigFacts) -> dict[str, Any]:
+def _cut_width(content: dict[str, object], aspects: Sequence[Aspect], facts: _ConfigFacts) -> dict[str, Any]:
     """Divide widths by :data:`WIDTH_DIVISOR`, partly with fewer heads and partly with narrower ones."""
     head_counts = [number for key, value in _named_values(content) if _is_heads(key) for number in _counts_in(value)]
     if "head size" not in aspects:
@@ -377,7 +377,7 @@ def _cut_width(content: dict[str, Any], aspects: Sequence[Aspect], facts: _Confi
     width_divisor = WIDTH_DIVISOR if "head size" in aspects or not head_counts else head_count_divisor
     head_size_divisor = width_divisor // head_count_divisor
 
-    def cut(key: str, value: Any) -> Any:
+    def cut(key: str, value: object) -> Any:
         if _PER_HEAD.search(key):
             return _map_counts(value, lambda width: max(width // head_size_divisor, min(width, 1)))
         if _is_heads(key):
@@ -405,7 +405,7 @@ def _narrower(width: int, divisor: int, step: int) -> int:
     return width if width < SMALLEST_WIDTH else -(-width // (divisor * step)) * step
 
 
-def _named_values(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _named_values(content: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
     """Yield the keys and values of a config, with those of plain objects and without those of sub-configs."""
     for key, value in content.items():
         if isinstance(value, dict) and not _is_config(value):
@@ -424,11 +424,11 @@ def _is_width(key: str) -> bool:
     return bool(_WIDTH.search(key)) and not _NO_WIDTH.search(key)
 
 
-def _cut_image(content: dict[str, Any]) -> dict[str, Any]:
+def _cut_image(content: dict[str, object]) -> dict[str, Any]:
     patch = max(_counts_in(content.get("patch_size")), default=0)
     edge = IMAGE_PATCHES * patch if patch >= COARSE_PATCH else SMALL_IMAGE
 
-    def cut(key: str, value: Any) -> Any:
+    def cut(key: str, value: object) -> Any:
         if _IMAGE_SIZES.search(key):
             return _map_counts(value, lambda size: min(size, edge))
         if _IMAGE_TOKENS.search(key):
@@ -438,12 +438,12 @@ def _cut_image(content: dict[str, Any]) -> dict[str, Any]:
     return {key: cut(key, value) for key, value in content.items()}
 
 
-def _cut_tokens(content: dict[str, Any], facts: _ConfigFacts) -> dict[str, Any]:
+def _cut_tokens(content: dict[str, object], facts: _ConfigFacts) -> dict[str, Any]:
     """Shorten vocabularies and sequences; a token beyond the vocabulary is replaced by one within it."""
     has_vocabulary = any(_VOCABULARY.search(key) for key in content)
     positions = MOST_POSITIONS if has_vocabulary and not facts.has_sub_configs else MOST_POSITIONS_OF_PARTS
 
-    def cut(key: str, value: Any) -> Any:
+    def cut(key: str, value: object) -> Any:
         if _TOKEN.search(key):
             return _map_counts(value, lambda token: facts.replaced_tokens.get(token, token))
         if _VOCABULARY.search(key):
@@ -479,5 +479,5 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_counts(value: Any) -> bool:
+def _is_counts(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_count, value))

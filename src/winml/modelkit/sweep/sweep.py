@@ -25,14 +25,23 @@ from winml.modelkit.file_names import (
     SWEEP_TABLE_NAME,
 )
 from winml.modelkit.options import JsonError, read_json_file
-from winml.modelkit.report.sweep import sweep_page, sweep_table
-from winml.modelkit.results.sweep import CellResult, SweepLimit, SweepResult, cell_from_record
+from winml.modelkit.report.html import render_html
+from winml.modelkit.report.sweep import sweep_document, sweep_table
+from winml.modelkit.results.sweep import CellResult, SweepLimit, SweepResult
 from winml.modelkit.runtime.memory import available_bytes
 from winml.modelkit.runtime.processor import available_cores
 from winml.modelkit.sweep.bounded_processes import Bounds
 from winml.modelkit.sweep.cells import Cell, SweepFolder, cells_of, held_sweep, requests_of
 from winml.modelkit.sweep.plan import SweepPlan, plan_from_record, read_plan, refuse_unusable
-from winml.modelkit.sweep.work_queue import LocalQueue, Place, SweepListener, SweepStoppedError, WorkQueue
+from winml.modelkit.sweep.work_queue import (
+    QUEUES,
+    LocalQueue,
+    Place,
+    QueueKind,
+    SweepListener,
+    SweepStoppedError,
+    WorkQueue,
+)
 from winml.modelkit.words import json_printable
 
 __all__ = [
@@ -65,6 +74,8 @@ class SweepOptions:
     """Processes at a time; None: one a core, as memory allows; one where latency is measured; on Ray, one a CPU."""
     ray: str | None = None
     """Address of a Ray cluster, or ``auto``; None: this machine alone."""
+    queue: str | None = None
+    """``NAME=ADDRESS`` of another work queue, such as that of a plug-in; None: as ``ray`` says."""
     artifacts: str | None = None
     """Folder or URL that files of cells go to; None: the folder of the sweep."""
     keeps_files: bool = True
@@ -76,10 +87,10 @@ class SweepOptions:
 
 
 def sweep_models(
-    models: str | os.PathLike[str] | Mapping[str, Any] | Sequence[str],
+    models: str | os.PathLike[str] | Mapping[str, object] | Sequence[str],
     output: str | os.PathLike[str],
     *,
-    set: Mapping[str, Sequence[Any]] | None = None,
+    set: Mapping[str, Sequence[object]] | None = None,
     do: Sequence[str] | None = None,
     min: Mapping[str, float] | None = None,
     max: Mapping[str, float] | None = None,
@@ -146,10 +157,25 @@ def refuse_early(plan: SweepPlan, options: SweepOptions) -> None:
         from winml.modelkit.sweep.cell_work import refuse_unknown_place
 
         refuse_unknown_place(options.artifacts)
-    if options.ray is not None:
-        from winml.modelkit.sweep.ray_queue import refuse_missing_ray
+    if (requested := _requested_queue(options)) is not None:
+        kind, address = requested
+        kind.refuse(address)
 
-        refuse_missing_ray(options.ray)
+
+def _requested_queue(options: SweepOptions) -> tuple[QueueKind, str] | None:
+    """Return the queue that is requested, and its address; None: this machine alone.
+
+    Raises:
+        UsageError: there is no such queue, or two are requested.
+    """
+    if options.queue is None:
+        return None if options.ray is None else (QUEUES["ray"], options.ray)
+    if options.ray is not None:
+        raise UsageError(f"--queue {options.queue}: --ray {options.ray} is a queue as well", hint="Give one of them.")
+    name, equals, address = options.queue.partition("=")
+    if not equals:
+        raise UsageError(f"--queue {options.queue}: expected NAME=ADDRESS", hint=f"Names: {', '.join(QUEUES.names)}.")
+    return QUEUES.find(name, "--queue"), address
 
 
 def run_sweep(
@@ -222,7 +248,7 @@ def _do_cells(
 
 
 def _finished(
-    folder: SweepFolder, cells: Iterable[Cell], requests: Mapping[str, Mapping[str, Any]], options: SweepOptions
+    folder: SweepFolder, cells: Iterable[Cell], requests: Mapping[str, Mapping[str, object]], options: SweepOptions
 ) -> dict[str, CellResult]:
     """Return what an earlier run found in cells that are not to be done again, by their ids."""
     found = {cell.cell_id: folder.finished(cell, requests[cell.cell_id]) for cell in cells}
@@ -234,10 +260,9 @@ def _finished(
 
 
 def _queue(plan: SweepPlan, options: SweepOptions) -> WorkQueue:
-    if options.ray is not None:
-        from winml.modelkit.sweep.ray_queue import RayQueue
-
-        return RayQueue(options.ray, options.seconds, options.resident_bytes, options.jobs)
+    if (requested := _requested_queue(options)) is not None:
+        kind, address = requested
+        return kind.open(address, options.seconds, options.resident_bytes, options.jobs)
     free = int(MEMORY_SHARE * (available_bytes() or psutil.virtual_memory().total))
     most = max(1, min(available_cores(), free // (options.resident_bytes or _CELL_BYTES)))
     jobs = options.jobs or (1 if "perf" in plan.do else most)
@@ -285,7 +310,7 @@ def _write_tables(folder: SweepFolder, outcome: SweepResult) -> None:
     text = json_printable(json.dumps(outcome.as_record(), indent=1, ensure_ascii=False))
     folder.write(folder.path / SWEEP_RESULTS_NAME, f"{text}\n")
     folder.write(folder.path / SWEEP_TABLE_NAME, sweep_table(outcome))
-    folder.write(folder.path / SWEEP_PAGE_NAME, sweep_page(outcome))
+    folder.write(folder.path / SWEEP_PAGE_NAME, render_html(sweep_document(outcome)))
 
 
 def read_results(path: Path) -> SweepResult:
@@ -300,8 +325,8 @@ def read_results(path: Path) -> SweepResult:
     file = path / SWEEP_RESULTS_NAME if path.is_dir() else path
     try:
         record = read_json_file(file)
-        cells = tuple(cell_from_record(cell) for cell in record["cells"])
+        cells = tuple(CellResult.from_fields(cell) for cell in record["cells"])
         kept = {name: record[name] for name in ("versions", "machine", "jobs", "bounds")}
         return SweepResult(record["folder"], record["plan"], cells, record["counts"]["total"], **kept)
-    except (OSError, JsonError, KeyError, TypeError) as error:
+    except (OSError, JsonError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: holds no results of a sweep", hint="Give the folder of a finished sweep.") from error

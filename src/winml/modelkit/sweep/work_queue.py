@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from winml.modelkit.builds.plan import is_onnx_path
 from winml.modelkit.errors import StageError
+from winml.modelkit.registries import Registry
 from winml.modelkit.results.sweep import CellResult
 from winml.modelkit.runtime.processor import available_cores
 from winml.modelkit.sweep.bounded_processes import Bounds, Call, Ending, run_bounded
@@ -19,7 +20,17 @@ from winml.modelkit.sweep.cell_work import PRELOAD, PRELOAD_DYNAMO, CellOrder, j
 from winml.modelkit.sweep.cells import Cell, SweepFolder
 from winml.modelkit.sweep.plan import StepName
 
-__all__ = ["LocalQueue", "Place", "SweepListener", "SweepStoppedError", "WorkQueue", "finished_cell", "preloaded"]
+__all__ = [
+    "QUEUES",
+    "LocalQueue",
+    "Place",
+    "QueueKind",
+    "SweepListener",
+    "SweepStoppedError",
+    "WorkQueue",
+    "finished_cell",
+    "preloaded",
+]
 
 _KILLED = -9
 """Exit code of a killed process. Specified: the negative number of the signal, as in ``subprocess``."""
@@ -91,6 +102,23 @@ class WorkQueue(Protocol):
 
     def results(self, cells: Sequence[Cell], place: Place, listener: SweepListener) -> Generator[CellResult]:
         """Yield the result of every cell, in the order they end."""
+
+
+@dataclass(frozen=True)
+class QueueKind:
+    """A way to spread cells over machines."""
+
+    refuse: Callable[[str], None]
+    """Takes an address; raises UsageError where nothing can be there."""
+    open: Callable[[str, float, int | None, int | None], WorkQueue]
+    """Takes the address, the seconds and the bytes of memory that a cell may take, and how many cells run at a time;
+    None: what the machines have."""
+
+
+QUEUES: Registry[QueueKind] = Registry(
+    "queues", "work queue", {"ray": "winml.modelkit.sweep.ray_queue:RAY"}, lambda: QueueKind
+)
+"""Name → how cells are spread; what runs on this machine alone is :class:`LocalQueue`."""
 
 
 @dataclass(frozen=True)

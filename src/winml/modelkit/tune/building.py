@@ -132,7 +132,6 @@ class CandidateBuilds:
         """
         path = self.folder / TUNE_EXPORT_NAME / TUNE_FIXED_NAME
         if not path.is_file():
-            path.parent.mkdir(exist_ok=True)
             plain = self.model.plan(None).onnx_path or self.build(Candidate(PLAIN, PLAIN, "")).model_path
             pin_model(plain, path, sizes)
         source = ModelRequest(model=str(path))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from winml.modelkit.records import Record
 from winml.modelkit.results.tuning import Candidate, CandidateKind
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
 from winml.modelkit.runtime.processor import available_cores
@@ -34,7 +35,7 @@ _PROVIDER_OPTIONS: Mapping[str, Mapping[str, tuple[str, Mapping[str, str]]]] = {
 
 
 @dataclass(frozen=True)
-class TuningMachine:
+class TuningMachine(Record):
     """What of a machine decides the plan."""
 
     cores: int
@@ -45,10 +46,6 @@ class TuningMachine:
     providers: tuple[str, ...]
     """Short names of the installed execution providers that winml knows, that of the CPU first."""
     onnxruntime: str
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {**vars(self), "providers": list(self.providers)}
 
 
 def look_at_tuning_machine() -> TuningMachine:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from winml.modelkit.errors import MeasureError
+from winml.modelkit.errors import MeasureError, WriteError
 from winml.modelkit.measure.statistics import RUNGS, Ratio, confidence_of_race, losers, percentile
 from winml.modelkit.results.tuning import Candidate
 from winml.modelkit.runtime.memory import available_bytes
@@ -61,6 +61,7 @@ class Contestant:
 
         Raises:
             MeasureError: it says what is wrong, has ended, or does not answer.
+            WriteError: it cannot write a file.
         """
         process = self._started()
         assert process.stdin is not None  # a pipe
@@ -76,7 +77,8 @@ class Contestant:
             raise MeasureError(f"{self._name}: its process ended{self._last_words()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise MeasureError(answer["error"], hint=answer["hint"])
+            kind = WriteError if answer["is_unwritten"] else MeasureError
+            raise kind(answer["error"], hint=answer["hint"])
         return answer
 
     def close(self) -> None:
@@ -218,7 +220,7 @@ class Contestants:
 
     def _opened(self, candidate: Candidate, model: Path) -> dict[str, Any]:
         contestant = self._open[candidate.name] = Contestant(candidate.name)
-        return contestant.ask("open", path=str(model), folder=str(self._folder), run=candidate.run_record())
+        return contestant.ask("open", path=str(model), folder=str(self._folder), run=candidate.as_record()["run"])
 
 
 BLOCK_MS = 200.0

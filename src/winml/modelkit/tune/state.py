@@ -6,19 +6,16 @@ Measures nothing.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import filelock
 import pydantic
 
-from winml.modelkit.builds.cache import write_atomically
-from winml.modelkit.errors import ConfigError, OutputExistsError, UsageError
+from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.file_names import (
     TUNE_ANSWER_NAME,
     TUNE_CANDIDATES_NAME,
@@ -29,8 +26,9 @@ from winml.modelkit.file_names import (
     TUNED_NAME,
 )
 from winml.modelkit.graph.files.foreign_names import file_within
-from winml.modelkit.graph.files.output_files import refuse_existing, write_error
-from winml.modelkit.options import Options, parse_options, read_json_file
+from winml.modelkit.graph.files.kept_results import KeptResults, OtherRequest, locked_folder
+from winml.modelkit.graph.files.output_files import recover, refuse_existing
+from winml.modelkit.options import Options, parse_options
 from winml.modelkit.results.tuning import CandidateFacts, CandidateStatus
 
 __all__ = ["Failure", "TuneState", "held_tune_folder", "refuse_foreign_folder"]
@@ -102,9 +100,9 @@ class TuneState:
         """
         self._path = folder / TUNE_STATE_NAME
         refuse_existing([self._path], overwrite=True)
+        recover([self._path])
+        self._file = KeptResults(self._path, request, schema_version=_VERSION)
         self._content: dict[str, Any] = {
-            "schema_version": _VERSION,
-            "request": json.loads(json.dumps(request)),
             "exported": None,
             "values": None,
             "facts": {},
@@ -112,8 +110,7 @@ class TuneState:
             "failed": {},
             "races": {},
         }
-        if self._path.exists():
-            self._take(folder, overwrite=overwrite)
+        self._take(folder, overwrite=overwrite)
         self.resumed = len(self._content["facts"])
         """Number of candidates that were measured already."""
         self.save()
@@ -149,11 +146,11 @@ class TuneState:
     def facts(self, name: str) -> CandidateFacts | None:
         """Return what was measured of a candidate; None where nothing was."""
         record = self._content["facts"].get(name)
-        return None if record is None else CandidateFacts.from_record(record)
+        return None if record is None else CandidateFacts.from_fields(record)
 
     def keep_facts(self, name: str, facts: CandidateFacts) -> None:
         """Remember what was measured of a candidate."""
-        self._content["facts"][name] = facts.as_record()
+        self._content["facts"][name] = asdict(facts)
         self.save()
 
     def failure(self, name: str) -> Failure | None:
@@ -163,7 +160,7 @@ class TuneState:
 
     def keep_failure(self, name: str, failure: Failure) -> None:
         """Remember why a candidate is out."""
-        self._content["failed"][name] = dict(vars(failure))
+        self._content["failed"][name] = asdict(failure)
         self.save()
 
     def rules(self, name: str) -> dict[str, str] | None:
@@ -198,27 +195,24 @@ class TuneState:
         Raises:
             WriteError: it cannot be written.
         """
-        try:
-            write_atomically(self._path, json.dumps(self._content))
-        except OSError as error:
-            raise write_error(self._path, error) from error
+        self._file.write(self._content)
 
     def _take(self, folder: Path, *, overwrite: bool) -> None:
         """Take over an earlier state, or remove all of it where it is another's and may be replaced."""
-        try:
-            earlier = parse_options(_Content, read_json_file(self._path), str(self._path)).model_dump()
-            request, is_whole = earlier["request"], True
-        except (ConfigError, ValueError, OSError):
-            request, is_whole, earlier = {}, False, {}
-        now = self._content["request"]
-        different = [key for key in {**request, **now} if request.get(key) != now.get(key)]
-        if is_whole and not different:
+        earlier = self._file.read(
+            lambda record: parse_options(_Content, record, str(self._path)).model_dump(
+                exclude={"schema_version", "request"}
+            )
+        )
+        if earlier is None:
+            return
+        if not isinstance(earlier, OtherRequest):
             self._content = earlier
             return
         if not overwrite:
-            words = ", ".join(map(str, different)) if is_whole else "it cannot be read"
+            words = f"{', '.join(earlier.changed)} changed" if earlier.changed else "it cannot be read"
             raise UsageError(
-                f"{self._path} belongs to another tuning: {words}{' changed' if is_whole else ''}",
+                f"{self._path} belongs to another tuning: {words}",
                 hint="Repeat its options to go on, choose another folder, or start anew with --overwrite.",
             )
         for name in (TUNE_CANDIDATES_NAME, TUNED_NAME, TUNE_EXPORT_NAME):
@@ -258,16 +252,5 @@ def held_tune_folder(folder: Path) -> Iterator[None]:
         WriteError: it cannot be made.
     """
     refuse_foreign_folder(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(folder / TUNE_LOCK_NAME)
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise UsageError(f"another tuning works in {folder}", hint="Wait for it, or choose another folder.") from None
-    except OSError as error:
-        raise write_error(folder, error) from error
-    try:
+    with locked_folder(folder, TUNE_LOCK_NAME, "tuning"):
         yield
-    finally:
-        # The file stays: a lock on a file that was removed holds off nobody.
-        lock.release(force=True)

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.builds.cache import write_atomically
-from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.builds.identity import file_digests
 from winml.modelkit.builds.plan import is_onnx_path, request_record
 from winml.modelkit.builds.resumption import resume_identity
@@ -32,12 +30,15 @@ from winml.modelkit.file_names import (
     measured_path,
 )
 from winml.modelkit.flows.quantize.calibration_files import calibration_files
+from winml.modelkit.found_models import onnx_file
+from winml.modelkit.graph.files.kept_results import write_atomically
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.measure.statistics import NOISE, RUNGS, Choice, choose, fastest, ratio_between
 from winml.modelkit.options import parse_options, unknown_key_message
 from winml.modelkit.progress import StepClock, StepEvent
-from winml.modelkit.report.tuning import tuning_page
+from winml.modelkit.report.html import render_html
+from winml.modelkit.report.tuning import tuning_document
 from winml.modelkit.results.build_result import BuildResult
 from winml.modelkit.results.tuning import Candidate, CandidateFacts, TuneResult
 from winml.modelkit.tune.answering import Answer
@@ -532,4 +533,4 @@ def _write_answer(result: TuneResult, folder: Path) -> None:
     """Write the answer and its page."""
     text = json.dumps(result.as_record(), indent=2, ensure_ascii=False)
     write_atomically(folder / TUNE_ANSWER_NAME, f"{text}\n")
-    write_atomically(folder / TUNE_PAGE_NAME, tuning_page(result))
+    write_atomically(folder / TUNE_PAGE_NAME, render_html(tuning_document(result)))

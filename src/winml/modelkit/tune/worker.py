@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import measure_fidelity
-from winml.modelkit.errors import MeasureError, WinMLError
+from winml.modelkit.errors import MeasureError, WinMLError, WriteError
+from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.measure.latency import LatencyOptions, measure_block, measure_latency
-from winml.modelkit.runtime.decoder_inputs import decoder_run, inputs_of_file
+from winml.modelkit.runtime.decoding.inputs import decoder_run, inputs_of_file
 from winml.modelkit.runtime.graph_inputs import batch_of, graph_inputs
 from winml.modelkit.runtime.memory import peak_bytes, resident_bytes
 from winml.modelkit.runtime.opened_model import (
@@ -39,7 +40,6 @@ from winml.modelkit.runtime.sessions import PreparedRun
 
 __all__ = ["main", "values_path"]
 
-Array = NDArray[Any]
 
 FIRST_RUNS = 3
 """Runs after which memory is read. Chosen: ONNX Runtime plans its memory in the first and has it after the second."""
@@ -54,13 +54,19 @@ def _answers_path(folder: Path, draw: int) -> Path:
     return folder / f"answers{draw}.npz"
 
 
-def _keep(folder: Path, draw: int, feeds: Mapping[str, Array], answers: Mapping[str, Array]) -> None:
-    """Write the values of a draw, and what the plain file answers."""
-    np.savez(values_path(folder, draw), **feeds)  # type: ignore[arg-type]  # numpy's stub takes one array for a flag
-    np.savez(_answers_path(folder, draw), **answers)  # type: ignore[arg-type]
+def _keep(folder: Path, draw: int, feeds: Arrays, answers: Arrays) -> None:
+    """Write the values of a draw, and what the plain file answers.
+
+    Raises:
+        WriteError: one of the files cannot be written; neither is there then.
+    """
+    with OutputFiles() as files:
+        for path, arrays in ((values_path(folder, draw), feeds), (_answers_path(folder, draw), answers)):
+            np.savez(files.reserve(path), **arrays)  # type: ignore[arg-type]  # the stub takes an array for a flag
+        files.commit()
 
 
-def _telling(answers: Mapping[str, Array], shown: str) -> dict[str, Array]:
+def _telling(answers: Arrays, shown: str) -> dict[str, Array]:
     """Return the outputs that are numbers.
 
     Raises:
@@ -86,7 +92,7 @@ class _Runner:
 
     def __init__(self) -> None:
         self._opened: OpenedModel | None = None
-        self._feeds: Mapping[str, Array] = {}
+        self._feeds: Arrays = {}
         self._runs: list[PreparedRun] = []
         self._pool: ThreadPoolExecutor | None = None
 
@@ -191,7 +197,7 @@ def main() -> None:
         try:
             answer = works[request.pop("do")](**request)
         except WinMLError as error:
-            answer = {"error": error.message, "hint": error.hint}
+            answer = {"error": error.message, "hint": error.hint, "is_unwritten": isinstance(error, WriteError)}
         answers.write(f"{json.dumps(answer)}\n")
         answers.flush()
 

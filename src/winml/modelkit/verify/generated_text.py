@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.errors import first_line
 from winml.modelkit.export.tensors import to_numpy
@@ -26,6 +26,7 @@ from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout
 from winml.modelkit.load.inputs.shape_run import REFUSALS
 from winml.modelkit.load.library_access import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
+from winml.modelkit.runtime.decoding.inputs import MASK, POSITIONS, SCORES, TOKEN_IDS
 from winml.modelkit.verify.other_sizes import unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside
 
@@ -48,32 +49,30 @@ _PROMPT, _PADDING = 7, 3
 _NEW_TOKENS = 32
 _SECOND_PROMPT = 4
 _ROWS = 2
-_SCORES = "logits"
 _ANSWER = {"use_cache": True, "return_dict_in_generate": True, "output_logits": True}
 """Arguments of generate()."""
-_TOKENS, _MASK, _POSITIONS = "input_ids", "attention_mask", "position_ids"
 
 
 @dataclass(frozen=True)
 class TextStep:
     """One run of the model."""
 
-    tokens: NDArray[Any]
-    mask: NDArray[Any]
+    tokens: Array
+    mask: Array
     """Of all tokens so far."""
-    scores: NDArray[Any]
+    scores: Array
     """What PyTorch answers for the last tokens: rows, tokens, vocabulary."""
-    told: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    told: Arrays = field(default_factory=dict)
     """What else is said of the tokens, by name of the input."""
-    given_positions: NDArray[Any] | None = None
+    given_positions: Array | None = None
     """Positions in several rows, as the model makes them: rows, rows of tokens, tokens; None: one, that follows."""
 
     @property
-    def positions(self) -> NDArray[Any]:
+    def positions(self) -> Array:
         """Place of each token in its text, padding left out."""
         if self.given_positions is not None:
             return self.given_positions
-        places: NDArray[Any] = (self.mask.cumsum(-1) - 1).clip(0)[:, -self.tokens.shape[1] :]
+        places: Array = (self.mask.cumsum(-1) - 1).clip(0)[:, -self.tokens.shape[1] :]
         return places
 
 
@@ -87,7 +86,7 @@ class GeneratedText:
     """By how much of scale the scores are off where PyTorch reads the prompt in two runs; None: not beyond rounding."""
 
     @classmethod
-    def of_runs(cls, runs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> GeneratedText:
+    def of_runs(cls, runs: Sequence[tuple[Array, Array]]) -> GeneratedText:
         """Return a text without padding: the tokens of each run, and the scores after them."""
         counts = np.cumsum([tokens.shape[1] for tokens, _ in runs])
         masks = (np.ones((len(tokens), count), np.int64) for (tokens, _), count in zip(runs, counts, strict=True))
@@ -101,7 +100,7 @@ class GeneratedText:
 
 def generates_alone(part: ModelPart) -> bool:
     """Say whether a part turns tokens into further ones without another."""
-    return part.cache is not None and not part.cache.side and any(spec.name == _TOKENS for spec in part.inputs)
+    return part.cache is not None and not part.cache.side and any(spec.name == TOKEN_IDS for spec in part.inputs)
 
 
 def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str:
@@ -175,15 +174,15 @@ def generated_text(
 
 
 @contextmanager
-def _positions_of_runs(model: Any, rows: int) -> Iterator[Iterator[NDArray[Any]]]:
+def _positions_of_runs(model: Any, rows: int) -> Iterator[Iterator[Array]]:
     """Yield the positions that the language model of a model is told in each run, the last so many rows of them.
 
     They are those of the runs in the block, in order; none where ``rows`` is 0.
     """
-    seen: deque[NDArray[Any]] = deque()
+    seen: deque[Array] = deque()
 
     def keep(_module: Any, _args: Any, named: Mapping[str, Any]) -> None:
-        seen.append(to_numpy(named[_POSITIONS])[-rows:])
+        seen.append(to_numpy(named[POSITIONS])[-rows:])
 
     handle = model.get_decoder().register_forward_pre_hook(keep, with_kwargs=True) if rows else None
     try:
@@ -206,7 +205,7 @@ def _text_of_streams(part: ModelPart, model: Any, arguments: Mapping[str, torch.
     steps: list[TextStep] = []
 
     def look(_module: Any, _arguments: Any, named: Mapping[str, torch.Tensor], answer: Any) -> None:
-        tokens, mask, scores = (to_numpy(item) for item in (named[_TOKENS], named[_MASK], answer[_SCORES]))
+        tokens, mask, scores = (to_numpy(item) for item in (named[TOKEN_IDS], named[MASK], answer[SCORES]))
         # It may leave out tokens of the prompt, and then says too much of them.
         read = tokens.shape[1] + sum(step.tokens.shape[1] for step in steps)
         steps.append(TextStep(tokens, mask[:, :read], scores))
@@ -224,20 +223,20 @@ def _text_of_streams(part: ModelPart, model: Any, arguments: Mapping[str, torch.
     return GeneratedText((*steps, TextStep(second, mask, scores)))
 
 
-def _scores_after(part: ModelPart, model: nn.Module, step: TextStep, cache: Any) -> NDArray[Any]:
+def _scores_after(part: ModelPart, model: nn.Module, step: TextStep, cache: Any) -> Array:
     """Return what PyTorch answers to tokens after those in its own cache, one by one where a state asks for it."""
     assert part.cache is not None
     runs = single_tokens(step) if part.cache.is_recurrent else [step]
-    return np.concatenate([to_numpy(_answer_after(part, model, run, cache)[_SCORES]) for run in runs], axis=1)
+    return np.concatenate([to_numpy(_answer_after(part, model, run, cache)[SCORES]) for run in runs], axis=1)
 
 
 def _answer_after(part: ModelPart, model: nn.Module, run: TextStep, cache: Any) -> Any:
     """Return what PyTorch answers to the tokens of one run after those in its own cache; None: an empty one."""
     assert part.cache is not None
     # The model takes tokens, also where the graph takes their vectors.
-    names = {_TOKENS, *(spec.name for spec in part.inputs)}
+    names = {TOKEN_IDS, *(spec.name for spec in part.inputs)}
     positions = run.positions + part.first_position
-    named = {_TOKENS: run.tokens, _MASK: told_mask(part.cache, run), _POSITIONS: positions}
+    named = {TOKEN_IDS: run.tokens, MASK: told_mask(part.cache, run), POSITIONS: positions}
     given = {name: torch.from_numpy(value) for name, value in named.items() if name in names}
     return model.get_submodule(part.path)(**given, **part.forward_kwargs, **{part.cache.argument: cache})
 
@@ -260,8 +259,8 @@ def _difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -
         scores = _scores_after(part, model, second, cache)[:, -1:]
     except REFUSALS:  # it reads a prompt in one run alone
         return None
-    dtypes = dtypes_inside(model, {_SCORES: scores})
-    found = compare_outputs([{_SCORES: prompt.scores[:, -1:]}], [{_SCORES: scores}], computed_in=dtypes).worst
+    dtypes = dtypes_inside(model, {SCORES: scores})
+    found = compare_outputs([{SCORES: prompt.scores[:, -1:]}], [{SCORES: scores}], computed_in=dtypes).worst
     return None if found.is_equal else found.relative_diff
 
 
@@ -274,7 +273,7 @@ def single_tokens(step: TextStep) -> Iterator[TextStep]:
         yield TextStep(step.tokens[:, end - 1 : end], mask, step.scores, {}, places)
 
 
-def told_mask(cache: CacheLayout, step: TextStep) -> NDArray[Any]:
+def told_mask(cache: CacheLayout, step: TextStep) -> Array:
     """Return the mask of a run: of all tokens so far, and of those of the run where no cache holds the others."""
     return step.mask if cache.grows else step.mask[:, -step.tokens.shape[1] :]
 
@@ -292,21 +291,21 @@ def reason_against(part: ModelPart) -> str:
 
 def token_count(part: ModelPart) -> int | str:
     """Return how many tokens a run takes, or the name of their number."""
-    return next(spec for spec in part.inputs if spec.name in (_TOKENS, EMBEDDED)).shape[1]
+    return next(spec for spec in part.inputs if spec.name in (TOKEN_IDS, EMBEDDED)).shape[1]
 
 
 def _prompts(part: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens and their mask; where the model takes a mask, the first row is padded on the left."""
     specs = {spec.name: spec for spec in part.inputs}
-    rows, states = (spec.shape[0] for spec in (specs[_TOKENS], next(spec for spec in part.inputs if spec.cache)))
+    rows, states = (spec.shape[0] for spec in (specs[TOKEN_IDS], next(spec for spec in part.inputs if spec.cache)))
     rows, states = (count if isinstance(count, int) else _ROWS for count in (rows, states))
-    low, high = specs[_TOKENS].value_range or (0, 1)
+    low, high = specs[TOKEN_IDS].value_range or (0, 1)
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(int(low), int(high) + 1, (rows, _PROMPT), generator=generator)
     mask = torch.ones(states, _PROMPT, dtype=tokens.dtype)
     # Padding goes through a state that is computed from token to token.
     # Streams of tokens are of one length.
-    if _MASK in specs and rows == states > 1 and not (part.cache and part.cache.is_recurrent):
+    if MASK in specs and rows == states > 1 and not (part.cache and part.cache.is_recurrent):
         mask[0, :_PADDING] = 0
     return tokens, mask
 

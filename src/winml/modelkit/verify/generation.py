@@ -14,22 +14,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.generation import GenerationInfo
 from winml.modelkit.compare.outputs import OutputComparison, compare_outputs
 from winml.modelkit.errors import VerificationError
 from winml.modelkit.export.tensors import to_numpy
-from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.arguments import empty_states
 from winml.modelkit.load.caches.layout import CacheLayout
 from winml.modelkit.load.parts import ModelPart
+from winml.modelkit.runtime.decoding.inputs import MASK, POSITIONS, SCORES, TOKEN_IDS, plain_value
 from winml.modelkit.verify.generated_text import GeneratedText, TextStep, single_tokens, token_count, told_mask
 from winml.modelkit.verify.other_sizes import Draw
 
-__all__ = ["compare_generation", "plain_value", "read_scores", "tied_rows"]
+__all__ = ["compare_generation", "read_scores", "tied_rows"]
 
-Arrays = dict[str, NDArray[Any]]
 
 _SINGLE_STEPS = 8
 """Specified: so many steps of one token each, after its own cache, are asked of a graph."""
@@ -37,17 +36,15 @@ _JOINED_STEPS = 8
 """Tokens in a run after those. Chosen: a run of eight takes little longer than a run of one."""
 _LAST_STEPS = 2
 """Steps of one token each, after those. Chosen: enough to show what is wrong once a window is full."""
-_SCORES = "logits"
-_TOKENS, _MASK, _POSITIONS = "input_ids", "attention_mask", "position_ids"
 
 
 def compare_generation(
     part: ModelPart,
     text: GeneratedText,
-    run_file: Callable[[Draw], Mapping[str, NDArray[Any]]],
+    run_file: Callable[[Draw], Arrays],
     computed_in: Sequence[str],
     is_rounding: Callable[[Draw], bool],
-    vectors_of: Callable[[NDArray[Any]], Arrays] | None = None,
+    vectors_of: Callable[[Array], Arrays] | None = None,
 ) -> GenerationInfo:
     """Compare the scores a graph gives, token by token, with those of PyTorch.
 
@@ -106,9 +103,9 @@ def compare_generation(
 def read_scores(
     part: ModelPart,
     text: GeneratedText,
-    run_file: Callable[[Draw], Mapping[str, NDArray[Any]]],
-    vectors_of: Callable[[NDArray[Any]], Arrays] | None = None,
-) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    run_file: Callable[[Draw], Arrays],
+    vectors_of: Callable[[Array], Arrays] | None = None,
+) -> Iterator[tuple[Array, Array]]:
     """Yield for each step the scores of PyTorch, and those that a graph gives to the same tokens.
 
     Args:
@@ -153,8 +150,8 @@ class _Graph:
     def __init__(
         self,
         part: ModelPart,
-        run_file: Callable[[Draw], Mapping[str, NDArray[Any]]],
-        vectors_of: Callable[[NDArray[Any]], Arrays] | None,
+        run_file: Callable[[Draw], Arrays],
+        vectors_of: Callable[[Array], Arrays] | None,
         rows: int,
     ) -> None:
         """Begin with an empty cache."""
@@ -166,29 +163,29 @@ class _Graph:
         self.reads_several = False
         """Whether it gave scores of several tokens in one run, and those it gives to each of them alone."""
 
-    def read(self, step: TextStep) -> tuple[NDArray[Any], Draw]:
+    def read(self, step: TextStep) -> tuple[Array, Draw]:
         """Return the scores of the last run that a step takes, and what the graph was given in it."""
         for run, told in _told_runs(self._part, step, self._vectors_of):
             feeds = _feeds(self._part, run, {**self.states, **told})
             draw = Draw({name: torch.from_numpy(value) for name, value in feeds.items()}, {}, {})
             answer = self._run_file(draw)
             self.states = _fed(self._cache, answer)
-        scores: NDArray[Any] = answer[_SCORES]
+        scores: Array = answer[SCORES]
         # What a cache drops depends on how many tokens are read at once.
         is_same = not self._cache.dropping_windows
         self.reads_several = self.reads_several or (is_same and 1 < scores.shape[1] == step.tokens.shape[1])
         return scores, draw
 
 
-def _compared(joined: Sequence[TextStep], scores: NDArray[Any], computed_in: Sequence[str]) -> list[OutputComparison]:
+def _compared(joined: Sequence[TextStep], scores: Array, computed_in: Sequence[str]) -> list[OutputComparison]:
     """Compare the scores of steps that were read at once, each by itself."""
     return [
-        compare_outputs([{_SCORES: expected}], [{_SCORES: given}], computed_in=computed_in).worst
+        compare_outputs([{SCORES: expected}], [{SCORES: given}], computed_in=computed_in).worst
         for expected, given in _by_step(joined, scores)
     ]
 
 
-def _by_step(joined: Sequence[TextStep], scores: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+def _by_step(joined: Sequence[TextStep], scores: Array) -> Iterator[tuple[Array, Array]]:
     """Yield the scores of PyTorch and those of the graph, for each of the steps that were read at once."""
     for place, step in enumerate(joined):
         # Of steps that are read at once, each is one token.
@@ -225,8 +222,8 @@ def _runs(part: ModelPart, step: TextStep) -> Iterator[TextStep]:
 
 
 def _told_runs(
-    part: ModelPart, step: TextStep, vectors_of: Callable[[NDArray[Any]], Arrays] | None
-) -> Iterator[tuple[TextStep, Mapping[str, NDArray[Any]]]]:
+    part: ModelPart, step: TextStep, vectors_of: Callable[[Array], Arrays] | None
+) -> Iterator[tuple[TextStep, Arrays]]:
     """Yield the runs of a step with the vectors of their tokens, which are made of all at once."""
     vectors = vectors_of(step.tokens) if vectors_of is not None else {}
     end = 0
@@ -235,25 +232,20 @@ def _told_runs(
         yield run, {name: array[:, start:end] for name, array in vectors.items()}
 
 
-def _feeds(part: ModelPart, step: TextStep, states: Mapping[str, NDArray[Any]]) -> Arrays:
+def _feeds(part: ModelPart, step: TextStep, states: Arrays) -> Arrays:
     assert part.cache is not None
-    known = {_TOKENS: step.tokens, _MASK: told_mask(part.cache, step), _POSITIONS: step.positions, **states}
+    known = {TOKEN_IDS: step.tokens, MASK: told_mask(part.cache, step), POSITIONS: step.positions, **states}
     known |= step.told
     # What else says something of each token says the same of all.
     others = {spec.name: np.full_like(step.tokens, plain_value(spec)) for spec in part.inputs if spec.name not in known}
     return {spec.name: known[spec.name] if spec.name in known else others[spec.name] for spec in part.inputs}
 
 
-def plain_value(spec: InputTensorSpec) -> int:
-    """Return what an input says of a token that is not marked."""
-    return int(spec.value_range[0]) if spec.value_range and spec.first_values else 0
-
-
-def _fed(cache: CacheLayout, answer: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+def _fed(cache: CacheLayout, answer: Arrays) -> Arrays:
     return {state.input: answer[state.output] for state in cache.states}
 
 
-def tied_rows(scores: NDArray[Any], margin: float) -> int:
+def tied_rows(scores: Array, margin: float) -> int:
     """Return in how many rows the best two scores are no farther apart than the margin."""
     best = np.sort(scores.astype(np.float64), axis=-1)[:, -2:]
     return int((best[:, 1] - best[:, 0] <= margin).sum())

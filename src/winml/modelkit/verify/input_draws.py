@@ -11,12 +11,11 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Arrays
 from winml.modelkit.errors import ExportError
 from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.graph.specs import InputTensorSpec
@@ -228,7 +227,7 @@ class InputDraws:
         return refusal
 
 
-def holds_nan(outputs: Mapping[str, NDArray[Any]]) -> bool:
+def holds_nan(outputs: Arrays) -> bool:
     """Say whether some output holds NaN."""
     return any(bool(np.isnan(value).any()) for value in outputs.values() if value.dtype.kind not in "biu")
 

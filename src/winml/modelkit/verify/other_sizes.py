@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.outputs import OutputComparison, compare_outputs
 from winml.modelkit.errors import ExportError, StageError, UsageError, VerificationError
 from winml.modelkit.export.left_as_found import kept_values
@@ -55,7 +54,7 @@ class Draw:
     """One set of inputs and what PyTorch makes of it."""
 
     inputs: Mapping[str, torch.Tensor]
-    reference: Mapping[str, NDArray[Any]]
+    reference: Arrays
     sizes: Sizes
     """Size of every open dimension."""
 
@@ -102,11 +101,13 @@ class WrittenGraph:
 
 @contextmanager
 def unchanged_attributes(model: nn.Module) -> Iterator[None]:
-    """Put back, in place and at the end, the numbers and buffers that a forward keeps on its modules.
+    """Put back, in place and at the end, the numbers, buffers and submodules that a forward keeps on its modules.
 
-    Some forwards write down the size they saw (a window cut to a small image), or count in a buffer, and go on with it.
+    Some forwards write down the size they saw (a window cut to a small image), count in a buffer, or replace a module
+    by one for short texts (for: BigBird, BigBird-Pegasus), and go on with it.
     """
     before = {module: {**vars(module), **module._buffers} for module in model.modules()}
+    children = {module: dict(module.named_children()) for module in before}
     try:
         with kept_values(model.buffers()):
             yield
@@ -117,6 +118,8 @@ def unchanged_attributes(model: nn.Module) -> Iterator[None]:
                     module._buffers[name] = value
                 elif isinstance(value, _SIMPLE) and vars(module).get(name) is not value:
                     vars(module)[name] = value
+            for name, child in children[module].items():
+                setattr(module, name, child)
 
 
 def axes_of(inputs: Sequence[InputTensorSpec]) -> dict[str, dict[int, str]]:
@@ -148,10 +151,12 @@ def run_at_other_sizes(
     for dimension in dimensions:
         accepted, refusal = _accepted_draws(traced.sizes, dimension, run)
         if not accepted:
-            raise UsageError(
+            error = UsageError(
                 f"{dimension.name} cannot be left open: at other sizes than {dimension.example} {refusal}",
                 hint="Fix its size with --shape-config or --input-specs, or let the model accept others.",
             )
+            error.frozen = (dimension.name,)
+            raise error
         _refuse_other_outputs(traced, accepted)
         smallest = accepted[0].sizes[dimension.name]
         notes += _notes_on(dimension, smallest, len(accepted))
@@ -225,12 +230,14 @@ def _refuse_other_outputs(traced: Draw, draws: Sequence[Draw]) -> None:
             f"at {' and '.join(f'{name} {item.sizes[name]}' for name in moved)}: {_output_words(item)}"
             for item in (traced, draw)
         )
-        raise UsageError(
+        error = UsageError(
             f"{' and '.join(moved)} cannot be left open: other sizes give other outputs, and a graph always gives the "
             f"same ones ({outputs})",
             hint="Fix the size (leave the dynamic option out, or give a number in --shape-config), bound it to sizes "
             "where they are the same, or let the forward return one tensor (torch.stack; squeeze with a named axis).",
         )
+        error.frozen = tuple(moved)
+        raise error
 
 
 def _output_ranks(draw: Draw) -> dict[str, int]:
@@ -316,7 +323,7 @@ def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: s
     traced_sizes = " and ".join(str(traced[name]) for name in moved)
     lost = _module_of_failure(written.model, reason)
     where = f" It was lost in module {lost}." if lost else ""
-    return VerificationError(
+    error = VerificationError(
         f"{' and '.join(moved)} froze in the export ({', '.join(places)}): traced with {traced_sizes}, the file fails "
         f"at {sizes}, where PyTorch answers.{where} {reason}",
         hint=(
@@ -325,6 +332,8 @@ def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: s
         ),
         is_graph_wrong=True,
     )
+    error.frozen = tuple(moved)
+    return error
 
 
 def _module_of_failure(model: ir.Model, reason: str) -> str:
@@ -342,7 +351,7 @@ def _module_of_failure(model: ir.Model, reason: str) -> str:
 def compare_at_other_sizes(
     written: WrittenGraph,
     computed_in: Sequence[str],
-    run_file: Callable[[Draw], Mapping[str, NDArray[Any]]],
+    run_file: Callable[[Draw], Arrays],
     *,
     advice: str = "",
 ) -> tuple[OutputComparison, ...]:
@@ -380,7 +389,7 @@ def compare_at_other_sizes(
     return tuple(comparisons)
 
 
-def _unoptimized_reason(model_path: Path, feeds: Mapping[str, NDArray[Any]]) -> str:
+def _unoptimized_reason(model_path: Path, feeds: Arrays) -> str:
     """Return what ONNX Runtime says when it runs the nodes as they are in the file, so that their names are ours."""
     from winml.modelkit.runtime.sessions import Session
 

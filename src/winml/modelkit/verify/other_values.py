@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import CheckedValue, compare_outputs
 from winml.modelkit.errors import ExportError, VerificationError, first_line
 from winml.modelkit.graph.specs import InputTensorSpec
@@ -89,7 +89,6 @@ class _ValueReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 Tensors = Mapping[str, torch.Tensor]
-Answers = Mapping[str, NDArray[Any]]
 
 _SMALL = 16
 """Chosen: values of an example with so few elements may be sizes or counts, whatever its shape."""
@@ -194,7 +193,7 @@ def _answer_at(prepared: PreparedPart, traced: Draw, changed: Tensors) -> Draw |
     return Draw(tensors, reference, traced.sizes)
 
 
-def _count_infinite(value: NDArray[Any]) -> int:
+def _count_infinite(value: Array) -> int:
     return 0 if value.dtype.kind in "biu" else int((~np.isfinite(value.astype(np.float64))).sum())
 
 
@@ -322,7 +321,7 @@ def _inside(values: torch.Tensor, spec: InputTensorSpec) -> torch.Tensor:
 def refuse_frozen_values(
     written: WrittenGraph,
     values: OtherValues,
-    run_file: Callable[[Draw], Answers],
+    run_file: Callable[[Draw], Arrays],
     computed_in: Sequence[str],
     is_rounding: Callable[[Varied, Collection[str]], bool],
 ) -> tuple[Varied, ...]:
@@ -367,7 +366,7 @@ class _Difference:
     """Whether the file answers NaN where PyTorch has none."""
 
 
-def _difference(draw: Draw, run_file: Callable[[Draw], Answers], computed_in: Sequence[str]) -> _Difference | None:
+def _difference(draw: Draw, run_file: Callable[[Draw], Arrays], computed_in: Sequence[str]) -> _Difference | None:
     try:
         answer = run_file(draw)
     except VerificationError as error:
@@ -394,7 +393,7 @@ def _hides_rows(varied: Varied) -> bool:
     )
 
 
-def _count_nan(value: NDArray[Any]) -> int:
+def _count_nan(value: Array) -> int:
     return 0 if value.dtype.kind in "biu" else int(np.isnan(value.astype(np.float64)).sum())
 
 
@@ -490,7 +489,7 @@ def deciding_inputs(
     traced: Draw,
     other: Draw,
     run: Callable[[Tensors], Draw],
-    run_file: Callable[[Draw], Answers],
+    run_file: Callable[[Draw], Arrays],
     computed_in: Sequence[str],
 ) -> list[str]:
     """Return the inputs that alone, with the values of another draw, make the file differ from PyTorch.

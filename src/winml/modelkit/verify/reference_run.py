@@ -14,11 +14,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import ExportError, first_line
 from winml.modelkit.export.preparation import FlatForward, prepared_for_export
 from winml.modelkit.export.tensors import to_numpy
@@ -69,7 +69,7 @@ def prepared_part(part: ModelPart) -> Iterator[PreparedPart]:
         yield PreparedPart(part, forward)
 
 
-def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, NDArray[Any]]:
+def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> Arrays:
     """Run the prepared part and return its outputs by name; of a model without values, arrays that take no memory.
 
     Raises:
@@ -98,7 +98,7 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -
     return {name: _output_array(value) for name, value in zip(prepared.forward.output_names, outputs, strict=True)}
 
 
-def run_for_shapes(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, NDArray[Any]]:
+def run_for_shapes(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> Arrays:
     """Run the prepared part where only shapes and dtypes are asked for; with values where its parameters have some.
 
     On the ``meta`` device a model without values runs in a third of the time. Not every model does: tensors that its
@@ -136,7 +136,7 @@ def copies_for(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[st
     return {name: mode.from_tensor(tensor, static_shapes=True) for name, tensor in tensors.items()}
 
 
-def dtypes_inside(model: nn.Module, outputs: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
+def dtypes_inside(model: nn.Module, outputs: Arrays) -> tuple[str, ...]:
     """Return the dtypes of a model's parameters and outputs: what it computes in."""
     parameters = (str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters())
     return tuple(dict.fromkeys([*parameters, *(str(value.dtype) for value in outputs.values())]))
@@ -192,7 +192,7 @@ def _uncompiled(model: Any = None, **_options: Any) -> Any:
     return model if model is not None else lambda function: function
 
 
-def _output_array(tensor: torch.Tensor) -> NDArray[Any]:
+def _output_array(tensor: torch.Tensor) -> Array:
     if not isinstance(tensor, FakeTensor) and not tensor.is_meta:
         return to_numpy(tensor)
     if tensor.dtype == torch.bfloat16:

@@ -5,21 +5,20 @@ ONNX Runtime's ``GroupQueryAttention`` refuses more. Rows do not depend on each 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.hierarchy.tagging import all_nodes
+from winml.modelkit.runtime.decoding.inputs import MASK, POSITIONS, TOKEN_IDS, TOKEN_VECTORS
 
 __all__ = ["feeds_by_rows", "joined_rows", "takes_single_rows"]
 
-Arrays = Mapping[str, NDArray[Any]]
 
 _OPERATOR = "GroupQueryAttention"
-_TOKENS, _MASK, _POSITIONS = ("input_ids", "inputs_embeds"), "attention_mask", "position_ids"
+_TOKENS = (TOKEN_IDS, TOKEN_VECTORS)
 
 
 def takes_single_rows(model: ir.Model) -> bool:
@@ -33,15 +32,15 @@ def feeds_by_rows(feeds: Arrays) -> list[Arrays]:
     Args:
         feeds: One array for each input.
     """
-    tokens, mask = next((feeds[name] for name in _TOKENS if name in feeds), None), feeds.get(_MASK)
+    tokens, mask = next((feeds[name] for name in _TOKENS if name in feeds), None), feeds.get(MASK)
     if tokens is None or mask is None or len(tokens) < 2 or not 1 < tokens.shape[1] < mask.shape[1]:
         return [feeds]
     return [{name: _row_of(name, array, row) for name, array in feeds.items()} for row in range(len(tokens))]
 
 
-def _row_of(name: str, array: NDArray[Any], row: int) -> NDArray[Any]:
+def _row_of(name: str, array: Array, row: int) -> Array:
     # Of positions in several rows, those of a text are along the second axis.
-    return array[:, row : row + 1] if name == _POSITIONS and array.ndim > 2 else array[row : row + 1]
+    return array[:, row : row + 1] if name == POSITIONS and array.ndim > 2 else array[row : row + 1]
 
 
 def joined_rows(answers: Sequence[Arrays]) -> Arrays:

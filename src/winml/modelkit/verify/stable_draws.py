@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import OutputComparison, VerificationInfo, compare_outputs
 from winml.modelkit.errors import ExportError, VerificationError
 from winml.modelkit.verify.failure_explanation import explained_failure
@@ -43,8 +43,6 @@ NOISE = 1e-3
 _TIED_SHARE = 0.1
 """Chosen: where ranks decide, one order differs from another by about as much as any two orders do."""
 
-Answers = Mapping[str, NDArray[Any]]
-
 
 def compare_stable_draws(
     prepared: PreparedPart,
@@ -52,7 +50,7 @@ def compare_stable_draws(
     *,
     computed_in: Sequence[str],
     draw_inputs: Callable[[int, Draw], Mapping[str, torch.Tensor]],
-    run_file: Callable[[Sequence[Draw]], Sequence[Answers]],
+    run_file: Callable[[Sequence[Draw]], Sequence[Arrays]],
 ) -> VerificationInfo:
     """Compare, and set aside draws of which PyTorch's own answer is as uncertain as the file's is different.
 
@@ -99,7 +97,7 @@ def compare_stable_draws(
 
 
 def _compare_kept_draws(
-    draws: Sequence[Draw], answers: Sequence[Answers], aside: Mapping[int, Any], computed_in: Sequence[str]
+    draws: Sequence[Draw], answers: Sequence[Arrays], aside: Mapping[int, Any], computed_in: Sequence[str]
 ) -> VerificationInfo:
     """Compare the draws that were not set aside; each keeps its number."""
     kept = [number for number in range(1, len(draws) + 1) if number not in aside]
@@ -132,7 +130,7 @@ def is_decided_by_rounding(
 
 
 def is_decided_by_ties(
-    prepared: PreparedPart, tied: Draw, traced: Draw, outputs: Collection[str], answer: Answers
+    prepared: PreparedPart, tied: Draw, traced: Draw, outputs: Collection[str], answer: Arrays
 ) -> bool:
     """Say whether the order of equal values decides how an answer to equal inputs differs from PyTorch's.
 
@@ -169,7 +167,7 @@ def _noisy(value: torch.Tensor, traced: torch.Tensor, generator: torch.Generator
     return value + NOISE * traced.abs().max() * torch.randn(value.shape, generator=generator).to(value)
 
 
-def _largest_distance(first: NDArray[Any], second: NDArray[Any]) -> float:
+def _largest_distance(first: Array, second: Array) -> float:
     """Return how far two arrays are apart at most; infinity where they have other shapes."""
     if first.shape != second.shape:
         return float("inf")

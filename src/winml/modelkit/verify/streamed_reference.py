@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from onnx_ir import tensor_adapters
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
-from winml.modelkit.load.checkpoints.weights import DeferredTensor, NotDeferrableError
+from winml.modelkit.load.checkpoints.weights import DeferredTensor, NotDeferrableError, RecordedOperation, UnreadTensor
 from winml.modelkit.verify.other_sizes import Draw
 from winml.modelkit.verify.reference_run import PreparedPart, conditions_as_python, prepared_part, run_reference
 
@@ -207,7 +207,7 @@ class _Source:
     @property
     def stored(self) -> StoredValues | None:
         """Where its rows lie in a file one after the other; None where they do not."""
-        origin = self.deferred._origin
+        origin = self.deferred.origin
         is_plain = isinstance(origin, StoredTensor) and origin.permutation is None and self.deferred.dim() > 0
         return origin.stored if isinstance(origin, StoredTensor) and is_plain else None
 
@@ -253,17 +253,6 @@ class _Source:
         return torch.cat([_read(_row_slice(stored, int(row), 1), self.deferred.dtype) for row in wanted])[places]
 
 
-@dataclass(frozen=True)
-class _View:
-    """An operation that only looks at parameters otherwise, or casts them; done when something is computed."""
-
-    operation: Any
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
-    position: int
-    """Which of the tensors it returns."""
-
-
 @dataclass(frozen=True, eq=False)
 class WeightRequest:
     """What a forward wants of a parameter."""
@@ -302,26 +291,10 @@ def asking(ask: Callable[[WeightRequest], torch.Tensor]) -> Iterator[None]:
         _ASKING.ask = before
 
 
-class _StreamedTensor(torch.Tensor):
-    """A parameter that has values only while something is computed with it; or a view of one."""
+class _StreamedTensor(UnreadTensor):
+    """A parameter that has values only while something is computed with it; or a view of one, or one cast."""
 
-    _origin: _Source | _View
-    _meta: torch.Tensor
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # torch's own way to say: none
-
-    @staticmethod
-    def __new__(cls, origin: _Source | _View, meta: torch.Tensor) -> _StreamedTensor:  # noqa: PYI034 - typing has Self from Python 3.11 on
-        """Make one that is like ``meta``."""
-        tensor: _StreamedTensor = torch.Tensor._make_wrapper_subclass(
-            cls, meta.shape, strides=meta.stride(), storage_offset=0, dtype=meta.dtype, device=torch.device("cpu")
-        )
-        tensor._origin, tensor._meta = origin, meta
-        return tensor
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # torch says Any
-        """Return what is known without reading."""
-        return f"_StreamedTensor({list(self.shape)}, {self.dtype})"
+    origin: _Source | RecordedOperation
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # as torch documents and calls it
@@ -338,7 +311,7 @@ class _StreamedTensor(torch.Tensor):
         if func._schema.is_mutable and isinstance(tensors[0], cls):
             raise NotDeferrableError(f"{func} on a parameter")
         if (func.is_view or func is _CAST) and all(isinstance(tensor, cls) for tensor in tensors):
-            return _viewed(func, args, kwargs)
+            return cls.recorded(func, args, kwargs)
         if func is aten.embedding.default and (source := _source_of(args[0])) is not None:
             return source.rows(args[1])
         if func in (aten.linear.default, aten.matmul.default):
@@ -366,7 +339,7 @@ def stream_parameters(model: nn.Module, piece_bytes: int = PIECE_BYTES) -> None:
             if not isinstance(values, DeferredTensor):
                 continue
             if id(parameter) not in streamed:
-                tensor = _StreamedTensor(_Source(values, len(streamed), scratch), values._meta)
+                tensor = _StreamedTensor(_Source(values, len(streamed), scratch), values.like)
                 streamed[id(parameter)] = nn.Parameter(tensor, requires_grad=False)
             module._parameters[name] = streamed[id(parameter)]
 
@@ -393,38 +366,21 @@ def _asked(request: WeightRequest) -> torch.Tensor:
     return _ASKING.ask(request)
 
 
-def _viewed(func: Any, args: Any, kwargs: Any) -> Any:
-    outputs, spec = tree_flatten(func(*tree_map(_without_values, args), **tree_map(_without_values, kwargs)))
-    return spec.unflatten(
-        [
-            _StreamedTensor(_View(func, args, kwargs, position), output) if isinstance(output, torch.Tensor) else output
-            for position, output in enumerate(outputs)
-        ]
-    )
-
-
-def _without_values(value: Any) -> Any:
-    if isinstance(value, _StreamedTensor):
-        return value._meta
-    return torch.device("meta") if isinstance(value, torch.device) else value
-
-
 def _values(value: Any) -> Any:
     """Return an ordinary tensor for a streamed one, and everything else as it is."""
     if not isinstance(value, _StreamedTensor):
         return value
-    origin = value._origin
+    origin = value.origin
     if isinstance(origin, _Source):
         return _asked(WeightRequest(origin))
-    outputs = origin.operation(*tree_map(_values, origin.arguments), **tree_map(_values, origin.keywords))
-    return tree_leaves(outputs)[origin.position]
+    return origin.compute(_values)
 
 
 def _source_of(value: Any) -> _Source | None:
     """Return the parameter that a tensor is; None where it is anything else."""
     if not isinstance(value, _StreamedTensor):
         return None
-    origin = value._origin
+    origin = value.origin
     if isinstance(origin, _Source):
         return origin
     return _source_of(origin.arguments[0]) if origin.operation in (aten.detach.default, aten.alias.default) else None
@@ -432,13 +388,13 @@ def _source_of(value: Any) -> _Source | None:
 
 def _transposed_source(value: Any) -> _Source | None:
     """Return the parameter that a tensor is the transposed matrix of; None where it is anything else."""
-    if not isinstance(value, _StreamedTensor) or not isinstance(value._origin, _View) or value.dim() != 2:
+    if not isinstance(value, _StreamedTensor) or not isinstance(value.origin, RecordedOperation) or value.dim() != 2:
         return None
-    source = _source_of(value._origin.arguments[0]) if _is_transposing(value._origin) else None
+    source = _source_of(value.origin.arguments[0]) if _is_transposing(value.origin) else None
     return source if source is not None and source.deferred.dim() == 2 else None
 
 
-def _is_transposing(view: _View) -> bool:
+def _is_transposing(view: RecordedOperation) -> bool:
     """Say whether a view of a matrix swaps its axes."""
     if view.operation is aten.transpose.int:
         first, second = view.arguments[1:3]

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, measure_fidelity
 from winml.modelkit.compare.files import refuse_little_left
 from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
@@ -59,10 +59,6 @@ __all__ = [
 # ONNX Runtime as any file is: optimized, with its kernels' own layout of weights.
 
 
-Array = NDArray[Any]
-Feeds = Mapping[str, Array]
-
-
 class FilePieces:
     """A file that is cut into pieces."""
 
@@ -82,7 +78,7 @@ class FilePieces:
         """How many pieces there are; 0 where the file has few weights or cannot be cut."""
         return len(self._cuts)
 
-    def run(self, draws: Sequence[Feeds]) -> list[dict[str, Array]]:
+    def run(self, draws: Sequence[Arrays]) -> list[dict[str, Array]]:
         """Return what the graph answers to each of several feeds; a piece answers all before the next is opened.
 
         Raises:
@@ -100,7 +96,7 @@ class FilePieces:
             ]
         return [{name: values[name] for name in names} for values in known]
 
-    def _run_piece(self, cut: Cut, known: Sequence[Feeds]) -> list[dict[str, Array]]:
+    def _run_piece(self, cut: Cut, known: Sequence[Arrays]) -> list[dict[str, Array]]:
         # ONNX Runtime is loaded by those who verify only.
         from winml.modelkit.runtime.sessions import Session
 
@@ -291,7 +287,7 @@ def _without_nan(
     inputs: InputDraws,
     traced: Draw,
     second: Draw,
-    run_file: Callable[[Draw], Mapping[str, NDArray[Any]]],
+    run_file: Callable[[Draw], Arrays],
 ) -> Draw:
     """Return the second draw, with other masks where the file alone answers NaN to it: they may hide whole rows."""
     if holds_nan(second.reference) or not holds_nan(run_file(second)):
@@ -331,7 +327,7 @@ def _name_deciding_inputs(
     prepared: PreparedPart,
     written: WrittenGraph,
     second: Draw,
-    run_file: Callable[[Draw], Mapping[str, NDArray[Any]]],
+    run_file: Callable[[Draw], Arrays],
 ) -> None:
     """Add to an error which inputs the answers go apart by, and which lines read values, as far as that is known."""
     dtypes = dtypes_inside(prepared.part.module, written.draw.reference)
@@ -369,7 +365,7 @@ class _File:
 
         return replace(prepared, part=replace(prepared.part, with_weights=load_alone))
 
-    def answer(self, draw: Draw) -> Mapping[str, NDArray[Any]]:
+    def answer(self, draw: Draw) -> Arrays:
         """Return the answers of the file to the inputs of a draw.
 
         Raises:
@@ -382,7 +378,7 @@ class _File:
             self._session = Session(self._path)
         return joined_rows([self._session.run(feeds) for feeds in self._feeds(draw)])
 
-    def run(self, draw: Draw) -> Mapping[str, NDArray[Any]]:
+    def run(self, draw: Draw) -> Arrays:
         """Return the same.
 
         Raises:
@@ -391,7 +387,7 @@ class _File:
         with self._failures_told():
             return self.answer(draw)
 
-    def run_in_pieces(self, draws: Sequence[Draw], piece_bytes: int) -> list[Mapping[str, NDArray[Any]]]:
+    def run_in_pieces(self, draws: Sequence[Draw], piece_bytes: int) -> list[Arrays]:
         """Return the answers to several draws, with no more weights in memory at a time than a piece has.
 
         Raises:
@@ -405,7 +401,7 @@ class _File:
             answers = iter(pieces.run([feeds for rows in fed for feeds in rows]))
         return [joined_rows(list(islice(answers, len(rows)))) for rows in fed]
 
-    def _feeds(self, draw: Draw) -> list[Mapping[str, NDArray[Any]]]:
+    def _feeds(self, draw: Draw) -> list[Arrays]:
         """Return what the file is fed for a draw, one after the other."""
         feeds = {name: to_numpy(value) for name, value in draw.inputs.items()}
         return feeds_by_rows(feeds) if self._has_single_rows else [feeds]

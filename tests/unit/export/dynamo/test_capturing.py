@@ -215,7 +215,7 @@ def test_capture_beyond_its_time_is_stopped_and_leaves_nothing_behind() -> None:
     """The limit is named; the next capture finds torch as it was."""
     inputs = {"values": torch.randn(2, 3)}
     model = nn.Sequential(Endless())
-    with pytest.raises(ExportError, match="was stopped after 1 s"):
+    with pytest.raises(ExportError, match="1 s"):
         capture(model, inputs, time_limit_s=1.0)
     second_capture = capture(nn.Sequential(nn.ReLU()), inputs, time_limit_s=600.0)
     assert "Relu" in [node.op_type for node in second_capture.model.graph]

@@ -113,13 +113,13 @@ def test_each_loop_has_the_rounds_of_its_own_experts() -> None:
     torch.testing.assert_close(model(rows), answer(file, rows), rtol=1e-4, atol=1e-4)
     assert len(traces) == 3
     (note,) = loops.notes
-    assert "over 5 places has 3 rounds in the graph (2 times)" in note
+    assert "5 places has 3" in note
 
 
 def test_mistake_of_the_model_within_a_loop_comes_out_as_it_is() -> None:
     """No round is left out for it, and nothing is traced again."""
     loops = TracedLoops(1)
-    with pytest.raises(IndexError, match="index 7 is out of bounds"):
+    with pytest.raises(IndexError, match="index 7"):
         written(Slip(3), torch.ones(2, 4), loops)
     assert (1, ()) == (len(traces), loops.notes)
 

@@ -116,13 +116,15 @@ def export(model: nn.Module, folder: Path, **options: Any) -> Any:
 def test_auto_takes_the_other_exporter_and_says_why(tmp_path: Path) -> None:
     """Module and operator stand in the result, in the sidecar and in the file; the graph is verified as any other."""
     result = export(Outer(Normalization()), tmp_path)
-    assert "dynamo, opset 18 (aten::rms_norm in module inner has no TorchScript form)" == result.exporter_words
-    assert result.verification.is_verified
+    assert (
+        "dynamo, opset 18 (aten::rms_norm in module inner has no TorchScript form)" == result.only_part.exporter_words
+    )
+    assert result.only_part.verification.is_verified
     sidecar = json.loads((tmp_path / "model_htp_metadata.json").read_text(encoding="utf-8"))
-    assert result.exporter_reason == sidecar["export_context"]["exporter_reason"]
+    assert result.only_part.exporter_reason == sidecar["export_context"]["exporter_reason"]
     properties = {entry.key: entry.value for entry in onnx.load(tmp_path / "model.onnx").metadata_props}
     record = json.loads(properties["winml.export"])
-    assert ("dynamo", result.exporter_reason) == (record["exporter"], record["exporter_reason"])
+    assert ("dynamo", result.only_part.exporter_reason) == (record["exporter"], record["exporter_reason"])
     assert (18, 18) == (record["opset_requested"], record["opset_produced"])
 
 
@@ -137,18 +139,18 @@ def test_exporter_whose_private_name_moved_is_told_and_the_other_is_taken(
     assert moved == caught.value.message
     assert caught.value.hint.startswith("Use exporter='dynamo' or another version of torch. What")
     result = export(Outer(nn.Linear(4, 4)), tmp_path)
-    assert f"dynamo, opset 18 (TorchScript: {moved})" == result.exporter_words
+    assert f"dynamo, opset 18 (TorchScript: {moved})" == result.only_part.exporter_words
 
 
 def test_forced_exporter_does_not_change_and_both_reasons_are_told(tmp_path: Path) -> None:
     """What is asked for is used or fails; where both fail, both are named."""
-    with pytest.raises(ExportError, match="TorchScript exporter has no ONNX form of aten::rms_norm in module inner"):
+    with pytest.raises(ExportError, match=r"TorchScript.*ONNX.*aten::rms_norm"):
         export(Outer(Normalization()), tmp_path, exporter="torchscript")
     with pytest.raises(ExportError) as caught:
         export(Outer(Bessel()), tmp_path)
     assert "neither exporter" in caught.value.message
-    assert "aten::special_bessel_j0 in module inner" in caught.value.message
-    assert "prims::bessel_j0 in module inner" in caught.value.message
+    assert "aten::special_bessel_j0" in caught.value.message
+    assert "prims::bessel_j0" in caught.value.message
     assert "inner" == caught.value.module
     assert [] == list(tmp_path.iterdir())
 
@@ -156,9 +158,11 @@ def test_forced_exporter_does_not_change_and_both_reasons_are_told(tmp_path: Pat
 def test_auto_makes_a_wrong_graph_anew_with_the_other_exporter(tmp_path: Path) -> None:
     """TorchScript writes some wrong graphs without a word; forced, it ends there and no file is left."""
     result = export(Outer(Halves()), tmp_path)
-    assert "dynamo" == result.exporter
-    assert result.exporter_reason.startswith("the graph TorchScript made is wrong: not equal: output 'output'")
-    assert result.verification.is_verified
+    assert "dynamo" == result.only_part.exporter
+    assert result.only_part.exporter_reason.startswith(
+        "the graph TorchScript made is wrong: not equal: output 'output'"
+    )
+    assert result.only_part.verification.is_verified
     (tmp_path / "forced").mkdir()
     with pytest.raises(VerificationError, match="not equal"):
         export(Outer(Halves()), tmp_path / "forced", exporter="torchscript")
@@ -190,5 +194,5 @@ def test_modules_exchanged_while_running_are_those_of_the_file(tmp_path: Path) -
     """The tree is of the modules that run from the second call on."""
     result = export(Settling(), tmp_path)
     tags = ["/Settling", "/Settling/Halves", "/Settling/Halves/Linear"]
-    assert tags == [node.tag for node in result.tree]
-    assert set(tags) == {node.tag for node in result.nodes}
+    assert tags == [node.tag for node in result.only_part.tree]
+    assert set(tags) == {node.tag for node in result.only_part.nodes}

@@ -13,13 +13,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from winml.modelkit.errors import InputError
-from winml.modelkit.graph.files.graph_reading import (
-    load_by_reference,
-    load_foreign,
-    merge_duplicate_keys,
-    read_foreign,
-    reading_graph,
-)
+from winml.modelkit.graph.files.graph_reading import load_by_reference, load_foreign, merge_duplicate_keys, read_foreign
+from winml.modelkit.graph.files.reading import reading_graph
 from winml.modelkit.graph.files.stored_tensors import StoredTensor
 
 
@@ -124,7 +119,7 @@ def test_read_foreign_graph_that_is_none_is_refused(tmp_path: Path) -> None:
     model.graph.node.append(model.graph.node[0])
     path = tmp_path / "broken.onnx"
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(InputError, match="cannot be read as a graph"):
+    with pytest.raises(InputError, match="a graph"):
         read_foreign(path)
 
 
@@ -191,5 +186,5 @@ def test_load_by_reference_of_a_weight_that_is_too_long_names_it(tmp_path: Path)
     model.graph.initializer[0].dims[0] -= 1
     path.write_bytes(model.SerializeToString())
 
-    with pytest.raises(InputError, match="tensor 'large' has 16384 bytes"):
+    with pytest.raises(InputError, match=r"'large' .* 16384"):
         reading_graph(path, lambda: load_by_reference(path))

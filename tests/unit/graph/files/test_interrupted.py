@@ -18,10 +18,10 @@ from winml.modelkit.graph.files.recovery import (
     MOVED_ASIDE,
     STAGED,
     settle_interrupted,
-    taken_settled,
     unfinished_notes,
     write_journal,
 )
+from winml.modelkit.graph.files.touched_files import taken_settled
 
 
 @pytest.fixture
@@ -74,11 +74,13 @@ def test_reader_is_told_of_a_file_that_is_aside(tmp_path: Path, killed: Path) ->
     assert "a.json" in unfinished_notes([tmp_path])[0]
 
 
-def test_refusal_says_that_the_file_was_completed_just_now(tmp_path: Path, killed: Path) -> None:
-    """Who runs the killed command again need not wonder where the file comes from."""
+def test_refusal_counts_what_is_finished_as_there_and_changes_nothing(tmp_path: Path, killed: Path) -> None:
+    """Who runs the killed command again need not wonder why; only a run recovers."""
+    before = sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*"))
     assert killed.exists()
-    with pytest.raises(OutputExistsError, match=r"b\.json exists already \(a command that was killed had finished it"):
+    with pytest.raises(OutputExistsError, match=r"b\.json exists"):
         refuse_existing([tmp_path / "b.json"], overwrite=False)
+    assert before == sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*"))
 
 
 def test_unfinished_files_are_removed(tmp_path: Path, killed: Path) -> None:

@@ -31,14 +31,14 @@ def test_for_output_leaves_out_what_is_not_asked_for() -> None:
 @pytest.mark.parametrize(("name", "better"), [("model.pt", "model.pt.onnx"), ("out/m.v2", "out/m.v2.onnx")])
 def test_for_output_other_ending_is_refused_with_a_name(name: str, better: str) -> None:
     """The error says which name would do."""
-    with pytest.raises(UsageError, match=r"does not end in \.onnx") as caught:
+    with pytest.raises(UsageError, match=r"in \.onnx") as caught:
         paths(Path(name))
     assert f"Name it {Path(better)}" == caught.value.hint
 
 
 def test_for_output_without_an_ending_may_have_meant_a_folder() -> None:
     """Both names are said."""
-    with pytest.raises(UsageError, match=r"does not end in \.onnx") as caught:
+    with pytest.raises(UsageError, match=r"in \.onnx") as caught:
         paths(Path("new"))
     assert all(str(name) in caught.value.hint for name in ("new.onnx", Path("new") / "model.onnx"))
 
@@ -47,7 +47,7 @@ def test_for_output_without_an_ending_may_have_meant_a_folder() -> None:
 def test_for_output_directory_is_refused_with_a_name(name: str, tmp_path: Path) -> None:
     """A directory is no file, whatever it is called."""
     (tmp_path / name).mkdir()
-    with pytest.raises(UsageError, match="is a directory") as caught:
+    with pytest.raises(UsageError, match="directory") as caught:
         paths(tmp_path / name)
     assert str(tmp_path / name / "model.onnx") in caught.value.hint
 

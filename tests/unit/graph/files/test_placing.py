@@ -101,13 +101,13 @@ def test_external_files_outside_the_folder_are_refused(tmp_path: Path, location:
     onnx.external_data_helper.set_external_data(model.graph.initializer[0], location)
     model.graph.initializer[0].ClearField("raw_data")
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(InputError, match="outside its folder"):
+    with pytest.raises(InputError, match="its folder"):
         external_files(tmp_path / "model.onnx")
 
 
 def test_external_files_of_nothing_is_a_wrong_path(tmp_path: Path) -> None:
     """A model that is not there is told as such."""
-    with pytest.raises(ModelPathError, match="no such file"):
+    with pytest.raises(ModelPathError, match="no such"):
         external_files(tmp_path / "missing.onnx")
 
 

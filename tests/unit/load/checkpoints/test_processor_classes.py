@@ -45,7 +45,7 @@ def test_processor_classes_without_files_come_from_the_tables(
 def test_processor_classes_malformed_file_is_told(tmp_path: Path) -> None:
     """A broken file is named with its line."""
     (tmp_path / "tokenizer_config.json").write_text("{", encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: not valid JSON at line 1"):
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: .*line 1"):
         find_processor_classes(tmp_path, "bert", ["input_ids"])
 
 

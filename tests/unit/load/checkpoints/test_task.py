@@ -56,7 +56,7 @@ def test_task_names_cover_the_pipelines_of_transformers() -> None:
 
 def test_task_unknown_names_nearest_and_lists_candidates() -> None:
     """A typo is met with the word that was meant."""
-    with pytest.raises(TaskError, match="Did you mean 'fill-mask'") as caught:
+    with pytest.raises(TaskError, match="'fill-mask'") as caught:
         canonical_task("fill-maks")
     assert "text-generation" in caught.value.candidates
 
@@ -127,7 +127,7 @@ def test_class_of_the_checkpoints_own_code_is_found_by_its_name() -> None:
     references = {"AutoModel": "modeling.Own", "AutoModelForMaskedLM": "modeling.OwnForMaskedLM"}
     for name in ("OwnForMaskedLM", "AutoModelForMaskedLM"):
         assert "modeling.OwnForMaskedLM" == resolve_custom_task(references, (), model_class=name).model_class_name
-    with pytest.raises(UsageError, match="has no such class"):
+    with pytest.raises(UsageError, match="such class"):
         resolve_custom_task(references, (), model_class="BertModel")
 
 
@@ -140,7 +140,7 @@ def test_task_asked_for_keeps_the_checkpoints_own_class() -> None:
 
 def test_task_the_architecture_lacks_lists_those_it_has() -> None:
     """The candidates are the tasks of this model type."""
-    with pytest.raises(TaskError, match="bert models have no image-classification task") as caught:
+    with pytest.raises(TaskError, match="image-classification") as caught:
         resolve_task(_config("bert", "BertModel"), "image-classification")
     assert tuple(tasks_for("bert")) == caught.value.candidates
     assert "fill-mask" in caught.value.hint
@@ -155,7 +155,7 @@ def test_task_of_several_architectures_is_ambiguous() -> None:
 
 def test_task_of_unknown_architecture_lists_candidates() -> None:
     """A class nobody knows cannot be loaded as another one unasked."""
-    with pytest.raises(TaskError, match="'MyBert' in the config is unknown"):
+    with pytest.raises(TaskError, match="'MyBert'"):
         resolve_task(_config("bert", "MyBert"))
 
 
@@ -171,7 +171,7 @@ def test_task_of_custom_code_follows_its_auto_map() -> None:
     assert "my.Mlm" == resolve_custom_task(references, ("Mlm",)).model_class_name
     assert "my.Base" == resolve_custom_task(references, ()).model_class_name
     assert "fill-mask" == resolve_custom_task(references, (), "masked-lm").task
-    with pytest.raises(TaskError, match="no text-generation task"):
+    with pytest.raises(TaskError, match="text-generation"):
         resolve_custom_task(references, (), "text-generation")
     with pytest.raises(TaskError, match="2 tasks"):
         resolve_custom_task({"AutoModelForCTC": "a.B", "AutoModelForMaskedLM": "a.C"}, ())

@@ -99,23 +99,23 @@ def test_bounds_by_name_come_through(name: str) -> None:
 @pytest.mark.parametrize(
     ("architecture", "request_", "left_open", "words"),
     [
-        ("bert", {"axes": {"input_idz": {0: "b"}}}, {}, "Did you mean 'input_ids'? Its inputs: input_ids (2 axes)"),
-        ("bert", {"axes": {"input_ids": {2: "b"}}}, {}, "input_ids has no axis 2"),
+        ("bert", {"axes": {"input_idz": {0: "b"}}}, {}, "'input_ids'?"),
+        ("bert", {"axes": {"input_ids": {2: "b"}}}, {}, "no axis 2"),
         ("bert", {"image_size": True}, {}, "no image"),
         ("resnet", {"sequence": True}, {}, "no sequence"),
-        ("vit", {"image_size": True}, {}, "the model takes images of 32x32 pixels only"),
-        ("vit", {"axes": {"pixel_values": {1: "c"}}}, {}, "the model takes 3 only"),
-        ("bert", {}, {"height": OpenSize()}, "height cannot be left open: it means nothing"),
-        ("bert", {}, {"sequence_length": OpenSize(max=65)}, "the model takes 64 at most"),
+        ("vit", {"image_size": True}, {}, "32x32 pixels"),
+        ("vit", {"axes": {"pixel_values": {1: "c"}}}, {}, "3 only"),
+        ("bert", {}, {"height": OpenSize()}, "height cannot"),
+        ("bert", {}, {"sequence_length": OpenSize(max=65)}, "64 at most"),
         ("bert", {}, {"sequence_length": OpenSize(min=64)}, "nothing to vary"),
-        ("wav2vec2", {}, {"audio_length": OpenSize(example=50)}, "example size 50 is not between"),
+        ("wav2vec2", {}, {"audio_length": OpenSize(example=50)}, "size 50"),
         (
             "bert",
             {"axes": {"input_ids": {1: "a"}}},
             {"sequence_length": OpenSize(name="b")},
-            "axis 1 of input_ids is named 'a' by --dynamic-axes and 'b' by --shape-config",
+            "'a' by --dynamic-axes",
         ),
-        ("bert", {"batch": True, "dimensions": (DynamicDimension(name="bach"),)}, {}, "Did you mean 'batch_size'?"),
+        ("bert", {"batch": True, "dimensions": (DynamicDimension(name="bach"),)}, {}, "'batch_size'"),
     ],
 )
 def test_request_the_model_cannot_follow_is_refused(
@@ -141,14 +141,14 @@ def test_batch_of_an_unknown_model_is_the_first_axis_all_share() -> None:
 
 def test_batch_of_an_unknown_model_without_common_rows_is_refused() -> None:
     """Different first sizes are not the rows of one batch."""
-    with pytest.raises(UsageError, match="first axis that all inputs share"):
+    with pytest.raises(UsageError, match="first axis"):
         open_axes(described(("x", (1, 8)), ("y", (2, 4))), DynamicRequest(batch=True), are_sizes_firm=True)
 
 
 def test_two_example_sizes_for_one_name_are_refused() -> None:
     """One dimension has one size at a time."""
     request = DynamicRequest(axes={"x": {1: "n"}, "y": {1: "n"}})
-    with pytest.raises(UsageError, match="n: one dimension, but two example sizes, 4 and 8"):
+    with pytest.raises(UsageError, match="4 and 8"):
         open_axes(described(("x", (1, 8)), ("y", (1, 4))), request, are_sizes_firm=True)
 
 
@@ -170,8 +170,8 @@ def test_example_is_used_only_at_the_traced_sizes() -> None:
 @pytest.mark.parametrize(
     ("axes", "words"),
     [
-        ({"input_ids": {1: "a"}, "attention_mask": {1: "b"}}, "a and b both name the same sequence_length"),
-        ({"input_ids": {0: "n", 1: "n"}}, "n names both batch_size and sequence_length"),
+        ({"input_ids": {1: "a"}, "attention_mask": {1: "b"}}, "sequence_length"),
+        ({"input_ids": {0: "n", 1: "n"}}, "batch_size.*sequence_length"),
     ],
 )
 def test_names_that_contradict_what_axes_mean_are_refused(axes: dict[str, dict[int, str]], words: str) -> None:
@@ -188,7 +188,7 @@ def test_option_for_sizes_of_which_one_is_fixed_tells_how_to_leave_the_other_ope
         vocab_size=20, num_mel_bins=8, max_source_positions=10, max_target_positions=16, **sizes, **special
     )
     decision = decide_inputs(transformers.WhisperForConditionalGeneration(config), config)
-    with pytest.raises(UsageError, match="num_frames cannot be left open: the model takes 20 only") as caught:
+    with pytest.raises(UsageError, match=r"num_frames.*20 only") as caught:
         open_axes(decision, DynamicRequest(sequence=True))
     assert "--dynamic-axes 'decoder_input_ids:1=decoder_sequence_length' leaves open what can be." == caught.value.hint
     advised = open_axes(decision, DynamicRequest(axes={"decoder_input_ids": {1: "decoder_sequence_length"}}))

@@ -136,7 +136,7 @@ def test_forward_that_writes_into_a_parameter_is_refused(llama: Path) -> None:
     model = part.with_references()
     stream_parameters(model)
     weight = model.get_parameter("model.norm.weight")
-    with pytest.raises(Exception, match=r"add_\.Tensor on a parameter"), torch.no_grad():
+    with pytest.raises(Exception, match=r"add_\.Tensor"), torch.no_grad():
         weight.add_(1.0)
 
 
@@ -149,7 +149,7 @@ def test_checkpoint_that_became_shorter_is_told(llama: Path, tmp_path: Path) -> 
         (file,) = folder.glob("*.safetensors")
         with file.open("r+b") as opened:
             opened.truncate(file.stat().st_size - 10_000)
-        with pytest.raises((CheckpointError, ExportError), match="ends inside tensor"):
+        with pytest.raises((CheckpointError, ExportError), match="inside tensor"):
             answered_streaming(prepared, draws)
 
 

@@ -12,10 +12,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import onnx
-
+from winml.modelkit.builds.layouts.layout import Layout, rewritten_tokenizer
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.file_names import (
     AUDIO_PROCESSOR_NAME,
@@ -25,11 +24,16 @@ from winml.modelkit.file_names import (
     GENAI_CONFIG_NAME,
     GENERATION_CONFIG_NAME,
     ONLY_PART,
+    TOKENIZER_CONFIG_NAME,
+    built_part_name,
 )
-from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.options import JsonError, read_json_file
 
+if TYPE_CHECKING:
+    import onnx
+
 __all__ = [
+    "GENAI",
     "audio_processor",
     "first_number",
     "genai_config",
@@ -151,6 +155,8 @@ def speech_config(
         UsageError: onnxruntime-genai has no type for the graphs, or the config does not say how long a text may be;
             names what is in the way.
     """
+    from winml.modelkit.graph.files.reading import read_structure  # imports onnx
+
     graphs = [read_structure(path).graph for path, _ in (encoder, decoder)]
     layers, heads, head_size = _refuse_others(*graphs)
     hidden_size = int(value_sizes(next(value for value in graphs[0].output if value.name == _STATES))[-1])
@@ -331,6 +337,8 @@ def genai_config(model: Path, name: str, config: Mapping[str, Any], generation: 
     Raises:
         UsageError: onnxruntime-genai has no type for the graph; names the input that is in the way.
     """
+    from winml.modelkit.graph.files.reading import read_structure  # imports onnx
+
     graph = read_structure(model).graph
     inputs = {value.name: value for value in graph.input}
     caches = _caches(model, inputs, [value.name for value in graph.output])
@@ -406,3 +414,21 @@ def _shares_buffers(graph: onnx.GraphProto, caches: _Caches) -> bool:
     beginnings = tuple(name.partition("%d")[0] for name in caches.past_names.values())
     readers = [node.op_type for node in graph.node if any(name.startswith(beginnings) for name in node.input)]
     return bool(readers) and set(readers) == {_SHARING}
+
+
+GENAI = Layout(
+    "genai",
+    lambda part, of_several, _precision: built_part_name(part, of_several=of_several),
+    readers="onnxruntime-genai",
+    tasks=frozenset({"text-generation", "automatic-speech-recognition"}),
+    described=(GENAI_CONFIG_NAME, AUDIO_PROCESSOR_NAME),
+    describe=lambda files: genai_texts(files.models, files.sources),
+    rewritten=(TOKENIZER_CONFIG_NAME,),
+    # It expects a text wherever there is an entry.
+    rewrite=lambda sources: rewritten_tokenizer(
+        sources, lambda record: {key: value for key, value in record.items() if value is not None}
+    ),
+    for_onnxruntime=True,
+    pads_right=True,
+)
+"""For onnxruntime-genai."""

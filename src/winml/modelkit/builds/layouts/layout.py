@@ -1,32 +1,48 @@
-"""Says where each layout wants the finished models, what stands beside them, and which models it is for.
+"""Says what a layout is: where the readers of a folder want the finished models, what stands beside them, and which
+models it is for.
 
-A layout places what a build has made; it changes no graph. Stages and their files are the same in every one.
+A layout places what a build has made; it changes no graph. Stages and their files are the same in every one. Imports
+nothing heavy.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from winml.modelkit.errors import TaskError, UsageError
-from winml.modelkit.file_names import (
-    AUDIO_PROCESSOR_NAME,
-    CHECKPOINT_CONFIG_NAME,
-    DECODER,
-    GENAI_CONFIG_NAME,
-    TOKENIZER_CONFIG_NAME,
-    built_part_name,
-)
+from winml.modelkit.errors import InputError, TaskError, UsageError
+from winml.modelkit.file_names import DECODER, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, built_part_name
 from winml.modelkit.metadata_keys import MODEL_KEY
-from winml.modelkit.options import load_json
-from winml.modelkit.quantize.options import FLOAT32
+from winml.modelkit.options import JsonError, load_json, read_json_file
+from winml.modelkit.registries import Registry
 
-__all__ = ["LAYOUTS", "PLAIN", "Layout", "LayoutName", "find_layout", "refuse_models", "refuse_task"]
+__all__ = [
+    "LAYOUTS",
+    "PLAIN",
+    "Layout",
+    "LayoutFiles",
+    "LayoutName",
+    "find_layout",
+    "refuse_models",
+    "refuse_task",
+    "rewritten_tokenizer",
+]
 
-LayoutName = Literal["genai", "optimum", "transformers.js"]
+
+@dataclass(frozen=True)
+class LayoutFiles:
+    """What a folder holds when its models are described."""
+
+    sources: Mapping[str, Path]
+    """Files of the checkpoint that come along: name → file."""
+    models: Mapping[str, tuple[Path, str]]
+    """Part → its ONNX file, wherever it is now, and its name in the folder."""
+    data: Mapping[str, Sequence[str]]
+    """Part → names of its data files in the folder; empty before they are placed."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +56,18 @@ class Layout:
     """Who opens it."""
     tasks: frozenset[str] | None = None
     """Tasks the readers know; None: any."""
-    written: tuple[str, ...] = ()
-    """Names of the files that are written for it, where they differ from those of the checkpoint."""
+    described: tuple[str, ...] = ()
+    """Names of the files that ``describe`` may write."""
+    describe: Callable[[LayoutFiles], Mapping[str, str]] = lambda _files: {}
+    """Returns what tells the readers about the models: name → text. Raises UsageError for graphs that they have no type
+    for."""
+    rewritten: tuple[str, ...] = ()
+    """Names of the files of the checkpoint that ``rewrite`` may write in other words."""
+    rewrite: Callable[[Mapping[str, Path]], Mapping[str, str]] = lambda _sources: {}
+    """Takes the files of the checkpoint that come along; returns those that are written in other words: name → text."""
+    note: Callable[[Path, Mapping[str, Sequence[int | str | None]]], str] = lambda _config, _inputs: ""
+    """Takes ``config.json`` of the checkpoint, and name → sizes of what the graphs take; returns what their readers
+    cannot do with them, or an empty string."""
     with_card: bool = True
     """Whether licence and card of the checkpoint come along."""
     cross_keys: Literal["decoder"] | None = None
@@ -50,91 +76,74 @@ class Layout:
     """Files of a tokenizer that alone are none to the readers."""
     numbers_data: bool = False
     """Whether readers look for weights outside by name: ``<model>_data``, ``<model>_data_1`` and so on."""
+    for_onnxruntime: bool = False
+    """Whether only ONNX Runtime runs the models, so that decoders with a cache get its operators unless a level is
+    requested."""
+    pads_right: bool = False
+    """Whether readers pad prompts on the right, so that sliding windows of decoders have to count tokens."""
 
-
-_ONE_ANSWER = frozenset(
-    {
-        "feature-extraction", "fill-mask", "text-classification", "token-classification", "question-answering",
-        "multiple-choice", "image-classification", "image-segmentation", "object-detection", "depth-estimation",
-        "zero-shot-image-classification", "audio-classification", "automatic-speech-recognition", "image-to-image",
-        "text-generation", "text2text-generation", "image-to-text", "image-text-to-text", "sentence-similarity",
-        "zero-shot-object-detection", "zero-shot-audio-classification", "image-feature-extraction", "text-to-audio",
-        "audio-frame-classification", "audio-xvector", "document-question-answering", "visual-question-answering",
-        "keypoint-detection", "mask-generation", "zero-shot-classification",
-    }
-)  # fmt: skip
-"""Specified: tasks of optimum's ``ORTModelFor…`` classes and of transformers.js' pipelines and ``AutoModelFor…``."""
-
-_JS_SUFFIXES: Mapping[str, str] = {
-    FLOAT32: "", "fp16": "_fp16", "int8": "_quantized", "uint8": "_uint8", "int4": "_q4",
-}  # fmt: skip
-"""Specified: ``DEFAULT_DTYPE_SUFFIX_MAPPING`` of transformers.js; the others of ours have no name there."""
-
-_OTHER_TOOLS: Mapping[str, str] = {
-    "model": "model", "encoder": "encoder_model", "decoder": "decoder_model_merged", "vision": "vision_encoder",
-    "embedding": "embed_tokens", "text": "text_model",
-}  # fmt: skip
-"""Specified: part → how transformers.js calls the file of it; optimum's are the same for encoders and decoders."""
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Names of the files that are written for the readers, where they differ from those of the checkpoint."""
+        return (*self.described, *self.rewritten)
 
 
 _ENCODED = "encoder_hidden_states"
-"""Specified: how both call what the encoder answered, at the decoder."""
-
-
-def _part_name(part: str, of_several: bool) -> str:
-    return _OTHER_TOOLS.get(part, part) if of_several else "model"
-
-
-def _js_name(part: str, of_several: bool, precision: str) -> str:
-    if precision not in _JS_SUFFIXES:
-        raise UsageError(
-            f"--layout transformers.js has no name for precision {precision}",
-            hint=f"It knows {', '.join(_JS_SUFFIXES)}.",
-        )
-    return f"onnx/{_part_name(part, of_several)}{_JS_SUFFIXES[precision]}.onnx"
-
+"""Specified: how optimum and transformers.js call what the encoder answered, at the decoder."""
 
 PLAIN: Final = Layout(
     "", lambda part, of_several, _precision: built_part_name(part, of_several=of_several), with_card=False
 )
 """The folder of a build as it is without any of them."""
 
-LAYOUTS: Mapping[str, Layout] = {
-    layout.name: layout
-    for layout in (
-        Layout(
-            "genai",
-            lambda part, of_several, _precision: built_part_name(part, of_several=of_several),
-            readers="onnxruntime-genai",
-            tasks=frozenset({"text-generation", "automatic-speech-recognition"}),
-            written=(GENAI_CONFIG_NAME, AUDIO_PROCESSOR_NAME, TOKENIZER_CONFIG_NAME),
-        ),
-        Layout(
-            "optimum",
-            lambda part, of_several, _precision: f"{_part_name(part, of_several)}.onnx",
-            readers="optimum and sentence-transformers",
-            tasks=_ONE_ANSWER,
-            cross_keys="decoder",
-            written=(TOKENIZER_CONFIG_NAME,),
-        ),
-        Layout(
-            "transformers.js",
-            _js_name,
-            readers="transformers.js",
-            tasks=_ONE_ANSWER,
-            cross_keys="decoder",
-            written=(CHECKPOINT_CONFIG_NAME,),
-            unread=("vocab.txt", TOKENIZER_CONFIG_NAME),
-            numbers_data=True,
-        ),
-    )
-}
+LAYOUTS: Registry[Layout] = Registry(
+    "layouts",
+    "layout",
+    {
+        "genai": "winml.modelkit.builds.layouts.genai:GENAI",
+        "optimum": "winml.modelkit.builds.layouts.optimum:OPTIMUM",
+        "transformers.js": "winml.modelkit.builds.layouts.transformers_js:TRANSFORMERS_JS",
+    },
+    lambda: Layout,
+    refuse=lambda name, layout: "" if layout.name == name else f"it calls itself {layout.name}",
+)
 """By name."""
+
+LayoutName = Annotated[str, LAYOUTS]
+"""Name of a layout, as a field of options."""
+
+
+def rewritten_tokenizer(
+    sources: Mapping[str, Path], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> dict[str, str]:
+    """Return the config of a tokenizer in other words, by its name; nothing where it stays as it is.
+
+    Args:
+        sources: Files of the checkpoint that come along: name → file.
+        change: Returns the record in other words.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    path = sources.get(TOKENIZER_CONFIG_NAME)
+    if path is None or TOKENIZER_NAME not in sources:
+        return {}
+    try:
+        record = read_json_file(path)
+    except JsonError as error:
+        raise InputError(f"{path}: {error}", hint=error.hint) from error
+    if not isinstance(record, dict) or (changed := change(record)) == record:
+        return {}
+    return {TOKENIZER_CONFIG_NAME: json.dumps(changed, indent=2, ensure_ascii=False) + "\n"}
 
 
 def find_layout(name: str | None) -> Layout:
-    """Return the layout of a name; the plain one for None."""
-    return PLAIN if name is None else LAYOUTS[name]
+    """Return the layout of a name; the plain one for None.
+
+    Raises:
+        UsageError: no layout has this name, as that of a plug-in that was removed since.
+    """
+    return PLAIN if name is None else LAYOUTS.find(name, "--layout")
 
 
 def refuse_models(layout: Layout, models: Sequence[Path]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import click
 
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import debug_option, format_option
-from winml.modelkit.cli._streams import print_json
+from winml.modelkit.cli._streams import show_result
 
 if TYPE_CHECKING:
     from winml.modelkit.results.cache_contents import CacheContents
@@ -39,14 +38,10 @@ def command() -> None:
 def _list(**options: Any) -> None:
     """List the builds in the cache, the one written last first, with what removing each frees."""
     from winml.modelkit.builds.cache_contents import list_cache
-    from winml.modelkit.report.machine import print_contents
-    from winml.modelkit.report.terminal import console_for
+    from winml.modelkit.report.machine import contents_document
 
     contents = list_cache()
-    if options["format_"] == "json":
-        print_json(contents.as_record())
-        return
-    print_contents(contents, console_for(sys.stdout))
+    show_result(contents.as_record(), options, lambda: contents_document(contents))
 
 
 @command.command(name="clean", cls=WinMLCommand)
@@ -59,15 +54,13 @@ def _list(**options: Any) -> None:
 def _clean(**options: Any) -> None:
     """Remove builds from the cache, all of them or old ones. A build that somebody works in stays."""
     from winml.modelkit.builds.cache_contents import list_cache, remove_builds
-    from winml.modelkit.report.machine import print_removed
-    from winml.modelkit.report.terminal import console_for
+    from winml.modelkit.report.machine import removed_document
 
     contents = list_cache(_age(options))
     removed: CacheContents = contents if options["dry_run"] else remove_builds(contents)
-    if options["format_"] == "json":
-        print_json({"dry_run": options["dry_run"], **removed.as_record()})
-        return
-    print_removed(removed, console_for(sys.stdout), is_rehearsal=options["dry_run"])
+    is_rehearsal = options["dry_run"]
+    record = {"dry_run": is_rehearsal, **removed.as_record()}
+    show_result(record, options, lambda: removed_document(removed, is_rehearsal=is_rehearsal))
 
 
 def _age(options: dict[str, Any]) -> timedelta | None:

@@ -33,8 +33,6 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import ONLY_PART, part_path
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from winml.modelkit.builds.compared_models import FoundPairs
     from winml.modelkit.results.comparison import ModelComparison
 
@@ -137,14 +135,15 @@ def command(**options: Any) -> None:
 
 def _write(result: ModelComparison, options: dict[str, Any]) -> list[Path]:
     """Write the files that were asked for: the answer, and of every part what shows its modules."""
-    from winml.modelkit.report.comparison import comparison_page
-    from winml.modelkit.report.module_times import comparison_node_data
+    from winml.modelkit.report.comparison import comparison_document
+    from winml.modelkit.report.html import render_html
+    from winml.modelkit.report.trace import comparison_node_data
 
     depth = options["depth"]
     renderers: dict[str, Callable[[], str]] = {"output": lambda: f"{json_text(result.as_record(depth=depth))}\n"}
     paths = {"output": options["output"]}
     pages: dict[str, Callable[[ModelComparison], str]] = {
-        "report": partial(comparison_page, depth=depth),
+        "report": lambda part: render_html(comparison_document(part, depth=depth)),
         "node_data": comparison_node_data,
     }
     parts = result.parts or {ONLY_PART: result}
@@ -160,14 +159,11 @@ def _module_files(path: Path | None, parts: Sequence[str]) -> list[Path]:
 
 
 def _show(result: ModelComparison, written: list[Path], options: dict[str, Any]) -> None:
-    from winml.modelkit.report.comparison import print_comparison
-    from winml.modelkit.report.terminal import print_rows
+    from winml.modelkit.report.comparison import comparison_document
 
-    def render(console: Console) -> None:
-        print_comparison(result, console, verbose=options["verbose"], depth=options["depth"])
-        print_rows((("wrote", str(path)) for path in written), console)
-
-    show_result(result.as_record(depth=options["depth"]), options, render)
+    depth = options["depth"]
+    record = result.as_record(depth=depth)
+    show_result(record, options, lambda: comparison_document(result, depth=depth).with_files(written))
 
 
 def _refuse_early(options: dict[str, Any]) -> FoundPairs:

@@ -37,7 +37,7 @@ from winml.modelkit.cli._streams import (
     write_answer,
 )
 from winml.modelkit.errors import UsageError, told_as
-from winml.modelkit.quantize.options import PRECISIONS
+from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.words import printable
 
 if TYPE_CHECKING:

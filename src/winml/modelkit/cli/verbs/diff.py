@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import click
 
 from winml.modelkit.cli._errors import NEGATIVE_ANSWER, WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, verbose_option
-from winml.modelkit.cli._streams import json_text, print_json, refuse_outputs
+from winml.modelkit.cli._streams import json_text, refuse_outputs, show_result
 from winml.modelkit.errors import ModelPathError
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def command(**options: Any) -> None:
 
 def _refuse_early(options: dict[str, Any]) -> tuple[Path, Path]:
     """Return the files to compare; refuse what paths show to be wrong, before anything is read."""
-    from winml.modelkit.builds.found_models import onnx_file
+    from winml.modelkit.found_models import onnx_file
 
     for name in ("before", "after"):
         if options[name].is_dir() and not any(options[name].glob("**/*.onnx")):
@@ -81,21 +80,26 @@ def _refuse_early(options: dict[str, Any]) -> tuple[Path, Path]:
 
 def _write(diff: StructureDiff, output: Path, *, overwrite: bool) -> None:
     from winml.modelkit.graph.files.output_files import OutputFiles
-    from winml.modelkit.report.structure_diff import diff_markdown
 
-    text = diff_markdown(diff) if output.suffix == ".md" else f"{json_text(diff.as_record())}\n"
+    text = _markdown(diff) if output.suffix == ".md" else f"{json_text(diff.as_record())}\n"
     with OutputFiles() as files:
         files.reserve(output).write_text(text, encoding="utf-8")
         files.commit(overwrite=overwrite)
 
 
 def _show(diff: StructureDiff, options: dict[str, Any]) -> None:
-    from winml.modelkit.report.structure_diff import diff_markdown, print_diff
-    from winml.modelkit.report.terminal import console_for
+    from winml.modelkit.report.structure_diff import diff_document
 
-    if options["format_"] == "json":
-        print_json(diff.as_record())
-    elif options["format_"] == "markdown":
-        click.echo(diff_markdown(diff), nl=False)
+    if options["format_"] == "markdown":
+        click.echo(_markdown(diff), nl=False)
     else:
-        print_diff(diff, console_for(sys.stdout), verbose=options["verbose"])
+        show_result(diff.as_record(), options, lambda: diff_document(diff, folds=not options["verbose"]))
+
+
+def _markdown(diff: StructureDiff) -> str:
+    """Return what changed as Markdown that fits a comment: a summary, and the modules that changed most."""
+    from winml.modelkit.report.document import Detail
+    from winml.modelkit.report.markdown import render_markdown
+    from winml.modelkit.report.structure_diff import diff_document
+
+    return render_markdown(diff_document(diff, by_change=True), level=3, detail=Detail.ALWAYS)

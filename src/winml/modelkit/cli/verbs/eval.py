@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import NEGATIVE_ANSWER, WinMLCommand
-from winml.modelkit.cli._measuring import live_progress, parse_ep_options, provider_options, refuse_unknown_ep
+from winml.modelkit.cli._measuring import live_progress, provider_options, refuse_unknown_ep
 from winml.modelkit.cli._options import (
     NonEmptyPath,
     columns_option,
@@ -23,6 +23,7 @@ from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import refuse_checkpoint_options
 from winml.modelkit.cli._streams import library_output_to_stderr, refuse_outputs, show_answer, silence_library_warnings
 from winml.modelkit.errors import UsageError
+from winml.modelkit.runtime.execution_providers import parse_ep_options
 
 if TYPE_CHECKING:
     from winml.modelkit.evaluate.options import EvaluationOptions
@@ -76,7 +77,7 @@ def command(**options: Any) -> None:
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.builds.judged_models import named_subject
     from winml.modelkit.flows.evaluate.evaluate import evaluate
-    from winml.modelkit.report.evaluation import print_evaluation
+    from winml.modelkit.report.evaluation import evaluation_document
     from winml.modelkit.runtime.opened_model import RunOptions
 
     run = RunOptions(
@@ -89,15 +90,15 @@ def command(**options: Any) -> None:
     subject = named_subject(name, asked, run, **load)
     with library_output_to_stderr(), live_progress(quiet=options["quiet"], counted="samples") as progress:
         result = evaluate(subject, asked, on_step=None if options["quiet"] else show_step, progress=progress)
-    show_answer(result.as_record(), options, lambda console: print_evaluation(result, console))
+    show_answer(result.as_record(), options, lambda: evaluation_document(result))
     if not result.is_good_enough:
         click.get_current_context().exit(NEGATIVE_ANSWER)
 
 
 def _refuse_early(options: dict[str, Any]) -> tuple[str, EvaluationOptions]:
     """Return the model and what is asked of it; refuse what options and paths show to be wrong."""
-    from winml.modelkit.builds.found_models import FoundModel, onnx_file
     from winml.modelkit.builds.judged_models import named_baseline
+    from winml.modelkit.found_models import FoundModel, onnx_file
     from winml.modelkit.load.request import ModelRequest, resolve_source
 
     given = [value for value in (options["target"], options["model"]) if value is not None]
@@ -144,7 +145,6 @@ def _asked(options: dict[str, Any]) -> EvaluationOptions:
     from winml.modelkit.evaluate.columns import parse_columns
     from winml.modelkit.evaluate.data_sources import find_source
     from winml.modelkit.evaluate.options import EvaluationOptions, parse_limits
-    from winml.modelkit.load.checkpoints.task import canonical_task
 
     find_source(options["dataset"])
     asked = EvaluationOptions(
@@ -158,6 +158,7 @@ def _asked(options: dict[str, Any]) -> EvaluationOptions:
     if asked.task is not None:
         from winml.modelkit.evaluate.tasks.table import task_definition
         from winml.modelkit.flows.evaluate.evaluate import check_limits
+        from winml.modelkit.flows.evaluate.judged_models import task_name
 
-        check_limits(task_definition(canonical_task(asked.task)), asked)
+        check_limits(task_definition(task_name(asked.task)), asked)
     return asked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ from winml.modelkit.cli._requests import (
     told_sections,
     with_sizes,
 )
-from winml.modelkit.cli._streams import library_output_to_stderr, print_json, silence_library_warnings, tell
+from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings, tell
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError, told_as
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import declared_options, is_given
@@ -111,15 +110,9 @@ def pin(options: Mapping[str, Any]) -> None:
 
 
 def _show_pinned(result: PinnedModel, options: Mapping[str, Any]) -> None:
-    if options["format_"] == "json":
-        print_json(result.as_record())
-        return
-    if options["quiet"]:
-        return
-    from winml.modelkit.report.files import pinned_lines
-    from winml.modelkit.report.terminal import console_for, print_rows
+    from winml.modelkit.report.files import pinned_document
 
-    print_rows(pinned_lines(result, options["model"]), console_for(sys.stdout), width=9)
+    show_result(result.as_record(), options, lambda: pinned_document(result, options["model"]))
 
 
 EPILOG = """\b
@@ -314,17 +307,9 @@ def _show_result(result: ExportResult, options: dict[str, Any]) -> None:
         # Among the rows of the table it is a note. Nobody is to miss it: the folder may be read as another model's.
         for note in result.companions.notes:
             tell(f"Warning: {note}")
-    if options["format_"] == "json":
-        print_json(result.as_record())
-        return
-    if options["quiet"]:
-        return
-    from winml.modelkit.report.export import print_export, print_tree
+    from winml.modelkit.report.export import export_document
     from winml.modelkit.report.module_tree import TreeLimits
-    from winml.modelkit.report.terminal import console_for
 
-    console = console_for(sys.stdout)
-    if options["verbose"] and any(part.coverage.tagged for part in result.parts):
-        print_tree(result, console, TreeLimits(options["depth"], folds=options["verbose"] < 2))
-        console.print()
-    print_export(result, console)
+    has_tree = options["verbose"] and any(part.coverage.tagged for part in result.parts)
+    limits = TreeLimits(options["depth"], folds=options["verbose"] < 2) if has_tree else None
+    show_result(result.as_record(), options, lambda: export_document(result, limits))

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record, print_parts
+from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record, show_plan
 from winml.modelkit.cli._options import (
-    NonEmptyPath,
-    debug_option,
-    format_option,
+    answer_options,
+    grouped_option,
     input_options,
     model_option,
     random_options,
+    request_options,
     source_options,
 )
 from winml.modelkit.cli._requests import exported_path, files_read, runnable_model
-from winml.modelkit.cli._streams import library_output_to_stderr, print_json, silence_library_warnings, tell
+from winml.modelkit.cli._streams import (
+    library_output_to_stderr,
+    show_result,
+    silence_library_warnings,
+    tell,
+)
+from winml.modelkit.fields import INPUT, fields_of
 from winml.modelkit.hierarchy.selector import Selector
+from winml.modelkit.verbs.extract import ExtractPlan, ExtractRequest, plan_extraction, run_extraction
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from winml.modelkit.builds.found_models import FoundModel
     from winml.modelkit.results.extract_result import ExtractResult
 
 __all__ = ["command"]
@@ -46,17 +49,17 @@ Examples:
 @model_option(
     required=False, help="ONNX file, folder of a build, Hub id, checkpoint folder, file.py:factory; or as argument."
 )
-@click.option("--module", required=True, metavar="SELECTOR", help="Modules to cut out, by class, path or tag.")
-@click.option("-o", "--output", required=True, type=NonEmptyPath(), help="The folder to write to.")
-@click.option("--with-inputs", is_flag=True, help="Also write what flowed in and out, as .npz files.")
-@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
+@request_options(ExtractRequest)
 @source_options
 @random_options
 @input_options
-@click.option("--input-data", metavar="FILE", help="Values for the whole model: an .npz file with an array per input.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
-@format_option
-@debug_option
+@grouped_option(
+    "--input-data",
+    group=INPUT,
+    metavar="FILE",
+    help="Values for the whole model: an .npz file with an array per input.",
+)
+@answer_options
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
     """Cut modules out of a model, each as an ONNX model of its own that answers as it does inside.
@@ -65,19 +68,20 @@ def command(context: click.Context, /, **options: Any) -> None:
     go to a folder of its name. Exit codes: 0 done, 1 failed or some module could
     not be cut out, 2 wrong usage, 3 a cut model does not answer as the whole model does.
     """
-    requests = {part: (asked, *_refuse_early(asked)) for part, asked in _options_by_part(options).items()}
-    results = {part: _extract(*request) for part, request in requests.items()}
+    silence_library_warnings(debug=options["debug"])
+    plans = {part: plan_extraction(_request(asked)) for part, asked in _options_by_part(options).items()}
+    if options["dry_run"]:
+        _show_plans(plans, options)
+        return
+    results = {part: _extract(plan, options) for part, plan in plans.items()}
     records = {part: {"folder": str(item.folder), **item.as_record()} for part, item in results.items()}
-    if options["format_"] == "json":
-        print_json(records.get(_WHOLE) or parts_record(options, records))
-    elif not options["quiet"]:
-        from winml.modelkit.report.terminal import console_for
+    from winml.modelkit.report.document import parts_document
+    from winml.modelkit.report.files import extract_document
 
-        console = console_for(sys.stdout)
-        if _WHOLE in results:
-            _print_extract(results[_WHOLE], console)
-        else:
-            print_parts(results, _print_extract, console)
+    if _WHOLE in results:
+        show_result(records[_WHOLE], options, lambda: extract_document(results[_WHOLE]))
+    else:
+        show_result(parts_record(options, records), options, lambda: parts_document(results, extract_document))
     refused, modules = (sum(len(getattr(item, name)) for item in results.values()) for name in ("refused", "modules"))
     if refused or not modules:
         what = (
@@ -87,13 +91,6 @@ def command(context: click.Context, /, **options: Any) -> None:
         )
         tell(f"error: {what}; the others were written" if modules else f"error: {what}")
         context.exit(1)
-
-
-def _print_extract(result: ExtractResult, console: Console) -> None:
-    from winml.modelkit.report.files import extract_lines
-    from winml.modelkit.report.terminal import print_rows
-
-    print_rows(extract_lines(result), console, width=9)
 
 
 def _options_by_part(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -114,33 +111,28 @@ def _options_by_part(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _extract(options: dict[str, Any], model: FoundModel, run_options: dict[str, Any]) -> ExtractResult:
-    silence_library_warnings(debug=options["debug"])
+def _request(options: dict[str, Any]) -> ExtractRequest:
+    """Return the request for one graph; what names and paths show to be wrong is refused, before heavy imports."""
+    model, run = runnable_model(options)
+    protected = tuple(files_read(model, options))
+    fields = {field.name: options[field.name] for field in fields_of(ExtractRequest)}
+    return ExtractRequest(model=model, run=run, protected=protected, **fields)
+
+
+def _show_plans(plans: dict[str, ExtractPlan], options: dict[str, Any]) -> None:
+    if _WHOLE in plans:
+        show_plan(plans[_WHOLE], options)
+        return
+    from winml.modelkit.report.document import parts_document
+    from winml.modelkit.report.files import plan_document
+
+    record = parts_record(options, {part: plan.as_record() for part, plan in plans.items()})
+    show_result(record, options, lambda: parts_document(plans, plan_document))
+
+
+def _extract(plan: ExtractPlan, options: dict[str, Any]) -> ExtractResult:
     from winml.modelkit.cli._progress import show_step
-    from winml.modelkit.flows.modules.extract import ExtractOptions, extract_modules
-    from winml.modelkit.runtime.opened_model import RunOptions
 
     with library_output_to_stderr():
         on_step = None if options["quiet"] else show_step
-        return extract_modules(
-            exported_path(model, on_step),
-            options["module"],
-            options["output"],
-            ExtractOptions(
-                RunOptions(**run_options),
-                protected=tuple(files_read(model, options)),
-                with_inputs=options["with_inputs"],
-                overwrite=options["overwrite"],
-            ),
-            on_step=on_step,
-        )
-
-
-def _refuse_early(options: dict[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
-    """Return the model and how it is run; refuse what names and paths show to be wrong, before heavy imports."""
-    model, run_options = runnable_model(options)
-    from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME
-    from winml.modelkit.graph.files.output_files import refuse_existing
-
-    refuse_existing([options["output"] / EXTRACT_MANIFEST_NAME], overwrite=options["overwrite"])
-    return model, run_options
+        return run_extraction(plan, exported_path(plan.request.model, on_step), on_step)

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._measuring import parse_ep_options, provider_options, refuse_unknown_ep
+from winml.modelkit.cli._measuring import provider_options, refuse_unknown_ep
 from winml.modelkit.cli._options import debug_option, format_option
 from winml.modelkit.cli._streams import library_output_to_stderr, print_json, silence_library_warnings, tell
 from winml.modelkit.errors import UsageError, VerificationError, first_line
 from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, VISION
+from winml.modelkit.runtime.execution_providers import parse_ep_options
 from winml.modelkit.words import terminal_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from winml.modelkit.inference.generation.writing import PreparedPrompt
+    from winml.modelkit.inference.generation.prompt import PreparedPrompt
     from winml.modelkit.results.generated_text import GeneratedText
 
 __all__ = ["command"]
@@ -151,7 +152,7 @@ def _refuse_early(options: dict[str, Any]) -> Mapping[str, Path]:
         raise UsageError("nothing was given to go on with", hint='Give a text: -p "Once upon a time".')
     if options["timestamps"] and not options["audio"]:
         raise UsageError("--timestamps: times are those of a recording, and none is given", hint="Give --audio.")
-    from winml.modelkit.builds.found_models import onnx_file, part_files
+    from winml.modelkit.found_models import onnx_file, part_files
 
     parts = part_files(options["folder"])
     if {ENCODER, DECODER} <= parts.keys():

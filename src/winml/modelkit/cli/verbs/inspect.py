@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import NEGATIVE_ANSWER, WinMLCommand
-from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record, print_parts
-from winml.modelkit.cli._measuring import parse_ep_options, refuse_unknown_ep
+from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record
+from winml.modelkit.cli._measuring import refuse_unknown_ep
 from winml.modelkit.cli._options import (
     debug_option,
     device_option,
@@ -24,13 +23,15 @@ from winml.modelkit.cli._options import (
 )
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import exported_path, model_request, refuse_checkpoint_options
-from winml.modelkit.cli._streams import library_output_to_stderr, print_json, silence_library_warnings
+from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings
 from winml.modelkit.errors import UsageError
 from winml.modelkit.load.load_options import declared_options
+from winml.modelkit.runtime.execution_providers import parse_ep_options
 
 if TYPE_CHECKING:
     from winml.modelkit.inspect.onnx_inspection import OnnxInspection
     from winml.modelkit.inspect.provider_fit import ProviderFit
+    from winml.modelkit.report.document import Document
     from winml.modelkit.report.module_tree import TreeLimits
 
 __all__ = ["command"]
@@ -145,7 +146,7 @@ def _refuse_provider(options: Mapping[str, Any], model: str | None) -> None:
 
 def _file_in_folder(name: str) -> str:
     """Return the ONNX file where a name is the folder of a build or an export, else the name itself."""
-    from winml.modelkit.builds.found_models import onnx_file_in
+    from winml.modelkit.found_models import onnx_file_in
 
     path = onnx_file_in(name)
     return name if path is None else str(path)
@@ -153,10 +154,7 @@ def _file_in_folder(name: str) -> str:
 
 def _inspect_file(path: Path, options: dict[str, Any]) -> None:
     inspected = _inspected_file(path, options)
-    if options["format_"] == "json":
-        print_json(inspected.as_record(options))
-    else:
-        _print_file(inspected, options)
+    show_result(inspected.as_record(options), options, lambda: inspected.document(options))
     _end(inspected.fit)
 
 
@@ -168,12 +166,10 @@ def _inspect_parts(parts: Mapping[str, Path], options: dict[str, Any], asked: di
     if options["module"] is not None:
         shown = parts_with_module(part_modules(parts), options["module"])
     inspected = {part: _inspected_file(parts[part], asked) for part in shown}
-    if options["format_"] == "json":
-        print_json(parts_record(options, {part: item.as_record(options) for part, item in inspected.items()}))
-    else:
-        from winml.modelkit.report.terminal import console_for
+    from winml.modelkit.report.document import parts_document
 
-        print_parts(inspected, lambda item, _console: _print_file(item, options), console_for(sys.stdout))
+    record = parts_record(options, {part: item.as_record(options) for part, item in inspected.items()})
+    show_result(record, options, lambda: parts_document(inspected, lambda item: item.document(options)))
     for item in inspected.values():
         _end(item.fit)
 
@@ -189,6 +185,12 @@ class _InspectedFile:
         record = self.inspection.as_record(with_hierarchy=_with_hierarchy(options), with_weights=options["verbose"])
         return {**record, "execution_provider": None if self.fit is None else self.fit.as_record()}
 
+    def document(self, options: Mapping[str, Any]) -> Document:
+        from winml.modelkit.report.inspection import onnx_inspection_document
+
+        limits = _limits(options) if _with_hierarchy(options) else None
+        return _with_fit(onnx_inspection_document(self.inspection, limits), self.fit)
+
 
 def _with_hierarchy(options: Mapping[str, Any]) -> bool:
     return options["hierarchy"] or options["module"] is not None
@@ -202,20 +204,6 @@ def _inspected_file(path: Path, options: dict[str, Any]) -> _InspectedFile:
     return _InspectedFile(inspect_onnx(path, selector=options["module"]), _provider_fit(path, options))
 
 
-def _print_file(inspected: _InspectedFile, options: dict[str, Any]) -> None:
-    from winml.modelkit.report.inspection import print_onnx_inspection
-    from winml.modelkit.report.terminal import console_for
-
-    print_onnx_inspection(
-        inspected.inspection,
-        console_for(sys.stdout),
-        with_hierarchy=_with_hierarchy(options),
-        verbose=bool(options["verbose"]),
-        limits=_limits(options),
-    )
-    _print_fit(inspected.fit, options)
-
-
 def _provider_fit(path: Path, options: Mapping[str, Any]) -> ProviderFit | None:
     """Return whether the provider that was named runs a file; None where none was."""
     if options["ep"] is None:
@@ -225,14 +213,11 @@ def _provider_fit(path: Path, options: Mapping[str, Any]) -> ProviderFit | None:
     return check_provider(path, options["ep"], options["device"], parse_ep_options(options["ep_options"]))
 
 
-def _print_fit(fit: ProviderFit | None, options: Mapping[str, Any]) -> None:
-    if fit is None:
-        return
-    from winml.modelkit.report.inspection import print_provider_fit
-    from winml.modelkit.report.terminal import console_for
+def _with_fit(document: Document, fit: ProviderFit | None) -> Document:
+    from winml.modelkit.report.document import joined
+    from winml.modelkit.report.inspection import provider_fit_document
 
-    click.echo()
-    print_provider_fit(fit, console_for(sys.stdout), verbose=bool(options["verbose"]))
+    return document if fit is None else joined(document, provider_fit_document(fit))
 
 
 def _end(fit: ProviderFit | None) -> None:
@@ -241,7 +226,7 @@ def _end(fit: ProviderFit | None) -> None:
         click.get_current_context().exit(NEGATIVE_ANSWER)
 
 
-def _limits(options: dict[str, Any]) -> TreeLimits:
+def _limits(options: Mapping[str, Any]) -> TreeLimits:
     from winml.modelkit.report.module_tree import TreeLimits
 
     return TreeLimits(options["depth"], folds=options["verbose"] < 2)
@@ -249,42 +234,33 @@ def _limits(options: dict[str, Any]) -> TreeLimits:
 
 def _list_all_tasks(options: dict[str, Any]) -> None:
     from winml.modelkit.load.checkpoints.task import TASK_ALIASES, all_tasks
+    from winml.modelkit.report.inspection import tasks_document
 
-    if options["format_"] == "json":
-        print_json({"kind": "tasks", "tasks": all_tasks(), "aliases": TASK_ALIASES})
-        return
-    from winml.modelkit.report.inspection import print_tasks
-    from winml.modelkit.report.terminal import console_for
-
-    print_tasks(all_tasks(), console_for(sys.stdout), aliases=TASK_ALIASES)
+    tasks = all_tasks()
+    record = {"kind": "tasks", "tasks": tasks, "aliases": TASK_ALIASES}
+    show_result(record, options, lambda: tasks_document(tasks, TASK_ALIASES))
 
 
 def _inspect_model(model: str | None, options: dict[str, Any]) -> None:
     request = model_request({**options, "model": model or ""})
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.flows.inspect import inspect_model, list_tasks
-    from winml.modelkit.report.inspection import print_model_inspection, print_tasks
-    from winml.modelkit.report.terminal import console_for
+    from winml.modelkit.report.inspection import model_inspection_document, tasks_document
 
     if options["list_tasks"]:
         with library_output_to_stderr():
             tasks = list_tasks(request, model_type=options["model_type"])
-        if options["format_"] == "json":
-            print_json({"kind": "tasks", "tasks": {task: list(classes) for task, classes in tasks.items()}})
-        else:
-            print_tasks(tasks, console_for(sys.stdout))
+        record = {"kind": "tasks", "tasks": {task: list(classes) for task, classes in tasks.items()}}
+        show_result(record, options, lambda: tasks_document(tasks))
         return
     with library_output_to_stderr():
         inspection = inspect_model(request, model_type=options["model_type"], hierarchy=options["hierarchy"])
         fit = None
         if options["ep"] is not None:
-            from winml.modelkit.builds.found_models import FoundModel
+            from winml.modelkit.found_models import FoundModel
 
             fit = _provider_fit(exported_path(FoundModel(request.model, request=request), show_step), options)
-    if options["format_"] == "json":
-        print_json({**inspection.as_record(), "execution_provider": None if fit is None else fit.as_record()})
-    else:
-        limits = _limits(options)
-        print_model_inspection(inspection, console_for(sys.stdout), verbose=bool(options["verbose"]), limits=limits)
-        _print_fit(fit, options)
+    answer = {**inspection.as_record(), "execution_provider": None if fit is None else fit.as_record()}
+    limits = _limits(options)
+    show_result(answer, options, lambda: _with_fit(model_inspection_document(inspection, limits), fit))
     _end(fit)

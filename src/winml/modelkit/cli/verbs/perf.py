@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record, print_parts
+from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record
 from winml.modelkit.cli._measuring import (
     latency_options,
     live_progress,
     measuring_options,
-    parse_ep_options,
     provider_options,
     refuse_unknown_ep,
 )
@@ -33,9 +31,9 @@ from winml.modelkit.cli._requests import exported_path, files_read, runnable_mod
 from winml.modelkit.cli._streams import (
     json_text,
     library_output_to_stderr,
-    print_json,
     refuse_outputs,
     show_answer,
+    show_result,
     silence_library_warnings,
     tell,
     write_files,
@@ -43,10 +41,11 @@ from winml.modelkit.cli._streams import (
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import DECODER, ENCODER
 from winml.modelkit.hierarchy.selector import Selector
+from winml.modelkit.runtime.execution_providers import parse_ep_options
 
 if TYPE_CHECKING:
-    from winml.modelkit.builds.found_models import FoundModel
     from winml.modelkit.flows.perf import Baseline
+    from winml.modelkit.found_models import FoundModel
     from winml.modelkit.measure.latency import LatencyOptions
     from winml.modelkit.results.module_perf import ModulePerfResult, ProfiledDecoder, ProfiledModules
     from winml.modelkit.results.perf import PerfResult
@@ -120,7 +119,7 @@ def show_generation(
     """Measure and show the table."""
     from winml.modelkit.cli._progress import show_step
     from winml.modelkit.inference.generation.measuring import measure_generation
-    from winml.modelkit.report.generation import print_generation_perf
+    from winml.modelkit.report.perf import generation_perf_document
 
     with library_output_to_stderr():
         result = measure_generation(
@@ -131,7 +130,7 @@ def show_generation(
             seed=run_options.seed,
             latency=few_runs(latency, options["iterations"]),
         )
-    show_answer(result.as_record(), options, lambda console: print_generation_perf(result, console))
+    show_answer(result.as_record(), options, lambda: generation_perf_document(result))
 
 
 # --- ``winml perf --module``: how fast is each module on its own?
@@ -170,10 +169,10 @@ def show_module_perf(
     Raises:
         UsageError: the file to write is what is measured, or there already.
     """
-    from winml.modelkit.report.module_times import print_module_perf
+    from winml.modelkit.report.module_times import module_perf_document
 
     result = named_module_perf(model, run_options, latency, options)
-    show_answer(result.as_record(), options, lambda console: print_module_perf(result, console))
+    show_answer(result.as_record(), options, lambda: module_perf_document(result))
     refuse_failed_instances([result])
 
 
@@ -283,44 +282,27 @@ def show_by_module(
         path = exported_path(model, None if options["quiet"] else show_step)
         measured = profile_model(path, run_options, latency, progress=progress)
         written = _write_files(measured, options)
-    if options["format_"] == "json":
-        print_json(measured.as_record(depth=options["depth"]))
-        return
-    _print(measured, options)
-    from winml.modelkit.report.terminal import console_for, print_rows
+    from winml.modelkit.report.module_times import profile_document
 
-    print_rows((("wrote", str(path)) for path in written), console_for(sys.stdout), width=12)
-
-
-def _print(measured: ProfiledModules | ProfiledDecoder, options: Mapping[str, Any]) -> None:
-    from winml.modelkit.report.decoder_times import print_decoder_times
-    from winml.modelkit.report.module_times import print_module_times
-    from winml.modelkit.report.perf import print_perf
-    from winml.modelkit.report.terminal import console_for
-    from winml.modelkit.results.module_perf import ProfiledDecoder
-
-    console = console_for(sys.stdout)
     depth, top, by_class = options["depth"], options["top"], options["group"] == "class"
-    if isinstance(measured, ProfiledDecoder):
-        print_decoder_times(measured, console, depth=depth, top=top, by_class=by_class)
-        return
-    print_perf(measured.result, console)
-    console.print()
-    print_module_times(measured.profile, console, depth=depth, top=top, by_class=by_class)
+    record = measured.as_record(depth=depth)
+    show_result(
+        record,
+        options,
+        lambda: profile_document(measured, depth=depth, top=top, by_class=by_class).with_files(written),
+        is_answer=True,
+    )
 
 
 def _write_files(measured: ProfiledModules | ProfiledDecoder, options: Mapping[str, Any]) -> list[Path]:
-    from winml.modelkit.report.decoder_times import decoder_page
-    from winml.modelkit.report.module_page import profile_page
-    from winml.modelkit.report.module_times import chrome_trace_json, profile_node_data
-    from winml.modelkit.results.module_perf import ProfiledModules
+    from winml.modelkit.report.html import render_html
+    from winml.modelkit.report.module_times import profile_document
+    from winml.modelkit.report.trace import chrome_trace_json, profile_node_data
 
     return write_files(
         {
             "output": lambda: f"{json_text(measured.as_record(depth=options['depth']))}\n",
-            "report": lambda: (
-                profile_page(measured) if isinstance(measured, ProfiledModules) else decoder_page(measured)
-            ),
+            "report": lambda: render_html(profile_document(measured)),
             "node_data": lambda: profile_node_data(measured),
             "trace": lambda: chrome_trace_json(measured),
         },
@@ -372,14 +354,15 @@ def show_parts_perf(parts: Mapping[str, Path], latency: LatencyOptions, options:
         _show_modules(parts, runs, latency, options)
         return
     from winml.modelkit.flows.perf import PerfOptions, measure_model
-    from winml.modelkit.report.perf import print_perf
+    from winml.modelkit.report.document import parts_document
+    from winml.modelkit.report.perf import perf_document
 
     results: dict[str, PerfResult] = {}
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         for part, run in runs.items():
             results[part] = measure_model(parts[part], PerfOptions(run, latency), progress=progress)
     record = parts_record(options, {part: result.as_record() for part, result in results.items()})
-    show_answer(record, options, lambda console: print_parts(results, print_perf, console))
+    show_answer(record, options, lambda: parts_document(results, perf_document))
 
 
 def _show_modules(
@@ -387,15 +370,16 @@ def _show_modules(
 ) -> None:
     """Measure the modules that a selector names, in the parts that have them."""
     from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
-    from winml.modelkit.builds.found_models import FoundModel
-    from winml.modelkit.report.module_times import print_module_perf
+    from winml.modelkit.found_models import FoundModel
+    from winml.modelkit.report.document import parts_document
+    from winml.modelkit.report.module_times import module_perf_document
 
     results = {
         part: named_module_perf(FoundModel(str(parts[part]), parts[part]), runs[part], latency, options)
         for part in parts_with_module(part_modules(parts), options["module"])
     }
     record = parts_record(options, {part: result.as_record() for part, result in results.items()})
-    show_answer(record, options, lambda console: print_parts(results, print_module_perf, console))
+    show_answer(record, options, lambda: parts_document(results, module_perf_document))
     refuse_failed_instances(list(results.values()))
 
 
@@ -403,13 +387,13 @@ def _show_generation(
     name: str, parts: Mapping[str, Path], run: Any, latency: LatencyOptions, options: Mapping[str, Any]
 ) -> None:
     from winml.modelkit.inference.generation.measuring import measure_encoded_generation
-    from winml.modelkit.report.generation import print_generation_perf
+    from winml.modelkit.report.perf import generation_perf_document
 
     with library_output_to_stderr():
         result = measure_encoded_generation(
             parts, replace(run, shown=name), latency=few_runs(latency, options["iterations"])
         )
-    show_answer(result.as_record(), options, lambda console: print_generation_perf(result, console))
+    show_answer(result.as_record(), options, lambda: generation_perf_document(result))
 
 
 _PYTORCH = "pytorch"
@@ -479,14 +463,14 @@ def command(**options: Any) -> None:
         return
     from winml.modelkit.cli._progress import show_step
     from winml.modelkit.flows.perf import PerfOptions, measure_model
-    from winml.modelkit.report.perf import print_perf
+    from winml.modelkit.report.perf import perf_document
 
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         path = exported_path(model, None if options["quiet"] else show_step)
         result = measure_model(
             path, PerfOptions(run_options, latency, baseline), progress=progress, tell=_tell(options)
         )
-    show_answer(result.as_record(), options, lambda console: print_perf(result, console))
+    show_answer(result.as_record(), options, lambda: perf_document(result))
 
 
 def _tell(options: Mapping[str, Any]) -> Callable[[str], None] | None:
@@ -527,8 +511,8 @@ def _find_baseline(name: str | None, model: FoundModel) -> Baseline | None:
     """
     if name is None:
         return None
-    from winml.modelkit.builds.found_models import onnx_file
     from winml.modelkit.flows.perf import Baseline
+    from winml.modelkit.found_models import onnx_file
 
     if name == _PYTORCH:
         return Baseline(name, request=model.request)

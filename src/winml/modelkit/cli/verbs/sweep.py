@@ -51,6 +51,7 @@ Examples:
     "--jobs", type=click.IntRange(min=1), help="Processes at a time.  [default: the cores; one where perf is measured]"
 )
 @click.option("--ray", metavar="HOST:PORT|auto", help="Spread the work over this Ray cluster.")
+@click.option("--queue", metavar="NAME=ADDRESS", help="Spread the work by another queue, such as that of a plug-in.")
 @click.option("--artifacts", metavar="FOLDER|URL", help="Where what is built goes, such as s3://bucket/sweep.")
 @click.option(
     "--keep/--no-keep", default=True, help="Keep what was built once it is measured, or not.  [default: keep]"
@@ -69,7 +70,7 @@ def command(**options: Any) -> None:
     """
     plan, asked, notes = _refuse_early(options)
     silence_library_warnings(debug=options["debug"])
-    from winml.modelkit.report.sweep import print_sweep
+    from winml.modelkit.report.sweep import sweep_document
     from winml.modelkit.sweep.sweep import run_sweep
 
     ended: list[str] = []
@@ -78,7 +79,7 @@ def command(**options: Any) -> None:
             result = run_sweep(plan, options["output"], asked, listener, notes=notes)
     except KeyboardInterrupt:
         raise Interrupted(f"finished in this run: {len(ended)}; the same command goes on from there") from None
-    show_result(result.as_record(), options, lambda console: print_sweep(result, console))
+    show_result(result.as_record(), options, lambda: sweep_document(result))
     _end(result)
 
 
@@ -114,6 +115,7 @@ def _refuse_early(options: dict[str, Any]) -> tuple[SweepPlan, SweepOptions, tup
         resident_bytes=None if options["memory"] is None else int(options["memory"] * 1e9),
         jobs=options["jobs"],
         ray=options["ray"],
+        queue=options["queue"],
         artifacts=artifacts if artifacts is None or "://" in artifacts else str(Path(artifacts).absolute()),
         keeps_files=options["keep"],
         retries_failed=options["retry_failed"],

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import debug_option, format_option
-from winml.modelkit.cli._streams import print_json
+from winml.modelkit.cli._streams import show_result
 
 __all__ = ["command"]
 
@@ -31,10 +30,6 @@ def command(**options: Any) -> None:
     from winml.modelkit.runtime.machine import look_at_machine
 
     machine = look_at_machine()
-    if options["format_"] == "json":
-        print_json(machine.as_record())
-        return
-    from winml.modelkit.report.machine import print_machine
-    from winml.modelkit.report.terminal import console_for
+    from winml.modelkit.report.machine import machine_document
 
-    print_machine(machine, console_for(sys.stdout))
+    show_result(machine.as_record(), options, lambda: machine_document(machine))

@@ -24,7 +24,7 @@ from winml.modelkit.cli._options import (
     weight_options,
 )
 from winml.modelkit.cli._requests import FOR_CHECKPOINTS, model_request, refuse_checkpoint_options, sizes_by_name
-from winml.modelkit.cli._streams import library_output_to_stderr, print_json, show_result, silence_library_warnings
+from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings
 from winml.modelkit.results.tuning import KINDS, TARGETS
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _refuse_early(options: dict[str, Any]) -> tuple[ModelRequest, TuneOptions]:
 
 def _requested_model(options: Mapping[str, Any]) -> tuple[ModelRequest, dict[str, Any]]:
     """Return the request of the model, and the sizes that an ONNX file is run at."""
-    from winml.modelkit.builds.found_models import onnx_file
+    from winml.modelkit.found_models import onnx_file
     from winml.modelkit.load.request import ModelRequest, resolve_source
 
     path = onnx_file(options["model"])
@@ -158,27 +158,18 @@ def _tune_options(options: Mapping[str, Any], sizes: Mapping[str, Any]) -> TuneO
 
 
 def _show_plan(asked: TuneOptions, options: Mapping[str, Any]) -> None:
-    from winml.modelkit.report.tuning import print_tuning_plan
+    from winml.modelkit.report.tuning import tuning_plan_document
     from winml.modelkit.tune.candidates import look_at_tuning_machine, plan_candidates
 
     machine = look_at_tuning_machine()
     plan = plan_candidates(asked, machine)
     record = {"schema_version": 1, "machine": machine.as_record(), "plan": [item.as_record() for item in plan]}
-    if options["format_"] == "json":
-        print_json(record)
-        return
-    show_result(record, options, lambda console: print_tuning_plan(plan, console))
+    show_result(record, options, lambda: tuning_plan_document(plan), is_answer=True)
 
 
 def _show(result: TuneResult, options: Mapping[str, Any]) -> None:
     from winml.modelkit.file_names import TUNE_ANSWER_NAME, TUNE_PAGE_NAME
-    from winml.modelkit.report.terminal import print_rows
-    from winml.modelkit.report.tuning import print_tuning
+    from winml.modelkit.report.tuning import tuning_document
 
-    folder: Path = options["output"]
-
-    def render(console: Any) -> None:
-        print_tuning(result, console)
-        print_rows((("wrote", str(folder / name)) for name in (TUNE_ANSWER_NAME, TUNE_PAGE_NAME)), console)
-
-    show_result(result.as_record(), options, render)
+    written = [options["output"] / name for name in (TUNE_ANSWER_NAME, TUNE_PAGE_NAME)]
+    show_result(result.as_record(), options, lambda: tuning_document(result).with_files(written))

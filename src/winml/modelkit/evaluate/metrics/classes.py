@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.evaluate.metrics.metric import Metric, Resamples, SampleRows
 
 __all__ = [
@@ -21,9 +20,6 @@ __all__ = [
     "PEARSON",
     "SPEARMAN",
 ]
-
-
-Array = NDArray[Any]
 
 
 def _accuracy(predictions: Sequence[int], references: Sequence[int]) -> SampleRows:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.evaluate.metrics.metric import RESAMPLES, Metric, Resamples, SampleRows
 
 __all__ = [
@@ -26,8 +26,6 @@ __all__ = [
 
 # --- Metrics of boxes around objects: mean average precision by pycocotools, as COCO defines it.
 
-
-Array = NDArray[Any]
 
 MOST_DETECTIONS = 100
 """Specified by COCO: detections of an image that count, the surest ones."""
@@ -205,7 +203,7 @@ def count_pairs(predicted: Array, referred: Array) -> Pairs:
     return np.stack([found // classes, found % classes, counts], axis=1)
 
 
-def _mean_iou(predictions: Sequence[Pairs], _references: Sequence[Any]) -> SampleRows:
+def _mean_iou(predictions: Sequence[Pairs], _references: Sequence[object]) -> SampleRows:
     from sklearn.metrics import jaccard_score
 
     every = np.concatenate(list(predictions))
@@ -231,7 +229,7 @@ def _mean_of_occurring(sums: Array) -> Array:
     return mean
 
 
-def _pixel_accuracy(predictions: Sequence[Pairs], _references: Sequence[Any]) -> SampleRows:
+def _pixel_accuracy(predictions: Sequence[Pairs], _references: Sequence[object]) -> SampleRows:
     rows = np.asarray(
         [(pairs[pairs[:, 0] == pairs[:, 1], 2].sum(), pairs[:, 2].sum()) for pairs in predictions], np.float64
     )

@@ -2,7 +2,9 @@
 
 The value comes from a library, named in each file beside this one. The interval comes from resampling the samples with
 replacement (bootstrap). For that a metric keeps one row of numbers for each sample, from which its value on thousands
-of resamples is computed at once; a test compares the value on all samples with the library's.
+of resamples is computed at once; a test compares the value on all samples with the library's. The draws are ours, and
+not those of ``scipy.stats.bootstrap``, whose interval a test compares: all metrics of a model and its baseline share
+them, and a resample that does not define a metric is left out, where scipy's interval would be NaN.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+
+from winml.modelkit.arrays import Array
 
 __all__ = [
     "CONFIDENCE",
@@ -27,7 +30,6 @@ __all__ = [
     "intervals",
 ]
 
-Array = NDArray[Any]
 RowSums = Array
 """Sums of the rows of the samples: ``[resamples, numbers of a row]``."""
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.evaluate.metrics.metric import Metric, SampleRows
 
 __all__ = [
@@ -21,9 +21,6 @@ __all__ = [
     "WORD_ERROR_RATE",
     "spans_of",
 ]
-
-
-Array = NDArray[Any]
 
 
 def _ratio(sums: Array) -> Array:
@@ -63,7 +60,7 @@ def _squad(name: str) -> Callable[[Sequence[str], Sequence[Sequence[str]]], Samp
     return measure
 
 
-def _perplexity(predictions: Sequence[tuple[float, int]], _references: Sequence[Any]) -> SampleRows:
+def _perplexity(predictions: Sequence[tuple[float, int]], _references: Sequence[object]) -> SampleRows:
     """Measure the exponential of the mean negative log-likelihood of a token; each sample brings its sum and count."""
     rows = np.asarray(predictions, np.float64)
     total, tokens = rows.sum(axis=0)

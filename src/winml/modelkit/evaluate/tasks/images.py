@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
 from winml.modelkit.evaluate.metrics.images import BOX_METRICS, IGNORED, MEAN_IOU, PIXEL_ACCURACY, Boxes, count_pairs
@@ -20,7 +20,6 @@ from winml.modelkit.evaluate.tasks.task import Judge, JudgeContext, Outputs, Sam
 
 __all__ = ["IMAGE_SEGMENTATION", "OBJECT_DETECTION"]
 
-Array = NDArray[Any]
 
 SURE = 0.5
 """Score from which on a box is part of the answer. Specified: the default of the pipeline."""
@@ -182,7 +181,7 @@ def _box_judge(context: JudgeContext) -> _BoxJudge:
     return _BoxJudge(_post_processor(context, "post_process_object_detection"), labels, key, labels.notes)
 
 
-def _inner_feature(feature: Any, key: str) -> Any:
+def _inner_feature(feature: object, key: str) -> Any:
     """Return the type of one key of objects, of a list of records or of a record of lists."""
     inner = getattr(feature, "feature", feature)
     return inner[key] if isinstance(inner, Mapping) else None

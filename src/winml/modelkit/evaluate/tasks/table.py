@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from winml.modelkit.errors import TaskError, UsageError
+from winml.modelkit.evaluate.columns import ROLES
 from winml.modelkit.evaluate.media import install_hint
 from winml.modelkit.evaluate.metrics.metric import Metric
 from winml.modelkit.evaluate.tasks.classes import CLASSIFICATION_TASKS, SPEECH_RECOGNITION
@@ -19,10 +20,11 @@ from winml.modelkit.evaluate.tasks.texts import (
     TOKEN_CLASSIFICATION,
 )
 from winml.modelkit.options import nearest
+from winml.modelkit.registries import Registry
 
 __all__ = ["TASK_DEFINITIONS", "chosen_metrics", "refuse_missing_libraries", "task_definition"]
 
-TASK_DEFINITIONS: Mapping[str, TaskDefinition] = {
+_BUILT_IN = {
     task.name: task
     for task in (
         *CLASSIFICATION_TASKS,
@@ -36,7 +38,24 @@ TASK_DEFINITIONS: Mapping[str, TaskDefinition] = {
         TEXT_GENERATION,
     )
 }
-"""Every task that can be judged, by its name in transformers."""
+
+
+def _problem_of(name: str, task: TaskDefinition) -> str:
+    """Return why a task of a plug-in cannot be judged; empty where it can."""
+    if task.name != name:
+        return f"it calls itself {task.name}"
+    unknown = [role for role in (*task.roles, *task.optional_roles) if role not in ROLES]
+    return f"it reads {', '.join(unknown)} of a sample; roles are {', '.join(ROLES)}" if unknown else ""
+
+
+TASK_DEFINITIONS: Registry[TaskDefinition] = Registry(
+    "tasks",
+    "task",
+    _BUILT_IN,
+    lambda: TaskDefinition,
+    _problem_of,
+)
+"""Every task that can be judged, by its name in transformers; plug-ins may add names of their own."""
 
 
 def task_definition(name: str) -> TaskDefinition:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.data_sets import DataSet
 from winml.modelkit.evaluate.metrics.metric import Metric
@@ -31,8 +31,7 @@ __all__ = [
     "token_masks",
 ]
 
-Array = NDArray[Any]
-Outputs = Mapping[str, Array]
+Outputs = Arrays
 """Output → array, one row for each row of the batch."""
 Sample = Mapping[str, Any]
 """Role → value."""

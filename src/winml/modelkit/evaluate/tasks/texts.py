@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
 from winml.modelkit.evaluate.metrics.classes import ACCURACY, PEARSON, SPEARMAN
@@ -41,9 +41,6 @@ __all__ = [
 
 
 # --- How well is a text foreseen? The likelihood of each token after those before it (perplexity).
-
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -316,7 +313,7 @@ def _judge_tags(context: JudgeContext) -> _TagJudge:
     return _TagJudge(labels, labels.notes)
 
 
-def _tags_of(cell: Any, column: str) -> Sequence[Any]:
+def _tags_of(cell: object, column: str) -> Sequence[Any]:
     if isinstance(cell, Sequence) and not isinstance(cell, str):
         return cell
     raise UsageError(
@@ -443,7 +440,7 @@ def _other_modules(kinds: Sequence[str]) -> str:
     return f"has the module{'s' if len(others) > 1 else ''} {', '.join(others)}" if others else ""
 
 
-def _modes(said: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
+def _modes(said: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
     """Return the poolings that a file says, and what is not known of them."""
     by_name = said.get("pooling_mode")
     names = [by_name] if isinstance(by_name, str) else list(by_name) if isinstance(by_name, (list, tuple)) else []

@@ -95,12 +95,15 @@ def export_error(
             operator=operator,
             module=module,
         )
-    if fixed_dimensions := _fixed_axes(error, axes):
-        return ExportError(
-            f"{fixed_dimensions} cannot be left open with the dynamo exporter{place}: {_constraint_reason(error)}",
+    if fixed_axes := _fixed_axes(error, axes):
+        places = " and ".join(f"{name} (axis {axis} of {spec})" for name, spec, axis in fixed_axes)
+        frozen = ExportError(
+            f"{places} cannot be left open with the dynamo exporter{place}: {_constraint_reason(error)}",
             hint=_SIZE_HINT,
             module=module,
         )
+        frozen.frozen = tuple(name for name, _, _ in fixed_axes)
+        return frozen
     cause = chain[-1]
     if any(_DATA_DEPENDENT.search(f"{type(link).__name__}: {first_line(link)}") for link in chain):
         return ExportError(
@@ -158,11 +161,10 @@ def _operator_of(node: torch.fx.Node | None) -> str | None:
     return target.name() if isinstance(target, torch._ops.OpOverload) else str(target)
 
 
-def _fixed_axes(error: BaseException, axes: Mapping[tuple[str, int], tuple[str, str]]) -> str:
-    """Return the dimensions named in torch's message about constraints, as text; ``""`` for none."""
+def _fixed_axes(error: BaseException, axes: Mapping[tuple[str, int], tuple[str, str]]) -> list[tuple[str, str, int]]:
+    """Return the dimensions in torch's message about constraints, each with an input and an axis it is the size of."""
     axis_keys = dict.fromkeys((match[1] or match[2], int(match[3])) for match in _FIXED_AXIS.finditer(str(error)))
-    places = [f"{axes[key][0]} (axis {key[1]} of {axes[key][1]})" for key in axis_keys if key in axes]
-    return " and ".join(places)
+    return [(*axes[key], key[1]) for key in axis_keys if key in axes]
 
 
 def _constraint_reason(error: BaseException) -> str:

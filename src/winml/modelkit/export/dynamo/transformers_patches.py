@@ -27,7 +27,7 @@ _STACK = "nn_module_stack"
 """Key under which torch keeps the modules of a node."""
 
 
-def _do_nothing(_subject: Any) -> None:
+def _do_nothing(_subject: object) -> None:
     return
 
 
@@ -106,14 +106,14 @@ def _inherited_stacks() -> Iterator[None]:
     originals = {name: getattr(graph_class, name) for name in ("inserting_before", "inserting_after", "create_node")}
     places: dict[torch.fx.Graph, torch.fx.Node | None] = {}
 
-    def remembering(insert: Callable[..., Any]) -> Callable[..., Any]:
+    def remembering(insert: Callable[..., object]) -> Callable[..., Any]:
         def inserting(graph: torch.fx.Graph, node: torch.fx.Node | None = None) -> Any:
             places[graph] = node
             return insert(graph, node)
 
         return inserting
 
-    def create_node(graph: torch.fx.Graph, *args: Any, **options: Any) -> torch.fx.Node:
+    def create_node(graph: torch.fx.Graph, *args: object, **options: object) -> torch.fx.Node:
         created: torch.fx.Node = originals["create_node"](graph, *args, **options)
         place = places.get(graph)
         if created.op == "call_function" and place is not None and _STACK in place.meta:

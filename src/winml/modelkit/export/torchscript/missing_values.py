@@ -52,7 +52,7 @@ def untraced_shape_computation() -> Iterator[None]:
         FakeTensorMode.dispatch = dispatch  # type: ignore[method-assign]
 
 
-def _set_tracing_state(state: Any) -> None:
+def _set_tracing_state(state: object) -> None:
     """Set what is traced, also inside an operator, which the tracer is kept out of: there torch refuses to set it."""
     is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_TRACER)
     torch._C._dispatch_tls_set_dispatch_key_excluded(_TRACER, False)

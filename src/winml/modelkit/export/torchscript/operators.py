@@ -71,7 +71,7 @@ def _diff_form(graph: Any, values: Any, times: int, axis: int, before: Any, afte
     return differences
 
 
-def _cumsum_form(graph: Any, values: Any, axis: Any, dtype: Any = None) -> Any:
+def _cumsum_form(graph: Any, values: Any, axis: object, dtype: object = None) -> Any:
     """Like torch's own form, but with sums of booleans and short integers in 64 bits, as torch computes them."""
     kind = JitScalarType.from_value(values, JitScalarType.UNDEFINED)
     if (dtype is None or symbolic_helper._is_none(dtype)) and kind in _SHORT_INTEGERS:
@@ -111,7 +111,7 @@ def _fills_memory(axes: Sequence[tuple[int, int]]) -> bool:
 
 
 @symbolic_helper.parse_args("v", "is")
-def _permute_form(graph: Any, values: Any, axes: Sequence[int]) -> Any:
+def _permute_form(graph: object, values: object, axes: Sequence[int]) -> Any:
     """Like torch's own form, which writes negative axes unchanged; ONNX does not allow them here."""
     return symbolic_opset9.permute(graph, values, [axis % len(axes) for axis in axes])
 

@@ -49,17 +49,17 @@ class ModuleScopes:
         infer_shapes = torch._C._jit_pass_onnx_graph_shape_type_inference
         was_inlining = torch._C._jit_get_inline_everything_mode()
 
-        def set_up_scopes(_model: nn.Module, _as_functions: Any) -> set[str]:
+        def set_up_scopes(_model: nn.Module, _as_functions: object) -> set[str]:
             torch.jit._trace._trace_module_map = self._modules
             return set()
 
-        def trace_with_scopes(*args: Any, **kwargs: Any) -> Any:
+        def trace_with_scopes(*args: object, **kwargs: object) -> Any:
             graph, *others = trace_graph(*args, **kwargs)
             refuse_missing_constants(graph)
             _inline_calls(graph)
             return (graph, *others)
 
-        def infer_without_weights(graph: torch._C.Graph, _weights: Any, opset_version: int) -> None:
+        def infer_without_weights(graph: torch._C.Graph, _weights: object, opset_version: int) -> None:
             # With the weights, each pass would serialize a copy of all of them; no shape depends on a weight.
             infer_shapes(graph, {}, opset_version)
 
@@ -101,12 +101,12 @@ def _scopes_around_hooks(scopes: Mapping[nn.Module, str]) -> Iterator[None]:
     """Open the scope of a module before its hooks, and close it after them, where torch has it for the forward only."""
     entered: list[nn.Module] = []
 
-    def enter(module: nn.Module, _args: Any) -> None:
+    def enter(module: nn.Module, _args: object) -> None:
         if (tracing := torch._C._get_tracing_state()) is not None:
             tracing.push_scope(scopes[module])
             entered.append(module)
 
-    def leave(module: nn.Module, _args: Any, _outputs: Any) -> None:
+    def leave(module: nn.Module, _args: object, _outputs: object) -> None:
         # Called after a failure as well, which may have been before the module was entered.
         if entered and entered[-1] is module:
             entered.pop()

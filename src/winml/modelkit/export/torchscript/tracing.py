@@ -80,11 +80,11 @@ def booleans_as_numbers() -> Iterator[None]:
 
 
 @contextmanager
-def _taking_numbers(owner: Any, name: str) -> Iterator[None]:
+def _taking_numbers(owner: object, name: str) -> Iterator[None]:
     original: Callable[..., Any] = getattr(owner, name)
 
     @functools.wraps(original)
-    def call(*args: Any, **options: Any) -> Any:
+    def call(*args: object, **options: object) -> Any:
         numbers = {key: options[key] for key in _NAMES_OF_NUMBERS if key in options}
         if name == "full" and any(isinstance(value, bool) for value in (*args, *numbers.values())):
             # The only one whose dtype follows from the number.
@@ -97,7 +97,7 @@ def _taking_numbers(owner: Any, name: str) -> Iterator[None]:
         yield
 
 
-def _as_number(value: Any) -> Any:
+def _as_number(value: object) -> Any:
     return int(value) if isinstance(value, bool) else value
 
 
@@ -301,18 +301,18 @@ def _drop_kept_index() -> None:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, patch: Callable[..., Any]) -> Iterator[None]:
+def _replaced(owner: object, name: str, patch: Callable[..., object]) -> Iterator[None]:
     original = getattr(owner, name)
 
     @functools.wraps(original)
-    def call(*args: Any, **options: Any) -> Any:
+    def call(*args: object, **options: object) -> Any:
         return patch(original, *args, **options)
 
     with attribute_replaced(owner, name, call):
         yield
 
 
-def _counted(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _counted(original: Callable[..., object], *args: object, **options: object) -> Any:
     found = original(*args, **options)
     # Of two tensors it returns one, which holds no places.
     return found if isinstance(found, torch.Tensor) else _marked(found)
@@ -324,7 +324,7 @@ def _marked(found: Any) -> Any:
     return found
 
 
-def _taken_as_filled(original: Callable[..., Any], values: torch.Tensor) -> Any:
+def _taken_as_filled(original: Callable[..., object], values: torch.Tensor) -> Any:
     # Asked whether there is anything to do: a graph does it always, on no rows where there is nothing.
     return max(1, len(_values(values))) if getattr(values, _COUNTED, False) else original(values)
 

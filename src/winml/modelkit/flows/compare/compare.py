@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.data_sets import DataSetRequest
 from winml.modelkit.flows.compare.decoding_step import at_step, step_words
@@ -28,14 +29,14 @@ from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.specs import names_among
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.comparison import ModelComparison
-from winml.modelkit.runtime.decoder_inputs import decoder_feeds, prompt_before
+from winml.modelkit.runtime.decoding.inputs import decoder_feeds, prompt_before
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs, load_feeds
 from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for, with_fitting_sizes
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules, unchanged_modules
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
-from winml.modelkit.verify.by_module.sides import Array, Side, SidePair
+from winml.modelkit.verify.by_module.sides import Side, SidePair
 from winml.modelkit.verify.by_module.value_matching import (
     MatchedBoundary,
     match_calls,

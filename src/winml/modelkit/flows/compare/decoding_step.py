@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.runtime.decoder_inputs import SCORES, TOKEN_IDS, next_feeds, state_feeds
+from winml.modelkit.runtime.decoding.inputs import SCORES, TOKEN_IDS, next_feeds, state_feeds
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
 from winml.modelkit.verify.by_module.sides import SidePair
 from winml.modelkit.verify.by_module.torch_side import TorchSide

@@ -11,7 +11,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.compare.compare import CompareOptions, compare_models
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.comparison import ModelComparison
-from winml.modelkit.runtime.decoder_inputs import inputs_of_file
+from winml.modelkit.runtime.decoding.inputs import inputs_of_file
 from winml.modelkit.runtime.graph_inputs import GraphInput, sizes_by_key
 
 __all__ = ["NamedSide", "compare_parts"]

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import TaskError, UsageError
 from winml.modelkit.evaluate.processors import kinds_for, open_config, open_processor, processor_files
+from winml.modelkit.evaluate.tasks.table import TASK_DEFINITIONS
 from winml.modelkit.flows.evaluate.sides import Side, open_onnx_side, opened_torch_side
 from winml.modelkit.load.checkpoint_path import exported_from
-from winml.modelkit.load.checkpoints.task import WITH_PAST, canonical_task, canonical_word
+from winml.modelkit.load.checkpoints.task import TASKS, WITH_PAST, canonical_task, canonical_word
 from winml.modelkit.load.request import ModelRequest, resolve_source
 from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.options import load_json
@@ -28,6 +29,7 @@ __all__ = [
     "opened_model",
     "refuse_other_labels",
     "refuse_other_vocabulary",
+    "task_name",
 ]
 
 
@@ -169,6 +171,15 @@ def opened_model(subject: Subject, task: str | None, stack: ExitStack) -> Judged
     return _torch_model(subject.model, task, stack)
 
 
+def task_name(name: str) -> str:
+    """Return the name of a task as tables spell it; what can be judged may have a name that transformers does not know.
+
+    Raises:
+        TaskError: there is no such task.
+    """
+    return name if name in TASK_DEFINITIONS else canonical_task(name)
+
+
 def _onnx_model(path: Path, run: RunOptions, task: str | None) -> JudgedModel:
     side = open_onnx_side(path, run)
     metadata = side.session.metadata
@@ -177,7 +188,7 @@ def _onnx_model(path: Path, run: RunOptions, task: str | None) -> JudgedModel:
         raise TaskError(
             f"{run.shown} does not say what it is for", hint="Say it: --task, such as --task text-classification."
         )
-    name = canonical_task(task or str(said))
+    name = task_name(task or str(said))
     rule = "given by --task" if task else "as the file says"
     source = _source_of(metadata, run.shown)
     folder = path.parent
@@ -209,7 +220,10 @@ def _checkpoint_folder(request: ModelRequest) -> Path | None:
 def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> JudgedModel:
     from winml.modelkit.load.model import load_model
 
-    loaded = load_model(_without_cache(request, task or request.task))
+    asked = task or request.task
+    # What transformers has no name for is loaded for the task that its config says.
+    added = asked if asked in TASK_DEFINITIONS and asked not in TASKS else None
+    loaded = load_model(_without_cache(request, None if added else asked))
     info = loaded.info
     if info.task is None:
         raise TaskError(f"{request.model} does not say what it is for", hint="Give a checkpoint of transformers.")
@@ -217,7 +231,8 @@ def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> J
     folder = beside.parent if beside is not None else Path(request.model)
     side = stack.enter_context(opened_torch_side(loaded, None, shown=request.model))
     note = "The model is a checkpoint: PyTorch runs it, and nothing is exported."
-    return JudgedModel(side, info.task, str(info.task_rule), folder, open_config(folder), None, (note, *_notes(loaded)))
+    name, rule = (added, "given by --task") if added else (info.task, str(info.task_rule))
+    return JudgedModel(side, name, rule, folder, open_config(folder), None, (note, *_notes(loaded)))
 
 
 def _without_cache(request: ModelRequest, task: str | None) -> ModelRequest:
@@ -273,7 +288,7 @@ def _refuse_other(model: JudgedModel, folder: Path, shown: str) -> None:
 
 def _refuse_other_task(baseline: Side, model: JudgedModel) -> None:
     said, own = _task_of(_metadata(baseline)), _task_of(_metadata(model.side))
-    if said is not None and said != own and canonical_task(said) != model.task:
+    if said is not None and said != own and task_name(said) != model.task:
         raise UsageError(
             f"--baseline {baseline.name}: is a model for {said}, and {model.side.name} is judged for {model.task}",
             hint="Name a baseline of the same task, or --baseline none.",

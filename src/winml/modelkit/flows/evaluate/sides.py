@@ -6,14 +6,13 @@ mean, is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from numpy.typing import NDArray
-
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import MeasureError, UsageError, first_line
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
 from winml.modelkit.runtime.opened_model import RunOptions, open_model, refuse_dynamic_inputs
@@ -21,8 +20,6 @@ from winml.modelkit.runtime.sessions import Session
 
 __all__ = ["OnnxSide", "Side", "TorchSide", "joined_inputs", "open_onnx_side", "opened_torch_side"]
 
-Array = NDArray[Any]
-Feeds = Mapping[str, Array]
 SideKind = Literal["onnx", "pytorch"]
 _HALVES = frozenset({"float16", "bfloat16"})
 
@@ -36,7 +33,7 @@ class Side(Protocol):
     """Execution provider of an ONNX file."""
     inputs: tuple[GraphInput, ...]
 
-    def run(self, feeds: Feeds) -> dict[str, Array]:
+    def run(self, feeds: Arrays) -> dict[str, Array]:
         """Run the model once.
 
         Args:
@@ -60,7 +57,7 @@ class OnnxSide:
         self.inputs = graph_inputs(session)
         self._dtypes = {item.name: _numpy_dtype(item.dtype) for item in self.inputs}
 
-    def run(self, feeds: Feeds) -> dict[str, Array]:
+    def run(self, feeds: Arrays) -> dict[str, Array]:
         """Run the graph once."""
         return self.session.run({name: feeds[name].astype(dtype, copy=False) for name, dtype in self._dtypes.items()})
 
@@ -86,7 +83,7 @@ class TorchSide:
         self._names = names
         self._dtypes = {item.name: _numpy_dtype(item.dtype) for item in inputs}
 
-    def run(self, feeds: Feeds) -> dict[str, Array]:
+    def run(self, feeds: Arrays) -> dict[str, Array]:
         """Call the model once."""
         import torch
 

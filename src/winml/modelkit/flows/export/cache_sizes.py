@@ -1,15 +1,15 @@
-"""Which sizes close a graph with a cache, whose sizes are open by default?"""
+"""Which sizes close a graph with a cache, whose sizes are open by default, or those of them that it does not follow?"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from winml.modelkit.graph.specs import DynamicDimension
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.default_sizes import default_size
 
-__all__ = ["fixed_cache_hint"]
+__all__ = ["fixed_cache_hint", "frozen_by_default", "frozen_notes"]
 
 _PAST = "past_sequence_length"
 _CACHED = 127
@@ -65,3 +65,51 @@ def _within(wanted: int, usual: int, bounds: Sequence[DynamicDimension]) -> int:
     least = max(item.min for item in bounds)
     most = [item.max for item in bounds if item.max is not None]
     return min([wanted if wanted >= least else max(least, usual), *most])
+
+
+def frozen_by_default(names: Collection[str], parts: Sequence[ModelPart]) -> dict[str, int]:
+    """Return a size for each of the open dimensions that no option asked for, by key of ``--shape-config``.
+
+    One row, one new token in a decoder, and as many tokens or frames as the first part that takes them is traced with.
+
+    Args:
+        names: Dimensions that a graph does not follow.
+        parts: The parts of the model, in the order in which they run.
+    """
+    if any(part.open_by_default.get(name) == _PAST for part in parts for name in names):
+        return {}  # a decoder whose cache has one length writes no text
+    closing = _closing_sizes(parts) or {}
+    steps = ("batch_size", "decoder_sequence_length")
+    sizes: dict[str, int] = {}
+    for part in parts:
+        for name in (name for name in names if name in part.open_by_default):
+            traced = part.trace_sizes[name]
+            sizes.setdefault(part.open_by_default[name], closing.get(name, traced) if name in steps else traced)
+    return sizes
+
+
+def frozen_notes(sizes: Mapping[str, int], parts: Sequence[ModelPart]) -> list[str]:
+    """Return what to tell of sizes that were fixed since a graph does not follow them.
+
+    Args:
+        sizes: By key of ``--shape-config``.
+        parts: The parts, in which they are open.
+    """
+    notes = []
+    for key, size in sizes.items():
+        names = {(part.name, name) for part in parts for name, own in part.open_by_default.items() if own == key}
+        axes = [
+            f"axis {axis} of {spec.name}"
+            for part in parts
+            for spec in part.inputs
+            if spec.cache is None
+            for axis, name in enumerate(spec.shape)
+            if (part.name, name) in names
+        ]
+        # Within the positions of any model that takes the first.
+        other = json.dumps({key: size // 2 if size > 1 else 2})
+        notes.append(
+            f"{key} ({', '.join(dict.fromkeys(axes))}) is fixed to {size}: left open, it froze in the export. "
+            f"Another size: --shape-config '{other}'."
+        )
+    return notes

@@ -15,20 +15,20 @@ from pathlib import Path
 
 from torch import nn
 
-from winml.modelkit.errors import UsageError, told_as
+from winml.modelkit.errors import UsageError, WinMLError, told_as
 from winml.modelkit.export.config import PYTHON_WORDS, ExporterUse, WinMLExportConfig, first_choice
 from winml.modelkit.export.left_as_found import module_left_as_found, process_left_as_found
-from winml.modelkit.flows.export.cache_sizes import fixed_cache_hint
+from winml.modelkit.flows.export.cache_sizes import fixed_cache_hint, frozen_by_default, frozen_notes
 from winml.modelkit.flows.export.graph_making import ExportRun, ExportTarget, calls_of_all_parts
 from winml.modelkit.flows.export.loading import load_for_export
 from winml.modelkit.flows.export.part_export import export_part
 from winml.modelkit.flows.graph_handover import GraphHandover
 from winml.modelkit.flows.module_functions import refuse_old_runtime, refuse_unregistered
 from winml.modelkit.graph.files.named_paths import working_directory_kept
-from winml.modelkit.graph.files.output_files import OutputFiles
+from winml.modelkit.graph.files.output_files import OutputFiles, recover
 from winml.modelkit.load.library_access import local_files_only
 from winml.modelkit.load.live_module import ExampleInputs, loaded_from_module
-from winml.modelkit.load.parts import LoadedModel
+from winml.modelkit.load.parts import LoadedModel, ModelPart
 from winml.modelkit.load.request import CHECKPOINT_KINDS, ModelRequest
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.export_result import ExportResult
@@ -150,7 +150,8 @@ class HTPExporter:
         """Load a model from a Hub id, a checkpoint, a config or a script, and export it.
 
         ``with_companions`` copies config, tokenizer and processor files of a checkpoint beside the model; ``functions``
-        is as for :func:`export_pytorch`.
+        is as for :func:`export_pytorch`. A size that is open by default, and that the graph does not follow, is fixed
+        with a note; one that the request leaves open is an error.
         """
         if self.config.input_tensors is not None and request.input_specs is None:
             request = replace(request, input_specs=self.config.input_tensors, specs_origin="input_tensors")
@@ -158,12 +159,27 @@ class HTPExporter:
         refuse_dynamic(self.config.ep, is_dynamic=request.is_dynamic, allow_dynamic=self.config.allow_dynamic)
         target = self._target(output, overwrite=overwrite, with_report=with_report)
         target = replace(target, with_companions=with_companions, functions=functions)
-        is_handed_over = self.handover is not None
-        return self._export_parts(
-            lambda: load_for_export(request, self.config, is_handed_over=is_handed_over),
-            target,
-            sizes=request.given_sizes,
-        )
+        return self._export_sized(request, target, ())
+
+    def _export_sized(self, request: ModelRequest, target: ExportTarget, notes: tuple[str, ...]) -> ExportResult:
+        """Export a checkpoint; a size that froze and that the request does not leave open is fixed, and tried again."""
+        parts: tuple[ModelPart, ...] = ()
+
+        def load() -> tuple[LoadedModel, ExporterUse]:
+            nonlocal parts
+            loaded, use = load_for_export(request, self.config, is_handed_over=self.handover is not None)
+            parts = loaded.parts
+            return replace(loaded, model_notes=(*notes, *loaded.model_notes)), use
+
+        try:
+            return self._export_parts(load, target, sizes=request.given_sizes)
+        except WinMLError as error:
+            # Each turn fixes a size that was open, so that there is a last one.
+            frozen = frozen_by_default(error.frozen, parts)
+            if not frozen:
+                raise
+            notes = (*notes, *frozen_notes(frozen, parts))
+        return self._export_sized(request.with_sizes(frozen), target, notes)
 
     def export_loaded(
         self,
@@ -195,6 +211,7 @@ class HTPExporter:
         """
         started = datetime.now(timezone.utc)
         target.paths().refuse_existing(overwrite=target.overwrite)
+        recover([target.paths().model])
         if target.functions is not None:
             refuse_old_runtime()
         clock = StepClock(STEPS, self.on_step)

@@ -189,13 +189,15 @@ def _failure_words(name: ExporterName, error: ExportError) -> str:
 
 
 def _both_failed(first: ExportError, second: ExportError) -> ExportError:
-    return ExportError(
+    error = ExportError(
         f"neither exporter can make a graph of this model: {first.message}; {second.message}",
         # What is said of an operator TorchScript lacks is to let dynamo try.
         hint=second.hint if first.operator else first.hint,
         operator=first.operator,
         module=first.module,
     )
+    error.frozen = (*first.frozen, *second.frozen)
+    return error
 
 
 # --- The records that travel through one export: what was asked, what stays the same, and the graph of one part.

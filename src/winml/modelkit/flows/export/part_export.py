@@ -37,6 +37,7 @@ from winml.modelkit.load.library_access import local_files_only
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.report.export import export_report, sidecar_json
+from winml.modelkit.report.markdown import render_markdown
 from winml.modelkit.results.export_result import ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.results.module_functions import ModuleFunctions
 from winml.modelkit.results.words import verification_notes, verification_words
@@ -105,7 +106,12 @@ def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter
             if retried_graph.exporter != second:
                 error.hint = f"{error.hint} Tried as well: {retried_graph.exporter.reason}."
                 raise
-        return _write_part(run, result, prepared, retried_graph)
+            frozen = error.frozen
+        try:
+            return _write_part(run, result, prepared, retried_graph)
+        except VerificationError as error:
+            error.frozen = error.frozen or frozen
+            raise
 
 
 def _leaner(run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph) -> TaggedGraph:
@@ -165,7 +171,9 @@ def _write_part(
         result = replace(result, companions=companions)
         told = _with_part(result, exported, run)
         if paths.report:
-            run.files.reserve(paths.report).write_text(export_report(told, told.parts[-1]), encoding="utf-8")
+            run.files.reserve(paths.report).write_text(
+                render_markdown(export_report(told, told.parts[-1])), encoding="utf-8"
+            )
         if paths.sidecar:
             run.files.reserve(paths.sidecar).write_text(sidecar_json(told, told.parts[-1]), encoding="utf-8")
         is_last = part is run.loaded.wanted_parts[-1]

@@ -7,20 +7,20 @@ whole model, and writes and checks the pieces. ``extract`` keeps them, ``perf`` 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import OutputComparison, compare_outputs
 from winml.modelkit.errors import InputError
 from winml.modelkit.graph.contexts import refuse_compiled_modules
 from winml.modelkit.graph.cutting import Cut, ModuleParts, Refusal, cut_model
-from winml.modelkit.graph.files.graph_reading import load_foreign, reading_graph
-from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.files.graph_reading import load_foreign
+from winml.modelkit.graph.files.reading import read_structure, reading_graph
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy import address
@@ -33,7 +33,6 @@ from winml.modelkit.metadata_keys import CUT_KEY, EXPORT_KEY, INPUTS_KEY, MODEL_
 from winml.modelkit.results.extract_result import RefusedModule
 from winml.modelkit.runtime.ir_versions import open_with_outputs
 from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for
-from winml.modelkit.runtime.sessions import Session
 
 __all__ = [
     "CutCall",
@@ -45,8 +44,6 @@ __all__ = [
     "record_boundaries",
     "write_cut",
 ]
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ class ModuleCuts:
 class Recording:
     """What flowed over the boundaries in one run of the whole model."""
 
-    arrays: Mapping[str, Array]
+    arrays: Arrays
     """By the name of the value."""
     fed: Values
     """What the whole model was fed."""
@@ -237,5 +234,5 @@ def compare_with_whole(path: Path, item: CutCall, recording: Recording) -> Outpu
     Raises:
         StageError: ONNX Runtime cannot load or run it.
     """
-    answers = Session(path, optimize=False).run(recording.of(item.cut.inputs))
+    answers = open_with_outputs(path, ()).run(recording.of(item.cut.inputs))
     return compare_outputs([recording.of(item.cut.outputs)], [answers]).worst

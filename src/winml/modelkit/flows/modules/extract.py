@@ -9,15 +9,14 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.outputs import CUT_MODULE_THRESHOLD
 from winml.modelkit.errors import StageError, VerificationError
 from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME
@@ -30,7 +29,8 @@ from winml.modelkit.flows.modules.cuts import (
     record_boundaries,
     write_cut,
 )
-from winml.modelkit.graph.files.output_files import OutputFiles, files_of_model, refuse_existing, refuse_inputs
+from winml.modelkit.graph.files.output_files import OutputFiles, files_of_model, recover, refuse_existing, refuse_inputs
+from winml.modelkit.graph.files.recovery import State, file_state
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.progress import StepClock, StepEvent
@@ -38,7 +38,7 @@ from winml.modelkit.results.extract_result import ExtractedModule, ExtractResult
 from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.version import __version__
 
-__all__ = ["ExtractOptions", "extract_modules"]
+__all__ = ["ExtractOptions", "PlannedCuts", "extract_modules", "plan_cuts"]
 
 LONGEST_STEM = 150
 """Chosen: with every ending, names stay below the 255 bytes that file systems take."""
@@ -64,6 +64,42 @@ class ExtractOptions:
     """Replace files that are there."""
 
 
+@dataclass(frozen=True)
+class PlannedCuts:
+    """Modules that were cut out of a graph in memory, and the files they would become."""
+
+    cuts: ModuleCuts
+    stems: tuple[str, ...]
+    """Name of the file of each call, without its ending."""
+    outputs: tuple[Path, ...]
+    """The files, without the manifest."""
+    state: State
+    """Size and time of change of the model."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the model is still what it was."""
+        return file_state(self.cuts.path) == self.state
+
+
+def plan_cuts(path: Path, selector: str, folder: Path, options: ExtractOptions) -> PlannedCuts:
+    """Cut modules out of a graph in memory; nothing is written.
+
+    Raises:
+        UsageError: the selector names nothing, or an output is what is read.
+        OutputExistsError: a file is there already.
+        InputError: the file is damaged or bears no tags.
+    """
+    refuse_existing([folder / EXTRACT_MANIFEST_NAME], overwrite=options.overwrite)
+    state = file_state(path)
+    cuts = cut_modules(path, selector)
+    stems = tuple(_file_stems([item.identity for item in cuts.calls]))
+    outputs = tuple(_output_paths(folder, stems, with_inputs=options.with_inputs))
+    refuse_inputs(outputs, (*files_of_model(path), *options.protected))
+    refuse_existing(outputs, overwrite=options.overwrite)
+    return PlannedCuts(cuts, stems, outputs, state)
+
+
 def extract_modules(
     path: Path,
     selector: str,
@@ -71,6 +107,7 @@ def extract_modules(
     options: ExtractOptions,
     *,
     on_step: Callable[[StepEvent], None] | None = None,
+    planned: PlannedCuts | None = None,
 ) -> ExtractResult:
     """Cut modules out of a model and write each as a model of its own.
 
@@ -80,6 +117,7 @@ def extract_modules(
         folder: Where the models and their manifest go.
         options: How they are cut out and written.
         on_step: Called when a step starts and when it ends.
+        planned: The cuts, where a plan has made them; made again if the file has changed since.
 
     Returns:
         What was written and what was refused; nothing is written where nothing could be cut.
@@ -93,13 +131,12 @@ def extract_modules(
     """
     folder = Path(folder)
     refuse_existing([folder / EXTRACT_MANIFEST_NAME], overwrite=options.overwrite)
+    recover([folder / EXTRACT_MANIFEST_NAME])
     clock = StepClock(_STEPS, on_step)
     with clock.step(_STEPS[0]) as step:
-        cuts = cut_modules(path, selector)
-        stems = _file_stems([item.identity for item in cuts.calls])
-        outputs = _output_paths(folder, stems, with_inputs=options.with_inputs)
-        refuse_inputs(outputs, (*files_of_model(path), *options.protected))
-        refuse_existing(outputs, overwrite=options.overwrite)
+        if planned is None or not planned.is_current:
+            planned = plan_cuts(path, selector, folder, options)
+        cuts, stems = planned.cuts, planned.stems
         step.summary = f"{len(cuts.calls)} of {len(cuts.calls) + len(cuts.refused)}"
     result = _result_without_modules(options.run.shown, selector, folder, cuts)
     if not cuts.calls:
@@ -202,7 +239,7 @@ def _parameter_count(item: CutCall) -> int:
     return sum(value.const_value.size for value in item.cut.initializers if value.const_value is not None)
 
 
-def _write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+def _write_arrays(path: Path, arrays: Arrays) -> None:
     """Write an ``.npz`` file; unlike ``numpy.savez``, whatever the arrays are called."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():

@@ -7,7 +7,6 @@ and a step after it. Works on ONNX files alone; measures nothing else.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -20,13 +19,13 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import MeasureError, UsageError
 from winml.modelkit.graph.contexts import refuse_compiled_modules
-from winml.modelkit.graph.files.graph_reading import flat_file, graph_of, reading_graph
-from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.files.graph_reading import flat_file, graph_of
+from winml.modelkit.graph.files.reading import read_structure, reading_graph
 from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.carry.carrying import CarryReport, carry_tags
-from winml.modelkit.hierarchy.tagging import NodeTag, all_nodes, clear_tag, read_tag, write_tag
+from winml.modelkit.hierarchy.tagging import NodeTag, all_nodes, clear_tag, listed_modules, read_tag, write_tag
 from winml.modelkit.inspect.module_costs import ShapeTable, count_macs
 from winml.modelkit.inspect.onnx_contents import read_contents
 from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
@@ -36,7 +35,7 @@ from winml.modelkit.measure.module_profile import ModuleProfile, NodeWork, charg
 from winml.modelkit.metadata_keys import MODULE_KEY, MODULES_KEY
 from winml.modelkit.results.module_perf import ProfiledDecoder, ProfiledModules
 from winml.modelkit.results.perf import MemoryUse, PerfResult, perf_result
-from winml.modelkit.runtime.decoder_inputs import DecoderRun, decoder_tokens, inputs_of_file
+from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_tokens, inputs_of_file
 from winml.modelkit.runtime.kernel_times import RunProfile, read_profile
 from winml.modelkit.runtime.memory import resident_bytes
 from winml.modelkit.runtime.opened_model import RunOptions, prepared_model, run_at_fitting_sizes
@@ -104,10 +103,9 @@ def charge_fused_kernels(
 def _listed_modules(node: ir.Node) -> list[str]:
     """Return the paths of the modules a node stands for, where they are several; none where the list is damaged."""
     try:
-        paths = json.loads(node.metadata_props.get(MODULES_KEY, "[]"))
-    except (ValueError, RecursionError):
+        return listed_modules(node)
+    except ValueError:
         return []
-    return [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
 
 
 def _measured_shapes(file: onnx.ModelProto, sizes: Mapping[str, Sequence[int]]) -> ShapeTable:

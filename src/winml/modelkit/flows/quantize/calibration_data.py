@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError, StageError, UsageError
 from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, TextFile, open_data_set
 from winml.modelkit.evaluate.preprocessing import SampleFeeds
@@ -29,12 +29,12 @@ from winml.modelkit.flows.quantize.calibration_files import (
     refuse_missing_files,
 )
 from winml.modelkit.quantize.calibration import OBSERVED_NAME, Ranges, measure_ranges
-from winml.modelkit.quantize.options import CalibrationMethod, QuantizeOptions
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.precisions import CalibrationMethod
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, load_feeds, settle_sizes
 
 __all__ = ["Calibration", "MeasuredOnce", "calibration_of", "refuse_missing_data"]
 
-Array = NDArray[Any]
 
 MOST_SAMPLES = 128
 """Samples read of a user's data where no number is given. Measured: docs/reference/quantization.md; the ranges hardly

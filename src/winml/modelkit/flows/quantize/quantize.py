@@ -6,21 +6,21 @@ PyTorch and imports none.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import onnx_ir as ir
 
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import refuse_unfaithful
-from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphFileTask, GraphWork, transform_file
+from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphWork, transform_file
 from winml.modelkit.flows.graph_modules import graph_modules, source_notes
 from winml.modelkit.flows.quantize.calibration_data import Calibration, calibration_of, refuse_missing_data
 from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.normalize.pipeline import normalize
 from winml.modelkit.optimize.opset_conversion import convert_opset
 from winml.modelkit.optimize.options import OptimizeOptions
@@ -28,10 +28,12 @@ from winml.modelkit.optimize.pipeline import optimize
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.quantize.half_float_engine import clipped_values
-from winml.modelkit.quantize.options import MODES, Mode, QuantizeOptions
+from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
-from winml.modelkit.results.optimized_model import GraphSummary
+from winml.modelkit.quantize.planning import refuse_quantized
+from winml.modelkit.quantize.precisions import FLOAT32, MODES, Mode
 from winml.modelkit.results.quantized_model import Calibrated, QuantizedFile
+from winml.modelkit.results.transformed_file import GraphSummary
 from winml.modelkit.runtime.memory import available_bytes
 from winml.modelkit.runtime.processor import has_integer_dot_products, is_x86
 from winml.modelkit.words import size_words
@@ -41,7 +43,6 @@ __all__ = [
     "kernel_notes",
     "prepare",
     "quantize_file",
-    "quantize_onnx",
 ]
 
 
@@ -78,8 +79,8 @@ def kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[s
         words = "This processor has no 8-bit dot products (VNNI): 8 bits gain less time here than where there are some."
         if is_x86() and signed_weights:
             words += (
-                " Sums of signed weights may saturate on it; if answers suffer, set session.x64quantprecision to 1 in "
-                "ONNX Runtime, or use --precision uint8."
+                " Sums of signed weights saturate on it unless ONNX Runtime's session options set "
+                "session.x64quantprecision to 1, as winml does; where you cannot, use --precision uint8."
             )
         yield words
 
@@ -131,59 +132,6 @@ LEAST_SAVING = 0.9
 """Share of the size of the source from which on a note says that little was won. Chosen: what scales take is less."""
 
 
-def quantize_onnx(
-    model: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    *,
-    options: QuantizeOptions | None = None,
-    overwrite: bool = False,
-    verify: bool = True,
-    external_data: bool | None = None,
-    seed: int = 0,
-    sizes: Mapping[str, int] | None = None,
-    on_step: Callable[[StepEvent], None] | None = None,
-    **flags: Any,
-) -> QuantizedFile:
-    """Let modules of an ONNX file compute with fewer bits; its nodes go on saying which module they came from.
-
-    Args:
-        model: The file; it stays as it is.
-        output: The ``.onnx`` file to write.
-        options: What is to be done; None: as ``flags`` say.
-        overwrite: Replace a file that is there already.
-        verify: Compare the result with ``model`` in ONNX Runtime.
-        external_data: Keep weights in a file of their own (True) or inside (False); None: those of
-            ``EXTERNAL_BYTES`` or more in a file of their own.
-        seed: Seed of the values compared on.
-        sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
-        on_step: Called when a step starts and when it ends.
-        **flags: Fields of :class:`QuantizeOptions`: ``precision``, ``mode``, ``exclude`` and so on.
-
-    Returns:
-        The record of the quantization. The file is in place.
-
-    Raises:
-        UsageError: a flag nobody knows, an output that exists, a selector that names no module, or nothing is left to
-            quantize.
-        InputError: the file is no ONNX model, its data is missing, or it is quantized already.
-        QuantizeError: an engine failed, or had no form for any node.
-        StageError: ``model`` itself does not run, so the result cannot be compared with it.
-        VerificationError: too little is left of the answers; no file was written.
-    """
-    if options is None:
-        options = parse_options(QuantizeOptions, flags, "quantize_onnx")
-    task = GraphFileTask(
-        Path(model),
-        Path(output),
-        overwrite=overwrite,
-        verify=verify,
-        seed=seed,
-        external_data=external_data,
-        external_from_bytes=EXTERNAL_BYTES,
-    )
-    return quantize_file(task, options, on_step, sizes=sizes)
-
-
 def quantize_file(
     task: GraphFileTask,
     options: QuantizeOptions,
@@ -191,8 +139,9 @@ def quantize_file(
     *,
     sizes: Mapping[str, int] | None = None,
     processors: Path | None = None,
+    checked: CheckedSource | None = None,
 ) -> QuantizedFile:
-    """Quantize an ONNX file as a task says; see :func:`quantize_onnx` for what is returned and raised.
+    """Quantize an ONNX file as a task says; see :func:`~winml.modelkit.quantize_onnx`.
 
     Args:
         task: From which file to which.
@@ -201,8 +150,10 @@ def quantize_file(
         sizes: Sizes of open dimensions.
         processors: Folder of the tokenizer, image processor or feature extractor that makes calibration data arrays;
             None: that of the source.
+        checked: The source, where a plan has read it.
     """
     task.refuse_early()
+    task.recover()
     options.refuse_contradictions()
     folder = processors or task.source.absolute().parent
     calibration = calibration_of(options, folder, sizes or {}, task.seed)
@@ -210,30 +161,24 @@ def quantize_file(
         refuse_missing_data(calibration)
     work = Quantization(task.source, options, sizes or {}, calibration)
     try:
-        done = transform_file(task, work, on_step)
+        done = transform_file(task, work, on_step, checked)
     finally:
         if calibration is not None:
             calibration.close()
+    file = replace(
+        done.file,
+        notes=(
+            *(calibration.notes if calibration is not None else ()),
+            *done.file.notes,
+            *work.late_notes(done.result.model),
+            *_size_notes(done.file.before, done.file.after),
+        ),
+    )
     return QuantizedFile(
-        source=task.source,
-        model_path=done.model_path,
-        files=done.files,
+        **vars(file),
         precision=options.base.name,
         modes=options.modes(),
         modules=done.result.modules,
-        before=done.before,
-        after=done.after,
-        coverage=done.coverage,
-        is_tagged=any(done.before.modules.values()),
-        fidelity=done.fidelity,
-        steps=done.steps,
-        notes=(
-            *(calibration.notes if calibration is not None else ()),
-            *done.notes,
-            *work.late_notes(done.result.model),
-            *_size_notes(done.before, done.after),
-        ),
-        normalizations=done.normalizations,
         calibration=None if calibration is None else Calibrated(calibration.words, calibration.as_record()),
     )
 
@@ -253,6 +198,25 @@ class Quantization(GraphWork[QuantizeResult]):
     notes: list[str] = field(default_factory=list)
     used: frozenset[str] = frozenset()
     """Precisions that modules have now; none before the work."""
+
+    def refuse_graph(self, model: ir.Model) -> None:
+        """Refuse a graph that is quantized, or without a dimension that has a size or a module of a selector.
+
+        Raises:
+            InputError: it is quantized already.
+            UsageError: names the size or the selector.
+        """
+        refuse_quantized(model)
+        sizes_of_dimensions(model.graph, self.sizes)
+        if selectors := (*self.options.per_module, *self.options.include, *self.options.exclude):
+            modules = graph_modules(model, self.source.stem)
+            for selector in selectors:
+                modules.selected_tags(selector)
+
+    @property
+    def request_words(self) -> str:
+        """The precisions and the ways to them."""
+        return ", ".join(f"{precision.name} ({mode})" for precision, mode in self.options.requested_modes()) or FLOAT32
 
     def apply(self, model: ir.Model) -> QuantizeResult:
         """Quantize the model, at the opset that the operators need."""

@@ -9,19 +9,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import measure_fidelity
 from winml.modelkit.errors import QuantizeError, StageError, UsageError
 from winml.modelkit.flows.graph_file import read_plain
@@ -30,17 +29,18 @@ from winml.modelkit.flows.quantize.quantize import prepare
 from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.graph_reading import load_foreign
-from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing
+from winml.modelkit.graph.files.kept_results import KeptResults, OtherRequest
+from winml.modelkit.graph.files.output_files import recover, refuse_existing
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import HasAddress, escape, select
 from winml.modelkit.measure.latency import LatencyOptions, measure_alternating
-from winml.modelkit.options import read_json_file
-from winml.modelkit.quantize.options import FLOAT32, PrecisionName, QuantizeOptions
+from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult
 from winml.modelkit.quantize.planning import PlannedNode, QuantizationPlan
+from winml.modelkit.quantize.precisions import FLOAT32, PrecisionName
 from winml.modelkit.results.quantization_sensitivity import MeasuredForm, MetricTarget, Part, SensitivityCost, TimedForm
 from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for
 from winml.modelkit.runtime.sessions import Session
@@ -65,7 +65,6 @@ __all__ = [
 ]
 
 
-Array = NDArray[Any]
 Quantizer = Callable[[ir.Model, QuantizeOptions, GraphModules], QuantizeResult]
 """Quantizes a model, which is used up. What a mode needs beside the options, such as ranges, is bound to it."""
 
@@ -100,7 +99,7 @@ class Samples:
     """Sets of values, and what the float graph answers."""
 
     values: tuple[Values, ...]
-    answers: tuple[Mapping[str, Array], ...]
+    answers: tuple[Arrays, ...]
     """Outputs that are numbers, of which at least one is finite."""
     left_out: tuple[str, ...] = ()
     """Outputs that are NaN or infinite everywhere, of which no damage can be told."""
@@ -154,7 +153,7 @@ def take_samples(graph: FloatGraph, options: RunOptions, count: int, threads: in
     return Samples(values, tuple({name: answer[name] for name in names} for answer in answers), left_out)
 
 
-def _numbers(answers: Mapping[str, Array]) -> dict[str, Array]:
+def _numbers(answers: Arrays) -> dict[str, Array]:
     """Return the outputs that are numbers."""
     return {name: array for name, array in answers.items() if array.dtype.kind not in "USO"}
 
@@ -337,13 +336,13 @@ class MeasuredForms:
             UsageError: it belongs to another request; names what differs.
             WriteError: it cannot be written where it is.
         """
-        self._path = path
-        self._request = json.loads(json.dumps(request))
+        self._file = None if path is None else KeptResults(path, request)
         self._lock = threading.Lock()
         self._forms: dict[str, MeasuredForm] = {}
-        if path is not None:
-            refuse_existing([path], overwrite=True)
-            self._forms = self._read(path, overwrite=overwrite) if path.exists() else {}
+        if self._file is not None:
+            refuse_existing([self._file.path], overwrite=True)
+            recover([self._file.path])
+            self._forms = self._read(self._file, overwrite=overwrite)
         self.resumed = len(self._forms)
         """Number of measurements that were there already."""
 
@@ -359,41 +358,29 @@ class MeasuredForms:
         """
         with self._lock:
             self._forms[key] = form
-            if self._path is None:
-                return
-            record = {
-                "schema_version": 1,
-                "request": self._request,
-                "measured": {name: item.as_record() for name, item in self._forms.items()},
-            }
-            with OutputFiles() as files:
-                files.reserve(self._path).write_text(json.dumps(record), encoding="utf-8")
-                files.commit(overwrite=True)
+            if self._file is not None:
+                self._file.write({"measured": {name: asdict(item) for name, item in self._forms.items()}})
 
     def remove(self) -> None:
         """Remove the file: the answer is written."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        if self._file is not None:
+            self._file.path.unlink(missing_ok=True)
 
-    def _read(self, path: Path, *, overwrite: bool) -> dict[str, MeasuredForm]:
-        try:
-            record = read_json_file(path)
-            earlier = dict(record["request"])
-            forms = {key: MeasuredForm.from_record(item) for key, item in record["measured"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            if overwrite:
-                return {}
-            raise UsageError(
-                f"{path} is in the way: it holds no measurements that can be read",
-                hint="Remove it, or start anew with --overwrite.",
-            ) from error
-        different = [key for key in {**earlier, **self._request} if earlier.get(key) != self._request.get(key)]
-        if not different:
-            return forms
+    def _read(self, file: KeptResults, *, overwrite: bool) -> dict[str, MeasuredForm]:
+        earlier = file.read(
+            lambda record: {key: MeasuredForm.from_fields(item) for key, item in record["measured"].items()}
+        )
+        if not isinstance(earlier, OtherRequest):
+            return earlier or {}
         if overwrite:
             return {}
-        words = ", ".join(f"{key} was {earlier.get(key)!r}, now {self._request.get(key)!r}" for key in different)
-        raise UsageError(f"{path} holds measurements of a run with other options: {words}", hint=_HINT)
+        if not earlier.changed:
+            raise UsageError(
+                f"{file.path} is in the way: it holds no measurements that can be read",
+                hint="Remove it, or start anew with --overwrite.",
+            )
+        words = ", ".join(f"{key} was {then!r}, now {now!r}" for key, (then, now) in earlier.changed.items())
+        raise UsageError(f"{file.path} holds measurements of a run with other options: {words}", hint=_HINT)
 
 
 # --- Which parts of a model are quantized alone, and which rules keep some of them in float?

@@ -24,6 +24,7 @@ __all__ = [
     "Companions",
     "earlier_companions",
     "is_in_the_way",
+    "outdated_companions",
     "remove_companions",
     "reserve_companions",
     "settled_companions",
@@ -90,6 +91,19 @@ def reserve_companions(
         digests[name] = hash_file(source)
         size_bytes += source.stat().st_size
     return Companions(tuple(digests), size_bytes, tuple(kept), digests)
+
+
+def outdated_companions(
+    directory: Path, sources: Mapping[str, Path], *, owned: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Return the names of the files that :func:`reserve_companions` would write; the arguments are the same."""
+    return tuple(
+        name
+        for name, source in sources.items()
+        if not is_in_the_way(directory, name)
+        and not _is_same_content(source, directory / name)
+        and (name in owned or not os.path.lexists(directory / name))
+    )
 
 
 def settled_companions(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, Literal
+from typing import Literal
 
 from winml.modelkit.errors import InputError
 from winml.modelkit.file_names import stays_inside
@@ -45,7 +45,7 @@ class ForeignNameError(ValueError):
         self.problem = problem
 
 
-def file_below(folder: Path, name: Any, *, kind: Kind = "file") -> Path:
+def file_below(folder: Path, name: object, *, kind: Kind = "file") -> Path:
     """Return the regular file (or the folder) below ``folder`` that a name in another file leads to.
 
     The name may use the separators of any system. What leads out of the folder by itself is not looked up. Links are
@@ -80,7 +80,7 @@ def file_below(folder: Path, name: Any, *, kind: Kind = "file") -> Path:
 
 def file_within(
     folder: Path,
-    name: Any,
+    name: object,
     holder: Path | str,
     *,
     kind: Kind = "file",
@@ -111,7 +111,7 @@ def file_within(
         ) from None
 
 
-def name_problem(folder: Path, name: Any, *, kind: Kind = "file") -> NameProblem | None:
+def name_problem(folder: Path, name: object, *, kind: Kind = "file") -> NameProblem | None:
     """Return what is wrong with a name that another file holds; None where :func:`file_below` finds the file."""
     try:
         file_below(folder, name, kind=kind)

@@ -8,17 +8,16 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
 
-from winml.modelkit.errors import InputError, first_line
 from winml.modelkit.graph.contexts import proto_nodes
-from winml.modelkit.graph.files.reading import read_referring, read_structure
+from winml.modelkit.graph.files.reading import read_referring, read_structure, reading_graph
 from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.graph.files.writing import write_model
@@ -47,17 +46,7 @@ __all__ = [
     "load_foreign",
     "merge_duplicate_keys",
     "read_foreign",
-    "reading_graph",
 ]
-
-
-_T = TypeVar("_T")
-
-_GRAPH_ERRORS = (
-    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, AssertionError,
-)  # fmt: skip
-"""What onnx_ir raises at a message that is no graph: a SerdeError around the reason, or the reason alone. A graph that
-is nested too deeply ends in a RecursionError, which is a RuntimeError."""
 
 
 def graph_of(structure: onnx.ModelProto, path: Path) -> ir.Model:
@@ -107,23 +96,6 @@ def _check_tensor(tensor: Any) -> None:
         raise ValueError(f"tensor {name!r} has {len(stored)} bytes, and its shape {list(sizes)} needs {tensor.nbytes}")
     if isinstance(tensor, ir.ExternalTensor) and ((tensor.offset or 0) < 0 or (tensor.length or 0) < 0):
         raise ValueError(f"tensor {name!r} lies at byte {tensor.offset} of its data file, with length {tensor.length}")
-
-
-def reading_graph(path: Path, read: Callable[[], _T]) -> _T:
-    """Return what ``read`` returns, and blame ``path`` for what it raises.
-
-    Raises:
-        InputError: the file holds no graph, or one that cannot be used; names the reason.
-    """
-    try:
-        return read()
-    except _GRAPH_ERRORS as error:
-        reason: BaseException = error
-        # Each message around another one adds its wrapper, the innermost is the reason.
-        while reason.__cause__ is not None:
-            reason = reason.__cause__
-        words = "it is nested too deeply" if isinstance(reason, RecursionError) else first_line(reason)
-        raise InputError(f"{path}: cannot be read as a graph: {words}", hint="Export it again.") from error
 
 
 # --- Reads files that another tool wrote, and merges duplicate metadata keys.

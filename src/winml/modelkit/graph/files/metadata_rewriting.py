@@ -140,7 +140,7 @@ class _Rewriting:
             entry.value = self._locations.get(entry.value, entry.value)
         return bytes(entry.SerializeToString())
 
-    def _new_metadata(self, message: Any, in_function: bool) -> bytes | None:
+    def _new_metadata(self, message: object, in_function: bool) -> bytes | None:
         """Return the new metadata of a message in wire format; None where its metadata is kept."""
         if message is onnx.ModelProto.DESCRIPTOR:
             return _serialized_metadata(onnx.ModelProto(), self._model)

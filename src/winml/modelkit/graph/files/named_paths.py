@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from winml.modelkit.errors import ModelPathError
-from winml.modelkit.graph.files.recovery import record_read
+from winml.modelkit.graph.files.touched_files import record_read
 
 __all__ = [
     "named_path",

@@ -5,7 +5,6 @@ Elsewhere weights are called after their content (``data_path``). Bytes are copi
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +17,7 @@ from winml.modelkit.graph.files.placing import (
     data_names,
     external_files,
     external_tensors,
-    link_or_copy,
+    place_copy,
     rename_locations,
     stored_bytes,
 )
@@ -53,11 +52,7 @@ def place_numbered(
     """
     data = external_files(original)
     if not data:
-        if may_link:
-            link_or_copy(original, target)
-        else:
-            shutil.copyfile(original, target)
-        return (target,)
+        return place_copy(original, target, may_link=may_link)
     # Small: the large tensors are in the data files.
     model = onnx.load(original, load_external_data=False)
     if len(data) == 1 and data[0].stat().st_size <= piece_bytes:

@@ -24,6 +24,7 @@ from winml.modelkit.file_names import (
     JOURNAL_NAME,
     MODEL_SUFFIX,
     PARTIAL_PREFIX,
+    TEMPORARY_PREFIX,
     report_path,
     sidecar_path,
 )
@@ -34,20 +35,23 @@ from winml.modelkit.graph.files.recovery import (
     OwnedFolder,
     State,
     file_state,
+    interrupted_in,
     interruptions_held,
-    record_committed,
     remove_journal,
     settle_interrupted,
     write_journal,
 )
+from winml.modelkit.graph.files.touched_files import record_committed
 
 __all__ = [
     "ExportPaths",
     "OutputFiles",
     "files_of_model",
+    "recover",
     "refuse_existing",
     "refuse_inputs",
     "refuse_special",
+    "waiting_files",
     "write_error",
 ]
 
@@ -80,7 +84,7 @@ _REMEDIES = {
 def refuse_existing(paths: Iterable[Path], *, overwrite: bool) -> None:
     """Refuse outputs that exist already or are no regular files, and directories that cannot be written.
 
-    What a killed command had finished in one of the directories is put in place first.
+    Changes nothing. What a killed command had finished counts as there: :func:`recover` puts it in place.
 
     Args:
         paths: The files that may be written.
@@ -92,16 +96,31 @@ def refuse_existing(paths: Iterable[Path], *, overwrite: bool) -> None:
         WriteError: the directory of a file, or the nearest that exists above it, cannot be written to.
     """
     paths = tuple(paths)
-    directories = tuple(dict.fromkeys(path.parent for path in paths))
-    completed = {path for directory in directories for path in settle_interrupted(directory)}
     for path in paths:
         if path.is_dir():
             raise OutputExistsError(f"output {path} is a directory", hint="Choose another output path.")
     refuse_special(paths)
     if not overwrite:
-        _refuse_files(paths, completed)
-    for directory in directories:
+        _refuse_files(paths, waiting_files(paths))
+    for directory in dict.fromkeys(path.parent for path in paths):
         _refuse_unwritable(directory)
+
+
+def waiting_files(paths: Iterable[Path]) -> frozenset[Path]:
+    """Return which files beside these a killed command had finished and not put in place; changes nothing."""
+    directories = dict.fromkeys(path.parent for path in paths)
+    return frozenset(
+        directory / name for directory in directories for found in interrupted_in(directory) for name in found.completes
+    )
+
+
+def recover(paths: Iterable[Path]) -> None:
+    """Complete or remove what killed commands left in the directories of files that are about to be written.
+
+    Whoever reads a file there as well does this first. What was done is reported to the user.
+    """
+    for directory in dict.fromkeys(path.parent for path in paths):
+        settle_interrupted(directory)
 
 
 def refuse_special(paths: Iterable[Path]) -> None:
@@ -162,12 +181,12 @@ def _is_same_entry(output: Path, input_path: Path) -> bool:
         return False
 
 
-def _refuse_files(paths: Iterable[Path], completed: Collection[Path] = ()) -> None:
+def _refuse_files(paths: Iterable[Path], waiting: Collection[Path] = ()) -> None:
     for path in paths:
-        if os.path.lexists(path):
-            just_now = " (a command that was killed had finished it; it was put in place now)"
+        if os.path.lexists(path) or path in waiting:
+            finished = " (a command that was killed had finished it; the next one that writes here puts it in place)"
             raise OutputExistsError(
-                f"output {path} exists already{just_now if path in completed else ''}",
+                f"output {path} exists already{finished if path in waiting else ''}",
                 hint="Use --overwrite to replace it, or choose another output path.",
             )
 
@@ -186,7 +205,9 @@ def write_error(path: Path, error: OSError) -> WriteError:
     """Return the error for ``path`` that cannot be written, with the reason and a remedy."""
     reason = error.strerror or first_line(error)
     remedy = _REMEDIES.get(error.errno or 0)
-    hint = f"{remedy}, or choose another output path." if remedy else "Choose another output path."
+    is_temporary = any(part.startswith(TEMPORARY_PREFIX) for part in path.parts)
+    place = "name another folder with TMPDIR (on Windows TEMP)" if is_temporary else "choose another output path"
+    hint = f"{remedy}, or {place}." if remedy else f"{place[0].upper()}{place[1:]}."
     return WriteError(f"cannot write {path}: {reason}", hint=hint)
 
 
@@ -259,7 +280,8 @@ class OutputFiles:
 
     def __init__(self) -> None:
         """Start an empty transaction."""
-        self._reserved: list[Path] = []
+        self._reserved: dict[Path, None] = {}
+        """In the order in which they were reserved."""
         self._giving_way, self.gave_way = dict[Path, State](), set[Path]()
         self._kept: set[Path] = set()
         self._folders: dict[Path, OwnedFolder] = {}
@@ -321,8 +343,7 @@ class OutputFiles:
             self._giving_way.update({path: file_state(path)} if gives_way and path not in self._giving_way else {})
         except OSError as error:
             raise write_error(path, error) from error
-        if path not in self._reserved:
-            self._reserved.append(path)
+        self._reserved.setdefault(path)
         return self._folders[path.parent].path / STAGED / path.name
 
     def keep(self, paths: Iterable[Path]) -> None:
@@ -418,7 +439,7 @@ class OutputFiles:
             place = Path(os.fsdecode(error.filename))
             staged = {folder.path / STAGED: directory for directory, folder in self._folders.items()}
             return staged[place.parent] / place.name if place.parent in staged else None
-        return self._reserved[-1] if self._reserved and error.errno in _DISK_ERRORS else None
+        return next(reversed(self._reserved), None) if error.errno in _DISK_ERRORS else None
 
     def _finish(self) -> None:
         """Remove what is no longer needed; done again where an interruption came in between."""

@@ -18,14 +18,14 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, MutableSequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import onnx
 from google.protobuf.message import DecodeError
 
-from winml.modelkit.errors import InputError, ModelPathError
+from winml.modelkit.errors import InputError, ModelPathError, first_line
 from winml.modelkit.graph.files.foreign_names import name_problem
-from winml.modelkit.graph.files.recovery import record_read
+from winml.modelkit.graph.files.touched_files import record_read
 from winml.modelkit.metadata_keys import FUNCTION_DOMAIN
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "read_located",
     "read_referring",
     "read_structure",
+    "reading_graph",
     "varint",
     "walk_fields",
 ]
@@ -66,6 +67,14 @@ inference needs, are far smaller; weights worth skipping are far larger."""
 
 VALUE_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 """Fields of a tensor that hold its values. Strings are kept: no other field gives their size."""
+
+_T = TypeVar("_T")
+
+_GRAPH_ERRORS = (
+    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, AssertionError,
+)  # fmt: skip
+"""What onnx_ir raises at a message that is no graph: a SerdeError around the reason, or the reason alone. A graph that
+is nested too deeply ends in a RecursionError, which is a RuntimeError."""
 
 # Specified: the wire types of protobuf.
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
@@ -178,10 +187,26 @@ def inline_functions(model: onnx.ModelProto, path: Path) -> int:
     if not any(function.domain == FUNCTION_DOMAIN for function in model.functions):
         return 0
     # Such files are rare, and onnx_ir takes a second to import.
-    from winml.modelkit.graph.files.graph_reading import reading_graph
     from winml.modelkit.graph.function_inlining import inline_module_functions
 
     return reading_graph(path, lambda: inline_module_functions(model))
+
+
+def reading_graph(path: Path, read: Callable[[], _T]) -> _T:
+    """Return what ``read`` returns, and blame ``path`` for what it raises.
+
+    Raises:
+        InputError: the file holds no graph, or one that cannot be used; names the reason.
+    """
+    try:
+        return read()
+    except _GRAPH_ERRORS as error:
+        reason: BaseException = error
+        # Each message around another one adds its wrapper, the innermost is the reason.
+        while reason.__cause__ is not None:
+            reason = reason.__cause__
+        words = "it is nested too deeply" if isinstance(reason, RecursionError) else first_line(reason)
+        raise InputError(f"{path}: cannot be read as a graph: {words}", hint="Export it again.") from error
 
 
 def _read_as_written(path: Path, replace: _Replacement) -> onnx.ModelProto:
@@ -252,7 +277,7 @@ def _not_onnx(data: mmap.mmap, path: Path) -> InputError:
 
 
 def _without_values(
-    data: mmap.mmap, place: slice, message: Any, replace: _Replacement, role: str = "", depth: int = 0
+    data: mmap.mmap, place: slice, message: object, replace: _Replacement, role: str = "", depth: int = 0
 ) -> bytes:
     """Return the message at a place of the file, with the values of large tensors replaced.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import errno
 import json
 import os
@@ -29,6 +28,7 @@ from winml.modelkit.file_names import (
     is_data_of,
     is_plain_name,
 )
+from winml.modelkit.graph.files.touched_files import record_settled
 
 if TYPE_CHECKING:
     import filelock
@@ -36,25 +36,20 @@ if TYPE_CHECKING:
 __all__ = [
     "MOVED_ASIDE",
     "STAGED",
+    "Interrupted",
     "OwnedFolder",
     "Settled",
     "State",
     "abandoned_folders",
-    "committed_files",
     "complete_journal",
     "file_state",
+    "interrupted_in",
     "interruptions_held",
     "put_back",
-    "record_committed",
-    "record_read",
-    "record_settled",
     "remove_journal",
     "settle_interrupted",
-    "taken_read",
-    "taken_settled",
     "temporary_folder",
     "unfinished_notes",
-    "unrecorded",
     "waiting_names",
     "write_journal",
 ]
@@ -274,7 +269,7 @@ def _read_journal(path: Path) -> _Journal:
     return _Journal(moves, removals)
 
 
-def _plain_name(name: Any) -> str:
+def _plain_name(name: object) -> str:
     """Return the name of a file, which leads out of no folder.
 
     Raises:
@@ -289,64 +284,10 @@ def _state(value: Any) -> State:
     return None if value is None else (int(value[0]), int(value[1]))
 
 
-# --- Which files has this process put in place, and which of a command that was killed? Where has it read?
-#
-# For whoever has to say what an interruption left behind. Standard library only.
+# --- Lets interruptions wait while files are put in place.
 
 
 _HELD = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-
-_committed: dict[Path, None] = {}
-_settled: dict[str, None] = {}
-_read: dict[Path, None] = {}
-_is_recorded: contextvars.ContextVar[bool] = contextvars.ContextVar("is_recorded", default=True)
-
-
-def record_committed(paths: Iterable[Path]) -> None:
-    """Note files that are in place for good."""
-    if _is_recorded.get():
-        _committed.update(dict.fromkeys(paths))
-
-
-def record_settled(words: str) -> None:
-    """Note what was done with the files of a command that was killed."""
-    if _is_recorded.get():
-        _settled[words] = None
-
-
-def record_read(path: Path) -> None:
-    """Note a file or folder that is read: the user is told of what a killed command left unfinished beside it."""
-    if _is_recorded.get():
-        _read[path] = None
-
-
-def taken_read() -> tuple[Path, ...]:
-    """Return the files and folders that were read, each once."""
-    paths = tuple(_read)
-    _read.clear()
-    return paths
-
-
-def taken_settled() -> tuple[str, ...]:
-    """Return what was done with the files of commands that were killed; each sentence once."""
-    words = tuple(_settled)
-    _settled.clear()
-    return words
-
-
-@contextlib.contextmanager
-def unrecorded() -> Iterator[None]:
-    """Note nothing of the block: what it writes is kept for later runs, and nobody asked for it."""
-    token = _is_recorded.set(False)
-    try:
-        yield
-    finally:
-        _is_recorded.reset(token)
-
-
-def committed_files() -> tuple[Path, ...]:
-    """Return the files that are in place for good, in the order they were put there."""
-    return tuple(_committed)
 
 
 @contextlib.contextmanager
@@ -357,7 +298,7 @@ def interruptions_held() -> Iterator[None]:
         return
     received: list[int] = []
 
-    def note(number: int, _frame: Any) -> None:
+    def note(number: int, _frame: object) -> None:
         received.append(number)
 
     # Those set from outside Python (None), or to be ignored, stay as they are.
@@ -567,15 +508,42 @@ def unfinished_notes(paths: Iterable[Path]) -> tuple[str, ...]:
 
 
 def _unfinished_words(directory: Path) -> str:
-    hidden = [entry for entry in os.scandir(directory) if entry.name.startswith(PARTIAL_PREFIX)]
-    folders = sorted(Path(entry.path) for entry in hidden if entry.is_dir(follow_symlinks=False))
-    names = [name for folder in folders for name in waiting_names(folder, folder / STAGED, directory)]
+    names = [name for found in interrupted_in(directory) for name in found.completes]
     if not names:
         return ""
     return (
         f"{directory}: a command that was killed, or still runs, has not put everything in place here: "
         f"{', '.join(dict.fromkeys(names))}; the next command that writes here finishes it"
     )
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """A hidden folder that a command which was killed left, or one that still runs works in."""
+
+    folder: Path
+    """The hidden folder, which lies in the directory that is written to. Recovery removes it."""
+    completes: tuple[str, ...]
+    """Names of files in that directory that recovery puts in place, or back in place; the journal lists them."""
+
+    @property
+    def directory(self) -> Path:
+        """The directory that is written to."""
+        return self.folder.parent
+
+
+def interrupted_in(directory: Path) -> tuple[Interrupted, ...]:
+    """Return what commands left unfinished in a directory; changes nothing and takes no lock.
+
+    Whether a command still runs shows only when :func:`settle_interrupted` takes its lock, which leaves it alone then.
+    A directory that cannot be read holds nothing.
+    """
+    try:
+        hidden = [entry for entry in os.scandir(directory) if entry.name.startswith(PARTIAL_PREFIX)]
+        folders = sorted(Path(entry.path) for entry in hidden if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return ()
+    return tuple(Interrupted(folder, waiting_names(folder, folder / STAGED, directory)) for folder in folders)
 
 
 def _settle(folder: Path, directory: Path) -> tuple[Settled | None, tuple[str, ...]]:

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import CheckpointError
 
 __all__ = ["StoredTensor", "StoredValues"]
@@ -26,8 +26,6 @@ PIECE_ELEMENTS = 1 << 20
 STRIP = 8
 """Columns of the copy, which are rows of the file, transposed at a time. Measured, 4096 × 2048 in bfloat16: 7 ms; 26 ms
 in squares of 64, 56 ms all at once, which numpy does column by column."""
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

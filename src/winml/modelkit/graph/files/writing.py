@@ -8,10 +8,11 @@ largest tensors. Why weights travel by reference: docs/decisions/0006-weights-as
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -21,7 +22,7 @@ from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.graph.files.placing import name_data, rename_locations
 from winml.modelkit.graph.files.reading import varint
 
-__all__ = ["INLINE_LIMIT_BYTES", "ModelFraming", "StreamedTensor", "write_model"]
+__all__ = ["INLINE_LIMIT_BYTES", "ModelFraming", "ReshapedTensor", "StreamedTensor", "write_model"]
 
 INLINE_LIMIT_BYTES = 2_000_000_000
 """Largest file with its weights inside. Specified: protobuf reads no message of 2**31 bytes. Chosen: 7 % less, so that
@@ -46,6 +47,20 @@ _PLACEHOLDER = "streamed"
 _MODEL_GRAPH = bytes([7 << 3 | 2])
 _GRAPH_INITIALIZER = bytes([5 << 3 | 2])
 _TENSOR_RAW_DATA = bytes([9 << 3 | 2])
+
+
+class ReshapedTensor(ir.LazyTensor):
+    """The values of another tensor in another shape. In a data file, both are one range of bytes."""
+
+    def __init__(self, source: ir.TensorProtocol, sizes: Sequence[int], name: str) -> None:
+        """Refer to the values; nothing is read."""
+        shape = ir.Shape(sizes, frozen=True)
+        super().__init__(self._read_values, source.dtype, shape, name=name)
+        self.source = source
+
+    def _read_values(self) -> ir.TensorProtocol:
+        values = self.source.numpy().reshape(self.shape.numpy())
+        return ir.Tensor(values, dtype=self.dtype, shape=self.shape, name=self.name)
 
 
 def write_model(
@@ -106,15 +121,18 @@ def _own_cause(error: BaseException) -> WinMLError | None:
 
 def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
     unfinished = unfinished_data_path(path)
-    ir.save(
-        model,
-        path,
-        external_data=unfinished.name,
-        max_workers=WRITING_THREADS,
-        max_in_flight_bytes=IN_FLIGHT_BYTES,
-        alignment=ALIGNMENT_BYTES,
-        align_threshold=ALIGNED_BYTES,
-    )
+    with _without_repeated_bytes(model) as repeated:
+        ir.save(
+            model,
+            path,
+            external_data=unfinished.name,
+            max_workers=WRITING_THREADS,
+            max_in_flight_bytes=IN_FLIGHT_BYTES,
+            alignment=ALIGNMENT_BYTES,
+            align_threshold=ALIGNED_BYTES,
+        )
+    if repeated:
+        _name_repeated_bytes(path, repeated)
     if not unfinished.exists() or not unfinished.stat().st_size:
         unfinished.unlink(missing_ok=True)
         return (path,)  # no tensor was large enough to be outside
@@ -124,6 +142,49 @@ def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
     rename_locations(proto, {unfinished.name: data.name})
     path.write_bytes(proto.SerializeToString())
     return (path, data)
+
+
+@contextlib.contextmanager
+def _without_repeated_bytes(model: ir.Model) -> Iterator[Mapping[str, tuple[str, ir.TensorProtocol]]]:
+    """Empty the initializers for the time of the block whose bytes are those of another one.
+
+    Yields the name of each → the name of the other, and its tensor.
+    """
+    first: dict[object, str] = {}
+    repeated: dict[str, tuple[str, ir.TensorProtocol]] = {}
+    values = model.graph.initializers
+    for name, value in values.items():
+        tensor = value.const_value
+        if tensor is not None and not isinstance(tensor, ReshapedTensor):
+            key = _range_of(tensor) if isinstance(tensor, ir.ExternalTensor) else id(tensor)
+            if first.setdefault(key, name) != name and isinstance(tensor, ir.ExternalTensor):
+                repeated[name] = (first[key], tensor)
+    for name, value in values.items():
+        if isinstance(value.const_value, ReshapedTensor) and id(value.const_value.source) in first:
+            repeated[name] = (first[id(value.const_value.source)], value.const_value)
+    try:
+        for name, (_, tensor) in repeated.items():
+            values[name].const_value = ir.Tensor(np.empty(0, tensor.dtype.numpy()), dtype=tensor.dtype, name=name)
+        yield repeated
+    finally:
+        for name, (_, tensor) in repeated.items():
+            values[name].const_value = tensor
+
+
+def _range_of(tensor: ir.ExternalTensor) -> tuple[object, ...]:
+    return (tensor.path, tensor.offset, tensor.length, tensor.dtype)
+
+
+def _name_repeated_bytes(path: Path, repeated: Mapping[str, tuple[str, ir.TensorProtocol]]) -> None:
+    """Let initializers that were emptied name the bytes of others, in a file that was written."""
+    proto = onnx.load(path, load_external_data=False)
+    written = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for name, (other, tensor) in repeated.items():
+        written[name].CopyFrom(written[other])
+        written[name].name = name
+        del written[name].dims[:]
+        written[name].dims.extend(tensor.shape.numpy())
+    path.write_bytes(proto.SerializeToString())
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME
 from winml.modelkit.graph.bundle import TextTokens
@@ -51,7 +51,7 @@ class TextBeginning:
     first_suppressed: tuple[int, ...] = ()
     """Tokens that are not the first that is chosen freely."""
 
-    def scores(self, logits: NDArray[Any], position: int, *, is_last: bool) -> NDArray[Any]:
+    def scores(self, logits: Array, position: int, *, is_last: bool) -> Array:
         """Return the scores of one step without the tokens that may not stand there.
 
         Args:

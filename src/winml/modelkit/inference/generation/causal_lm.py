@@ -25,11 +25,11 @@ from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.file_names import GENERATION_CONFIG_NAME
 from winml.modelkit.inference.generation.config_file import SPEED_ONLY, read_generation_config
-from winml.modelkit.inference.generation.graph import DecoderGraph, GraphCache
 from winml.modelkit.inference.generation.loop import GeneratedToken
 from winml.modelkit.inference.generation.settings import GenerationSettings
 from winml.modelkit.inference.generation.text import open_tokenizer
 from winml.modelkit.inference.model_folder import config_beside
+from winml.modelkit.runtime.decoding.decoder import DecoderGraph, GraphCache
 
 __all__ = ["DecoderModel", "generate_with_transformers", "generated_by", "generation_call", "generation_config_beside"]
 

@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import Recording, Unreadable, open_recording, resampled
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, ENCODER, GENERATION_CONFIG_NAME
 from winml.modelkit.inference.generation.beginnings import read_beginning
 from winml.modelkit.inference.generation.config_file import read_generation_config
-from winml.modelkit.inference.generation.encoded import EncodedDecoder
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
+from winml.modelkit.inference.generation.prompt import PreparedPrompt, files_folder
 from winml.modelkit.inference.generation.settings import part_position_limit
 from winml.modelkit.inference.generation.text import TextSegment, TimedText, read_tokenizer
-from winml.modelkit.inference.generation.writing import PreparedPrompt, files_folder
 from winml.modelkit.load.checkpoints.companion_files import read_processor_files
+from winml.modelkit.runtime.decoding.encoder_decoder import EncodedDecoder
 from winml.modelkit.runtime.graph_inputs import GraphInput
 
 __all__ = [
@@ -197,7 +197,7 @@ def encoded_tokens(
     assert prompt.beginning is not None  # prepared for an encoder
     if isinstance(prompt.tokenizer, TimedText):
         return "transformers", recorded_tokens(graphs, prompt, prompt.tokenizer)
-    arrays = _arrays(graphs.inputs, prompt)
+    arrays = _arrays(graphs.unpadded_inputs if prompt.medium == "audio" else graphs.inputs, prompt)
     if prompt.settings.for_transformers is None:
         encoded = graphs.encode(arrays)
         start = (prompt.beginning.start,)
@@ -214,7 +214,7 @@ def encoded_tokens(
     return "transformers", generated_by(model, tensors, 1, prompt.settings)
 
 
-def _arrays(inputs: tuple[GraphInput, ...], prompt: PreparedPrompt) -> dict[str, NDArray[Any]]:
+def _arrays(inputs: tuple[GraphInput, ...], prompt: PreparedPrompt) -> dict[str, Array]:
     """Return what the encoder is fed."""
     if prompt.medium == "prompt":
         tokens = np.array([prompt.tokens], np.int64)

@@ -7,16 +7,17 @@ docs/decisions/0012-generation-loop.md. Knows token numbers only.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.inference.generation.beginnings import TextBeginning
-from winml.modelkit.inference.generation.graph import DecoderGraph, rows_of
 from winml.modelkit.inference.generation.settings import GenerationSettings, StepSettings
+from winml.modelkit.runtime.decoding.decoder import DecoderGraph, rows_of
 
 __all__ = [
     "GeneratedToken",
@@ -34,7 +35,7 @@ __all__ = [
 Scores = NDArray[np.float32]
 
 
-def choose_token(logits: NDArray[Any], before: Sequence[int], settings: StepSettings, draw: np.random.Generator) -> int:
+def choose_token(logits: Array, before: Sequence[int], settings: StepSettings, draw: np.random.Generator) -> int:
     """Return the next token.
 
     Args:
@@ -49,7 +50,7 @@ def choose_token(logits: NDArray[Any], before: Sequence[int], settings: StepSett
     return int(draw.choice(len(scores), p=_probabilities(scores)))
 
 
-def processed_scores(logits: NDArray[Any], before: Sequence[int], settings: StepSettings) -> Scores:
+def processed_scores(logits: Array, before: Sequence[int], settings: StepSettings) -> Scores:
     """Return the scores a token is chosen by, shape [vocabulary]; those that are out have -inf."""
     scores: Scores = logits.astype(np.float32)
     if settings.repetition_penalty != 1.0:
@@ -103,9 +104,9 @@ def generate_tokens(
     prompt: Sequence[int],
     settings: GenerationSettings,
     *,
-    encoded: Mapping[str, NDArray[Any]] | None = None,
+    encoded: Arrays | None = None,
     beginning: TextBeginning | None = None,
-    positions: NDArray[Any] | None = None,
+    positions: Array | None = None,
 ) -> Iterator[GeneratedToken]:
     """Yield the tokens after a prompt, one by one; an end token is the last one.
 

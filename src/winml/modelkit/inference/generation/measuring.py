@@ -14,16 +14,17 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import DECODER, ENCODER
-from winml.modelkit.inference.generation.encoded import EncodedDecoder
-from winml.modelkit.inference.generation.graph import TOKENS, DecoderGraph, GraphCache
+from winml.modelkit.inference.generation.prompt import files_folder
 from winml.modelkit.inference.generation.settings import part_position_limit, position_limit
-from winml.modelkit.inference.generation.writing import files_folder
 from winml.modelkit.measure.latency import LatencyOptions, measure_latency
 from winml.modelkit.results.perf import GenerationPerf, PromptTime, StepTime
+from winml.modelkit.runtime.decoding.decoder import DecoderGraph, GraphCache
+from winml.modelkit.runtime.decoding.encoder_decoder import EncodedDecoder
+from winml.modelkit.runtime.decoding.inputs import TOKEN_IDS
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.opened_model import RunOptions, values_for
 from winml.modelkit.runtime.sessions import Session
@@ -133,25 +134,25 @@ def measure_encoded_generation(
     )
 
 
-def _random_tokens(graph: DecoderGraph, count: int, seed: int) -> NDArray[Any]:
-    item = next(item for item in graph.inputs if item.name == TOKENS)
+def _random_tokens(graph: DecoderGraph, count: int, seed: int) -> Array:
+    item = next(item for item in graph.inputs if item.name == TOKEN_IDS)
     low, high = item.value_range or (0, 1)
     return np.random.default_rng(seed).integers(int(low), int(high) + 1, (1, count))
 
 
-def _cache_after(graph: DecoderGraph, tokens: NDArray[Any]) -> GraphCache:
+def _cache_after(graph: DecoderGraph, tokens: Array) -> GraphCache:
     cache = graph.empty_cache(1)
     graph.run(tokens, cache=cache)
     return cache
 
 
-def _measured_step(graph: DecoderGraph, cache: GraphCache, token: NDArray[Any], latency: LatencyOptions) -> StepTime:
+def _measured_step(graph: DecoderGraph, cache: GraphCache, token: Array, latency: LatencyOptions) -> StepTime:
     # A run replaces what the copy holds; the values of the cache itself stay.
     step_ms = _median_ms(lambda: graph.run(token, cache=copy.copy(cache)), latency)
     return StepTime(cache.length, step_ms, 1000 / step_ms)
 
 
-def _growth(graph: DecoderGraph, cache: GraphCache, token: NDArray[Any]) -> float:
+def _growth(graph: DecoderGraph, cache: GraphCache, token: Array) -> float:
     longer = copy.copy(cache)
     graph.run(token, cache=longer)
     return float(longer.size_bytes() - cache.size_bytes())

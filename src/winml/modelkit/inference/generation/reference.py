@@ -13,8 +13,8 @@ import torch
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.inference.generation.causal_lm import generation_call, generation_config_beside
+from winml.modelkit.inference.generation.prompt import PreparedPrompt, files_folder
 from winml.modelkit.inference.generation.text import TextTokenizer
-from winml.modelkit.inference.generation.writing import PreparedPrompt, files_folder
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.generated_text import GeneratedText, ReferenceText, TokenDifference

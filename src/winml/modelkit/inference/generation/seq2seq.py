@@ -21,11 +21,11 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.inference.generation.beginnings import read_prompt
 from winml.modelkit.inference.generation.causal_lm import DecoderModel
-from winml.modelkit.inference.generation.encoded import EncodedDecoder
-from winml.modelkit.inference.generation.graph import GraphCache
 from winml.modelkit.inference.generation.library_loop import asks_own_loop, looping_model, own_loop
+from winml.modelkit.inference.generation.prompt import files_folder
 from winml.modelkit.inference.generation.settings import position_limit
-from winml.modelkit.inference.generation.writing import files_folder
+from winml.modelkit.runtime.decoding.decoder import GraphCache
+from winml.modelkit.runtime.decoding.encoder_decoder import EncodedDecoder
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.sessions import Session
 

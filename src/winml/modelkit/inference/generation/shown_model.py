@@ -15,9 +15,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.inference.generation.causal_lm import DecoderModel
-from winml.modelkit.inference.generation.graph import TOKEN_TYPES, GraphCache
 from winml.modelkit.inference.generation.picture_positions import KINDS, PicturePositions
-from winml.modelkit.inference.generation.shown import PIXEL_MASK, ShownDecoder, ShownSessions
+from winml.modelkit.runtime.decoding.decoder import GraphCache
+from winml.modelkit.runtime.decoding.inputs import TOKEN_TYPES
+from winml.modelkit.runtime.decoding.vision_language import PIXEL_MASK, ShownDecoder, ShownSessions
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.sessions import Session
 
@@ -84,7 +85,7 @@ class ShownModel(DecoderModel):
         """What a call may be given beside tokens."""
         kinds = (TOKEN_TYPES,) if self.graph.takes_kinds else ()
         by_picture = (KINDS,) if self.graph.position_rows is not None else ()
-        return (*(item.name for item in self.graph.image_inputs), PIXEL_MASK, *kinds, *by_picture)
+        return (*(item.name for item in self.graph.embedder.image_inputs), PIXEL_MASK, *kinds, *by_picture)
 
     @cached_property
     def _positions(self) -> PicturePositions:
@@ -110,11 +111,11 @@ class ShownModel(DecoderModel):
     ) -> Any:
         # Called by transformers' loop, which repeats the rows of every tensor for beams: patches are no rows.
         loop: Any = super()  # declared for models of torch
-        items = self.graph.image_inputs
+        items = self.graph.embedder.image_inputs
         shown = {item.name: model_kwargs[item.name] for item in items if model_kwargs.get(item.name) is not None}
         if expand_size > 1 and shown and any(item.grid is not None for item in items):
-            seen = self.graph.see({name: to_numpy(value) for name, value in shown.items()})
-            counts = [self.graph.count_places(to_numpy(row)) for row in input_ids]
+            seen = self.graph.embedder.see({name: to_numpy(value) for name, value in shown.items()})
+            counts = [self.graph.embedder.count_places(to_numpy(row)) for row in input_ids]
             # An array: the loop repeats tensors.
             model_kwargs = {name: value for name, value in model_kwargs.items() if name not in shown}
             model_kwargs[_SEEN] = {name: _repeated(value, counts, expand_size) for name, value in seen.items()}
@@ -158,10 +159,10 @@ class ShownModel(DecoderModel):
         shown = {name: to_numpy(images.pop(name)) for name in names if images.get(name) is not None}
         kinds = {TOKEN_TYPES: shown.pop(TOKEN_TYPES)} if TOKEN_TYPES in shown else {}
         if past_key_values is None and input_ids is not None:
-            seen = seen_before or (self.graph.see(shown) if shown else {})
+            seen = seen_before or (self.graph.embedder.see(shown) if shown else {})
             past_key_values = self.graph.empty_cache(len(input_ids), {**seen, **kinds})
-        elif shown and isinstance(past_key_values, GraphCache) and self.graph.count_places(input_ids):
-            past_key_values.encoded = {**self.graph.see(shown), **kinds}
+        elif shown and isinstance(past_key_values, GraphCache) and self.graph.embedder.count_places(input_ids):
+            past_key_values.encoded = {**self.graph.embedder.see(shown), **kinds}
         others = {name: value for name, value in images.items() if name not in names}
         return super().forward(
             input_ids, attention_mask, position_ids, past_key_values, use_cache, return_dict, **others

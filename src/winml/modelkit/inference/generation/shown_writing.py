@@ -13,22 +13,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError, first_line
 from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.inference.generation.chat_templates import rendered_chat
-from winml.modelkit.inference.generation.graph import TOKEN_TYPES
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
+from winml.modelkit.inference.generation.prompt import PreparedPrompt, files_folder
 from winml.modelkit.inference.generation.settings import part_position_limit, read_settings
-from winml.modelkit.inference.generation.shown import PIXEL_MASK, ShownDecoder, ShownFiles
 from winml.modelkit.inference.generation.text import read_tokenizer
-from winml.modelkit.inference.generation.writing import PreparedPrompt, files_folder
+from winml.modelkit.runtime.decoding.inputs import POSITIONS, TOKEN_TYPES
+from winml.modelkit.runtime.decoding.vision_language import PIXEL_MASK, ShownDecoder, ShownFiles
 
 __all__ = ["prepare_shown", "shown_tokens"]
 
-_POSITIONS = "position_ids"
 _VIDEO_HALF = "video_processor"
 """Specified by transformers: part of a processor, which needs torchvision."""
 _FAILURES = (ValueError, TypeError, LookupError, RuntimeError, AttributeError)
@@ -55,7 +54,7 @@ def prepare_shown(
     images = [_opened_picture(path) for path in pictures]
     tokenizer = read_tokenizer(folder)
     settings = read_settings(folder).asked(**asked)
-    made: dict[str, NDArray[Any]] = {}
+    made: dict[str, Array] = {}
     if images or is_chat:
         text, tokens, made = _processed(files, folder, text, images, is_chat=is_chat)
     else:
@@ -63,7 +62,7 @@ def prepare_shown(
     if not tokens:
         raise UsageError("the prompt is empty, and this model begins with no token of its own", hint="Give a text.")
     settings = settings.fitted(len(tokens), part_position_limit(files[DECODER], folder))
-    kinds, positions = made.pop(TOKEN_TYPES, None), made.pop(_POSITIONS, None)
+    kinds, positions = made.pop(TOKEN_TYPES, None), made.pop(POSITIONS, None)
     shown = ShownFiles(files[VISION], files[EMBEDDING], made if images else {}, kinds, positions)
     return PreparedPrompt(files[DECODER], text, tokens, settings, tokenizer, shown=shown)
 
@@ -87,7 +86,7 @@ def shown_tokens(
     from winml.modelkit.inference.generation.shown_model import ShownModel
 
     model = ShownModel.of_graph(graph, files_folder(prompt.model))
-    beside = {TOKEN_TYPES: kinds, _POSITIONS: prompt.shown.positions}
+    beside = {TOKEN_TYPES: kinds, POSITIONS: prompt.shown.positions}
     arrays = {**pixels, **{name: array for name, array in beside.items() if array is not None}}
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     given = {"inputs": torch.tensor([list(prompt.tokens)]), **tensors}
@@ -97,7 +96,7 @@ def shown_tokens(
 def _tokens_after_seeing(graph: ShownDecoder, prompt: PreparedPrompt, shown: ShownFiles) -> Iterator[GeneratedToken]:
     """Yield the tokens; the time of the first is that of seeing, too."""
     started = time.perf_counter()
-    seen = graph.see(shown.pixels) if shown.pixels else {}
+    seen = graph.embedder.see(shown.pixels) if shown.pixels else {}
     if shown.kinds is not None:
         seen[TOKEN_TYPES] = shown.kinds
     seconds = time.perf_counter() - started
@@ -119,7 +118,7 @@ def _opened_picture(path: str) -> Any:
 
 def _processed(
     files: Mapping[str, Path], folder: Path, text: str, images: Sequence[Any], *, is_chat: bool
-) -> tuple[str, tuple[int, ...], dict[str, NDArray[Any]]]:
+) -> tuple[str, tuple[int, ...], dict[str, Array]]:
     """Return the text with places for the pictures, its tokens, and what the graphs take besides."""
     from winml.modelkit.graph.files.reading import read_structure
 
@@ -141,13 +140,13 @@ def _processed(
     names += [PIXEL_MASK, *(name for name in asked if name == TOKEN_TYPES)]
     tokens = tuple(int(token) for token in arrays["input_ids"][0])
     kept = {name: arrays[name] for name in names if name in arrays}
-    several: Any = asked[_POSITIONS].type.tensor_type.shape.dim if _POSITIONS in asked else ()
+    several: Any = asked[POSITIONS].type.tensor_type.shape.dim if POSITIONS in asked else ()
     if images and len(several) > 2:
-        kept[_POSITIONS] = _positions_with_pictures(folder, several[0].dim_value, made)
+        kept[POSITIONS] = _positions_with_pictures(folder, several[0].dim_value, made)
     return text, tokens, kept
 
 
-def _positions_with_pictures(folder: Path, rows: int, made: Mapping[str, Any]) -> NDArray[Any]:
+def _positions_with_pictures(folder: Path, rows: int, made: Mapping[str, Any]) -> Array:
     """Return the positions of the tokens of a text with pictures."""
     from winml.modelkit.evaluate.processors import open_config
     from winml.modelkit.inference.generation.picture_positions import PicturePositions

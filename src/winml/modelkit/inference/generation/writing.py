@@ -14,50 +14,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.evaluate.media import Recording
-from winml.modelkit.inference.generation.beginnings import TextBeginning
 from winml.modelkit.inference.generation.chat_templates import chat_prompt
-from winml.modelkit.inference.generation.graph import DecoderGraph
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
-from winml.modelkit.inference.generation.settings import GenerationSettings, position_limit, read_settings
-from winml.modelkit.inference.generation.shown import ShownDecoder, ShownFiles, ShownSessions
-from winml.modelkit.inference.generation.text import TextTokenizer, TimedText, read_tokenizer
+from winml.modelkit.inference.generation.prompt import PreparedPrompt, files_folder
+from winml.modelkit.inference.generation.settings import position_limit, read_settings
+from winml.modelkit.inference.generation.text import TimedText, read_tokenizer
 from winml.modelkit.results.generated_text import GeneratedText
+from winml.modelkit.runtime.decoding.decoder import DecoderGraph
+from winml.modelkit.runtime.decoding.vision_language import ShownDecoder, ShownSessions
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["PreparedPrompt", "files_folder", "prepare_prompt", "write_text"]
+__all__ = ["prepare_prompt", "write_text"]
 
 _NO_CACHE = (
     "This model has no cache: every token runs the whole text again, which gets slower with each.",
     "Build it again without --no-cache for one that has.",
 )
-
-
-@dataclass(frozen=True)
-class PreparedPrompt:
-    """A prompt in the tokens of the model that is to go on with it."""
-
-    model: Path
-    text: str
-    tokens: tuple[int, ...]
-    settings: GenerationSettings
-    tokenizer: TextTokenizer
-    encoder: Path | None = None
-    """Graph that reads the prompt, where another one writes the answer."""
-    beginning: TextBeginning | None = None
-    """How the answer begins then."""
-    medium: str = "prompt"
-    """What the encoder reads: ``prompt``, a text; ``audio`` and ``image``, the file named by ``text``."""
-    recording: Recording | None = None
-    """The sound of that file, where it is a recording."""
-    shown: ShownFiles | None = None
-    """What the model is shown beside the text, where it takes images."""
-
-    @property
-    def before(self) -> tuple[int, ...]:
-        """Tokens of the text that the answer goes on with."""
-        return self.tokens if self.beginning is None else (self.beginning.start,)
 
 
 @dataclass
@@ -103,14 +76,6 @@ def prepare_prompt(model: Path, prompt: str, *, is_chat: bool, **asked: Any) -> 
         raise UsageError("the prompt is empty, and this model begins with no token of its own", hint="Give a text.")
     settings = settings.fitted(len(tokens), position_limit(folder))
     return PreparedPrompt(model, text, tokens, settings, tokenizer)
-
-
-def files_folder(model: Path) -> Path:
-    """Return the folder with the configs and the tokenizer of a model: its own, or the one above where it has none."""
-    from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
-
-    own, above = model.parent, model.parent.parent
-    return above if not (own / CHECKPOINT_CONFIG_NAME).is_file() and (above / CHECKPOINT_CONFIG_NAME).is_file() else own
 
 
 def write_text(
@@ -175,8 +140,8 @@ def _opened_graphs(
         shown = ShownDecoder(sessions)
         return shown, partial(shown_tokens, shown, prompt)
     if prompt.encoder is not None:
-        from winml.modelkit.inference.generation.encoded import EncodedDecoder
         from winml.modelkit.inference.generation.encoded_writing import encoded_tokens
+        from winml.modelkit.runtime.decoding.encoder_decoder import EncodedDecoder
 
         graphs = EncodedDecoder(opened(prompt.encoder), session)
         return graphs.decoder, partial(encoded_tokens, graphs, prompt)

@@ -7,14 +7,13 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
-from winml.modelkit.load.caches.layout import CacheLayout, CacheState, EncoderDecoderLayout, Way
+from winml.modelkit.load.caches.layout import CacheLayout, EncoderDecoderLayout, ModuleState, Way
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "ENCODER_STATES",
     "STATES",
     "TOKENS",
-    "ModuleState",
     "arguments_with_cache",
     "cache_of",
     "decoder_arguments",
@@ -53,17 +51,17 @@ _LAYERS = "layers"
 _PLAIN = (bool, int, float, complex, str)
 
 
-def held_tensors(cache: Any) -> dict[Way, torch.Tensor]:
+def held_tensors(cache: object) -> dict[Way, torch.Tensor]:
     """Return the tensors that a cache holds outside of its layers, each with the way to it."""
     return {way: value for way, value in _leaves(cache, ()) if isinstance(value, torch.Tensor)}
 
 
-def held_values(cache: Any) -> dict[Way, object]:
+def held_values(cache: object) -> dict[Way, object]:
     """Return what else a cache holds outside of its layers: numbers, truth values, text and None, each with its way."""
     return {way: value for way, value in _leaves(cache, ()) if value is None or isinstance(value, _PLAIN)}
 
 
-def with_tensors(cache: Any, tensors: Mapping[Way, Any], layers: Sequence[Any] = ()) -> Any:
+def with_tensors(cache: object, tensors: Mapping[Way, object], layers: Sequence[object] = ()) -> Any:
     """Return a copy of a cache that holds other tensors; what is not among them is as it was.
 
     Args:
@@ -72,7 +70,7 @@ def with_tensors(cache: Any, tensors: Mapping[Way, Any], layers: Sequence[Any] =
         layers: Its layers, where it has some.
     """
 
-    def replaced(value: Any, way: Way) -> Any:
+    def replaced(value: object, way: Way) -> Any:
         if way in tensors:
             return tensors[way]
         if isinstance(value, torch.Tensor):
@@ -85,7 +83,7 @@ def with_tensors(cache: Any, tensors: Mapping[Way, Any], layers: Sequence[Any] =
     return made
 
 
-def unread(value: Any) -> Any:
+def unread(value: object) -> Any:
     """Return what stands for a number or a tensor of numbers that is counted on and never read: reading it raises."""
     return value.as_subclass(_UnreadTensor) if isinstance(value, torch.Tensor) else _UnreadNumber()
 
@@ -97,13 +95,13 @@ class _ReadError(RuntimeError):
 class _UnreadNumber:
     """A number that a number can be added to, and nothing else be done with."""
 
-    def __add__(self, other: Any) -> _UnreadNumber:
+    def __add__(self, other: object) -> _UnreadNumber:
         _refuse_unless_number(other)
         return self
 
     __radd__ = __add__
 
-    def _read(self, *_others: Any) -> Any:
+    def _read(self, *_others: object) -> Any:
         raise _ReadError("a count is read")
 
     # What Python gives to every object; all that a number has beyond it raises, since there is none here.
@@ -125,12 +123,12 @@ class _UnreadTensor(torch.Tensor):
 _ADDING = (torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.__iadd__, torch.Tensor.add_, torch.Tensor.add)
 
 
-def _refuse_unless_number(value: Any) -> None:
+def _refuse_unless_number(value: object) -> None:
     if not isinstance(value, int):
         raise _ReadError(f"{type(value).__name__} is added to a count")
 
 
-def _leaves(value: Any, way: Way) -> Iterator[tuple[Way, Any]]:
+def _leaves(value: object, way: Way) -> Iterator[tuple[Way, Any]]:
     items = _items(value, way)
     if not items:
         yield way, value
@@ -138,7 +136,7 @@ def _leaves(value: Any, way: Way) -> Iterator[tuple[Way, Any]]:
         yield from _leaves(item, (*way, key))
 
 
-def _items(value: Any, way: Way) -> Sequence[tuple[str | int, Any]]:
+def _items(value: object, way: Way) -> Sequence[tuple[str | int, Any]]:
     """Return what a container holds, or the cache itself."""
     if isinstance(value, torch.Tensor):
         return ()
@@ -177,18 +175,6 @@ _Place = tuple[str, str]
 """Path of a module, and name of the attribute."""
 
 
-@dataclass(frozen=True)
-class ModuleState:
-    """One attribute that a module keeps."""
-
-    path: str
-    """Of the module."""
-    attribute: str
-    class_name: str
-    """Of the module."""
-    state: CacheState
-
-
 @contextmanager
 def found_states(model: nn.Module) -> Iterator[dict[_Place, torch.Tensor]]:
     """Collect the tensors that attributes hold at the end of the block and did not hold before; they are put back.
@@ -224,7 +210,7 @@ def given_states(states: tuple[ModuleState, ...], argument: str) -> Callable[[nn
         forward = model.forward
 
         @functools.wraps(forward)
-        def call(*args: Any, **arguments: Any) -> Any:
+        def call(*args: object, **arguments: Any) -> Any:
             given: Mapping[_Place, torch.Tensor] | None = arguments.pop(STATES, None)
             if given is None:
                 # As its user calls it: the modules keep them.
@@ -316,7 +302,8 @@ def encoder_arguments(
     def results(outputs: Any) -> dict[str, Any]:
         cross = outputs[layout.cross.argument].cross_attention_cache
         kept = _states_of(layout.cross, cross) if with_cross else {}
-        return {ENCODED: outputs["encoder_last_hidden_state"], **kept}
+        mask = {ENCODER_MASK: outputs[ENCODER_MASK]} if layout.mask_dtype is not None else {}
+        return {ENCODED: outputs["encoder_last_hidden_state"], **mask, **kept}
 
     return NestedArguments((*names, DECODER_TOKENS), {}, build, results)
 
@@ -332,15 +319,12 @@ def decoder_arguments(layout: EncoderDecoderLayout, *, has_mask: bool) -> Nested
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        from transformers.modeling_outputs import BaseModelOutput
-
         keys = tensors[layout.cross.states[0].input]
         hidden = keys.new_zeros((1, 1, layout.hidden_size)).expand(keys.shape[0], keys.shape[2], layout.hidden_size)
-        mask = {_MASK: tensors[ENCODER_MASK]} if has_mask else {}
+        mask = tensors[ENCODER_MASK] if has_mask else None
         return {
-            **mask,
+            **_answered(layout, hidden, mask),
             DECODER_TOKENS: tensors[TOKENS],
-            "encoder_outputs": BaseModelOutput(last_hidden_state=hidden),
             layout.own.argument: _both_caches(layout, tensors, has_cross=True),
         }
 
@@ -362,14 +346,11 @@ def self_feeding_decoder_arguments(layout: EncoderDecoderLayout, *, has_mask: bo
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        from transformers.modeling_outputs import BaseModelOutput
-
         keys, hidden = tensors[layout.cross.states[0].input], tensors[ENCODER_STATES]
-        mask = {_MASK: _mask_over_keys(tensors[ENCODER_MASK], keys, hidden.dtype)} if has_mask else {}
+        mask = _mask_over_keys(tensors[ENCODER_MASK], keys, hidden.dtype) if has_mask else None
         return {
-            **mask,
+            **_answered(layout, hidden[:, keys.shape[2] :], mask),
             DECODER_TOKENS: tensors[TOKENS],
-            "encoder_outputs": BaseModelOutput(last_hidden_state=hidden[:, keys.shape[2] :]),
             layout.own.argument: _both_caches(layout, tensors, has_cross=False),
         }
 
@@ -400,8 +381,21 @@ def inner_decoder_arguments(layout: EncoderDecoderLayout, arguments: NestedArgum
     return NestedArguments((TOKENS, ENCODER_STATES, layout.own.argument), {}, build, arguments.results)
 
 
+def _answered(layout: EncoderDecoderLayout, hidden: torch.Tensor, mask: torch.Tensor | None) -> dict[str, Any]:
+    """Return the arguments that stand for what an encoder answered, with the mask over it where there is one."""
+    if layout.mask_dtype is not None:
+        return {"encoder_outputs": layout.answer_class(last_hidden_state=hidden, attention_mask=mask)}
+    own = {} if mask is None else {_MASK: mask}
+    return {**own, "encoder_outputs": layout.answer_class(last_hidden_state=hidden)}
+
+
 def _decoder_names(layout: EncoderDecoderLayout, has_mask: bool) -> tuple[str, ...]:
-    return (*([_MASK] if has_mask else []), DECODER_TOKENS, "encoder_outputs", layout.own.argument)
+    return (
+        *([_MASK] if has_mask and layout.mask_dtype is None else []),
+        DECODER_TOKENS,
+        "encoder_outputs",
+        layout.own.argument,
+    )
 
 
 def _mask_over_keys(mask: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -469,7 +463,7 @@ def _both_caches(layout: EncoderDecoderLayout, tensors: Mapping[str, torch.Tenso
 
 
 def _states_of(
-    layout: CacheLayout, cache: Any, of_modules: Mapping[tuple[str, str], torch.Tensor] = MappingProxyType({})
+    layout: CacheLayout, cache: object, of_modules: Mapping[tuple[str, str], torch.Tensor] = MappingProxyType({})
 ) -> dict[str, torch.Tensor]:
     """Return the states of a cache, and those of modules, by the names of the outputs."""
     from winml.modelkit.load.caches.traced_layers import layer_tensors

@@ -120,7 +120,7 @@ def cached_keywords(model: torch.nn.Module, request: ModelRequest) -> dict[str, 
 
 
 def open_cached_inputs(
-    plain: InputDecision, layout: CacheLayout, model: torch.nn.Module, config: Any, request: ModelRequest
+    plain: InputDecision, layout: CacheLayout, model: torch.nn.Module, config: object, request: ModelRequest
 ) -> InputDecision:
     """Return the inputs with the cache, sizes left open.
 
@@ -141,8 +141,10 @@ def open_cached_inputs(
         decision = _as_described(decision, request)
         opened = open_axes(decision, request.dynamic, are_sizes_firm=True)
     else:
+        asked = left_open.keys()
         left_open = open_by_default(left_open, given, layout, decision.meanings)
-        opened = open_axes(decision, request.dynamic, left_open, firm_keys=frozenset(given))
+        by_default = left_open.keys() - asked
+        opened = open_axes(decision, request.dynamic, left_open, by_default=by_default, firm_keys=frozenset(given))
     refuse_several_rows(opened.inputs, layout)
     return dataclasses.replace(with_sums(opened), cache=layout, notes=(*opened.notes, *notes))
 

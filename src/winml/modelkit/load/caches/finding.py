@@ -6,6 +6,7 @@ known by name. A cache that cannot be flattened is refused with the layer or the
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,7 +22,6 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.arguments import (
     DECODER_TOKENS,
-    ModuleState,
     cache_of,
     found_states,
     held_tensors,
@@ -29,8 +29,17 @@ from winml.modelkit.load.caches.arguments import (
     unread,
     with_tensors,
 )
-from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout, CacheState, EncoderDecoderLayout, Side, Way
+from winml.modelkit.load.caches.layout import (
+    EMBEDDED,
+    CacheLayout,
+    CacheState,
+    EncoderDecoderLayout,
+    ModuleState,
+    Side,
+    Way,
+)
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
+from winml.modelkit.runtime.shared_settings import attribute_replaced
 
 __all__ = [
     "ENCODER_ANSWER",
@@ -41,6 +50,7 @@ __all__ = [
     "MaskUse",
     "as_read_after",
     "cache_refusal",
+    "encoder_answers",
     "find_cache",
     "find_encoder_decoder",
     "is_of_tokens",
@@ -110,7 +120,7 @@ class MaskUse(TorchFunctionMode):
         return answer
 
 
-def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
+def _tensors_in(values: object) -> Iterator[torch.Tensor]:
     """Yield the tensors in arguments or in an answer."""
     if isinstance(values, torch.Tensor):
         yield values
@@ -121,7 +131,7 @@ def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
         yield from _tensors_in(list(values.values()))
 
 
-def _written_into(func: Any, args: Any, answer: Any) -> torch.Tensor | None:
+def _written_into(func: object, args: Any, answer: Any) -> torch.Tensor | None:
     """Return the tensor that a function changed by writing into it, or into a view of it; None where it did not."""
     if func is torch.Tensor.__setitem__:
         target: torch.Tensor = args[0]
@@ -134,7 +144,7 @@ def _is_wider(made: torch.Tensor, mask: torch.Tensor) -> bool:
     return made.shape[:-1] == mask.shape[:-1] and 1 < mask.shape[-1] < made.shape[-1]
 
 
-def as_read_after(layout: CacheLayout, rows: int, past: int, run: Callable[..., Any]) -> CacheLayout | None:
+def as_read_after(layout: CacheLayout, rows: int, past: int, run: Callable[..., object]) -> CacheLayout | None:
     """Return a layout that says what the forward does with a mask after the tokens in the cache.
 
     Args:
@@ -168,7 +178,7 @@ def as_read_after(layout: CacheLayout, rows: int, past: int, run: Callable[..., 
 def _cache_that_stops(layout: CacheLayout, rows: int, past: int) -> Any:
     """Return a cache that ends a run where the first layer comes to it: masks are made before, once for all layers."""
 
-    def stop(*_args: Any, **_arguments: Any) -> Any:
+    def stop(*_args: object, **_arguments: object) -> Any:
         raise _CacheReached
 
     states = {
@@ -236,7 +246,7 @@ RUN_ROWS, RUN_TOKENS = 2, 3
 
 
 def find_cache(
-    model: torch.nn.Module, inputs: tuple[InputTensorSpec, ...], keywords: Mapping[str, Any]
+    model: torch.nn.Module, inputs: tuple[InputTensorSpec, ...], keywords: Mapping[str, object]
 ) -> CacheLayout | str:
     """Return the cache that a model keeps, or as a clause why there is none.
 
@@ -255,7 +265,7 @@ def find_cache(
     parameters = inspect.signature(model.forward).parameters
     run = _runs_on_shapes(model, inputs, keywords)
 
-    def outputs_of(rows: int, tokens: int, **further: Any) -> Any:
+    def outputs_of(rows: int, tokens: int, **further: object) -> Any:
         with found_states(model):
             return run(rows, tokens, **further)
 
@@ -309,12 +319,12 @@ def _with_dropping(model_name: str, layout: CacheLayout, masked: Collection[int]
 
 
 def _runs_on_shapes(
-    model: torch.nn.Module, inputs: Sequence[InputTensorSpec], keywords: Mapping[str, Any]
+    model: torch.nn.Module, inputs: Sequence[InputTensorSpec], keywords: Mapping[str, object]
 ) -> Callable[..., Any]:
     """Return what runs a forward, given rows, tokens, tokens in the cache, what looks at the mask, and arguments."""
     streams = streams_of(inputs)
 
-    def run(rows: int, tokens: int, past: int = 0, use: MaskUse | None = None, **further: Any) -> Any:
+    def run(rows: int, tokens: int, past: int = 0, use: MaskUse | None = None, **further: object) -> Any:
         lengths = {spec.name: past + tokens if spec.name == MASK else tokens for spec in inputs}
         shapes = {spec.name: (rows * streams[spec.name], lengths[spec.name], *spec.shape[2:]) for spec in inputs}
         specs = {spec.name: spec.model_copy(update={"shape": shapes[spec.name]}) for spec in inputs}
@@ -337,7 +347,7 @@ def is_of_tokens(spec: InputTensorSpec) -> bool:
 
 
 def _layout_with_modules(
-    model: torch.nn.Module, parameters: Mapping[str, Any], run: Callable[..., Any]
+    model: torch.nn.Module, parameters: Mapping[str, object], run: Callable[..., object]
 ) -> CacheLayout | None:
     """Return the cache of a model whose modules keep states, and that is given a cache and does not return it.
 
@@ -424,13 +434,13 @@ def _held_states(model_name: str, argument: str, cache: Any, outputs_of: Callabl
     return tuple(states)
 
 
-def _mixes_rows(outputs: Mapping[str, Any]) -> bool:
+def _mixes_rows(outputs: Mapping[str, object]) -> bool:
     """Say whether scores of one token in each of several rows are of another number of tokens."""
     scores = outputs.get("logits")
     return isinstance(scores, torch.Tensor) and tuple(scores.shape[:2]) != (RUN_ROWS, 1)
 
 
-def _values_that_differ(cache: Any, other: Any) -> dict[Way, Any]:
+def _values_that_differ(cache: object, other: object) -> dict[Way, Any]:
     """Return the numbers and other values, but for tensors, that depend on what was read."""
     values, others = held_values(cache), held_values(other)
     ways = dict.fromkeys([*values, *others])
@@ -439,7 +449,7 @@ def _values_that_differ(cache: Any, other: Any) -> dict[Way, Any]:
     }
 
 
-def _changing_value(model_name: str, argument: str, way: Way, cache: Any) -> UsageError:
+def _changing_value(model_name: str, argument: str, way: Way, cache: object) -> UsageError:
     place = ".".join(map(str, (argument, *way)))
     return cache_refusal(model_name, f"{place} of a {type(cache).__name__} depends on what was read, and is no state")
 
@@ -456,7 +466,7 @@ def _place_of(way: Way) -> tuple[int, int | None]:
 def layout_of(
     model_name: str,
     argument: str,
-    cache: Any,
+    cache: object,
     *,
     tokens: int = RUN_TOKENS,
     side: Side | None = None,
@@ -534,7 +544,7 @@ ENCODER_ANSWER = "encoder_last_hidden_state"
 
 
 def find_encoder_decoder(
-    model: torch.nn.Module, inputs: tuple[InputTensorSpec, ...], keywords: Mapping[str, Any]
+    model: torch.nn.Module, inputs: tuple[InputTensorSpec, ...], keywords: Mapping[str, object]
 ) -> EncoderDecoderLayout | str:
     """Return what an encoder-decoder keeps, or as a clause why it cannot be divided.
 
@@ -549,13 +559,40 @@ def find_encoder_decoder(
     name = type(model).__name__
     specs = {spec.name: spec.model_copy(update={"shape": (RUN_ROWS, *spec.shape[1:])}) for spec in inputs}
     specs[DECODER_TOKENS] = specs[DECODER_TOKENS].model_copy(update={"shape": (RUN_ROWS, RUN_TOKENS)})
-    outputs = run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
+    with encoder_answers(model) as answers:
+        outputs = run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
     if not isinstance(outputs, Mapping):
         return f"{name} does not run with one"
-    return layout_of_both(name, outputs)
+    layout = layout_of_both(name, outputs)
+    mask = answers[-1].get(MASK) if answers and not isinstance(layout, str) else None
+    if isinstance(layout, str) or not isinstance(mask, torch.Tensor):
+        return layout
+    dtype = str(mask.dtype).removeprefix("torch.")
+    return replace(layout, answer_class=type(answers[-1]), mask_dtype=dtype)
 
 
-def layout_of_both(name: str, outputs: Mapping[str, Any]) -> EncoderDecoderLayout | str:
+@contextmanager
+def encoder_answers(model: torch.nn.Module) -> Iterator[list[Mapping[str, Any]]]:
+    """Yield a list that takes the records that the encoder of a model answers."""
+    answers: list[Mapping[str, Any]] = []
+    get_encoder: Any = getattr(model, "get_encoder", None)
+    encoder = get_encoder() if callable(get_encoder) else None
+    forward = getattr(encoder, "forward", None)
+    if not isinstance(encoder, nn.Module) or forward is None:
+        yield answers
+        return
+
+    @functools.wraps(forward)
+    def call(*args: Any, **named: Any) -> Any:
+        answer = forward(*args, **named)
+        answers.extend([answer] if isinstance(answer, Mapping) else [])
+        return answer
+
+    with attribute_replaced(encoder, "forward", call):
+        yield answers
+
+
+def layout_of_both(name: str, outputs: Mapping[str, object]) -> EncoderDecoderLayout | str:
     """Return what an encoder-decoder keeps, as its outputs hold it, or as a clause why it cannot be divided.
 
     Args:
@@ -567,6 +604,7 @@ def layout_of_both(name: str, outputs: Mapping[str, Any]) -> EncoderDecoderLayou
         UsageError: a cache is of a kind that no graph can take; names layer and class.
     """
     from transformers.cache_utils import EncoderDecoderCache
+    from transformers.modeling_outputs import BaseModelOutput
 
     found = ((key, value) for key, value in outputs.items() if isinstance(value, EncoderDecoderCache))
     argument, cache = next(found, ("", None))
@@ -578,4 +616,4 @@ def layout_of_both(name: str, outputs: Mapping[str, Any]) -> EncoderDecoderLayou
     cross = layout_of(name, argument, cache.cross_attention_cache, tokens=length, side="encoder")
     if own is None or cross is None:
         raise cache_refusal(name, f"{argument} stays empty")
-    return EncoderDecoderLayout(own, cross, int(hidden_size), int(length))
+    return EncoderDecoderLayout(own, cross, int(hidden_size), int(length), BaseModelOutput)

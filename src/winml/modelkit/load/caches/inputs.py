@@ -67,7 +67,11 @@ def several_positions(inputs: Iterable[InputTensorSpec]) -> InputTensorSpec | No
 
 
 def with_cache_inputs(
-    decision: InputDecision, layout: CacheLayout, parameters: Mapping[str, Any], config: Any, given: Mapping[str, int]
+    decision: InputDecision,
+    layout: CacheLayout,
+    parameters: Mapping[str, object],
+    config: object,
+    given: Mapping[str, int],
 ) -> InputDecision:
     """Return the inputs of the graph with a cache.
 
@@ -171,7 +175,7 @@ def refuse_beyond_positions(usable: int | None, given: Mapping[str, int], tokens
         )
 
 
-def _rotation_notes(config: Any, limit: int) -> tuple[str, ...]:
+def _rotation_notes(config: object, limit: int) -> tuple[str, ...]:
     """Return what is to be said of a rotation that the graph holds in one form."""
     kind, held = _held_rotation(config, limit)
     if not kind:
@@ -183,7 +187,7 @@ def _rotation_notes(config: Any, limit: int) -> tuple[str, ...]:
     return (note,)
 
 
-def _held_rotation(config: Any, limit: int) -> tuple[str, int]:
+def _held_rotation(config: object, limit: int) -> tuple[str, int]:
     """Return the kind of a rotation that changes with the length of a text, if it does, and up to which length it does
     not.
     """

@@ -7,18 +7,15 @@ torch nor transformers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.bundle import PartFeed
 from winml.modelkit.graph.specs import CacheSlot
 
-if TYPE_CHECKING:
-    from winml.modelkit.load.caches.arguments import ModuleState
-
-__all__ = ["EMBEDDED", "CacheLayout", "CacheState", "EncoderDecoderLayout", "Side", "StateKind", "Way"]
+__all__ = ["EMBEDDED", "CacheLayout", "CacheState", "EncoderDecoderLayout", "ModuleState", "Side", "StateKind", "Way"]
 
 EMBEDDED = "inputs_embeds"
 """Specified by transformers: the input that takes the vectors of tokens, in place of the tokens."""
@@ -90,6 +87,18 @@ class CacheState:
         if self.token_axis is not None:
             sizes.insert(self.token_axis, tokens)
         return tuple(sizes)
+
+
+@dataclass(frozen=True)
+class ModuleState:
+    """One attribute that a module keeps."""
+
+    path: str
+    """Of the module."""
+    attribute: str
+    class_name: str
+    """Of the module."""
+    state: CacheState
 
 
 @dataclass(frozen=True)
@@ -171,6 +180,10 @@ class EncoderDecoderLayout:
     """Of what the encoder answers for each of its tokens."""
     encoder_length: int
     """How many entries it answered on inputs of the sizes that were tried."""
+    answer_class: Callable[..., Any]
+    """Makes a record of what the encoder answers, such as transformers' ``BaseModelOutput``."""
+    mask_dtype: str | None = None
+    """Element type of the mask that this record holds beside the states; None: the decoder reads the encoder's mask."""
 
     @property
     def both(self) -> CacheLayout:

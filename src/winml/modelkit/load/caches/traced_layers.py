@@ -91,7 +91,7 @@ class DroppingLayer(TracedAttentionLayer):
         self._window = window
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_options: Any
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_options: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep those of this run, and return them after those that are seen."""
         seen = [self._seen(past) for past in (self.keys, self.values)]
@@ -141,7 +141,7 @@ class TracedRecurrentLayer(_Recurrent):  # type: ignore[misc]
             self.has_previous_state[position] = True
             self.device, self.dtype = value.device, value.dtype
 
-    def update_conv_state(self, conv_states: torch.Tensor, state_idx: int = 0, **_options: Any) -> torch.Tensor:
+    def update_conv_state(self, conv_states: torch.Tensor, state_idx: int = 0, **_options: object) -> torch.Tensor:
         """Return the columns before this run and those of it; keep as many of the last as there were."""
         kept = self.conv_states[state_idx]
         columns = torch.cat([kept, conv_states], dim=-1)
@@ -149,7 +149,7 @@ class TracedRecurrentLayer(_Recurrent):  # type: ignore[misc]
         return columns
 
     def update_recurrent_state(
-        self, recurrent_states: torch.Tensor, state_idx: int = 0, **_options: Any
+        self, recurrent_states: torch.Tensor, state_idx: int = 0, **_options: object
     ) -> torch.Tensor:
         """Keep a state and return it."""
         self.recurrent_states[state_idx] = recurrent_states

@@ -254,13 +254,13 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _image_size(processor: dict[str, Any]) -> tuple[int, int] | None:
+def _image_size(processor: dict[str, object]) -> tuple[int, int] | None:
     """Return the size after resizing and cropping: the crop where there is one, else the resize."""
     crops = processor.get("do_center_crop") is not False and "crop_size" in processor
     return _size_of(processor["crop_size"] if crops else processor.get("size"))
 
 
-def _size_of(value: Any) -> tuple[int, int] | None:
+def _size_of(value: object) -> tuple[int, int] | None:
     if isinstance(value, dict):
         edge = value.get("shortest_edge")
         value = [value.get("height", edge), value.get("width", edge)]
@@ -276,19 +276,19 @@ _NO_LIMIT = 10**9
 """Tokenizers write 1e30 for "no limit"."""
 
 
-def _positive_int(value: Any) -> int | None:
+def _positive_int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _NO_LIMIT else None
 
 
-def _positive_number(value: Any) -> float | None:
+def _positive_number(value: object) -> float | None:
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None
 
 
-def _input_names(value: Any) -> tuple[str, ...] | None:
+def _input_names(value: object) -> tuple[str, ...] | None:
     return tuple(map(str, value)) if isinstance(value, list) else None
 
 
-def _truth_value(value: Any) -> bool | None:
+def _truth_value(value: object) -> bool | None:
     return value if isinstance(value, bool) else None
 
 

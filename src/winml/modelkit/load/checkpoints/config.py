@@ -59,7 +59,7 @@ _MOST_LABELS = 10**6
 """Chosen: transformers makes a name for each of them."""
 
 
-def refuse_absurd_sizes(content: Mapping[str, Any], path: Path) -> None:
+def refuse_absurd_sizes(content: Mapping[str, object], path: Path) -> None:
     """Refuse a config that names sizes no model has.
 
     Args:
@@ -90,7 +90,7 @@ def _size_error(path: Path, name: str, value: int, expected: str) -> CheckpointE
     return CheckpointError(f"{path}: {name} is {shown}, {expected}", hint="Mend the value, or fetch the config again.")
 
 
-def _named_numbers(content: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
+def _named_numbers(content: Mapping[str, object]) -> Iterator[tuple[str, str, int]]:
     """Yield every integer with its dotted name and its key; a list counts as the sum of its numbers."""
     waiting: list[tuple[str, Mapping[str, Any]]] = [("", content)]
     while waiting:
@@ -104,7 +104,7 @@ def _named_numbers(content: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]
                 yield f"{prefix}{key}", key, value
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -189,7 +189,7 @@ def default_config(model_type: str) -> CheckpointConfig:
     return CheckpointConfig(_built_or_refused(CONFIG_MAPPING[model_type], f"--model-type {model_type}"), None, {})
 
 
-def with_config_of_class(checkpoint: CheckpointConfig, model_class: Any) -> CheckpointConfig:
+def with_config_of_class(checkpoint: CheckpointConfig, model_class: object) -> CheckpointConfig:
     """Return the checkpoint with the config a class takes: that of a decoder alone is inside the config of the whole.
 
     Args:
@@ -241,13 +241,15 @@ def _read_content(path: Path) -> dict[str, Any]:
     return content
 
 
-def _plain_value(value: dict[str, Any]) -> Any:
+def _plain_value(value: dict[str, object]) -> Any:
     """Return an object of the JSON as it is, or the float it stands for."""
     tag = value.get(_SPECIAL_FLOAT_KEY)
     return _SPECIAL_FLOATS.get(tag, value) if isinstance(tag, str) and len(value) == 1 else value
 
 
-def _decide_model_type(content: dict[str, Any], name: str, path: Path, *, has_own_code: bool) -> tuple[str, list[str]]:
+def _decide_model_type(
+    content: dict[str, object], name: str, path: Path, *, has_own_code: bool
+) -> tuple[str, list[str]]:
     """Return the model type, with a note where it was not simply written down."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -278,7 +280,7 @@ def _unknown_type_error(declared: Any, path: Path, model_types: Any) -> Checkpoi
     )
 
 
-def _own_class_references(content: dict[str, Any]) -> dict[str, str]:
+def _own_class_references(content: dict[str, object]) -> dict[str, str]:
     """Return the config and model classes of the checkpoint's own code; tokenizers are never built here."""
     auto_map = content.get("auto_map")
     entries = auto_map.items() if isinstance(auto_map, dict) else ()
@@ -301,7 +303,7 @@ def _classes_of_own_code(references: dict[str, str], model_type: str) -> dict[st
     return {key: value for key, value in references.items() if value.rpartition(".")[2] not in native}
 
 
-def _build_config(path: Path, content: dict[str, Any], model_type: str, reference: str | None) -> Any:
+def _build_config(path: Path, content: dict[str, object], model_type: str, reference: str | None) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config_class = own_class(reference, path.parent) if reference else CONFIG_MAPPING[model_type]
@@ -309,7 +311,7 @@ def _build_config(path: Path, content: dict[str, Any], model_type: str, referenc
     return _built_or_refused(lambda: config_class.from_dict(values), f"{path}: {config_class.__name__}")
 
 
-def _built_or_refused(build: Callable[[], Any], subject: str) -> Any:
+def _built_or_refused(build: Callable[[], object], subject: str) -> Any:
     from huggingface_hub.errors import OfflineModeIsEnabled, StrictDataclassError
 
     try:
@@ -365,7 +367,7 @@ def build_error(model_class: type, error: Exception) -> CheckpointError:
     )
 
 
-def _check_architectures(content: dict[str, Any], path: Path) -> None:
+def _check_architectures(content: dict[str, object], path: Path) -> None:
     architectures = content.get("architectures")
     is_list = isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
     if architectures is not None and not is_list:

@@ -34,7 +34,7 @@ _WEIGHTS_KEY = "transformers_weights"
 _DISTRIBUTED_SHARDS = "shard-*-model-*-of-*.safetensors"
 
 
-def without_foreign_references(content: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+def without_foreign_references(content: Mapping[str, object], path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the content of a config without the entries that lead elsewhere, and a note for each that was dropped.
 
     Args:
@@ -50,7 +50,7 @@ def without_foreign_references(content: Mapping[str, Any], path: Path) -> tuple[
     return {**cleaned, **({_OWN_CODE: content[_OWN_CODE]} if _OWN_CODE in content else {})}, tuple(notes)
 
 
-def _cleaned(record: Mapping[str, Any], path: Path, tell: Callable[[str], Any]) -> dict[str, Any]:
+def _cleaned(record: Mapping[str, object], path: Path, tell: Callable[[str], object]) -> dict[str, Any]:
     cleaned: dict[str, Any] = {}
     for key, value in record.items():
         if key in _IMPLEMENTATIONS:
@@ -71,13 +71,13 @@ def _cleaned(record: Mapping[str, Any], path: Path, tell: Callable[[str], Any]) 
     return _with_timm_backbone(cleaned)
 
 
-def _cleaned_value(value: Any, path: Path, tell: Callable[[str], Any]) -> Any:
+def _cleaned_value(value: object, path: Path, tell: Callable[[str], object]) -> Any:
     if isinstance(value, Mapping):
         return _cleaned(value, path, tell)
     return [_cleaned_value(item, path, tell) for item in value] if isinstance(value, list) else value
 
 
-def _usable_implementation(key: str, value: Any, tell: Callable[[str], Any]) -> Any:
+def _usable_implementation(key: str, value: object, tell: Callable[[str], object]) -> Any:
     """Return the part of the entry that names what torch and transformers bring along; None where there is none."""
     if isinstance(value, Mapping):  # one for each inner config
         inner = {name: _usable_implementation(key, item, tell) for name, item in value.items()}
@@ -88,7 +88,7 @@ def _usable_implementation(key: str, value: Any, tell: Callable[[str], Any]) -> 
     return None
 
 
-def _with_timm_backbone(record: dict[str, Any]) -> dict[str, Any]:
+def _with_timm_backbone(record: dict[str, object]) -> dict[str, Any]:
     """Write out a backbone of timm that older configs name alone, as transformers does once the Hub has no such model.
 
     Changes nothing where transformers does not ask the Hub first.
@@ -101,7 +101,7 @@ def _with_timm_backbone(record: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "backbone_config": {**keywords, "model_type": "timm_backbone", "backbone": name}}
 
 
-def refuse_foreign_weights(config: Any, folder: Path) -> None:
+def refuse_foreign_weights(config: object, folder: Path) -> None:
     """Refuse a folder whose weights transformers would not take from the files that were checked.
 
     Raises:

@@ -21,7 +21,7 @@ from winml.modelkit.load.checkpoints.companion_files import (
 )
 from winml.modelkit.load.checkpoints.weight_files import FORMATS, find_weights
 
-__all__ = ["snapshot_folder"]
+__all__ = ["cached_snapshot", "snapshot_folder"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,9 +57,8 @@ def snapshot_folder(
     """
     import huggingface_hub
 
-    cached = _cached_snapshot(repository, revision, needs_weights)
-    # Code may consist of several files that only the Hub can list: offline, what is cached has to do.
-    if cached is not None and (not needs_code or any(cached.glob("*.py")) or huggingface_hub.is_offline_mode()):
+    cached = cached_snapshot(repository, revision, needs_weights=needs_weights, needs_code=needs_code)
+    if cached is not None:
         _LOG.debug("using cached snapshot %s", cached)
         return cached
     if huggingface_hub.is_offline_mode():
@@ -69,6 +68,17 @@ def snapshot_folder(
             hint="Unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or give a local checkpoint folder.",
         )
     return _fetch_snapshot(repository, revision, needs_weights, needs_code, progress)
+
+
+def cached_snapshot(repository: str, revision: str | None, *, needs_weights: bool, needs_code: bool) -> Path | None:
+    """Return the folder of the Hub cache where everything that is needed is in it; fetches nothing."""
+    import huggingface_hub
+
+    cached = _cached_snapshot(repository, revision, needs_weights)
+    # Code may consist of several files that only the Hub can list: offline, what is cached has to do.
+    if cached is not None and needs_code and not any(cached.glob("*.py")) and not huggingface_hub.is_offline_mode():
+        return None
+    return cached
 
 
 def _cached_snapshot(repository: str, revision: str | None, needs_weights: bool) -> Path | None:

@@ -261,7 +261,7 @@ def _read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
     return header, 8 + length
 
 
-def _is_header_entry(entry: Any) -> bool:
+def _is_header_entry(entry: object) -> bool:
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         return False
     offsets, shape = entry.get("data_offsets"), entry.get("shape")

@@ -10,15 +10,15 @@ import pickle
 import re
 import struct
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx_ir as ir
 import torch
 from onnx_ir import tensor_adapters
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from winml.modelkit.errors import CheckpointError
 from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
@@ -27,6 +27,8 @@ from winml.modelkit.load.checkpoints.weight_files import StoredEntry, WeightFile
 __all__ = [
     "DeferredTensor",
     "NotDeferrableError",
+    "RecordedOperation",
+    "UnreadTensor",
     "deferred_entries",
     "load_checkpoint",
 ]
@@ -200,7 +202,7 @@ def _why_missing(class_name: str, architectures: Sequence[str]) -> str:
     return f"Either it was saved from another class: choose another --task; or {incomplete}"
 
 
-def _notes_on_casts(model: torch.nn.Module, config: Any, weights: WeightFiles) -> list[str]:
+def _notes_on_casts(model: torch.nn.Module, config: object, weights: WeightFiles) -> list[str]:
     """Return a note where weights of a floating point type are stored as integers or as small floats.
 
     They are taken as the numbers they are. Integer weights may be intended; a missing scale is more likely.
@@ -285,7 +287,7 @@ class NotDeferrableError(Exception):
 
 
 @dataclass(frozen=True)
-class _RecordedOperation:
+class RecordedOperation:
     """A recorded operation that values come out of."""
 
     operation: Any
@@ -299,31 +301,82 @@ class _RecordedOperation:
         """Whether what comes out shares its memory with what went in."""
         return any(returned.alias_info is not None for returned in self.operation._schema.returns)
 
+    def compute(self, evaluate: Callable[[Any], Any]) -> torch.Tensor:
+        """Do the operation.
 
-class DeferredTensor(torch.Tensor):
-    """A tensor on the CPU whose values are not there yet."""
+        Args:
+            evaluate: Takes a leaf of the arguments, and returns an ordinary tensor for a tensor without values.
+        """
+        outputs = self.operation(*tree_map(evaluate, self.arguments), **tree_map(evaluate, self.keywords))
+        values: torch.Tensor = tree_leaves(outputs)[self.position]
+        return values
 
-    _origin: StoredTensor | _RecordedOperation
-    _meta: torch.Tensor
+
+_UnreadTensorT = TypeVar("_UnreadTensorT", bound="UnreadTensor")
+
+
+class UnreadTensor(torch.Tensor):
+    """A tensor on the CPU that has shape and element type, and no values in memory.
+
+    Attributes:
+        origin: Where its values come from.
+        like: A tensor on ``meta`` of the same shape, strides and element type.
+    """
+
+    origin: Any
+    like: torch.Tensor
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # torch's own way to say: none
 
     @staticmethod
-    def __new__(cls, origin: StoredTensor | _RecordedOperation, meta: torch.Tensor) -> DeferredTensor:  # noqa: PYI034 - typing has Self from Python 3.11 on
-        """Make one that is like ``meta``."""
-        tensor: DeferredTensor = torch.Tensor._make_wrapper_subclass(
-            cls, meta.shape, strides=meta.stride(), storage_offset=0, dtype=meta.dtype, device=torch.device("cpu")
+    def __new__(cls: type[_UnreadTensorT], origin: object, like: torch.Tensor) -> _UnreadTensorT:
+        """Make one that is like another."""
+        tensor: _UnreadTensorT = torch.Tensor._make_wrapper_subclass(
+            cls, like.shape, strides=like.stride(), storage_offset=0, dtype=like.dtype, device=torch.device("cpu")
         )
-        tensor._origin, tensor._meta = origin, meta
+        tensor.origin, tensor.like = origin, like
         return tensor
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # torch says Any
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]  # torch says Any
         """Return what is known without reading."""
-        return f"DeferredTensor({list(self.shape)}, {self.dtype}, {self._origin})"
+        return f"{type(self).__name__}({list(self.shape)}, {self.dtype}, {self.origin})"
+
+    @classmethod
+    def recorded(
+        cls,
+        operation: Any,
+        arguments: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+        origin_of: Callable[[RecordedOperation, torch.Tensor], object] = lambda recorded, _like: recorded,
+    ) -> Any:
+        """Return what an operation returns, with its tensors unread.
+
+        Args:
+            operation: An operation of torch.
+            arguments: Its arguments.
+            keywords: Its keyword arguments.
+            origin_of: Takes what was recorded and a tensor on ``meta`` like the output; returns its origin.
+        """
+        outputs, spec = tree_flatten(
+            operation(*tree_map(_without_values, arguments), **tree_map(_without_values, keywords))
+        )
+        unread = [
+            cls(origin_of(RecordedOperation(operation, arguments, keywords, position), output), output)
+            if isinstance(output, torch.Tensor)
+            else output
+            for position, output in enumerate(outputs)
+        ]
+        return spec.unflatten(unread)
+
+
+class DeferredTensor(UnreadTensor):
+    """A tensor of a checkpoint, or computed of such tensors, that is read when its values are needed."""
+
+    origin: StoredTensor | RecordedOperation
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # as torch documents and calls it
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, func: Any, types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Record the operation."""
         kwargs = kwargs or {}
@@ -331,15 +384,7 @@ class DeferredTensor(torch.Tensor):
             return func(*tree_map(_realize_deferred, args), **tree_map(_realize_deferred, kwargs))
         if func._schema.is_mutable:
             return cls._record_write(func, args, kwargs)
-        like = func(*tree_map(_without_values, args), **tree_map(_without_values, kwargs))
-        outputs, spec = tree_flatten(like)
-        deferred = [
-            cls(_values_of_output(func, args, kwargs, position, output), output)
-            if isinstance(output, torch.Tensor)
-            else output
-            for position, output in enumerate(outputs)
-        ]
-        return spec.unflatten(deferred)
+        return cls.recorded(func, args, kwargs, _origin_of_output)
 
     @classmethod
     def _record_write(cls, func: Any, args: Any, kwargs: Any) -> Any:
@@ -351,13 +396,13 @@ class DeferredTensor(torch.Tensor):
         target = args[0] if args else None
         if (
             not isinstance(target, DeferredTensor)
-            or not isinstance(before := target._origin, _RecordedOperation)
+            or not isinstance(before := target.origin, RecordedOperation)
             or before.is_view
             or kwargs.get("out") is not None
         ):
             raise NotDeferrableError(f"{func} on a tensor of the checkpoint")
-        earlier = cls(before, target._meta)
-        target._origin = _RecordedOperation(func, (earlier, *args[1:]), kwargs, 0)
+        earlier = cls(before, target.like)
+        target.origin = RecordedOperation(func, (earlier, *args[1:]), kwargs, 0)
         return target
 
     def realized(self) -> torch.Tensor:
@@ -366,18 +411,14 @@ class DeferredTensor(torch.Tensor):
         Raises:
             CheckpointError: the file became shorter.
         """
-        if isinstance(self._origin, StoredTensor):
-            return _from_numpy(self._origin)
-        recorded = self._origin
-        arguments = tree_map(_realize_deferred, recorded.arguments)
-        keywords = tree_map(_realize_deferred, recorded.keywords)
-        values: torch.Tensor = tree_flatten(recorded.operation(*arguments, **keywords))[0][recorded.position]
-        return values
+        if isinstance(self.origin, StoredTensor):
+            return _from_numpy(self.origin)
+        return self.origin.compute(_realize_deferred)
 
     def by_reference(self, name: str) -> ir.TensorProtocol:
         """Return the tensor for a graph; its values are read when it is written."""
-        if isinstance(self._origin, StoredTensor):
-            return self._origin.named(name)
+        if isinstance(self.origin, StoredTensor):
+            return self.origin.named(name)
 
         def evaluate() -> ir.TensorProtocol:
             return tensor_adapters.TorchTensor(self.realized().contiguous(), name=name)
@@ -403,32 +444,30 @@ def _defer_entry(name: str, entry: StoredEntry) -> DeferredTensor:
     return DeferredTensor(StoredTensor(stored), torch.empty(entry.shape, dtype=dtype, device="meta"))
 
 
-def _values_of_output(
-    func: Any, args: Any, kwargs: Any, position: int, output: torch.Tensor
-) -> StoredTensor | _RecordedOperation:
+def _origin_of_output(recorded: RecordedOperation, output: torch.Tensor) -> StoredTensor | RecordedOperation:
     """Return where the values of an output come from: a file, where the operation changes nothing or only casts."""
-    first = args[0] if args else None
+    first = recorded.arguments[0] if recorded.arguments else None
     if isinstance(first, DeferredTensor) and first.shape == output.shape and output.is_contiguous():
-        before = first._origin
-        if func in _SAME_VALUES and first.dtype == output.dtype:
+        before = first.origin
+        if recorded.operation in _SAME_VALUES and first.dtype == output.dtype:
             return before
-        if func is aten._to_copy.default and isinstance(before, StoredTensor):
+        if recorded.operation is aten._to_copy.default and isinstance(before, StoredTensor):
             if first.dtype == output.dtype:
                 return before
             if before.dtype == before.stored.dtype and first.is_floating_point() and output.is_floating_point():
                 return before.cast(tensor_adapters.from_torch_dtype(output.dtype))
-    return _RecordedOperation(func, args, kwargs, position)
+    return recorded
 
 
 def _without_values(value: Any) -> Any:
-    if isinstance(value, DeferredTensor):
-        return value._meta
+    if isinstance(value, UnreadTensor):
+        return value.like
     if isinstance(value, torch.Tensor):
         return value.to("meta")
     return torch.device("meta") if isinstance(value, torch.device) else value
 
 
-def _realize_deferred(value: Any) -> Any:
+def _realize_deferred(value: object) -> Any:
     return value.realized() if isinstance(value, DeferredTensor) else value
 
 

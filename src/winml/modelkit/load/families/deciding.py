@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -26,6 +27,7 @@ from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.options import nearest
+from winml.modelkit.registries import Registry
 
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
@@ -122,7 +124,7 @@ def _part(model: torch.nn.Module, encoder: _Encoder, decision: InputDecision) ->
     )
 
 
-def _read_inputs(method: Callable[..., Any], whole: InputDecision) -> frozenset[str]:
+def _read_inputs(method: Callable[..., object], whole: InputDecision) -> frozenset[str]:
     """Return the inputs of the whole model that a method computes with; all it takes, where it does not run alone.
 
     It may take one for the whole model's sake, such as a mask of the other encoder's tokens.
@@ -184,8 +186,19 @@ def _inputs_among(whole: InputDecision, names: frozenset[str]) -> InputDecision:
     return replace(whole, inputs=inputs, dimensions=dimensions)
 
 
-FAMILIES: Final[tuple[Family, ...]] = (encoder_decoder_parts, vision_language_parts, decoder_parts, dual_encoder_parts)
-"""In the order in which they are asked. A family is found by what a model takes and returns, never by its name."""
+FAMILIES: Registry[Family] = Registry(
+    "families",
+    "model family",
+    {
+        "encoder-decoder": encoder_decoder_parts,
+        "vision-language": vision_language_parts,
+        "decoder": decoder_parts,
+        "dual-encoder": dual_encoder_parts,
+    },
+    lambda: FunctionType,
+)
+"""In the order in which they are asked, those of plug-ins before: a plug-in knows models that ours would take for
+another kind. A family is found by what a model takes and returns, never by its name."""
 
 
 def decide_parts(
@@ -198,8 +211,8 @@ def decide_parts(
     """
     notes: list[str] = []
     parts: tuple[ModelPart, ...] = ()
-    for family in FAMILIES:
-        found = family(model, checkpoint, canonical_task(task), request)
+    for name in sorted(FAMILIES, key=lambda name: name in FAMILIES.built_in_names):
+        found = FAMILIES[name](model, checkpoint, canonical_task(task), request)
         notes = notes or [*found.notes]  # the first that says why it is one graph has said it
         if parts := found.parts:
             break

@@ -7,6 +7,7 @@ models these are is found by running the forward on shapes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from winml.modelkit.load.caches.finding import (
     ENCODER_ANSWER,
     RUN_ROWS,
     RUN_TOKENS,
+    encoder_answers,
     find_encoder_decoder,
     is_of_tokens,
     layout_of_both,
@@ -106,7 +108,7 @@ class InnerDecoder:
         forward, decoder = model.forward, model.get_submodule(self.path)
         argument = self.layout.own.argument
 
-        def encoded(**arguments: Any) -> dict[str, Any]:
+        def encoded(**arguments: object) -> dict[str, Any]:
             tokens = {TOKENS: arguments.pop(DECODER_TOKENS)}
             with _seen_calls(decoder) as calls:
                 forward(**arguments, **tokens)
@@ -167,7 +169,7 @@ def _sizes(spec: InputTensorSpec) -> tuple[int | str, ...]:
     return (RUN_ROWS, RUN_TOKENS) if spec.name in (TOKENS, _MASK) else (RUN_ROWS, *spec.shape[1:])
 
 
-def _constants(decoder: torch.nn.Module, named: Mapping[str, Any]) -> dict[str, bool | int]:
+def _constants(decoder: torch.nn.Module, named: Mapping[str, object]) -> dict[str, bool | int]:
     """Return the numbers and truth values the model gives its decoder that are not what stands there anyway."""
     own = forward_parameters(decoder)
     return {
@@ -202,7 +204,7 @@ def _text_tokens(model: Any, path: str, plain: InputDecision) -> TextTokens | No
     given: dict[str, Any] = {}
     media = {spec.name: spec for spec in plain.inputs if spec.name not in (TOKENS, _MASK)}
 
-    def look(*args: Any, **named: Any) -> None:
+    def look(*args: object, **named: object) -> None:
         given.update({TOKENS: args[0]} if args else {}, **named)
         raise _Reached
 
@@ -219,7 +221,7 @@ class _Reached(Exception):  # noqa: N818  # no error, and none of those that mea
     """A model told its decoder how to generate."""
 
 
-def _until_reached(generate: Callable[..., Any], tensors: Mapping[str, torch.Tensor]) -> None:
+def _until_reached(generate: Callable[..., object], tensors: Mapping[str, torch.Tensor]) -> None:
     try:
         generate(**tensors)
     except _Reached:
@@ -233,7 +235,7 @@ def _seen_calls(decoder: torch.nn.Module) -> Iterator[list[_Call]]:
     forward = decoder.forward
     names = list(inspect.signature(forward).parameters)
 
-    def call(*args: Any, **named: Any) -> Any:
+    def call(*args: object, **named: object) -> Any:
         answer = forward(*args, **{**named, **_WITH_CACHE})
         calls.append(_Call({**dict(zip(names, args, strict=False)), **named}, answer))
         return answer
@@ -245,6 +247,7 @@ def _seen_calls(decoder: torch.nn.Module) -> Iterator[list[_Call]]:
 _TASKS = ("text2text-generation", "automatic-speech-recognition", "image-to-text", "image-text-to-text")
 
 _BATCH_KEY, _TEXT_KEY, _TOKENS_KEY = "batch_size", "sequence_length", "decoder_sequence_length"
+_RECORDED_KEYS = ("audio_length", "num_frames")
 _ENCODED_NAME = "encoder_sequence_length"
 """Name of the length of what the encoder answers, where it is no length of an input."""
 _KEPT = DynamicDimension(name="past_encoder_sequence_length", min=0, example=3)
@@ -321,14 +324,17 @@ class _Divided:
         names = [spec.name for spec in decision.inputs]
         start = _start_token(model, self.plain)
         states = (PartFeed(ENCODED, DECODER, ENCODER_STATES),)
+        has_mask = layout.mask_dtype is not None
+        masks = (PartFeed(ENCODER_MASK, DECODER, ENCODER_MASK),) if has_mask else ()
+        entry = inner.encode if inner is not None else _with_answered_mask if has_mask else None
         return part_of_decision(
             model,
             decision,
             forward_keywords(model) if inner is not None else cached_keywords(model, self.request),
             encoder_arguments(layout, names, start, with_cross=not self._is_given_states),
             name=ENCODER,
-            entry=None if inner is None else inner.encode,
-            feeds=states if self._is_given_states else layout.cross.feeds_to(DECODER),
+            entry=entry,
+            feeds=(*masks, *(states if self._is_given_states else layout.cross.feeds_to(DECODER))),
         )
 
     def _decoder_part(self, decision: InputDecision) -> ModelPart:
@@ -350,12 +356,30 @@ class _Divided:
         )
 
 
+def _with_answered_mask(model: torch.nn.Module) -> Callable[..., Any]:
+    """Return the forward of a model with the mask among its outputs that its encoder makes of the encoder's own.
+
+    for: Moonshine, whose decoder reads the mask of the shorter sequence that convolutions leave of a recording.
+    """
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def encoded(*args: Any, **arguments: Any) -> dict[str, Any]:
+        with encoder_answers(model) as answers:
+            outputs = forward(*args, **arguments)
+        return {**outputs, ENCODER_MASK: answers[-1][_MASK]}
+
+    return encoded
+
+
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
     """What the user said of sizes, by key of ``--shape-config``."""
 
     given: Mapping[str, int]
     left_open: Mapping[str, OpenSize]
+    renamed: Mapping[str, str]
+    """Key as the user writes it → the one that stands for it here."""
 
     @classmethod
     def of(cls, request: ModelRequest, renamed: tuple[str, str] | None = None) -> _Sizes:
@@ -373,7 +397,7 @@ class _Sizes:
             written, own = renamed
             for values in (given, left_open):
                 values.update({own: values.pop(written)} if written in values else {})  # type: ignore[dict-item]
-        return cls(given, left_open)
+        return cls(given, left_open, dict([renamed] if renamed is not None else []))
 
     def opened(self, keys: tuple[str, ...], decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
         """Return inputs with axes left open: those of these keys unless a number was given, and what was asked for."""
@@ -381,7 +405,11 @@ class _Sizes:
         by_default = {key: OpenSize() for key in keys if key in own and key not in self.given}
         asked = {key: size for key, size in self.left_open.items() if key in own}
         firm = frozenset(key for key in self.given if key in own)
-        return open_axes(decision, dynamic, {**by_default, **asked}, firm_keys=firm)
+        unasked = by_default.keys() - asked.keys()
+        opened = open_axes(decision, dynamic, {**by_default, **asked}, by_default=unasked, firm_keys=firm)
+        written = {own: key for key, own in self.renamed.items()}
+        names = {name: written.get(key, key) for name, key in opened.open_by_default.items()}
+        return replace(opened, open_by_default=names)
 
 
 def _encoder_axes(plain: InputDecision, layout: EncoderDecoderLayout, sizes: _Sizes) -> PartAxes:
@@ -389,7 +417,9 @@ def _encoder_axes(plain: InputDecision, layout: EncoderDecoderLayout, sizes: _Si
     keys = {spec.name: plain.meanings.keys.get(spec.name, ()) for spec in inputs}
     decision = dataclasses.replace(plain, inputs=inputs, meanings=dataclasses.replace(plain.meanings, keys=keys))
     outputs = frozenset(state.output for state in layout.cross.states)
-    return PartAxes(decision, partial(sizes.opened, (_BATCH_KEY, _TEXT_KEY)), {}, outputs)
+    # A decoder that reads a mask made by the encoder takes as many entries as that answers, of any recording.
+    recorded = _RECORDED_KEYS if layout.mask_dtype is not None else ()
+    return PartAxes(decision, partial(sizes.opened, (_BATCH_KEY, _TEXT_KEY, *recorded)), {}, outputs)
 
 
 def _decoder_axes(
@@ -413,6 +443,7 @@ def _decoder_axes(
     bounds[PAST_KEY] = SizeBounds(min=0, max=None if positions is None else positions - 1)
 
     mask = specs.get(_MASK)
+    is_answered = mask is not None and layout.mask_dtype is not None
     is_masked_length = mask is not None and mask.shape[1] == layout.encoder_length
     mask_key = plain.meanings.keys[_MASK][1] if mask is not None else None
     cross_key = mask_key if is_masked_length else None
@@ -425,9 +456,10 @@ def _decoder_axes(
     inputs = [tokens]
     keys: dict[str, tuple[str | None, ...]] = {TOKENS: (_BATCH_KEY, _TOKENS_KEY)}
     if mask is not None:
-        length = encoded if is_masked_length else mask.shape[1]
-        inputs.append(mask.model_copy(update={"name": ENCODER_MASK, "shape": (batch, length)}))
-        keys[ENCODER_MASK] = (_BATCH_KEY, mask_key)
+        length = encoded if is_masked_length or is_answered else mask.shape[1]
+        dtype = layout.mask_dtype or mask.dtype
+        inputs.append(mask.model_copy(update={"name": ENCODER_MASK, "shape": (batch, length), "dtype": dtype}))
+        keys[ENCODER_MASK] = (_BATCH_KEY, None if is_answered else mask_key)
     cross: tuple[int | str, str | None] = (encoded, cross_key)
     if is_given_states:
         cross = (_KEPT.name, None)

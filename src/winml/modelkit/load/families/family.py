@@ -78,6 +78,7 @@ def part_of_decision(
         forward_kwargs=forward_kwargs,
         arguments=arguments,
         dimensions=decision.dimensions,
+        open_by_default=decision.open_by_default,
         output_axes=decision.output_axes,
         notes=decision.notes,
         **others,

@@ -140,7 +140,7 @@ class LayeredVectors:
         return forward_of_all
 
 
-def listed_vectors(answer: Any, whole: WholeTensors) -> dict[str, ListedVectors]:
+def listed_vectors(answer: object, whole: WholeTensors) -> dict[str, ListedVectors]:
     """Return the lists of vectors in the record of a method: each entry a tensor, or the pieces of one.
 
     Args:
@@ -318,7 +318,7 @@ class ImageCode:
         return module.forward if self.layered is None else self.layered.decode(module, module.get_submodule(inner))
 
 
-def has_image_code(model: Any) -> bool:
+def has_image_code(model: object) -> bool:
     """Say whether a model makes vectors of images that it puts in place of tokens."""
     return hasattr(_owner(model), FEATURES_METHOD) and callable(getattr(model, "get_decoder", None))
 
@@ -360,7 +360,7 @@ def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageC
     return ImageCode(*places, parameters, shape, made_by, layered)
 
 
-def _owner(model: Any) -> Any:
+def _owner(model: object) -> Any:
     base = getattr(model, "base_model", model)
     return base if hasattr(base, FEATURES_METHOD) else model
 
@@ -383,7 +383,7 @@ def _seen(owner: Any, media: Mapping[str, InputTensorSpec]) -> tuple[SeenFeature
     return features, answers
 
 
-def _makes_all_at_once(owner: Any, path: str, media: Mapping[str, InputTensorSpec]) -> bool:
+def _makes_all_at_once(owner: object, path: str, media: Mapping[str, InputTensorSpec]) -> bool:
     """Say whether a module runs once, whatever the number of images; asked with twice as many."""
     twice = {
         name: spec.model_copy(
@@ -395,7 +395,7 @@ def _makes_all_at_once(owner: Any, path: str, media: Mapping[str, InputTensorSpe
     return features is not None and [other for other, _ in answers].count(path) == 1
 
 
-def _made_of(features: Any, answers: Sequence[tuple[str, Any]]) -> tuple[tuple[int, ...] | None, str | None]:
+def _made_of(features: object, answers: Sequence[tuple[str, object]]) -> tuple[tuple[int, ...] | None, str | None]:
     """Return the shape of the vectors of images, and the module that made them where they come in pieces."""
     if isinstance(features, _Divided):
         return tuple(features.whole.shape), ""
@@ -411,14 +411,14 @@ def _made_of(features: Any, answers: Sequence[tuple[str, Any]]) -> tuple[tuple[i
     return None, None
 
 
-def _pooled(answer: Any) -> Any:
+def _pooled(answer: object) -> Any:
     """Return the vectors of images in what the method returned: a record, or the vectors themselves."""
     if isinstance(answer, Mapping):
         return answer.get(_POOLED)
     return answer
 
 
-def _holds_tensors(value: Any) -> bool:
+def _holds_tensors(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_holds_tensors, value))
     return isinstance(value, torch.Tensor)
@@ -431,7 +431,7 @@ def _answers_of(module: torch.nn.Module) -> Iterator[list[tuple[str, Any]]]:
     with ExitStack() as hooks:
         for path, inner in module.named_modules():
 
-            def keep(_module: Any, _args: Any, answer: Any, path: str = path) -> None:
+            def keep(_module: object, _args: object, answer: object, path: str = path) -> None:
                 answers.append((path, answer))
 
             hooks.callback(inner.register_forward_hook(keep).remove)
@@ -439,13 +439,13 @@ def _answers_of(module: torch.nn.Module) -> Iterator[list[tuple[str, Any]]]:
 
 
 @contextmanager
-def _features_given(module: torch.nn.Module, given: Any, listed: Mapping[str, Any]) -> Iterator[None]:
+def _features_given(module: torch.nn.Module, given: object, listed: Mapping[str, object]) -> Iterator[None]:
     """Let the method of a module return these vectors, for the time of the block."""
     with attribute_replaced(module, FEATURES_METHOD, lambda *_args, **_named: _record_of(given, listed)):
         yield
 
 
-def _record_of(vectors: Any, listed: Mapping[str, Any]) -> Any:
+def _record_of(vectors: Any, listed: Mapping[str, object]) -> Any:
     """Return vectors of images as the record that methods return; what else they were made of is None."""
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 
@@ -465,7 +465,7 @@ def calls_of(language_model: torch.nn.Module) -> Iterator[list[dict[str, Any]]]:
 
     calls: list[dict[str, Any]] = []
 
-    def forward(*_args: Any, **named: Any) -> Any:
+    def forward(*_args: object, **named: Any) -> Any:
         calls.append(named)
         return BaseModelOutputWithPast(last_hidden_state=named.get(EMBEDDED))
 

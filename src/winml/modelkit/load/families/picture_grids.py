@@ -115,7 +115,7 @@ def _uses(module: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
     ]
 
 
-def _is_reader(module: torch.nn.Module, uses: list[tuple[dict[str, Any], str]]) -> bool:
+def _is_reader(module: torch.nn.Module, uses: list[tuple[dict[str, object], str]]) -> bool:
     """Say whether a module has its attention chosen by a config, and its code reads grids."""
     namespace = vars(sys.modules[type(module).__module__])
     is_of_readers = any(namespace is used for used, _ in uses)
@@ -227,7 +227,7 @@ def _position_ids(
     grid_thw: torch.Tensor,
     spatial_merge_size: int | torch.Tensor,
     include_temporal: bool = False,
-    kwargs: dict[str, Any] | None = None,  # noqa: ARG001  # transformers' signature: what is known beforehand
+    kwargs: dict[str, object] | None = None,  # noqa: ARG001  # transformers' signature: what is known beforehand
 ) -> torch.Tensor:
     """Compute ``get_vision_position_ids``: of each patch its row and column, and its frame before them where asked."""
     places = _Places(grid_thw, spatial_merge_size)
@@ -240,7 +240,7 @@ def _window_index(
     spatial_merge_size: int,
     window_size: int,
     patch_size: int,
-    kwargs: dict[str, Any] | None = None,  # noqa: ARG001  # transformers' signature
+    kwargs: dict[str, object] | None = None,  # noqa: ARG001  # transformers' signature
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute ``get_vision_window_index``: tokens in the order of their windows.
 
@@ -265,9 +265,9 @@ def _window_index(
 
 def _attention_seqlens(
     grid_thw: torch.Tensor,
-    config: Any,  # noqa: ARG001  # transformers' signature
+    config: object,  # noqa: ARG001  # transformers' signature
     merge_temporal: bool = False,
-    kwargs: dict[str, Any] | None = None,
+    kwargs: dict[str, object] | None = None,
 ) -> tuple[torch.Tensor, int]:
     """Compute ``get_vision_attention_seqlens`` without the largest length, which is read by kernels alone."""
     library = sys.modules[_LIBRARY]

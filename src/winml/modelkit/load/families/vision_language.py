@@ -91,7 +91,7 @@ class TokenKinds:
         )
 
 
-def find_kinds(model: Any, name: str, inputs: Mapping[str, InputTensorSpec]) -> TokenKinds | str:
+def find_kinds(model: object, name: str, inputs: Mapping[str, InputTensorSpec]) -> TokenKinds | str:
     """Return what an input says of tokens, or as a clause why that is not known.
 
     Args:
@@ -111,7 +111,7 @@ def find_kinds(model: Any, name: str, inputs: Mapping[str, InputTensorSpec]) -> 
     return TokenKinds(name, plain[0])
 
 
-def find_first_position(model: Any, inputs: Mapping[str, InputTensorSpec]) -> int | str:
+def find_first_position(model: object, inputs: Mapping[str, InputTensorSpec]) -> int | str:
     """Return what a model calls the position of its first token, or as a clause why it has no such number.
 
     Args:
@@ -149,7 +149,7 @@ def _masks_of_truth_values(model: Any) -> Iterator[None]:
         config._attn_implementation = own
 
 
-def _sees_ahead(mask: Any) -> bool | None:
+def _sees_ahead(mask: object) -> bool | None:
     """Say whether a mask, or one of several, lets a token see another after it; None where that is not known."""
     masks = list(mask.values()) if isinstance(mask, Mapping) else [mask]
     known = [item for item in masks if isinstance(item, torch.Tensor) and item.dtype == torch.bool and not item.is_meta]
@@ -223,7 +223,7 @@ def _find_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: str,
     return FoundParts((found.vision_part(vision), found.embedding_part(embedding), found.decoder_part(decoder, layout)))
 
 
-def _found(model: torch.nn.Module, config: Any, plain: InputDecision, request: ModelRequest) -> _Found | str:
+def _found(model: torch.nn.Module, config: object, plain: InputDecision, request: ModelRequest) -> _Found | str:
     """Return what is known of a model, or as a clause why it cannot be divided."""
     inputs = {spec.name: spec for spec in plain.inputs}
     code = find_image_code(model, inputs)
@@ -448,4 +448,5 @@ class _Found:
         asked = self.request.shape_config.left_open() if self.request.shape_config else {}
         left_open = {key: OpenSize() for key in by_default if key not in firm}
         left_open |= {key: size for key, size in asked.items() if key in own}
-        return open_axes(decision, dynamic, left_open, firm_keys=firm)
+        unasked = left_open.keys() - asked.keys()
+        return open_axes(decision, dynamic, left_open, by_default=unasked, firm_keys=firm)

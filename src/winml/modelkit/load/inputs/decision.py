@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -70,6 +70,8 @@ class InputDecision:
     """What the axes are."""
     dimensions: tuple[DynamicDimension, ...] = ()
     """The names in the shapes, each with the size to trace with; ``dynamic_axes.py`` puts them there."""
+    open_by_default: Mapping[str, str] = field(default_factory=dict)
+    """Names in the shapes that no option asked for → the key of ``--shape-config`` that fixes each."""
     output_axes: tuple[OutputAxis, ...] = ()
     """Axes of outputs that are to be open; which outputs there are is known once the model ran."""
     given_by: str = INPUT_SPECS_OPTION
@@ -80,7 +82,7 @@ class InputDecision:
 
 def decide_inputs(
     model: torch.nn.Module | type[torch.nn.Module],
-    config: Any,
+    config: object,
     folder: Path | None = None,
     *,
     task: str | None = None,
@@ -205,7 +207,7 @@ def _unused_sizes(requested: Mapping[str, int], inputs: DraftedInputs, media: Se
 
 def known_meanings(
     model: torch.nn.Module | type[torch.nn.Module],
-    config: Any,
+    config: object,
     specs: Sequence[InputTensorSpec],
     folder: Path | None = None,
     task: str | None = None,
@@ -298,7 +300,7 @@ def _class_name(model: torch.nn.Module | type[torch.nn.Module]) -> str:
     return model.__name__ if isinstance(model, type) else type(model).__name__
 
 
-def _float_dtype(model: torch.nn.Module | type[torch.nn.Module], config: Any) -> str:
+def _float_dtype(model: torch.nn.Module | type[torch.nn.Module], config: object) -> str:
     """Return the dtype of inputs that are not indices: that of the weights they meet."""
     parameters = () if isinstance(model, type) else model.parameters()
     dtype = next((p.dtype for p in parameters if p.is_floating_point()), None) or getattr(config, "dtype", None)

@@ -7,7 +7,7 @@ follow is known only as far as its config says; the rest is proved after the exp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,6 +46,7 @@ def open_axes(
     request: DynamicRequest,
     left_open: Mapping[str, OpenSize] | None = None,
     *,
+    by_default: Collection[str] = (),
     firm_keys: frozenset[str] = frozenset(),
     are_sizes_firm: bool = False,
     accepts: AcceptsShapes | None = None,
@@ -55,7 +56,8 @@ def open_axes(
     Args:
         decision: The inputs. Names that stand in their shapes already are kept.
         request: What is to be left open besides.
-        left_open: Keys of ``--shape-config`` that were given a name or a range.
+        left_open: Keys of ``--shape-config`` that were given a name or a range, and those left open without a request.
+        by_default: The latter among them.
         firm_keys: Keys the user gave a number for; that size is traced.
         are_sizes_firm: Whether all sizes come from the user's own example.
         accepts: Says whether the forward takes other shapes; then axes of inputs nothing is known of are brought along
@@ -100,9 +102,34 @@ def open_axes(
         decision,
         inputs=naming.named_inputs(),
         dimensions=dimensions,
+        open_by_default=_opened_by_default(naming, request, left_open, by_default),
         notes=(*decision.notes, *notes),
         output_axes=output_axes,
     )
+
+
+def _opened_by_default(
+    naming: AxisNames, request: DynamicRequest, left_open: Mapping[str, OpenSize], by_default: Collection[str]
+) -> dict[str, str]:
+    """Return the names that no option asked for, each with the key of its size.
+
+    Args:
+        naming: All names.
+        request: What the user asked to be left open.
+        left_open: Keys that are left open.
+        by_default: Those among them that the user did not ask for.
+    """
+    if not by_default:
+        return {}
+    requested = AxisNames(naming.axis_keys)
+    requested.take_names_in_shapes()
+    requested.take_axes(request)
+    requested.take_keys({key: size for key, size in left_open.items() if key not in by_default})
+    requested.take_meanings(request)
+    bounded = _bounds_by_name(request, naming.symbols())
+    names = {naming.names[axis] for axis in (*requested.names, *requested.unnamed) if axis in naming.names}
+    opened = {naming.names[axis]: key for key in by_default for axis in naming.axis_keys.axes_of(key)}
+    return {name: key for name, key in opened.items() if name not in names and name not in bounded}
 
 
 def _refuse_outputs_alone(decision: InputDecision, output_axes: Sequence[OutputAxis]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -68,7 +67,7 @@ class NamedExample:
         return () if self.arguments is None else self.arguments.notes
 
 
-def name_examples(examples: Any, model: torch.nn.Module, given_by: str) -> NamedExample:
+def name_examples(examples: object, model: torch.nn.Module, given_by: str) -> NamedExample:
     """Name the tensors of an example after the parameters of ``forward`` they are for.
 
     Args:

@@ -108,18 +108,18 @@ def runs_with(model: torch.nn.Module, drafts: Iterable[InputDraft]) -> bool:
     return run_on_shapes(model, {draft.name: draft.as_spec() for draft in drafts}) is not None
 
 
-def _takes_anything(method: Callable[..., Any]) -> bool:
+def _takes_anything(method: Callable[..., object]) -> bool:
     kinds = {parameter.kind for parameter in inspect.signature(method).parameters.values()}
     return inspect.Parameter.VAR_POSITIONAL in kinds
 
 
-def _accepted_drafts(method: Callable[..., Any], drafts: Mapping[str, InputDraft]) -> dict[str, InputDraft]:
+def _accepted_drafts(method: Callable[..., object], drafts: Mapping[str, InputDraft]) -> dict[str, InputDraft]:
     names = drafts if _takes_anything(method) else inspect.signature(method).parameters
     return {name: draft for name, draft in drafts.items() if name in names}
 
 
 def _count_features(
-    method: Callable[..., Any], medium: DecidedMedium, context: InputContext, *, has_places: bool
+    method: Callable[..., object], medium: DecidedMedium, context: InputContext, *, has_places: bool
 ) -> _TrialRun:
     """Count what a feature method makes of the medium."""
     accepted = _accepted_drafts(method, medium.drafts)
@@ -155,13 +155,13 @@ def _count_places(
     return _TrialRun(None, notes)
 
 
-def _possible_counts(outputs: Sequence[Any], context: InputContext) -> Iterator[int]:
+def _possible_counts(outputs: Sequence[object], context: InputContext) -> Iterator[int]:
     """Yield how many vectors per row the modules returned, the last to run first, each number once."""
     vectors = (out[0] if isinstance(out, tuple) and out else out for out in reversed(outputs))
     yield from dict.fromkeys(count for out in vectors if (count := _vectors_per_row(out, context)))
 
 
-def _vectors_per_row(features: Any, context: InputContext) -> int:
+def _vectors_per_row(features: object, context: InputContext) -> int:
     """Return how many vectors stand in place of tokens in each row.
 
     They are as wide as those of tokens; where the model makes others of the medium first, a config may name the number.
@@ -178,7 +178,7 @@ def _vectors_per_row(features: Any, context: InputContext) -> int:
     return int(getattr(context.config, "num_query_tokens", None) or 0)
 
 
-def _with_places(medium: DecidedMedium, layout: InputLayout, method: Callable[..., Any] | None) -> DecidedMedium:
+def _with_places(medium: DecidedMedium, layout: InputLayout, method: Callable[..., object] | None) -> DecidedMedium:
     """Return a medium with what follows from the number of its places: which sizes are fixed, and a note."""
     modality, count = medium.modality, medium.place_count
     bounds: dict[str, SizeBounds] = {}

@@ -51,7 +51,7 @@ class NestedArguments:
         """Return the arguments by name, with these tensors in their places; containers are new in each call."""
         return self._build(tensors)
 
-    def results(self, outputs: Any) -> Any:
+    def results(self, outputs: object) -> Any:
         """Return what the forward returned in the form whose tensors become outputs; as it is, as a rule."""
         return outputs if self._results is None else self._results(outputs)
 
@@ -67,7 +67,7 @@ class NestedArguments:
 
 
 def flatten_arguments(
-    arguments: Mapping[str, Any], given_by: str
+    arguments: Mapping[str, object], given_by: str
 ) -> tuple[dict[str, torch.Tensor], NestedArguments | None]:
     """Return the tensors in arguments by path, and how to build the arguments again.
 
@@ -116,7 +116,7 @@ class _Flattening:
         builders = [self._leaf(leaf, _joined(prefix, map(_key_words, path))) for path, leaf in entries]
         return lambda tensors: pytree.tree_unflatten([build(tensors) for build in builders], structure)
 
-    def _leaf(self, leaf: Any, name: str) -> Callable[[Mapping[str, torch.Tensor]], Any]:
+    def _leaf(self, leaf: object, name: str) -> Callable[[Mapping[str, torch.Tensor]], Any]:
         if isinstance(leaf, torch.Tensor):
             if name in self.tensors:
                 raise InputError(
@@ -149,7 +149,7 @@ def _joined(prefix: str, keys: Iterator[str]) -> str:
     return SEPARATOR.join((*([prefix] if prefix else []), *keys))
 
 
-def _key_words(key: Any) -> str:
+def _key_words(key: object) -> str:
     """Return one step of a path of pytree."""
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
@@ -157,14 +157,14 @@ def _key_words(key: Any) -> str:
     return str(key)
 
 
-def _members(value: Any) -> dict[str, Any] | None:
+def _members(value: object) -> dict[str, Any] | None:
     """Return what a dataclass or a mapping that pytree does not know holds; None for anything else."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return dict(value) if isinstance(value, Mapping) else None
 
 
-def _with_members(template: Any, members: Mapping[str, Any]) -> Any:
+def _with_members(template: object, members: Mapping[str, object]) -> Any:
     """Return a copy with other members, None where none can be made; the template stays as it is.
 
     Registering its type with pytree would outlast the export.
@@ -205,7 +205,7 @@ def arguments_of_names(
     model: torch.nn.Module | type[torch.nn.Module],
     names: Sequence[str],
     given_by: str,
-    constants: Mapping[str, Any] | None = None,
+    constants: Mapping[str, object] | None = None,
 ) -> NestedArguments | None:
     """Return how inputs of these names become the arguments of a forward; None where each is one.
 
@@ -252,7 +252,7 @@ def _members_of(paths: Sequence[str], given_by: str) -> dict[str, list[str]]:
     return members
 
 
-def _value(paths: Sequence[str], name: str, hint: Any, given_by: str) -> Any:
+def _value(paths: Sequence[str], name: str, hint: object, given_by: str) -> Any:
     """Return a value of the kind the annotation asks for, else a list where the keys count from 0, else a dict."""
     if list(paths) == [""]:
         return torch.empty(0, device="meta")
@@ -293,14 +293,14 @@ def _annotations(model: Any) -> Mapping[str, Any]:
         return {}
 
 
-def _without_none(hint: Any) -> Any:
+def _without_none(hint: object) -> Any:
     if get_origin(hint) in (Union, types.UnionType):
         kinds = [kind for kind in get_args(hint) if kind is not type(None)]
         return kinds[0] if len(kinds) == 1 else None
     return hint
 
 
-def _hint_of(hint: Any, key: str) -> Any:
+def _hint_of(hint: object, key: str) -> Any:
     """Return the annotation of a member."""
     arguments = [kind for kind in get_args(hint) if kind is not ...]
     origin = get_origin(hint) or hint

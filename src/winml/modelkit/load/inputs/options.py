@@ -21,7 +21,7 @@ from winml.modelkit.options import Options, parse_options, read_json
 __all__ = ["INPUT_SPECS_OPTION", "SHAPE_CONFIG_OPTION", "ShapeConfig", "parse_input_specs", "parse_shape_config"]
 
 
-def _read_size(value: Any) -> int | OpenSize:
+def _read_size(value: object) -> int | OpenSize:
     """Read one size: a number, or what leaves it open (a name, or an object with min, max, example or name)."""
     if isinstance(value, OpenSize):
         return value
@@ -103,7 +103,7 @@ def parse_input_specs(text_or_path: str | os.PathLike[str]) -> tuple[InputTensor
     return specs
 
 
-def _described_inputs(value: Any, place: str) -> list[tuple[str, Any]]:
+def _described_inputs(value: object, place: str) -> list[tuple[str, Any]]:
     """Return every described input with the words that say where it stands."""
     if isinstance(value, list):
         return [(f"{place}: input {index}", entry) for index, entry in enumerate(value)]
@@ -133,7 +133,7 @@ def _flat_entries(value: dict[str, Any] | list[Any], prefix: str) -> Iterator[tu
             yield name, entry
 
 
-def _is_container(entry: Any) -> bool:
+def _is_container(entry: object) -> bool:
     if isinstance(entry, dict):
         return bool(entry) and all(isinstance(item, dict) or _is_container(item) for item in entry.values())
     return isinstance(entry, list) and bool(entry) and all(isinstance(item, (dict, list)) for item in entry)

@@ -110,7 +110,7 @@ _CHOOSING = (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.defau
 def _fill_truth_values(truth: bool) -> Callable[[Any], Any]:
     """Return a function that gives missing truth values the value ``truth`` and leaves everything else."""
 
-    def with_truth(leaf: Any) -> Any:
+    def with_truth(leaf: object) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.is_meta and leaf.dtype == torch.bool:
             return torch.full(leaf.shape, truth)
         return leaf
@@ -133,7 +133,7 @@ def _chosen_places(choice: torch.Tensor | None) -> Sequence[torch.Tensor | None]
     return choice.nonzero().to(_META).unbind(1)
 
 
-def _without_values(leaf: Any) -> Any:
+def _without_values(leaf: object) -> Any:
     return leaf.to(_META) if isinstance(leaf, torch.Tensor) else leaf
 
 

@@ -151,25 +151,25 @@ def _candidate_sizes(wish: SizeWish) -> Iterator[int]:
 # --- Reads numbers out of a transformers config by the names of its attributes, never by the name of a model.
 
 
-def sub_config(config: Any, *names: str) -> Any:
+def sub_config(config: object, *names: str) -> Any:
     """Return the first sub-config of one of these names, else the config itself."""
     return next(_sub_configs(config, names), config)
 
 
-def _sub_configs(config: Any, names: tuple[str, ...]) -> Iterator[Any]:
+def _sub_configs(config: object, names: tuple[str, ...]) -> Iterator[Any]:
     for name in names:
         value = getattr(config, name, None)
         if hasattr(value, "model_type"):
             yield value
 
 
-def first_int(config: Any, names: tuple[str, ...]) -> int | None:
+def first_int(config: object, names: tuple[str, ...]) -> int | None:
     """Return the first positive number under these names."""
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
-def first_int_anywhere(config: Any, names: tuple[str, ...]) -> int | None:
+def first_int_anywhere(config: object, names: tuple[str, ...]) -> int | None:
     """Return the number under the first of these names that the config or any config in it has."""
     configs = [config]
     for current in configs:
@@ -177,13 +177,13 @@ def first_int_anywhere(config: Any, names: tuple[str, ...]) -> int | None:
     return next((value for name in names for current in configs if (value := first_int(current, (name,)))), None)
 
 
-def first_edge(config: Any, names: tuple[str, ...]) -> int | None:
+def first_edge(config: object, names: tuple[str, ...]) -> int | None:
     """Return the first number, or the first of a pair of numbers, under these names."""
     pairs = (edge_pair(getattr(config, name, None)) for name in names)
     return next((pair[0] for pair in pairs if pair), None)
 
 
-def edge_pair(value: Any) -> tuple[int, int] | None:
+def edge_pair(value: object) -> tuple[int, int] | None:
     """Return height and width of a config's size: one number, a pair, or an object with both."""
     if isinstance(value, Mapping):
         value = (value.get("height"), value.get("width"))

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import StageError
 from winml.modelkit.optimize.decoders.interface import DecoderInterface
 from winml.modelkit.optimize.decoders.rotations import TO_HEADS, Probe, probe_between
@@ -247,8 +247,6 @@ def _fixed(value: ir.Value, axis: int) -> int:
 # that give the cache a buffer of the greatest length then get the same answer.
 
 
-Array = NDArray[Any]
-
 _HIDDEN = -1e4
 """Chosen: what is added to a score that does not count is below, in every dtype."""
 _LOWEST = float(np.finfo(np.float16).min)
@@ -374,6 +372,8 @@ class MaskWriter:
     interface: DecoderInterface
     scope: str
     """Start of the names of its nodes."""
+    counts_tokens: bool = False
+    """Whether a window counts the tokens that ``attention_mask`` shows; else the places of the cache, padding too."""
     _made: dict[str, ir.Value] = field(default_factory=dict)
     _nodes: list[ir.Node] = field(default_factory=list)
     _tagged: ir.Node | None = None
@@ -405,12 +405,11 @@ class MaskWriter:
 
     def sees_any(self, mask: CausalMask) -> ir.Value:
         """Return whether a token attends to anything at all, inside its window where it has one: rows × tokens × 1."""
-        counted = self._of("counted", "CumSum", [self.interface.mask, self._number("axis", 1, ir.DataType.INT64)])
-        start = self._of("start", "Sub", [self._total(), self._tokens()])
-        axes = self._numbers("last", [1])
-        now = self._of("now", "Slice", [counted, start, self._numbers("ends", [np.iinfo(np.int64).max]), axes])
+        counted, now = self._counted(), self._counted_now()
+        start, axes = self._start(), self._numbers("last", [1])
         suffix = ""
-        if mask.window is not None:
+        # The last token that is shown lies in every window of tokens.
+        if mask.window is not None and not self.counts_tokens:
             suffix = f"_{mask.window}"
             shift = self._numbers(f"shift{suffix}", [0, mask.window, 0, 0])
             shifted = self._of(f"shifted{suffix}", "Pad", [counted, shift])
@@ -433,6 +432,21 @@ class MaskWriter:
             self._nodes = []
 
     def _window(self, window: int) -> ir.Value:
+        """Return what is added where a token lies before the window, and is 0 elsewhere."""
+        outside = self._before_tokens(window) if self.counts_tokens else self._before_places(window)
+        return self._of(
+            f"far_{window}", "Where", [outside, self._number("lowest", _LOWEST, ir.DataType.FLOAT), self.zero()]
+        )
+
+    def _before_tokens(self, window: int) -> ir.Value:
+        """Return rows × 1 × tokens × all tokens."""
+        past = self._of("past_tokens", "Unsqueeze", [self._counted(), self._numbers("middle", [1, 2])])
+        now = self._of("now_tokens", "Unsqueeze", [self._counted_now(), self._numbers("outer", [1, 3])])
+        width = self._number(f"window_{window}", window, ir.DataType.INT64)
+        return self._of(f"outside_{window}", "LessOrEqual", [past, self._of(f"reach_{window}", "Sub", [now, width])])
+
+    def _before_places(self, window: int) -> ir.Value:
+        """Return tokens × all tokens."""
         zero, one = (self._number(name, number, ir.DataType.INT64) for name, number in (("first", 0), ("step", 1)))
         total = self._of("total_number", "Squeeze", [self._total()])
         tokens = self._of("tokens_number", "Squeeze", [self._tokens()])
@@ -442,10 +456,19 @@ class MaskWriter:
         column = self._of("now_column", "Unsqueeze", [now, self._numbers("last", [1])])
         width = self._number(f"window_{window}", window, ir.DataType.INT64)
         reach = self._of(f"reach_{window}", "Sub", [column, width])
-        outside = self._of(f"outside_{window}", "LessOrEqual", [past, reach])
-        return self._of(
-            f"far_{window}", "Where", [outside, self._number("lowest", _LOWEST, ir.DataType.FLOAT), self.zero()]
-        )
+        return self._of(f"outside_{window}", "LessOrEqual", [past, reach])
+
+    def _counted(self) -> ir.Value:
+        """Return how many tokens are shown up to each one: rows × all tokens."""
+        return self._of("counted", "CumSum", [self.interface.mask, self._number("axis", 1, ir.DataType.INT64)])
+
+    def _counted_now(self) -> ir.Value:
+        """Return the same of the tokens of this run: rows × tokens."""
+        counted, start, axes = self._counted(), self._start(), self._numbers("last", [1])
+        return self._of("now", "Slice", [counted, start, self._numbers("ends", [np.iinfo(np.int64).max]), axes])
+
+    def _start(self) -> ir.Value:
+        return self._of("start", "Sub", [self._total(), self._tokens()])
 
     def _float_mask(self) -> ir.Value:
         return self._of("float", "Cast", [self.interface.mask], to=ir.DataType.FLOAT)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from winml.modelkit.graph.stage import GraphPass
 from winml.modelkit.optimize.decoders.cached_attention import (
     CachedAttention,
     CausalMask,
@@ -92,7 +93,7 @@ _LEAST_OPSET = 15
 """Specified: the version from which ``Shape`` has a start and an end."""
 
 
-class GroupQueryAttentionFusionPass(ir.passes.InPlacePass):
+class GroupQueryAttentionFusionPass(GraphPass):
     """Replace an attention over a cache by ONNX Runtime's ``GroupQueryAttention``. Works in place.
 
     Before / After::
@@ -119,14 +120,25 @@ class GroupQueryAttentionFusionPass(ir.passes.InPlacePass):
     operator computes the same product, softmax and product. Positions come from ``position_ids``, and what is hidden
     from ``attention_mask``, so padding on either side stays what it was. Several tokens after a cache are taken for
     one row at a time only; ONNX Runtime refuses more.
+
+    With ``counts_tokens``, a window counts the tokens that ``attention_mask`` shows instead of the places of the cache.
+    Where padding stands before all tokens of a row the two are equal. Where it stands between them, as in the cache of
+    a reader that pads prompts on the right, each row is then answered as it would be by itself.
     """
+
+    tags = "creates"
+
+    def __init__(self, *, counts_tokens: bool = False) -> None:
+        """Take what a window counts."""
+        super().__init__()
+        self._counts_tokens = counts_tokens
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fuse every attention over a cache."""
         interface = DecoderInterface.of(model)
         if interface is None or model.opset_imports.get("", 0) < _LEAST_OPSET:
             return ir.passes.PassResult(model, modified=False)
-        fusion = _Fusion(model.graph, interface)
+        fusion = _Fusion(model.graph, interface, self._counts_tokens)
         for node in [node for node in model.graph if is_operator(node, "Softmax")]:
             fusion.fuse(node)
         fusion.finish()
@@ -142,6 +154,7 @@ class _Fusion:
 
     graph: ir.Graph
     interface: DecoderInterface
+    counts_tokens: bool = False
     count: int = 0
     _masks: dict[tuple[tuple[object, ...], int | None], CausalMask | None] = field(default_factory=dict)
     _blind: dict[tuple[ir.Value, CausalMask], bool] = field(default_factory=dict)
@@ -149,7 +162,7 @@ class _Fusion:
 
     def __post_init__(self) -> None:
         self._rotations = RotationFinder(self.interface.positions, self.interface.position_count)
-        self._writer = MaskWriter(self.graph, self.interface, "/attention")
+        self._writer = MaskWriter(self.graph, self.interface, "/attention", self.counts_tokens)
 
     def fuse(self, softmax: ir.Node) -> None:
         """Fuse the attention of a softmax, where it is one of these."""

@@ -5,22 +5,18 @@ Read from what the file says of them (``winml.io.inputs``), and from the names t
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
-from winml.modelkit.metadata_keys import INPUTS_KEY
+from winml.modelkit.arrays import Array
+from winml.modelkit.graph.specs import stated_inputs
 from winml.modelkit.optimize.graph_matching import rank_of
-from winml.modelkit.options import load_json
 
 __all__ = ["DecoderInterface"]
 
-Array = NDArray[Any]
 
 _TOKENS, _EMBEDDED, _MASK, _POSITIONS = "input_ids", "inputs_embeds", "attention_mask", "position_ids"
 """Specified: names of optimum, transformers.js and onnxruntime-genai."""
@@ -50,8 +46,9 @@ class DecoderInterface:
         tokens, mask = inputs.get(_TOKENS, inputs.get(_EMBEDDED)), inputs.get(_MASK)
         if tokens is None or mask is None or rank_of(mask) != 2 or mask.dtype != ir.DataType.INT64:
             return None
-        records = _records(model)
-        caches = [inputs[name] for name, record in records.items() if record.get("cache") and name in inputs]
+        stated = stated_inputs(model.metadata_props)
+        slots = {name: item.cache for name, item in stated.items() if item.cache is not None}
+        caches = [inputs[name] for name in slots if name in inputs]
         keys = [value for value in caches if rank_of(value) == 4]
         if not keys or rank_of(tokens) not in (2, 3):
             return None
@@ -65,14 +62,13 @@ class DecoderInterface:
             ("total", mask.shape[1]),
         )
         names = {str(size.value): kind for kind, size in kinds if isinstance(size, ir.SymbolicDim)}
-        windows = {name: record["cache"].get("window") for name, record in records.items() if record.get("cache")}
-        highest = (records.get(_POSITIONS, {}).get("value_range") or [None, None])[1]
+        positions = stated[_POSITIONS].value_range if _POSITIONS in stated else None
         return cls(
             tokens=tokens,
             mask=mask,
             positions=inputs.get(_POSITIONS),
-            position_count=int(highest) + 1 if highest is not None else None,
-            windows={name: width for name, width in windows.items() if width},
+            position_count=int(positions[1]) + 1 if positions is not None else None,
+            windows={name: slot.window for name, slot in slots.items() if slot.window is not None},
             names=names,
         )
 
@@ -113,11 +109,3 @@ class DecoderInterface:
                 leaf.dtype.numpy()
             )
         return feeds
-
-
-def _records(model: ir.Model) -> dict[str, dict[str, Any]]:
-    """Return what the file says of each input; damaged, it says nothing."""
-    with contextlib.suppress(KeyError, TypeError, ValueError):
-        records = load_json(model.metadata_props[INPUTS_KEY])
-        return {str(record["name"]): record for record in records}
-    return {}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from winml.modelkit.graph.stage import GraphPass
 from winml.modelkit.optimize.graph_matching import (
     constant_number,
     constant_numbers,
@@ -26,7 +27,7 @@ _COMPUTED_IN = 1
 """Specified: ``stash_type`` float32."""
 
 
-class RootMeanSquareNormFusionPass(ir.passes.InPlacePass):
+class RootMeanSquareNormFusionPass(GraphPass):
     """Replace the operators of a root-mean-square normalization by ``SimplifiedLayerNormalization``. Works in place.
 
     Before / After::
@@ -47,6 +48,8 @@ class RootMeanSquareNormFusionPass(ir.passes.InPlacePass):
     Why it is safe: it is the operator's definition. ONNX Runtime has it in the domain of ONNX itself, which
     ``onnx.checker`` does not know: the pass is for graphs that ONNX Runtime runs.
     """
+
+    tags = "creates"
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fuse every normalization."""
@@ -141,7 +144,7 @@ def _replace_norm(match: _Norm) -> None:
     _put_in_place(match.output, node, ((old, node.outputs[0]),))
 
 
-class SkipNormFusionPass(ir.passes.InPlacePass):
+class SkipNormFusionPass(GraphPass):
     """Join a ``SimplifiedLayerNormalization`` with the sum before it. Works in place.
 
     Before / After::
@@ -158,6 +161,8 @@ class SkipNormFusionPass(ir.passes.InPlacePass):
 
     Why it is safe: it is the operator's definition; the sum stays a value of the graph.
     """
+
+    tags = "creates"
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fuse every sum with one normalization."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import StageError
 from winml.modelkit.optimize.graph_matching import permutation_of, producer_of, rank_of
 from winml.modelkit.runtime.sessions import Session
@@ -52,7 +51,7 @@ class Probe:
     constants: Mapping[ir.Value, ir.TensorProtocol]
     _session: Session | None = field(default=None, repr=False)
 
-    def run(self, feeds: Mapping[ir.Value, NDArray[Any]]) -> NDArray[Any]:
+    def run(self, feeds: Mapping[ir.Value, Array]) -> Array:
         """Return the value for some leaves.
 
         Raises:
@@ -133,8 +132,6 @@ def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Prob
         return None
     return Probe(result, tuple(leaves), tuple(nodes), constants)
 
-
-Array = NDArray[Any]
 
 TO_HEADS = (0, 2, 1, 3)
 """Permutation of [batch, sequence, heads, size] that moves the heads before the sequence, and back."""

@@ -17,7 +17,7 @@ __all__ = ["answered"]
 
 
 @contextmanager
-def answered(question: Mapping[str, Any], who: str, seconds: float) -> Iterator[tuple[dict[str, Any], Path]]:
+def answered(question: Mapping[str, object], who: str, seconds: float) -> Iterator[tuple[dict[str, Any], Path]]:
     """Yield the answer and the file of what the process printed, for the block.
 
     Args:

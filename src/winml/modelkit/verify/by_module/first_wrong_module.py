@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import VerificationError, first_line
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.results.comparison import ComparedModule
 from winml.modelkit.runtime.memory import available_bytes
 from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules, unchanged_modules
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
-from winml.modelkit.verify.by_module.sides import GROUP_BYTES, Array, SidePair
+from winml.modelkit.verify.by_module.sides import GROUP_BYTES, SidePair
 from winml.modelkit.verify.by_module.value_matching import MatchedBoundary, match_files, match_with_torch
 from winml.modelkit.words import size_words
 

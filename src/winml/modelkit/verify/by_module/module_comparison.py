@@ -15,6 +15,7 @@ from functools import cached_property
 
 import onnx
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.compare.fidelity import FidelitySum, OutputFidelity
 from winml.modelkit.graph.files.initializer_bytes import WeightEquality, locate_initializers
 from winml.modelkit.graph.files.reading import VALUE_FIELDS
@@ -23,7 +24,7 @@ from winml.modelkit.inspect.node_facts import node_signature
 from winml.modelkit.inspect.onnx_contents import PlacedNode
 from winml.modelkit.results.comparison import ComparedModule
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
-from winml.modelkit.verify.by_module.sides import GROUP_BYTES, Array, NamesOfBoth, SidePair
+from winml.modelkit.verify.by_module.sides import GROUP_BYTES, NamesOfBoth, SidePair
 from winml.modelkit.verify.by_module.value_matching import MatchedBoundary
 
 __all__ = [

@@ -6,7 +6,6 @@ Runs the graph node by node as it is written, so that every value that is asked 
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.errors import InputError
 from winml.modelkit.graph.contexts import refuse_compiled_modules
 from winml.modelkit.graph.cutting import RANDOM_OPERATORS, ModuleParts, Refusal
 from winml.modelkit.graph.files.graph_reading import graph_of, merge_duplicate_keys
@@ -21,14 +22,15 @@ from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.address import ModuleIdentity
+from winml.modelkit.hierarchy.tagging import listed_modules
 from winml.modelkit.inspect.onnx_contents import PlacedNode, read_contents
 from winml.modelkit.inspect.onnx_tree import OnnxModule, OnnxTree, read_tree
-from winml.modelkit.metadata_keys import MODULE_KEY, MODULES_KEY
+from winml.modelkit.metadata_keys import MODULE_KEY
 from winml.modelkit.quantize.planning import QUANTIZED_OPERATORS
 from winml.modelkit.runtime.graph_inputs import graph_inputs
 from winml.modelkit.runtime.ir_versions import open_with_outputs
 from winml.modelkit.runtime.sessions import Session
-from winml.modelkit.verify.by_module.sides import GROUP_BYTES, Array, CallKey, Feeds, ModuleBoundary
+from winml.modelkit.verify.by_module.sides import GROUP_BYTES, CallKey, ModuleBoundary
 
 __all__ = ["OnnxSide"]
 
@@ -116,7 +118,7 @@ class OnnxSide:
         """
         return self._opened(tapped) if self._session is None else self._session
 
-    def value_bytes(self, names: Sequence[str], feeds: Feeds) -> Sequence[int | None]:
+    def value_bytes(self, names: Sequence[str], feeds: Arrays) -> Sequence[int | None]:
         """Return how large inner values are, counted in float32; None where a shape is not known before a run."""
         known = {
             size: length
@@ -132,12 +134,12 @@ class OnnxSide:
 
         return list(map(size_of, names))
 
-    def outputs(self, feeds: Feeds) -> dict[str, Array]:
+    def outputs(self, feeds: Arrays) -> dict[str, Array]:
         """Run the model, and return what it answers."""
         session = self.session() if self._holds_little(feeds) else self._opened(())
         return session.run(feeds, self._declared)
 
-    def values(self, feeds: Feeds, names: Sequence[str]) -> dict[str, Array]:
+    def values(self, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
         """Run the model, and return inner values by name."""
         if not names:
             return {}
@@ -146,7 +148,7 @@ class OnnxSide:
         session = self.session() if is_ready else self._opened(names)
         return session.run(feeds, list(names))
 
-    def _holds_little(self, feeds: Feeds) -> bool:
+    def _holds_little(self, feeds: Arrays) -> bool:
         """Say whether a run of the open session holds no more of inner values than one side may."""
         self.session()
         sizes = self.value_bytes(sorted(self._tapped), feeds)
@@ -189,7 +191,10 @@ class OnnxSide:
         self.is_rounded = any(map(_has_few_bits, model.graph))
         parts = ModuleParts(model)
         position = {node: number for number, node in enumerate(model.graph)}
-        taken_in = _taken_in(model)
+        try:
+            taken_in = _taken_in(model)
+        except ValueError as error:
+            raise InputError(f"{self.path}: {error}", hint="Make the file again.") from error
         for module in self.tree.modules:
             for boundary in _boundaries(module, parts, position):
                 self.boundaries[boundary.key] = replace(boundary, ends_in=taken_in.get(module.path, ""))
@@ -202,7 +207,7 @@ def _taken_in(model: ir.Model) -> dict[str, str]:
         own = node.metadata_props.get(MODULE_KEY, "")
         makers = [value.producer() for value in node.inputs if value is not None]
         read = [maker.metadata_props.get(MODULE_KEY, "") for maker in makers if maker is not None]
-        for path in json.loads(node.metadata_props.get(MODULES_KEY, "[]")):
+        for path in listed_modules(node):
             # Up to the module of the node itself, each that made something the node reads ends in it.
             while path and path != own:
                 if any(f"{maker}.".startswith(f"{path}.") for maker in read):

@@ -7,17 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import FidelitySum
 from winml.modelkit.errors import UsageError
 from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.results.comparison import ComparedOutput
 
-__all__ = ["GROUP_BYTES", "Array", "CallKey", "Feeds", "ModuleBoundary", "NamesOfBoth", "Side", "SidePair"]
+__all__ = ["GROUP_BYTES", "CallKey", "ModuleBoundary", "NamesOfBoth", "Side", "SidePair"]
 
-Array = NDArray[Any]
-Feeds = Mapping[str, Array]
 CallKey = tuple[str, int]
 """Tag of a module and number of its call, from 1."""
 NamesOfBoth = tuple[str, str]
@@ -68,13 +66,13 @@ class Side(Protocol):
     def module_classes(self) -> Mapping[str, str]:
         """Path of each module that is known → its class, ``""`` where that is unknown; the root is ``""``."""
 
-    def value_bytes(self, names: Sequence[str], feeds: Feeds) -> Sequence[int | None]:
+    def value_bytes(self, names: Sequence[str], feeds: Arrays) -> Sequence[int | None]:
         """Return how large inner values are; None where that is not known before a run."""
 
-    def outputs(self, feeds: Feeds) -> dict[str, Array]:
+    def outputs(self, feeds: Arrays) -> dict[str, Array]:
         """Run the model, and return what it answers."""
 
-    def values(self, feeds: Feeds, names: Sequence[str]) -> dict[str, Array]:
+    def values(self, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
         """Run the model, and return inner values by name."""
 
 
@@ -84,7 +82,7 @@ class SidePair:
 
     reference: Side
     candidate: Side
-    draws: Sequence[Feeds]
+    draws: Sequence[Arrays]
     """Sets of values, by the names of the candidate."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Name in the reference → name in the candidate, of inputs and outputs that are called otherwise there."""
@@ -108,7 +106,7 @@ class SidePair:
         return tuple(output.result() for output in compared.values()), missing
 
     def _common_names(
-        self, expected: Mapping[str, Array], answers: Mapping[str, Array]
+        self, expected: Arrays, answers: Arrays
     ) -> tuple[dict[str, str], tuple[Sequence[str], Sequence[str]]]:
         """Return name in the reference → name in the candidate, and the outputs of each side alone, in their order."""
         names = {name: self.names.get(name, name) for name in expected}
@@ -140,17 +138,17 @@ class SidePair:
                 self.candidate.values(self.candidate_feeds(feeds), right),
             )
 
-    def reference_feeds(self, feeds: Feeds) -> dict[str, Array]:
+    def reference_feeds(self, feeds: Arrays) -> dict[str, Array]:
         """Return the values of a draw under the names and in the types of the reference."""
         original = {other: name for name, other in self.names.items()}
         return _typed({original.get(name, name): array for name, array in feeds.items()}, self.reference)
 
-    def candidate_feeds(self, feeds: Feeds) -> dict[str, Array]:
+    def candidate_feeds(self, feeds: Arrays) -> dict[str, Array]:
         """Return the values of a draw in the types of the candidate."""
         return _typed(feeds, self.candidate)
 
 
-def _typed(feeds: Feeds, side: Side) -> dict[str, Array]:
+def _typed(feeds: Arrays, side: Side) -> dict[str, Array]:
     """Return floating-point values in the types a side takes, which may compute in another one."""
     dtypes = side.input_dtypes
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.hierarchy.tracing import record_calls
 from winml.modelkit.hierarchy.tree import build_tree
 from winml.modelkit.load.parts import ModelPart
-from winml.modelkit.verify.by_module.sides import Array, Feeds
 from winml.modelkit.verify.by_module.value_matching import ValueCounts, value_name
 from winml.modelkit.verify.other_sizes import unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference, with_values
@@ -69,11 +69,11 @@ class TorchSide:
         """What is called."""
         return self._prepared.part
 
-    def value_bytes(self, names: Sequence[str], feeds: Feeds) -> Sequence[int | None]:  # noqa: ARG002 - others look
+    def value_bytes(self, names: Sequence[str], feeds: Arrays) -> Sequence[int | None]:  # noqa: ARG002 - others look
         """Return nothing: how large values are shows in a run."""
         return [None] * len(names)
 
-    def outputs(self, feeds: Feeds) -> dict[str, Array]:
+    def outputs(self, feeds: Arrays) -> dict[str, Array]:
         """Run the model, and return what it answers.
 
         Raises:
@@ -91,7 +91,7 @@ class TorchSide:
         with torch.no_grad(), unchanged_attributes(self._prepared.model):
             return dict(run_reference(self._prepared, tensors))
 
-    def values(self, feeds: Feeds, names: Sequence[str]) -> dict[str, Array]:
+    def values(self, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
         """Run the model, and return what its modules take and return, by the names of ``value_name``."""
         wanted, kept = set(names), dict[str, Array]()
         if not wanted:
@@ -106,7 +106,7 @@ class TorchSide:
             self.outputs(feeds)
         return kept
 
-    def calls(self, feeds: Feeds) -> TorchCalls:
+    def calls(self, feeds: Arrays) -> TorchCalls:
         """Run the model, and return which modules run, and how many floating-point tensors each takes and returns."""
         counts: dict[tuple[str, int, str], int] = {}
         ended: list[tuple[str, int]] = []

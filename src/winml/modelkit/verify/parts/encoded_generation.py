@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.generation import GenerationInfo
 from winml.modelkit.errors import StageError, VerificationError, first_line
 from winml.modelkit.export.tensors import to_numpy
@@ -28,6 +28,7 @@ from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.load.caches.arguments import DECODER_TOKENS, ENCODED, ENCODER_MASK, ENCODER_STATES, TOKENS
 from winml.modelkit.load.library_access import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
+from winml.modelkit.runtime.decoding.inputs import MASK, SCORES
 from winml.modelkit.verify.generated_text import GeneratedText, as_the_user_calls_it, plain_generation
 from winml.modelkit.verify.generation import compare_generation
 from winml.modelkit.verify.input_draws import InputDraws
@@ -37,9 +38,11 @@ from winml.modelkit.verify.single_rows import feeds_by_rows, joined_rows, takes_
 from winml.modelkit.verify.stable_draws import is_decided_by_rounding
 from winml.modelkit.words import size_words
 
+if TYPE_CHECKING:
+    from winml.modelkit.runtime.sessions import Session
+
 __all__ = [
     "MOST_WHOLE_BYTES",
-    "SCORES",
     "Arrays",
     "EncodedParts",
     "beyond_memory",
@@ -56,9 +59,6 @@ __all__ = [
 # --- Runs the files of several parts, and their model, to compare a text that all of them make together.
 
 
-Arrays = Mapping[str, NDArray[Any]]
-SCORES = "logits"
-"""Output whose values are compared."""
 MOST_WHOLE_BYTES = 1_000_000_000
 """Chosen: files of more are not run as a whole, nor more weights held, since building takes less."""
 
@@ -70,16 +70,16 @@ def beyond_memory(paths: Iterable[Path]) -> str:
     return words if size > MOST_WHOLE_BYTES else ""
 
 
-def opened_file(path: Path) -> Callable[[Arrays], Arrays]:
-    """Return what runs a file in ONNX Runtime, opened with its defaults."""
-    from winml.modelkit.runtime.sessions import Session
+def opened_file(path: Path) -> Session:
+    """Return a file in ONNX Runtime, opened with its defaults."""
+    from winml.modelkit.runtime.sessions import Session  # imports onnxruntime
 
-    return Session(path).run
+    return Session(path)
 
 
 def opened_decoder(path: Path) -> Callable[[Arrays], Arrays]:
     """Return what runs a decoder in a file as :func:`opened_file` does, row by row where it takes no more."""
-    run = opened_file(path)
+    run = opened_file(path).run
     if not takes_single_rows(graph_of(read_structure(path), path)):
         return run
     return lambda feeds: joined_rows([run(rows) for rows in feeds_by_rows(feeds)])
@@ -118,7 +118,6 @@ def sizes_of_rows(part: ModelPart, rows: int) -> dict[str, int]:
 _NEW_TOKENS = 32
 _SECOND_PROMPT = 4
 _ROWS = 2
-_MASK = "attention_mask"
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ class EncodedParts:
         """What of the encoder's answer the decoder takes."""
         return tuple(feed for feed in self.encoder.feeds if feed.part == self.decoder.part.name)
 
-    def taken(self, encoded: Arrays, inputs: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:
+    def taken(self, encoded: Arrays, inputs: Mapping[str, torch.Tensor]) -> dict[str, Array]:
         """Return what the decoder takes in every run, by name of its input.
 
         Args:
@@ -144,8 +143,8 @@ class EncodedParts:
             inputs: Its inputs.
         """
         taken = {feed.input: encoded[feed.output] for feed in self.feeds}
-        if any(spec.name == ENCODER_MASK for spec in self.decoder.part.inputs):
-            taken[ENCODER_MASK] = to_numpy(inputs[_MASK])
+        if ENCODER_MASK not in taken and any(spec.name == ENCODER_MASK for spec in self.decoder.part.inputs):
+            taken[ENCODER_MASK] = to_numpy(inputs[MASK])
         return taken
 
 
@@ -249,10 +248,12 @@ def _start(model: Any) -> int:
 
 def _compare(parts: EncodedParts, reference: _Reference) -> GenerationInfo:
     decoder = parts.decoder.part
-    run = opened_file(parts.decoder_path)
+    run = opened_file(parts.decoder_path).run
     encoded = reference.encoded
     if parts.encoder_path is not None:
-        encoded = opened_file(parts.encoder_path)({name: to_numpy(value) for name, value in reference.inputs.items()})
+        encoded = opened_file(parts.encoder_path).run(
+            {name: to_numpy(value) for name, value in reference.inputs.items()}
+        )
     fixed = parts.taken(encoded, reference.inputs)
     tensors = {name: torch.from_numpy(np.array(value)) for name, value in fixed.items()}
     # What was encoded is the same in every run.

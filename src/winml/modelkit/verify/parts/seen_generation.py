@@ -10,12 +10,11 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import OutputFidelity, answer_fidelity
 from winml.modelkit.compare.generation import GenerationInfo
 from winml.modelkit.errors import first_line
@@ -25,13 +24,13 @@ from winml.modelkit.load.caches.inputs import several_positions
 from winml.modelkit.load.inputs.modalities.text import KINDS_PARAMETER
 from winml.modelkit.load.library_access import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
+from winml.modelkit.runtime.decoding.inputs import SCORES, TOKEN_IDS, plain_value
 from winml.modelkit.verify.generated_text import GeneratedText, as_the_user_calls_it, generated_text, reason_against
-from winml.modelkit.verify.generation import compare_generation, plain_value, read_scores
+from winml.modelkit.verify.generation import compare_generation, read_scores
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
 from winml.modelkit.verify.parts.encoded_generation import (
     MOST_WHOLE_BYTES,
-    SCORES,
     beyond_memory,
     is_rounding,
     opened_decoder,
@@ -51,7 +50,6 @@ _TEXT, _PADDING = 7, 3
 """Chosen: tokens of a row beside the places of its images, and how many of them are padding in the first row."""
 _SECOND_PROMPT = 4
 _ROWS = 2
-_TOKENS = "input_ids"
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ def _held_words(decoder: PreparedPart) -> str:
     return f"its weights have {size_words(size)}, and PyTorch generates with up to {size_words(MOST_WHOLE_BYTES)}"
 
 
-def _runs(parts: SeenParts) -> Callable[[Draw], Mapping[str, NDArray[Any]]]:
+def _runs(parts: SeenParts) -> Callable[[Draw], Arrays]:
     run = opened_decoder(parts.paths[parts.decoder.part.name])
     return lambda draw: run({name: to_numpy(value) for name, value in draw.inputs.items()})
 
@@ -201,7 +199,7 @@ def _images_of_grids(parts: SeenParts, grids: InputTensorSpec, seed: int, rows: 
 
 def _place_count(embedding: ModelPart) -> int:
     """Return how many places for images a row of tokens holds."""
-    spec = next(spec for spec in embedding.inputs if spec.name == _TOKENS)
+    spec = next(spec for spec in embedding.inputs if spec.name == TOKEN_IDS)
     return sum(count for _, count in spec.first_values)
 
 
@@ -216,10 +214,10 @@ def _prompt(embedding: ModelPart, seed: int, *, is_padded: bool) -> tuple[torch.
 
     A single one is where it is asked for: of rows without padding, some models make no mask, and see ahead in all runs.
     """
-    spec = next(spec for spec in embedding.inputs if spec.name == _TOKENS)
+    spec = next(spec for spec in embedding.inputs if spec.name == TOKEN_IDS)
     length = _place_count(embedding) + _TEXT
     tokens = InputDraws(embedding, seed).draw(1, {**sizes_of_rows(embedding, _ROWS), str(spec.shape[1]): length})[
-        _TOKENS
+        TOKEN_IDS
     ]
     mask = torch.ones_like(tokens)
     if len(tokens) > 1 or is_padded:
@@ -237,26 +235,19 @@ def _kinds(decoder: ModelPart, tokens: torch.Tensor, places: list[int]) -> Tenso
 
 def _places(embedding: ModelPart) -> list[int]:
     """Return the tokens that hold places for images."""
-    return [value for spec in embedding.inputs if spec.name == _TOKENS for value, _ in spec.first_values]
+    return [value for spec in embedding.inputs if spec.name == TOKEN_IDS for value, _ in spec.first_values]
 
 
-def _vectors_of(parts: SeenParts, images: Tensors) -> Callable[[NDArray[Any]], dict[str, NDArray[Any]]]:
+def _vectors_of(parts: SeenParts, images: Tensors) -> Callable[[Array], dict[str, Array]]:
     """Return what makes vectors of tokens with the files: with those of the images where tokens hold their places."""
-    seen, made = ({feed.output: feed.input for feed in part.feeds} for part in (parts.vision, parts.embedding))
-    places = _places(parts.embedding)
-    see = opened_file(parts.paths[parts.vision.name])
-    arrays = {name: to_numpy(value) for name, value in images.items()}
-    rows = len(next(iter(arrays.values())))
-    step = _fixed_rows(parts.vision) or rows
-    pieces = [{name: value[start : start + step] for name, value in arrays.items()} for start in range(0, rows, step)]
-    answers = [see(piece) for piece in pieces]
-    features = {name: np.concatenate([answer[output] for answer in answers]) for output, name in seen.items()}
-    run = opened_file(parts.paths[parts.embedding.name])
+    from winml.modelkit.runtime.decoding.vision_language import TokenEmbedder  # imports onnxruntime
 
-    def vectors(tokens: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        is_shown = any((tokens == place).any() for place in places)
-        given = features if is_shown else {name: array[:0] for name, array in features.items()}
-        answer = run({_TOKENS: tokens, **given})
+    embedder = TokenEmbedder(*(opened_file(parts.paths[part.name]) for part in (parts.vision, parts.embedding)))
+    seen = embedder.see({name: to_numpy(value) for name, value in images.items()})
+    made = {feed.output: feed.input for feed in parts.embedding.feeds}
+
+    def vectors(tokens: Array) -> dict[str, Array]:
+        answer = embedder.embed(tokens, seen)
         return {name: answer[output] for output, name in made.items()}
 
     return vectors

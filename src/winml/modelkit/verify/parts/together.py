@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.compare.fidelity import OutputFidelity, answer_fidelity
 from winml.modelkit.compare.generation import GenerationInfo
 from winml.modelkit.errors import first_line
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.load.caches.arguments import TOKENS, empty_states
 from winml.modelkit.load.parts import ModelPart
+from winml.modelkit.runtime.decoding.inputs import SCORES
 from winml.modelkit.verify.generated_text import as_the_user_calls_it
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.other_sizes import unchanged_attributes
 from winml.modelkit.verify.parts.encoded_generation import (
-    SCORES,
     Arrays,
     EncodedParts,
     beyond_memory,
@@ -82,14 +81,12 @@ def measure_encoded_text(parts: EncodedParts, seed: int) -> OutputFidelity | str
     with told_failures():
         if parts.encoder_path is not None:
             arrays = {name: to_numpy(value) for name, value in inputs.items()}
-            encoded = opened_file(parts.encoder_path)(arrays)
+            encoded = opened_file(parts.encoder_path).run(arrays)
         scores = np.concatenate([*_scores(parts, parts.taken(encoded, inputs), tokens)], axis=1)
     return answer_fidelity(f"{SCORES} of {count} tokens", [expected], [scores])
 
 
-def _reference(
-    parts: EncodedParts, inputs: dict[str, torch.Tensor], tokens: NDArray[Any]
-) -> tuple[Arrays, NDArray[Any]]:
+def _reference(parts: EncodedParts, inputs: dict[str, torch.Tensor], tokens: Array) -> tuple[Arrays, Array]:
     """Return what the encoder answers in PyTorch, and the scores after each token of a text."""
     decoder = parts.decoder.part
     assert decoder.cache is not None
@@ -109,11 +106,11 @@ def _answered(prepared: PreparedPart, inputs: dict[str, torch.Tensor]) -> Arrays
         return run_reference(weighted, inputs)
 
 
-def _scores(parts: EncodedParts, taken: Arrays, tokens: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def _scores(parts: EncodedParts, taken: Arrays, tokens: Array) -> Iterator[Array]:
     """Yield the scores of the decoder's file, run by run."""
     cache = parts.decoder.part.cache
     assert cache is not None
-    run = opened_file(parts.decoder_path)
+    run = opened_file(parts.decoder_path).run
     states: Arrays = {name: to_numpy(value) for name, value in empty_states(cache, len(tokens)).items()}
     ends = [*range(1, min(_SINGLE_STEPS, tokens.shape[1]) + 1), tokens.shape[1]]
     for start, end in zip([0, *ends], ends, strict=False):

@@ -197,7 +197,7 @@ def _features_of_several_frames(context: InputContext, features: int) -> int | N
     return first.in_features if first is not None and first.in_features % features == 0 else None
 
 
-def _frame_step(config: Any) -> int:
+def _frame_step(config: object) -> int:
     """Return what the number of frames is a multiple of."""
     window = first_int_anywhere(config, ("n_window",))
     return 2 * window if window else 1

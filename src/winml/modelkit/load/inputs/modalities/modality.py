@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from winml.modelkit.load.inputs.drafts import InputContext, InputDraft, InputLayout
 from winml.modelkit.load.inputs.sizes import InputSize, SizeBounds
@@ -106,11 +106,11 @@ class Modality:
         del accepted, place_count
         return drafts
 
-    def is_absent(self, config: Any) -> bool:
+    def is_absent(self, config: object) -> bool:
         """Say whether a config switches the modality off."""
         return getattr(config, self.sub_config_name, self) is None
 
-    def place_token(self, config: Any) -> int | None:
+    def place_token(self, config: object) -> int | None:
         """Return the token that holds a place for the content, if the config names one."""
         tokens = (getattr(config, name, None) for name in self.place_token_names)
         return next((token for token in tokens if isinstance(token, int) and token >= 0), None)

@@ -161,7 +161,7 @@ def _embedded_tokens(context: InputContext) -> int:
     return int(tables[0].num_embeddings)
 
 
-def _text_tokens(config: Any, vocabulary: int) -> tuple[int, int]:
+def _text_tokens(config: object, vocabulary: int) -> tuple[int, int]:
     """Return the first and the last of the longest run of tokens that hold no place for something else."""
     place_tokens = {getattr(config, name, None) for name in _PLACE_TOKENS}
     inside = {token for token in place_tokens if isinstance(token, int) and 0 <= token < vocabulary}
@@ -170,7 +170,7 @@ def _text_tokens(config: Any, vocabulary: int) -> tuple[int, int]:
     return start + 1, max(end - 1, start + 1)
 
 
-def _end_token(config: Any, vocabulary: int) -> int | None:
+def _end_token(config: object, vocabulary: int) -> int | None:
     """Return the end-of-sequence token where the config names exactly one inside the vocabulary."""
     token = getattr(config, "eos_token_id", None)
     return token if isinstance(token, int) and 0 <= token < vocabulary else None

@@ -1,0 +1,143 @@
+"""The layout of optimum, which sentence-transformers opens as well: names, a tokenizer that its transformers reads, and
+whether its empty cache fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.builds.layouts.layout import Layout, rewritten_tokenizer
+from winml.modelkit.file_names import TOKENIZER_CONFIG_NAME
+from winml.modelkit.options import JsonError, read_json_file
+
+__all__ = ["OPTIMUM", "TASKS", "model_stem", "unfit_cache_words"]
+
+TASKS = frozenset(
+    {
+        "feature-extraction", "fill-mask", "text-classification", "token-classification", "question-answering",
+        "multiple-choice", "image-classification", "image-segmentation", "object-detection", "depth-estimation",
+        "zero-shot-image-classification", "audio-classification", "automatic-speech-recognition", "image-to-image",
+        "text-generation", "text2text-generation", "image-to-text", "image-text-to-text", "sentence-similarity",
+        "zero-shot-object-detection", "zero-shot-audio-classification", "image-feature-extraction", "text-to-audio",
+        "audio-frame-classification", "audio-xvector", "document-question-answering", "visual-question-answering",
+        "keypoint-detection", "mask-generation", "zero-shot-classification",
+    }
+)  # fmt: skip
+"""Specified: tasks of optimum's ``ORTModelFor…`` classes and of transformers.js' pipelines and ``AutoModelFor…``."""
+
+_STEMS: Mapping[str, str] = {
+    "model": "model", "encoder": "encoder_model", "decoder": "decoder_model_merged", "vision": "vision_encoder",
+    "embedding": "embed_tokens", "text": "text_model",
+}  # fmt: skip
+"""Specified: part → how transformers.js calls the file of it; optimum's are the same for encoders and decoders."""
+
+
+def model_stem(part: str, of_several: bool) -> str:
+    """Return the name of the file of a part, without its suffix."""
+    return _STEMS.get(part, part) if of_several else "model"
+
+
+# --- Does optimum make an empty cache of the sizes that a graph takes?
+#
+# Before the first token, optimum gives a decoder keys and values of no token. Their number of heads and the size of one
+# come from ``config.json``, by a rule of optimum's own: models whose heads have a size of their own are a list of types
+# there. Reads JSON and the inputs of graphs only.
+
+
+_WITH_HEAD_SIZE = frozenset({"gemma", "gemma3_text", "gemma3", "gpt_oss", "nemotron"})
+_WITH_KEY_HEADS = frozenset(
+    {
+        "arcee", "cohere", "gemma", "gemma3", "gemma3_text", "glm", "granite", "gpt_oss", "helium", "mistral", "llama",
+        "nemotron", "qwen2", "qwen3", "qwen3_moe", "smollm3", "stablelm",
+    }
+)  # fmt: skip
+"""Specified by optimum-onnx 0.1: model types of which it reads ``head_dim`` and ``num_key_value_heads``."""
+_OF_ITS_OWN = frozenset({"deepseek_v3", "bloom", "gpt_bigcode", "falcon"})
+"""Specified by the same: types with a rule for themselves."""
+_WIDTHS, _HEADS = ("hidden_size", "d_model", "n_embd"), (
+    "num_attention_heads", "num_heads", "n_head", "encoder_attention_heads",
+)  # fmt: skip
+"""Specified by transformers: how configs call the width of a model, and its number of heads."""
+_SECTIONS = ("decoder", "text_config")
+
+
+def unfit_cache_words(config: Path, inputs: Mapping[str, Sequence[int | str | None]]) -> str:
+    """Say which cache optimum gives and which one a graph takes; empty where both are the same, or nobody knows.
+
+    Args:
+        config: ``config.json`` of the checkpoint.
+        inputs: Name → sizes of what the graphs take.
+    """
+    try:
+        record = read_json_file(config)
+    except (OSError, JsonError):
+        return ""
+    shapes = [shape for name, shape in inputs.items() if name.startswith("past_key_values.") and name.endswith(".key")]
+    if not isinstance(record, dict) or not shapes or len(shapes[0]) != 4 or record.get("model_type") in _OF_ITS_OWN:
+        return ""
+    is_encoded = any(".encoder." in name for name in inputs)
+    given = _given_by_optimum(record, is_encoded=is_encoded)
+    heads, size = shapes[0][1], shapes[0][3]
+    if given is None or not isinstance(heads, int) or not isinstance(size, int) or given == (heads, size):
+        return ""
+    decoder = "model.decoder" if is_encoded else "model"
+    names = f"{decoder}.{'num_attention_heads' if is_encoded else 'num_key_value_heads'}"
+    return (
+        f"optimum-onnx 0.1 makes an empty cache of {given[0]} heads of {given[1]} values from {config.name}, and the "
+        f"graph takes {heads} heads of {size}: its generate() fails. After loading, set {names} = {heads} and "
+        f"{decoder}.embed_size_per_head = {size}; or generate with WinMLAutoModel."
+    )
+
+
+def _given_by_optimum(record: Mapping[str, Any], *, is_encoded: bool) -> tuple[int, int] | None:
+    """Return the heads and their size in the cache that it makes; None where the config does not say it."""
+    model_type = record.get("model_type")
+    section = next((record[name] for name in _SECTIONS if isinstance(record.get(name), dict)), record)
+    width, heads = (_first(section, keys) for keys in (_WIDTHS, _HEADS))
+    if width is None or not heads:
+        return None
+    if is_encoded:
+        return heads, width // heads
+    size = _first(section, ("head_dim",)) if model_type in _WITH_HEAD_SIZE else None
+    key_heads = _first(section, ("num_key_value_heads",)) if model_type in _WITH_KEY_HEADS else None
+    return key_heads or heads, size or width // heads
+
+
+def _first(record: Mapping[str, Any], keys: Iterable[str]) -> int | None:
+    return next((record[key] for key in keys if isinstance(record.get(key), int)), None)
+
+
+# --- Writes the tokenizer's config in the words of transformers 4, which optimum pins; what it holds stays the same.
+
+
+_CLASS = "tokenizer_class"
+_NEW_CLASS, _OLD_CLASS = "TokenizersBackend", "PreTrainedTokenizerFast"
+"""Specified: how transformers 5 calls what reads ``tokenizer.json``, and how earlier ones and itself do."""
+
+_EXTRA, _OLD_EXTRA = "extra_special_tokens", "additional_special_tokens"
+"""Specified: where transformers 5 lists special tokens without a role, and where earlier ones and itself look for them.
+"""
+
+
+def _as_before_transformers_5(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config of a tokenizer in the words that earlier versions read, which version 5 reads as well."""
+    changed = {**record, **({_CLASS: _OLD_CLASS} if record.get(_CLASS) == _NEW_CLASS else {})}
+    if isinstance(changed.get(_EXTRA), list):
+        # A list; as an object, which both know, the key names the role of each token.
+        changed[_OLD_EXTRA] = [*(changed.get(_OLD_EXTRA) or ()), *changed.pop(_EXTRA)]
+    return changed
+
+
+OPTIMUM = Layout(
+    "optimum",
+    lambda part, of_several, _precision: f"{model_stem(part, of_several)}.onnx",
+    readers="optimum and sentence-transformers",
+    tasks=TASKS,
+    cross_keys="decoder",
+    rewritten=(TOKENIZER_CONFIG_NAME,),
+    rewrite=lambda sources: rewritten_tokenizer(sources, _as_before_transformers_5),
+    note=unfit_cache_words,
+)
+"""For ``ORTModelFor…``."""

@@ -1,0 +1,109 @@
+"""What may a plug-in package use? The contracts of what it adds, with a promise of stability.
+
+Everything in ``__all__`` keeps its name and meaning, and the fields it has, as long as :data:`CONTRACT` is the same; a
+field that is added has a default. How a package names what it adds: docs/how_to/extend.md. Each name is fetched on
+first use, so that a plug-in is as cheap to import as what it uses.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from winml.modelkit.registries import CONTRACT
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.foreign_configs import ConfigReader
+    from winml.modelkit.builds.layouts.layout import Layout, LayoutFiles
+    from winml.modelkit.cli._errors import WinMLCommand
+    from winml.modelkit.cli._options import debug_option, format_option
+    from winml.modelkit.cli._streams import print_json
+    from winml.modelkit.errors import InputError, StageError, UsageError, WinMLError
+    from winml.modelkit.evaluate.metrics.metric import Metric, SampleRows
+    from winml.modelkit.evaluate.preprocessing import Batch
+    from winml.modelkit.evaluate.tasks.task import Judge, JudgeContext, TaskDefinition, named_output
+    from winml.modelkit.graph.stage import GraphPass
+    from winml.modelkit.load.families.family import Family, FoundParts, decide_whole_inputs, part_of_decision
+    from winml.modelkit.load.parts import ModelPart
+    from winml.modelkit.optimize.capabilities import Capability
+    from winml.modelkit.quantize.planning import EngineTask
+    from winml.modelkit.quantize.precisions import ModeRules, Precision
+    from winml.modelkit.runtime.execution_providers import ExecutionProvider
+    from winml.modelkit.sweep.work_queue import QueueKind, WorkQueue
+
+__all__ = [
+    "CONTRACT",
+    "Batch",
+    "Capability",
+    "ConfigReader",
+    "EngineTask",
+    "ExecutionProvider",
+    "Family",
+    "FoundParts",
+    "GraphPass",
+    "InputError",
+    "Judge",
+    "JudgeContext",
+    "Layout",
+    "LayoutFiles",
+    "Metric",
+    "ModeRules",
+    "ModelPart",
+    "Precision",
+    "QueueKind",
+    "SampleRows",
+    "StageError",
+    "TaskDefinition",
+    "UsageError",
+    "WinMLCommand",
+    "WinMLError",
+    "WorkQueue",
+    "debug_option",
+    "decide_whole_inputs",
+    "format_option",
+    "named_output",
+    "part_of_decision",
+    "print_json",
+]
+
+_HOMES = {
+    "Batch": "evaluate.preprocessing",
+    "Capability": "optimize.capabilities",
+    "ConfigReader": "builds.foreign_configs",
+    "EngineTask": "quantize.planning",
+    "ExecutionProvider": "runtime.execution_providers",
+    "Family": "load.families.family",
+    "FoundParts": "load.families.family",
+    "GraphPass": "graph.stage",
+    "InputError": "errors",
+    "Judge": "evaluate.tasks.task",
+    "JudgeContext": "evaluate.tasks.task",
+    "Layout": "builds.layouts.layout",
+    "LayoutFiles": "builds.layouts.layout",
+    "Metric": "evaluate.metrics.metric",
+    "ModeRules": "quantize.precisions",
+    "ModelPart": "load.parts",
+    "Precision": "quantize.precisions",
+    "QueueKind": "sweep.work_queue",
+    "SampleRows": "evaluate.metrics.metric",
+    "StageError": "errors",
+    "TaskDefinition": "evaluate.tasks.task",
+    "UsageError": "errors",
+    "WinMLCommand": "cli._errors",
+    "WinMLError": "errors",
+    "WorkQueue": "sweep.work_queue",
+    "debug_option": "cli._options",
+    "decide_whole_inputs": "load.families.family",
+    "format_option": "cli._options",
+    "named_output": "evaluate.tasks.task",
+    "part_of_decision": "load.families.family",
+    "print_json": "cli._streams",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it offers {', '.join(__all__)}")
+    value = getattr(importlib.import_module(f"{__name__.rpartition('.')[0]}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,167 @@
+"""How is an option declared? Once: command line, config, Python keywords, help and reference are made of the field.
+
+A field of a dataclass that :func:`declare` made is an option. Standard library only, because the help of a verb is made
+from the declarations; :func:`winml.modelkit.options.record_of` makes a validated record of the same fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from winml.modelkit.errors import UsageError
+
+__all__ = [
+    "COMPARISON",
+    "GENERAL",
+    "INPUT",
+    "OPTIONS",
+    "OUTPUT",
+    "Field",
+    "declare",
+    "fields_of",
+    "in_groups",
+    "read_columns",
+]
+
+OPTIONS, INPUT, OUTPUT, COMPARISON, GENERAL = "Options", "Input", "Output", "Comparison", "General"
+"""Headings in the help that several verbs have: that of options without one, then those of most verbs. What is a verb's
+own stands before the last two."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """The declaration of one option."""
+
+    name: str
+    """Of the field, of the key in a config, and of the keyword in Python."""
+    annotation: Any
+    """Its type as annotated, such as ``str | None``."""
+    default: Any
+    help: str
+    group: str
+    """Heading in the help below which it stands; of options of loading, those that a verb offers together."""
+    minimum: int | None = None
+    maximum: int | None = None
+    min_length: int | None = None
+    """Fewest characters of a text, or of each text of several."""
+    metavar: str | None = None
+    """What stands for its value in the help; None: its type."""
+    short: str = ""
+    """Its short spelling on the command line, if it has one."""
+    spelling: str = ""
+    """Its option on the command line, where that is not made of the name: ``--enable-x/--disable-x``; several with a
+    space between them."""
+    is_repeatable: bool = False
+    """Whether it may be stated several times."""
+    only: tuple[Any, ...] | None = None
+    """The values that the command takes, where those are not all."""
+    is_required: bool = False
+    """Whether the command does nothing without it."""
+    is_argument: bool = False
+    """Whether the command takes it by its place and not by a name; it is required then."""
+    in_command: bool = True
+    """Whether the command has it; else Python alone."""
+    read: Callable[[Any], Any] | None = None
+    """Makes its value of what the command line says; None: that is the value."""
+    is_for_onnx: bool = False
+    """Of an option of loading, whether it also has a meaning where the model is an ONNX file already."""
+
+    @property
+    def flag(self) -> str:
+        """The option of the command: ``--trust-remote-code``."""
+        return self.spelling.partition(" ")[0].partition("/")[0] or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The values it may have, where they are listed."""
+        if self.only is not None or self.read is not None:
+            return self.only or ()
+        return tuple(
+            value
+            for part in (self.annotation, *get_args(self.annotation))
+            if get_origin(part) is Literal
+            for value in get_args(part)
+        )
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off, or left open."""
+        return bool in (self.annotation, *get_args(self.annotation))
+
+
+def declare(default: Any, help: str, group: str, **details: Any) -> Any:
+    """Return a field of a dataclass that is an option.
+
+    Args:
+        default: Its value where nobody states one.
+        help: What it does, in one or two sentences; serves the help, the config and the reference.
+        group: Heading in the help below which it stands.
+        details: Attributes of :class:`Field`, such as ``short="-m"`` or ``minimum=1``.
+    """
+    metadata = {"help": help, "group": group, **details}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@functools.cache
+def fields_of(declaring: type) -> tuple[Field, ...]:
+    """Return the options that a dataclass declares, in order; fields of other kinds are left out."""
+    annotations = _annotations(declaring)
+    return tuple(
+        Field(
+            item.name,
+            annotations[item.name],
+            item.default if item.default_factory is dataclasses.MISSING else item.default_factory(),
+            **{"is_repeatable": get_origin(annotations[item.name]) is tuple, **item.metadata},
+        )
+        for item in dataclasses.fields(declaring)
+        if "help" in item.metadata
+    )
+
+
+def _annotations(declaring: type) -> dict[str, Any]:
+    """Return the types of the options; those of other fields may be known to type checkers only."""
+    found: dict[str, Any] = {}
+    for base in reversed(declaring.__mro__):
+        scope = vars(sys.modules[base.__module__])
+        for item in dataclasses.fields(declaring):
+            if "help" in item.metadata and item.name in vars(base).get("__annotations__", {}):
+                text = vars(base)["__annotations__"][item.name]
+                found[item.name] = eval(text, scope) if isinstance(text, str) else text  # noqa: S307  # our own source
+    return found
+
+
+def in_groups(groups: Iterable[str]) -> list[str]:
+    """Return headings, each once, in the order in which the help and the reference show them."""
+    ranks = {OPTIONS: 0, INPUT: 1, OUTPUT: 2, COMPARISON: 4, GENERAL: 5}
+    return sorted(dict.fromkeys(groups), key=lambda group: ranks.get(group, 3))
+
+
+def read_columns(
+    texts: Iterable[str], option: str = "--columns", *, hint: str = "Such as text=review."
+) -> dict[str, str]:
+    """Return role → column of texts ``role=column``; one text may hold several, with a comma between them.
+
+    Which roles there are is decided elsewhere.
+
+    >>> read_columns(["text=review,label=stars"])
+    {'text': 'review', 'label': 'stars'}
+
+    Raises:
+        UsageError: a text without ``=``, or a role that is named twice.
+    """
+    columns: dict[str, str] = {}
+    for pair in (pair.strip() for text in texts for pair in text.split(",")):
+        role, equals, column = (part.strip() for part in pair.partition("="))
+        if not equals or not column:
+            raise UsageError(f"{option} {pair}: expected role=column", hint=hint)
+        if role in columns:
+            raise UsageError(f"{option} {pair}: {role} is {columns[role]} already", hint="Give one column per role.")
+        columns[role] = column
+    return columns

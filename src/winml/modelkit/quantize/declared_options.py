@@ -1,0 +1,138 @@
+"""How few bits do the numbers of which modules take? Each option of the quantize stage is declared here, once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from winml.modelkit.fields import COMPARISON, declare, read_columns
+from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, CalibrationMethod, ModeName, PrecisionName
+
+__all__ = ["Algorithm", "BlockSize", "QuantizeFields"]
+
+Algorithm = Literal["rtn", "hqq", "k_quant"]
+BlockSize = Literal[16, 32, 64, 128, 256]
+
+_GROUP, _RANGES = "Quantization", "Calibration"
+
+
+def _read_rules(text: str) -> object:
+    from winml.modelkit.options import read_json
+
+    return read_json(text, "--per-module")[0]
+
+
+@dataclass(kw_only=True)
+class QuantizeFields:
+    """The options of the quantize stage."""
+
+    precision: PrecisionName | None = declare(
+        None,
+        "Bits of what is quantized. `int8` where left out.",
+        _GROUP,
+        short="-p",
+        only=tuple(name for name in PRECISIONS if name != FLOAT32),
+    )
+    mode: ModeName | None = declare(
+        None,
+        "How; the usual way of each precision where left out. "
+        f"{'; '.join(f'`{name}`: {rules.words}' for name, rules in MODES.items())}.",
+        _GROUP,
+    )
+    exclude: tuple[str, ...] = declare(
+        (),
+        "Modules that stay as they are, with all below them, as selectors.",
+        _GROUP,
+        metavar="SELECTOR",
+        min_length=1,
+    )
+    include: tuple[str, ...] = declare(
+        (),
+        "The only modules that change, with all below them, as selectors. All where left out.",
+        _GROUP,
+        metavar="SELECTOR",
+        min_length=1,
+    )
+    per_module: dict[str, PrecisionName] = declare(
+        {},
+        'Precision by selector, such as {"BertPooler": "fp32"}; of several that match a module the first wins, and all '
+        "win over `precision`. On the command line a file or text.",
+        _GROUP,
+        metavar="JSON",
+        read=_read_rules,
+    )
+    per_channel: bool | None = declare(
+        None,
+        "A scale for each output channel of a weight, or one for the weight. For each channel where left out.",
+        _GROUP,
+        spelling="--per-channel/--per-tensor",
+    )
+    symmetric: bool | None = declare(
+        None,
+        "Weights without a zero point, or with one. As is usual for the precision where left out.",
+        _GROUP,
+        spelling="--symmetric/--asymmetric",
+    )
+    block_size: BlockSize | None = declare(
+        None,
+        "Weight-only: values of a weight that share a scale. 32 in 4 bits and 64 in 8 bits where left out.",
+        _GROUP,
+    )
+    algorithm: Algorithm = declare(
+        "rtn",
+        "Weight-only: how scales are found. `rtn` rounds to the nearest step; `hqq` and `k_quant` search for better "
+        "ones, which takes 5 to 20 times as long. With `hqq`, tables that rows are looked up in and weights in 8 bits "
+        "are rounded: their kernels take no zero point between the steps.",
+        _GROUP,
+    )
+    calibration_data: str | None = declare(
+        None,
+        "Where the ranges of activations come from, for `qdq`: an `.npz` file or a folder of them, one array per input "
+        "of the graph and one file a sample; or a dataset for the tokenizer or image processor beside the model: .txt, "
+        ".csv, .jsonl, .parquet, a folder of images, or a name at the Hub. Random values where left out.",
+        _RANGES,
+        metavar="DATA",
+        min_length=1,
+    )
+    split: str | None = declare(
+        None,
+        "Split of the dataset. The validation split, else the test split, else the training split where left out.",
+        _RANGES,
+        metavar="NAME",
+        min_length=1,
+    )
+    columns: dict[str, str] = declare(
+        {},
+        "Column of the dataset by role, such as `text` or `image`, where names of columns do not say it.",
+        _RANGES,
+        metavar="ROLE=COLUMN",
+        is_repeatable=True,
+        read=read_columns,
+    )
+    samples: int | None = declare(
+        None,
+        "Samples to find the ranges with. 128 of the data, or 16 random ones, where left out.",
+        _RANGES,
+        minimum=1,
+    )
+    method: CalibrationMethod | None = declare(
+        None,
+        "How a range is made of the values seen: all of them, or without those that are rare. `minmax` where left out.",
+        _RANGES,
+    )
+    ep: str | None = declare(
+        None,
+        "Execution provider that the result is for, by its short name: writes no form that it refuses. Any where left "
+        "out.",
+        _GROUP,
+        metavar="NAME",
+        min_length=1,
+    )
+    min_sqnr_db: float | None = declare(
+        None,
+        "Signal-to-quantization-noise ratio in decibels that every output has to reach. That of the precision where "
+        "left out.",
+        COMPARISON,
+        spelling="--min-sqnr",
+        metavar="DB",
+    )

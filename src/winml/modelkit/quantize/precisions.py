@@ -1,0 +1,184 @@
+"""Which precisions are there, which ways lead to each of them, and which operators does each way change?
+
+Data: :data:`PRECISIONS` and :data:`MODES` are what the options, the help and the planner read. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, TypeAlias
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.registries import Registry
+
+__all__ = [
+    "FLOAT32",
+    "MODES",
+    "PRECISIONS",
+    "CalibrationMethod",
+    "Mode",
+    "ModeName",
+    "ModeRules",
+    "Precision",
+    "PrecisionName",
+    "mode_for",
+]
+
+Mode: TypeAlias = str
+"""Name of a way, a key of :data:`MODES`."""
+ModeName = Literal["dynamic", "qdq", "weight-only", "float"]
+"""Ways that can be requested; a precision of a plug-in has ways of its own, which follow from it."""
+CalibrationMethod = Literal["minmax", "entropy", "percentile"]
+"""How a range is made of the values seen: all of them; or those whose distribution 8 bits show best; or a share."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How many bits the numbers of a module take."""
+
+    name: str
+    weight_bits: int
+    modes: tuple[Mode, ...]
+    """Ways to reach it, the default first; none for float32, which means: leave it."""
+    words: str
+    least_sqnr_db: float
+    """Signal-to-quantization-noise ratio in decibels below which an output counts as wrong. Chosen, from what real
+    weights reach: docs/reference/quantization.md."""
+    activation_bits: int | None = None
+    """Bits of activations with ranges that are fixed beforehand; None where they stay as they are or are found while
+    running."""
+    signed_weights: bool = True
+    ways: Mapping[Mode, ModeRules] = field(default_factory=dict, hash=False)
+    """Ways that come with it, where :data:`MODES` has none: those of plug-ins."""
+
+
+@dataclass(frozen=True)
+class ModeRules:
+    """One way to fewer bits."""
+
+    words: str
+    operators: frozenset[str]
+    """Operators it changes, where they have a weight."""
+    least_opset: int
+    """Oldest version of ONNX's operators that has those it makes."""
+    engine: str = ""
+    """``module:function`` that does it: takes the model, which stays as it is, and an ``EngineTask``; returns another.
+    Tags are carried afterwards. Imported when it runs."""
+    needs_ranges: bool = False
+    """Whether the ranges of activations have to be known."""
+    options: frozenset[str] = frozenset()
+    """Fields of the options that it reads, of those that only some ways read."""
+    is_by_tensor: bool = False
+    """Whether it reads one weight at a time while the result is written, and knows no other values."""
+    changes_every_node: bool = False
+    """Whether it changes what computes with floats, whatever the operator, with a weight or without."""
+
+    def changes(self, operator: str) -> bool:
+        """Say whether it changes nodes of an operator, where they have a weight."""
+        return self.changes_every_node or operator in self.operators
+
+    float_types: frozenset[str] = frozenset({"FLOAT", "FLOAT16", "BFLOAT16"})
+    """ONNX's names of the types of weights it takes."""
+    channel_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Operator to the numbers of dimensions its weight may have where each channel has a scale; absent: any."""
+    fixed_attributes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Operator to the values its attributes need to have; absent: any."""
+
+
+_ENGINES = "winml.modelkit.quantize"
+_BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
+    "dynamic": ModeRules(
+        "weights in 8 bits, activations in 8 bits by the range each run finds; needs no data",
+        frozenset({"MatMul", "Gemm", "Gather"}),
+        least_opset=13,
+        engine=f"{_ENGINES}.dynamic_engine:quantize_dynamically",
+        options=frozenset({"per_channel", "symmetric"}),
+        float_types=frozenset({"FLOAT"}),  # DynamicQuantizeLinear takes no other
+        channel_ranks={"MatMul": (2,)},  # MatMulInteger takes the zero points of columns, not of matrices
+        fixed_attributes={"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0}},  # a product and a bias
+    ),
+    "qdq": ModeRules(
+        "weights and activations in 8 or 16 bits by ranges from calibration data (QuantizeLinear, DequantizeLinear)",
+        frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Gather"}),
+        least_opset=13,
+        engine=f"{_ENGINES}.qdq_engine:quantize_statically",
+        needs_ranges=True,
+        float_types=frozenset({"FLOAT"}),  # what its integers are turned back into
+        options=frozenset({"per_channel", "symmetric", "calibration_data", "split", "columns", "samples", "method"}),
+    ),
+    "weight-only": ModeRules(
+        "weights in 4 or 8 bits by blocks, activations stay float (MatMulNBits)",
+        frozenset({"MatMul", "Gemm", "Gather"}),
+        least_opset=13,
+        engine=f"{_ENGINES}.weight_only_engine:quantize_weights",
+        options=frozenset({"symmetric", "block_size", "algorithm"}),
+        is_by_tensor=True,
+    ),
+    "float": ModeRules(
+        "16-bit floating point: weights and activations in fp16, or weights in bf16 that are computed in float32",
+        frozenset(),
+        least_opset=13,
+        engine=f"{_ENGINES}.half_float_engine:convert_floats",
+        is_by_tensor=True,
+        changes_every_node=True,
+    ),
+}
+
+FLOAT32 = "fp32"
+
+_BUILT_IN = {
+    precision.name: precision
+    for precision in (
+        Precision("int8", 8, ("dynamic", "qdq", "weight-only"), "8-bit signed weights", 10.0, activation_bits=8),
+        Precision(
+            "uint8", 8, ("dynamic", "qdq"), "8-bit unsigned weights", 8.0, activation_bits=8, signed_weights=False
+        ),
+        Precision("w8a8", 8, ("qdq",), "8-bit weights and activations", 10.0, activation_bits=8),
+        Precision("w8a16", 8, ("qdq",), "8-bit weights, 16-bit activations", 15.0, activation_bits=16),
+        Precision("int4", 4, ("weight-only",), "4-bit weights by blocks", 8.0),
+        Precision("fp16", 16, ("float",), "16-bit floating point", 40.0),
+        Precision("bf16", 16, ("float",), "bfloat16", 30.0),
+        Precision("fp32", 32, (), "left as it is", 100.0),
+    )
+}
+
+
+def _problem_of(name: str, precision: Precision) -> str:
+    """Return why a precision of a plug-in cannot be used; empty where it can."""
+    if precision.name != name:
+        return f"it calls itself {precision.name}"
+    if taken := [mode for mode in precision.ways if mode in _BUILT_IN_MODES]:
+        return f"its way {taken[0]} has the name of one of winml's"
+    if unknown := [mode for mode in precision.modes if mode not in {**_BUILT_IN_MODES, **precision.ways}]:
+        return f"it has no way {unknown[0]}; expected in ways"
+    return "" if precision.modes and all(rules.engine for rules in precision.ways.values()) else "it has no engine"
+
+
+PRECISIONS: Registry[Precision] = Registry("precisions", "precision", _BUILT_IN, lambda: Precision, _problem_of)
+"""By name, fewest surprises first."""
+PrecisionName = Annotated[str, PRECISIONS]
+"""Name of a precision, as a field of options."""
+
+MODES: Mapping[Mode, ModeRules] = {
+    **_BUILT_IN_MODES,
+    **{mode: rules for precision in PRECISIONS.values() for mode, rules in precision.ways.items()},
+}
+"""Ways to fewer bits, in the order they work where one graph uses several."""
+
+
+def mode_for(precision: Precision, mode: Mode | None) -> Mode | None:
+    """Return the way to a precision: the one asked for, or its default. None for float32.
+
+    Raises:
+        UsageError: the precision cannot be reached that way.
+    """
+    if not precision.modes:
+        return None
+    if mode is None or mode in precision.modes:
+        return mode or precision.modes[0]
+    others = ", ".join(name for name, other in PRECISIONS.items() if mode in other.modes)
+    raise UsageError(
+        f"--precision {precision.name} cannot be reached with --mode {mode}",
+        hint=f"{precision.name} goes with --mode {' or '.join(precision.modes)}; {mode} with {others}.",
+    )

@@ -1,0 +1,225 @@
+"""Writes records as JSON objects, field by field, and reads them back.
+
+A record is a frozen dataclass. Its JSON object has an entry for each field, in declared order, and for each property
+that :func:`recorded` marks. What differs from name and value (another key, rounding, an entry left out) is metadata
+of the field, made by :func:`entry`. Paths and times become text, tuples lists. NaN and infinity become null: JSON
+has no such numbers. The objects are specified in ``docs/reference/formats.md``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+__all__ = ["Record", "entry", "json_value", "record_keys", "recorded"]
+
+_ENTRY = "entry"
+"""Where the metadata of a field holds how it is written, and the getter of a property as well."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """How an attribute is written; see :func:`entry`."""
+
+    key: str = ""
+    within: str = ""
+    before: str = ""
+    last: bool = False
+    digits: int | None = None
+    scale: float = 1
+    attribute: str = ""
+    keys: tuple[str, ...] = ()
+    inline: bool = False
+    skip: bool = False
+    omit_none: bool = False
+    omit_empty: bool = False
+    null_if_empty: bool = False
+
+    def write(self, value: Any, record: dict[str, Any]) -> None:
+        """Add a value to a JSON object."""
+        if self.attribute and value is not None:
+            value = getattr(value, self.attribute)
+        if (self.omit_none and value is None) or (self.omit_empty and not value):
+            return
+        if self.null_if_empty and not value:
+            value = None
+        if self.scale != 1 and value is not None:
+            value *= self.scale
+        if self.within:
+            record = record.setdefault(self.within, {})
+        written = json_value(value, self.digits)
+        if self.keys:
+            written = _selected(written, self.keys)
+        if not self.inline:
+            record[self.key] = written
+        elif written is not None:
+            record.update(written)
+
+
+def _selected(written: Any, keys: tuple[str, ...]) -> Any:
+    """Return only some entries of a JSON object, or of each of an array of them."""
+    if isinstance(written, list):
+        return [_selected(item, keys) for item in written]
+    return None if written is None else {key: written[key] for key in keys if key in written}
+
+
+def entry(
+    key: str = "",
+    *,
+    within: str = "",
+    before: str = "",
+    last: bool = False,
+    digits: int | None = None,
+    scale: float = 1,
+    attribute: str = "",
+    keys: tuple[str, ...] = (),
+    inline: bool = False,
+    skip: bool = False,
+    omit_none: bool = False,
+    omit_empty: bool = False,
+    null_if_empty: bool = False,
+) -> Mapping[str, Any]:
+    """Return the metadata of a field that is not simply written under its name: ``field(metadata=entry("class"))``.
+
+    Args:
+        key: Its key, if that is not the name.
+        within: Key of the object inside the record that it is written to.
+        before: Key of the entry that it precedes.
+        last: It follows all entries that are not last, those of subclasses included.
+        digits: Decimal places of its numbers.
+        scale: Factor of its number: 1000 writes seconds as milliseconds.
+        attribute: What is written is this attribute of the value.
+        keys: Of a nested record, or of each of several, only these entries are written, where it has them.
+        inline: Its entries stand in the record itself; those of None are left out.
+        skip: It is not written.
+        omit_none: None is not written.
+        omit_empty: None, False, 0 and what is empty are not written.
+        null_if_empty: These are written as null.
+    """
+    return {_ENTRY: _Entry(**locals())}  # its fields are the parameters
+
+
+RecordT = TypeVar("RecordT", bound="Record")
+GetterT = TypeVar("GetterT", bound=Callable[[Any], Any])
+
+
+def recorded(metadata: Mapping[str, Any] | None = None) -> Callable[[GetterT], GetterT]:
+    """Mark a method as an entry of the record, or, below ``@property``, a property; with :func:`entry` if need be."""
+
+    def mark(getter: GetterT) -> GetterT:
+        vars(getter)[_ENTRY] = (metadata or entry())[_ENTRY]
+        return getter
+
+    return mark
+
+
+class Record:
+    """Base of frozen dataclasses that are written as JSON objects.
+
+    Class keywords are entries that are the same in every record, and stand first. ``digits`` rounds the numbers of all
+    fields that do not say it themselves.
+
+    >>> @dataclass(frozen=True)
+    ... class Timing(Record, schema_version=1):
+    ...     class_name: str = dataclasses.field(metadata=entry("class"))
+    ...     seconds: float = dataclasses.field(metadata=entry("milliseconds", scale=1000, digits=1))
+    >>> Timing("Linear", 0.01234).as_record()
+    {'schema_version': 1, 'class': 'Linear', 'milliseconds': 12.3}
+    """
+
+    __slots__ = ()
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid"}
+    _constants: ClassVar[Mapping[str, int | str]] = {}
+    _digits: ClassVar[int | None] = None
+
+    def __init_subclass__(cls, *, digits: int | None = None, **constants: int | str) -> None:
+        """Remember what the class says of all its records."""
+        super().__init_subclass__()
+        cls._constants = {**cls._constants, **constants}
+        cls._digits = cls._digits if digits is None else digits
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        record: dict[str, Any] = dict(self._constants)
+        kind = type(self)
+        if kind not in _ENTRIES:
+            _ENTRIES[kind] = tuple(_entries(kind))
+        for name, form in _ENTRIES[kind]:
+            value = getattr(self, name)
+            form.write(value() if callable(value) else value, record)
+        return record
+
+    @classmethod
+    def from_fields(cls: type[RecordT], values: Any) -> RecordT:  # noqa: PYI019  # Python 3.10 has no Self
+        """Return a record with these values, as JSON has them: a mapping of the names of fields, nested ones as well.
+
+        Raises:
+            ValueError: a field is missing or unknown, or its value is of the wrong kind.
+        """
+        # Strict reading takes arrays for tuples from JSON text only.
+        import pydantic
+
+        return pydantic.TypeAdapter(cls).validate_json(json.dumps(values))
+
+
+def record_keys(kind: type[Record]) -> tuple[str, ...]:
+    """Return the keys that records of a class can have, in order, without those of inlined ones."""
+    return (*kind._constants, *dict.fromkeys(form.within or form.key for _, form in _entries(kind) if not form.inline))
+
+
+def json_value(value: Any, digits: int | None = None) -> Any:
+    """Return a value as JSON has it.
+
+    Args:
+        value: Text, number, path, time, record, or mappings and sequences of these.
+        digits: Decimal places of numbers; those of records are as the record says.
+
+    Raises:
+        TypeError: JSON has nothing for it.
+    """
+    if value is None or isinstance(value, (str, int)):
+        return value
+    if isinstance(value, float):
+        return None if not math.isfinite(value) else value if digits is None else round(value, digits)
+    if isinstance(value, Mapping):
+        return {key: json_value(item, digits) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [json_value(item, digits) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="seconds")
+    if hasattr(value, "as_record"):
+        return value.as_record()
+    raise TypeError(f"{type(value).__name__} {value!r} cannot be written as JSON; convert it where the record is made")
+
+
+_ENTRIES: dict[type[Record], tuple[tuple[str, _Entry], ...]] = {}
+"""Of each class that was written: its attributes in order."""
+
+
+def _entries(kind: type[Any]) -> list[tuple[str, _Entry]]:
+    """Return the attributes that are written, in order: fields, then properties, each of the base class first."""
+    plain = _Entry()
+    forms = {item.name: item.metadata.get(_ENTRY, plain) for item in dataclasses.fields(kind)}
+    for base in reversed(kind.__mro__):
+        for name, member in vars(base).items():
+            getter = member.fget if isinstance(member, property) else getattr(member, "func", member)
+            if _ENTRY in getattr(getter, "__dict__", {}):
+                forms[name] = vars(getter)[_ENTRY]
+    entries: list[tuple[str, _Entry]] = []
+    for name, form in sorted(forms.items(), key=lambda item: (bool(item[1].before), item[1].last)):
+        if form.skip:
+            continue
+        digits = kind._digits if form.digits is None else form.digits
+        written = dataclasses.replace(form, key=form.key or name, digits=digits)
+        keys = [known.key for _, known in entries]
+        entries.insert(keys.index(form.before) if form.before else len(entries), (name, written))
+    return entries

@@ -1,0 +1,333 @@
+"""Which object does a name stand for? What winml brings, and what installed packages add through entry points.
+
+A name is known without importing the object behind it: built-in names stand in the code, names of plug-ins in the
+``entry_points.txt`` of their distribution. A plug-in that cannot be used is named in :func:`installed_plug_ins` and
+left out of listings; asking for its name says which package to remove. What the objects are is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from winml.modelkit.errors import UsageError, first_line
+from winml.modelkit.records import Record
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+
+__all__ = ["CONTRACT", "REGISTRIES", "PlugIn", "Registry", "installed_plug_ins", "installed_sources"]
+
+CONTRACT = "v1"
+"""Version of the contracts in ``extend``; a plug-in package names the one it was written for in the entry-point group
+``winml.contract``."""
+
+REGISTRIES: Mapping[str, str] = {
+    "configs": "winml.modelkit.builds.foreign_configs:CONFIG_READERS",
+    "families": "winml.modelkit.load.families.deciding:FAMILIES",
+    "layouts": "winml.modelkit.builds.layouts.layout:LAYOUTS",
+    "passes": "winml.modelkit.optimize.capabilities:CAPABILITIES",
+    "precisions": "winml.modelkit.quantize.precisions:PRECISIONS",
+    "providers": "winml.modelkit.runtime.execution_providers:EXECUTION_PROVIDERS",
+    "queues": "winml.modelkit.sweep.work_queue:QUEUES",
+    "tasks": "winml.modelkit.evaluate.tasks.table:TASK_DEFINITIONS",
+    "verbs": "winml.modelkit.cli.main:VERBS",
+}
+"""Entry-point group, without what stands before the dot → where its registry stands."""
+
+_NAMESPACE, _CONTRACT = "winml", "contract"
+"""Entry-point groups are ``winml.layouts`` and so on; ``winml.contract`` says which contracts a package is for."""
+_METADATA_SUFFIXES = (".dist-info", ".egg-info")
+"""Specified: how installers call the folder in which they describe a distribution."""
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class PlugIn(Record):
+    """One name that an installed package adds."""
+
+    group: str
+    """Group of the entry point, without its namespace: ``layouts``."""
+    name: str
+    package: str
+    version: str
+    target: str
+    """``module:object`` of what it stands for."""
+    problem: str = ""
+    """Why it cannot be used; empty where it can."""
+
+    def refusal(self, what: str) -> UsageError:
+        """Return the error for a request of this name."""
+        return UsageError(
+            f"{what} {self.name} of the package {self.package} {self.version} cannot be used: {self.problem}",
+            hint=f"Install a version for this winml, or remove it: pip uninstall {self.package}",
+        )
+
+
+class Registry(Mapping[str, T_co], Generic[T_co]):
+    """Name → object, built-in ones first, then those of plug-ins in the order of their names.
+
+    ``name in registry`` knows every name; iterating leaves out plug-ins that cannot be used, and imports the others.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        kind: str,
+        built_in: Mapping[str, T_co | str],
+        contract: Callable[[], type | tuple[type, ...]],
+        refuse: Callable[[str, Any], str] = lambda _name, _value: "",
+    ) -> None:
+        """Declare a registry.
+
+        Args:
+            group: Group of the entry points that add to it, without its namespace: ``layouts``.
+            kind: What a name stands for, for messages: ``layout``.
+            built_in: Name → object, or ``module:object`` of one that is imported on first use.
+            contract: Returns the type that objects of plug-ins need to have.
+            refuse: Takes a name and its object; returns why it cannot be used, or an empty string.
+        """
+        self.group, self.kind = group, kind
+        self._built_in = built_in
+        self._contract, self._refuse = contract, refuse
+        self._loaded: dict[str | PlugIn, Any] = {}
+
+    # Annotations of fields are hashed, and no two registries are equal.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._built_in or name in self._plug_ins()
+
+    def __getitem__(self, name: str) -> T_co:
+        """Return the object of a name.
+
+        Raises:
+            KeyError: there is no such name.
+            UsageError: it is that of a plug-in that cannot be used.
+        """
+        if name in self._built_in:
+            target = self._built_in[name]
+            if not isinstance(target, str):
+                return target
+            if name not in self._loaded:
+                self._loaded[name] = _resolved(target)
+            built_in: T_co = self._loaded[name]
+            return built_in
+        plug_in = self._plug_ins()[name]
+        checked, value = self._checked(plug_in)
+        if checked.problem:
+            raise checked.refusal(self.kind)
+        found: T_co = value
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._built_in
+        yield from (name for name, plug_in in self._plug_ins().items() if not self._checked(plug_in)[0].problem)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @property
+    def built_in_names(self) -> tuple[str, ...]:
+        """Names that winml brings."""
+        return tuple(self._built_in)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name, also of plug-ins that cannot be used; nothing is imported."""
+        return (*self._built_in, *self._plug_ins())
+
+    def find(self, name: str, option: str) -> T_co:
+        """Return the object of a name that a user wrote.
+
+        Args:
+            name: The name.
+            option: What it was written for, for the message: ``--layout``.
+
+        Raises:
+            UsageError: there is no such name (suggests the nearest), or its plug-in cannot be used.
+        """
+        if name in self:
+            return self[name]
+        raise UsageError(f"{option} {name}: no such {self.kind}", hint=self._guess(name))
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        """Validate a field that is annotated with the registry, as ``Annotated[str, LAYOUTS]``: one of its names."""
+        from pydantic import AfterValidator
+
+        return AfterValidator(self._check).__get_pydantic_core_schema__(source, handler)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Describe such a field: the names there are, those of installed plug-ins included."""
+        return {"enum": list(self.names), **handler(schema)}
+
+    def _check(self, name: str) -> str:
+        if name not in self:
+            raise ValueError(f"no such {self.kind}. {self._guess(name)}")
+        if name not in self._built_in:
+            self[name]
+        return name
+
+    def part(self, name: str, target: str) -> Any:
+        """Return what the object of a name refers to, imported on first use.
+
+        Args:
+            name: The name.
+            target: ``module:object``.
+
+        Raises:
+            UsageError: it is of a plug-in and cannot be imported.
+        """
+        if name in self._built_in:
+            return _resolved(target)
+        problem, value = _imported(target)
+        if problem:
+            raise replace(self._plug_ins()[name], problem=problem).refusal(self.kind)
+        return value
+
+    def source(self, name: str) -> str:
+        """Return package and version of a plug-in, ``example 1.0``; empty for a built-in name."""
+        if name in self._built_in or name not in self:
+            return ""
+        plug_in = self._plug_ins()[name]
+        return f"{plug_in.package} {plug_in.version}"
+
+    def reported(self) -> tuple[PlugIn, ...]:
+        """Return every plug-in of the group, with what is wrong with it; imports them."""
+        usable = self._plug_ins()
+        return tuple(self._checked(p)[0] if usable.get(p.name) is p else self._unreachable(p) for p in self._found())
+
+    def _guess(self, name: str) -> str:
+        from winml.modelkit.options import nearest  # imports pydantic
+
+        guess = nearest(name, self.names)
+        return f"Did you mean {guess!r}?" if guess else f"There is: {', '.join(self.names)}."
+
+    def _found(self) -> tuple[PlugIn, ...]:
+        return _installed(tuple(sys.path)).get(self.group, ())
+
+    def _plug_ins(self) -> Mapping[str, PlugIn]:
+        """Return the plug-ins that own their names: no built-in has it, and none before it."""
+        owners: dict[str, PlugIn] = {}
+        for plug_in in self._found():
+            if plug_in.name not in self._built_in:
+                owners.setdefault(plug_in.name, plug_in)
+        return owners
+
+    def _unreachable(self, plug_in: PlugIn) -> PlugIn:
+        owner = "winml" if plug_in.name in self._built_in else self._plug_ins()[plug_in.name].package
+        return replace(plug_in, problem=f"{owner} has a {self.kind} of this name")
+
+    def _checked(self, plug_in: PlugIn) -> tuple[PlugIn, Any]:
+        """Return a plug-in with what is wrong with it, and its object."""
+        if plug_in.problem:
+            return plug_in, None
+        if plug_in not in self._loaded:
+            problem, value = self._load(plug_in)
+            self._loaded[plug_in] = replace(plug_in, problem=problem), value
+        checked: tuple[PlugIn, Any] = self._loaded[plug_in]
+        return checked
+
+    def _load(self, plug_in: PlugIn) -> tuple[str, Any]:
+        problem, value = _imported(plug_in.target)
+        if problem:
+            return problem, None
+        if not isinstance(value, self._contract()):
+            return f"{plug_in.target} is no {self.kind}: its type is {type(value).__name__}", None
+        return self._refuse(plug_in.name, value), value
+
+
+def installed_sources(group: str) -> dict[str, str]:
+    """Return the names that plug-ins add to a group, each with package and version; nothing is imported."""
+    found = _installed(tuple(sys.path)).get(group, ())
+    return {plug_in.name: f"{plug_in.package} {plug_in.version}" for plug_in in found}
+
+
+def installed_plug_ins() -> tuple[PlugIn, ...]:
+    """Return every plug-in of every installed package, with what is wrong with it; imports them."""
+    found: list[PlugIn] = []
+    for group, plug_ins in sorted(_installed(tuple(sys.path)).items()):
+        if group in REGISTRIES:
+            registry: Registry[Any] = _resolved(REGISTRIES[group])
+            found += registry.reported()
+        else:
+            found += (replace(item, problem=f"winml has no group {_NAMESPACE}.{group}") for item in plug_ins)
+    return tuple(found)
+
+
+def _resolved(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return functools.reduce(getattr, name.split(".") if name else (), importlib.import_module(module))
+
+
+def _imported(target: str) -> tuple[str, Any]:
+    """Return why an object of a plug-in cannot be imported, or an empty string and the object."""
+    try:
+        return "", _resolved(target)
+    except (Exception, SystemExit) as error:
+        # winml sys names no path.
+        words = re.sub(r"\(?(?<!\w)(?:/|[A-Za-z]:[\\/])\S+", "…", first_line(error))
+        return f"{target} cannot be imported: {type(error).__name__}: {words}", None
+
+
+@functools.cache
+def _installed(search_path: tuple[str, ...]) -> Mapping[str, tuple[PlugIn, ...]]:
+    """Return the entry points of packages that add to winml, by group, in the order of their names.
+
+    Only files that name a group of ours are parsed: reading the others takes 2 ms for a hundred distributions, where
+    ``importlib.metadata`` takes 15 ms to import and as long to read them.
+
+    Args:
+        search_path: Where Python looks for modules.
+    """
+    found: dict[str, list[PlugIn]] = {}
+    seen: set[str] = set()
+    for folder in _described_folders(dict.fromkeys(search_path)):
+        from importlib.metadata import Distribution
+
+        distribution = Distribution.at(folder)
+        if distribution.name in seen:  # as for modules, the first on the path is the one
+            continue
+        seen.add(distribution.name)
+        entries = [
+            (entry.group.removeprefix(f"{_NAMESPACE}."), entry)
+            for entry in sorted(distribution.entry_points, key=lambda entry: entry.name)
+            if entry.group.startswith(f"{_NAMESPACE}.")
+        ]
+        contracts = [entry.name for group, entry in entries if group == _CONTRACT]
+        problem = "" if CONTRACT in contracts else _contract_words(contracts)
+        for group, entry in entries:
+            if group != _CONTRACT:
+                added = PlugIn(group, entry.name, distribution.name, distribution.version, entry.value, problem)
+                found.setdefault(group, []).append(added)
+    return {group: tuple(plug_ins) for group, plug_ins in found.items()}
+
+
+def _contract_words(contracts: Iterable[str]) -> str:
+    stated = ", ".join(contracts) or "none"
+    return f"its package is for contract {stated} (group {_NAMESPACE}.{_CONTRACT}), and this winml has {CONTRACT}"
+
+
+def _described_folders(search_path: Iterable[str]) -> Iterator[Path]:
+    for place in search_path:
+        try:
+            with os.scandir(place or os.curdir) as entries:
+                folders = sorted(entry.path for entry in entries if entry.name.endswith(_METADATA_SUFFIXES))
+        except OSError:
+            continue
+        for folder in folders:
+            try:
+                content = Path(folder, "entry_points.txt").read_bytes()
+            except OSError:
+                continue
+            if f"[{_NAMESPACE}.".encode() in content:
+                yield Path(folder)

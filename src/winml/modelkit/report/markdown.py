@@ -1,0 +1,126 @@
+"""Renders a document as Markdown, in which every foreign text reads as it is.
+
+Charts are for pages: their numbers stand in tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from winml.modelkit.report import document as doc
+from winml.modelkit.words import printable
+
+__all__ = ["code_span", "markdown_text", "render_markdown"]
+
+_MEANINGFUL = re.compile(r"[\\`*\[\]|#~<>&]|(?<![^\W_])_|_(?![^\W_])")
+"""What Markdown reads as more than itself; an underscore only at the edge of a word."""
+_ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
+
+
+def render_markdown(document: doc.Document, *, level: int = 1, detail: doc.Detail = doc.Detail.PAGE) -> str:
+    """Return the document as Markdown text.
+
+    Args:
+        document: What to render.
+        level: Of the heading with the title.
+        detail: How much of it.
+    """
+    groups = [[f"{'#' * level} {markdown_text(document.title)}"]] if document.title else []
+    groups += [[_line_text(document.introduction)]] if document.introduction else []
+    groups += _groups(doc.visible(document.page_blocks, detail), level + 1)
+    return "\n\n".join("\n".join(group) for group in groups) + "\n"
+
+
+def _groups(blocks: Iterable[doc.Block], level: int) -> Iterator[list[str]]:
+    """Yield the lines of each block, between which an empty line stands."""
+    for block in blocks:
+        match block:
+            case doc.Fields():
+                rows = block.visible(doc.Detail.PAGE)
+                yield list(_table_lines((doc.Column(""), doc.Column("value")), rows))
+            case doc.Table():
+                if block.heading:
+                    yield [f"{'#' * level} {markdown_text(block.heading)}"]
+                yield list(_table_lines(block.columns, block.rows))
+                if block.rest:
+                    yield [_line_text(block.rest)]
+            case doc.Tree():
+                if block.heading:
+                    yield [f"{'#' * level} {markdown_text(block.heading)}"]
+                yield list(_tree_lines(block))
+            case doc.Paragraph():
+                yield [_line_text(block.words)]
+            case doc.Section():
+                yield [f"{'#' * level} {(code_span if block.is_name else markdown_text)(block.heading)}"]
+                yield from _groups(block.blocks, level + 1)
+            case doc.Boxes() | doc.Dots():
+                pass
+
+
+def _table_lines(columns: Iterable[doc.Column], rows: Iterable[Iterable[doc.Cell]]) -> Iterator[str]:
+    columns = list(columns)
+    yield _row_text(markdown_text(column.name) for column in columns)
+    yield _row_text("---:" if column.is_number else "---" for column in columns)
+    for row in rows:
+        yield _row_text(_cell_text(column, cell) for column, cell in zip(columns, row, strict=True))
+
+
+def _row_text(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell_text(column: doc.Column, cell: doc.Cell) -> str:
+    words = column.words(cell)
+    # A table ends a cell at a pipe, in code as well.
+    text = code_span(words).replace("|", "\\|") if column.kind == "name" and words else markdown_text(words)
+    return (
+        f"{text} ({markdown_text(cell.label)}: {markdown_text(cell.target)})" if isinstance(cell, doc.Linked) else text
+    )
+
+
+def _tree_lines(tree: doc.Tree) -> Iterator[str]:
+    lines = [
+        printable(f"{'  ' * level}{'  '.join(filter(None, (branch.name, branch.path)))}{branch.words}")
+        for branch, level in tree.root.walk()
+    ]
+    fence = _longer_than_any("`", "\n".join(lines), least=3)
+    yield f"{fence}text"
+    yield from lines
+    yield fence
+
+
+def markdown_text(text: str) -> str:
+    r"""Return a foreign text as Markdown that shows it as it is, on one line.
+
+    >>> markdown_text("<b>layer_0|__init__</b>")
+    '&lt;b&gt;layer_0\\|\\_\\_init\\_\\_&lt;/b&gt;'
+    """
+    return _MEANINGFUL.sub(lambda match: _ENTITIES.get(match[0], f"\\{match[0]}"), printable(text))
+
+
+def _line_text(text: str) -> str:
+    r"""Return a foreign text as a line of its own, where Markdown reads some beginnings as a list or a rule.
+
+    >>> _line_text("- 1"), _line_text("1. x")
+    ('\\- 1', '1\\. x')
+    """
+    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", markdown_text(text).strip())
+
+
+def code_span(text: str) -> str:
+    """Return a foreign text as a span of code, which shows it as it is, on one line.
+
+    >>> code_span("a`b")
+    '`` a`b ``'
+    """
+    text = printable(text)
+    fence = _longer_than_any("`", text, least=1)
+    space = " " if "`" in text or not text else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
+def _longer_than_any(sign: str, text: str, *, least: int) -> str:
+    """Return as many signs that the text holds no run of so many."""
+    longest = max((len(run) for run in re.findall(f"{re.escape(sign)}+", text)), default=0)
+    return sign * max(least, longest + 1)

@@ -1,0 +1,407 @@
+"""Runs the graph of a decoder: tokens become logits, and what one run remembers is handed to the next.
+
+Which output becomes which input is said by the file (``winml.part``); of a file that does not say it, the names that
+other exporters use decide. Of what kind a state is does not count: keys and values, a sliding window, a recurrent
+state. Needs numpy and ONNX Runtime only. Chooses no token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.graph.bundle import TextTokens
+from winml.modelkit.metadata_keys import PART_KEY
+from winml.modelkit.options import load_json
+from winml.modelkit.runtime.decoding.inputs import (
+    MASK,
+    POSITIONS,
+    SCORES,
+    TOKEN_IDS,
+    TOKEN_TYPES,
+    batch_axis,
+    empty_state_sizes,
+    masks_run_alone,
+    plain_value,
+    state_feeds,
+)
+from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
+from winml.modelkit.runtime.sessions import Session, state_of_zeros, state_rows
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+__all__ = [
+    "DecoderGraph",
+    "GraphCache",
+    "feeds_between",
+    "rows_of",
+    "text_tokens",
+]
+
+
+class GraphCache:
+    """What a graph remembers of the tokens it was given, in ONNX Runtime's memory.
+
+    Holds one value for each state of the graph. A run replaces the values and never writes into them, so that a shallow
+    copy stays what it is.
+
+    Attributes:
+        values: By name of the graph input they are fed to.
+        length: Tokens per row that it stands for.
+        encoded: By name of the graph input, what an encoder answered; the same in every step.
+    """
+
+    is_compileable = False
+    """Read by transformers' generation."""
+
+    def __init__(
+        self,
+        graph: DecoderGraph,
+        values: Mapping[str, onnxruntime.OrtValue],
+        length: int,
+        encoded: Arrays | None = None,
+    ) -> None:
+        """Hold the values of one graph."""
+        self._graph = graph
+        self.values = dict(values)
+        self.length = length
+        self.encoded = dict(encoded or {})
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002  # transformers' signature
+        """Return the tokens per row that it stands for."""
+        return self.length
+
+    def reorder_cache(self, beam_idx: Any) -> None:
+        """Take other rows of the batch, in place: row ``beam_idx[i]`` becomes row i.
+
+        Args:
+            beam_idx: Integers, an array or tensor of shape [rows].
+        """
+        rows = [int(row) for row in beam_idx]
+        if rows != list(range(len(rows))):
+            self.values = {
+                name: state_rows(value, rows, self._graph.batch_axes[name]) for name, value in self.values.items()
+            }
+
+    def is_of(self, graph: DecoderGraph) -> bool:
+        """Say whether a graph made it."""
+        return self._graph is graph
+
+    @property
+    def graph_name(self) -> str:
+        """The file of the graph that made it."""
+        return self._graph.name
+
+    def size_bytes(self) -> int:
+        """Return the memory that the values take."""
+        return sum(value.tensor_size_in_bytes() for value in self.values.values())
+
+    def __copy__(self) -> GraphCache:
+        return GraphCache(self._graph, self.values, self.length, self.encoded)
+
+    def __deepcopy__(self, _memo: Any) -> GraphCache:
+        return self.__copy__()
+
+
+class DecoderGraph:
+    """The graph of a decoder in a session.
+
+    Attributes:
+        inputs: What the graph takes, in order.
+        states: Graph input that takes a state → output that gives its next value; empty without a cache.
+        batch_axes: Graph input that takes a state → the axis of its batch.
+        last_cache: What the last run left; None before the first, and without a cache.
+        position_rows: Positions of each token, where it has several: of frames, rows and columns; None: one.
+        length: Tokens in every run, where their number is fixed; else None. With a cache, more of them take more runs.
+    """
+
+    fed_input: ClassVar[str] = TOKEN_IDS
+    """Name of the input that takes tokens, or what stands for them."""
+
+    def __init__(self, session: Session, encoded: Collection[str] = (), values: Collection[str] = ()) -> None:
+        """Look at what the graph takes.
+
+        Args:
+            session: The graph.
+            encoded: Inputs that are the same in every step, as an encoder answered them.
+            values: Inputs that share the last axis of what :meth:`token_values` returns; empty: one takes all of it.
+
+        Raises:
+            InputError: it does not answer tokens with logits, or takes an input of unknown meaning.
+        """
+        self._session = session
+        self.name = session.name
+        self.inputs: tuple[GraphInput, ...] = graph_inputs(session)
+        self._by_name = {item.name: item for item in self.inputs}
+        self.states = state_feeds(session)
+        self.encoded = tuple(name for name in self._by_name if name in encoded)
+        self._value_inputs = tuple(values) or (self.fed_input,)
+        self._refuse_other_graphs()
+        batch, sequence = self._by_name[self.fed_input].shape[:2]
+        self.length = sequence if isinstance(sequence, int) else None
+        self.last_cache: GraphCache | None = None
+        self._masks_new_tokens = masks_run_alone(session.input_shapes, self.fed_input, self.states)
+        self._plain_kind = plain_value(self._by_name[TOKEN_TYPES]) if TOKEN_TYPES in self._by_name else 0
+        self.position_rows = _position_rows(self._by_name.get(POSITIONS))
+        self.batch_axes = {name: batch_axis(self._by_name[name], batch) for name in self.states}
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether a run hands anything to the next."""
+        return bool(self.states)
+
+    def empty_cache(self, rows: int, encoded: Arrays | None = None) -> GraphCache:
+        """Return the state before the first token.
+
+        Args:
+            rows: Size of the batch.
+            encoded: What an encoder answered, by name of the graph input.
+        """
+        batch = self._by_name[self.fed_input].shape[0]
+        states = (self._by_name[name] for name in self.states)
+        values = {item.name: state_of_zeros(empty_state_sizes(item, batch, rows), item.dtype) for item in states}
+        return GraphCache(self, values, 0, encoded)
+
+    def run(
+        self,
+        tokens: Array,
+        mask: Array | None = None,
+        positions: Array | None = None,
+        cache: GraphCache | None = None,
+    ) -> Array:
+        """Answer tokens.
+
+        Args:
+            tokens: Integers of shape [batch, sequence]: those after what the cache stands for.
+            mask: Integers of shape [batch, cached + sequence], 0 for padding; None: there is none.
+            positions: Integers of shape [batch, sequence], or several rows of these; None: counted on from the cache.
+            cache: What earlier runs remember; replaced by what this one does, in place.
+
+        Returns:
+            Logits of shape [batch, sequence or 1, vocabulary].
+
+        Raises:
+            UsageError: the values do not fit the graph, or the cache is that of another model.
+            StageError: ONNX Runtime fails.
+        """
+        self._refuse_foreign_cache(cache, len(tokens))
+        if self.has_cache and cache is None:
+            cache = self.empty_cache(len(tokens))
+        # Of all tokens at once: what images become is spread over them.
+        values = self.token_values(tokens, cache)
+        if cache is None or not self.has_cache:
+            feeds = self._feeds(values, mask, positions, None)
+            return self._session.run(feeds, [SCORES])[SCORES][:, : tokens.shape[1]]
+        step = self.length or max(tokens.shape[1], 1)
+        past = cache.length
+        logits = [
+            self._run_step(
+                values[:, start : start + step],
+                None if mask is None else mask[:, : past + start + step],
+                None if positions is None else positions[..., start : start + step],
+                cache,
+            )
+            for start in range(0, max(tokens.shape[1], 1), step)
+        ]
+        return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
+
+    def _run_step(self, values: Array, mask: Array | None, positions: Array | None, cache: GraphCache) -> Array:
+        """Answer the tokens of one run, given as the graph takes them, and let the cache be what it is after them."""
+        past = cache.length
+        feeds = {**self._feeds(values, mask, positions, cache), **{name: cache.encoded[name] for name in self.encoded}}
+        arrays, kept = self._session.run_with_states(feeds, cache.values, {*self.states.values()})
+        cache.values = {name: kept[output] for name, output in self.states.items()}
+        cache.length = past + values.shape[1]
+        self.last_cache = cache
+        return arrays[SCORES]
+
+    def _feeds(
+        self, values: Array, mask: Array | None, positions: Array | None, cache: GraphCache | None
+    ) -> dict[str, Array]:
+        rows, count = values.shape[:2]
+        past = cache.length if cache is not None else 0
+        filled = count
+        if self.length is not None and not self.has_cache:
+            filled = self.length  # to the right, where no token before sees it
+        if count > filled:
+            raise UsageError(
+                f"{count} tokens are given, and {self.name} was built for {filled}",
+                hint="Build the model with the sequence left open: --dynamic-seq-len.",
+            )
+        mask = np.ones((rows, past + count), np.int64) if mask is None else np.asarray(mask)
+        if mask.shape != (rows, past + count):
+            raise UsageError(
+                f"attention_mask is {array_words(mask)}; expected [{rows}, {past + count}]: {past} tokens of the cache "
+                f"and {count} new ones"
+            )
+        if self.has_cache and MASK not in self._by_name:
+            _refuse_padding(mask, self.name)
+        if positions is None:
+            positions = np.broadcast_to(np.arange(past, past + count), (rows, count))
+        given = {
+            **_shares(self._value_inputs, _filled(values, filled)),
+            MASK: _filled(mask[:, past:], filled) if self._masks_new_tokens else _filled(mask, past + filled),
+            POSITIONS: _all_positions(np.asarray(positions), self.position_rows, rows, filled),
+            TOKEN_TYPES: _filled(self.token_kinds(values, cache), filled),
+        }
+        others = (item for item in self.inputs if item.name not in (*self.states, *self.encoded))
+        return {item.name: self._fitted(item, given[item.name]) for item in others}
+
+    def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
+        """Return what the graph takes of tokens: these themselves.
+
+        Args:
+            tokens: Integers of shape [batch, sequence].
+            cache: What earlier runs remember.
+        """
+        return tokens
+
+    def token_kinds(self, values: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
+        """Return the kind of each token of a run, of which the vectors or numbers are given: that of text."""
+        return np.full(values.shape[:2], self._plain_kind, np.int64)
+
+    def _fitted(self, item: GraphInput, array: Array) -> Array:
+        array = np.ascontiguousarray(array.astype(item.dtype, copy=False))
+        if not item.takes_sizes(array.shape):
+            raise UsageError(
+                f"input {item.name!r} is {array_words(array)}, and {self.name} was built for {item.words}",
+                hint="Give that many rows and tokens, or build the model with these sizes left open.",
+            )
+        return array
+
+    def _refuse_foreign_cache(self, cache: object, rows: int) -> None:
+        if cache is None:
+            return
+        if not isinstance(cache, GraphCache) or not cache.is_of(self):
+            raise UsageError(
+                f"past_key_values is {_cache_words(cache)}, and {self.name} takes its own only",
+                hint="Start without one, and hand on the past_key_values of the answer.",
+            )
+        for name, value in cache.values.items():
+            if value.shape()[self.batch_axes[name]] != rows:
+                raise UsageError(
+                    f"{rows} rows of tokens are given, and the cache is of {value.shape()[self.batch_axes[name]]}",
+                    hint="Start without a cache, or give as many rows as before.",
+                )
+
+    def _refuse_other_graphs(self) -> None:
+        if self.fed_input not in self._by_name or SCORES not in self._session.outputs:
+            raise InputError(
+                f"{self.name} does not generate: it takes {', '.join(self._by_name) or 'nothing'} and answers "
+                f"{', '.join(self._session.outputs)}; expected {self.fed_input} and {SCORES}",
+                hint="Build the model for text-generation.",
+            )
+        _refuse_scores_of_texts(self._session)
+        known = {*self._value_inputs, MASK, POSITIONS, TOKEN_TYPES, *self.states, *self.encoded}
+        if other := [name for name in self._by_name if name not in known]:
+            raise InputError(
+                f"{self.name} takes {other[0]!r}, of which nothing says what a step is to feed it",
+                hint="Name the folder where it is one part of a model. An encoder-decoder generates with a cache only: "
+                "leave out --no-cache.",
+            )
+
+
+def _shares(names: Sequence[str], values: Array) -> dict[str, Array]:
+    """Return the share that each of these has of the last axis."""
+    return dict(zip(names, np.split(values, len(names), axis=-1), strict=True))
+
+
+def _refuse_padding(mask: Array, name: str) -> None:
+    """Refuse rows of several lengths where nothing hides what fills the shorter ones.
+
+    Raises:
+        UsageError: there are such rows.
+    """
+    if not mask.all():
+        raise UsageError(
+            f"the rows are of several lengths, and {name} takes no attention_mask that would hide the padding",
+            hint="Give rows of one length, or one row at a time.",
+        )
+
+
+def _refuse_scores_of_texts(session: Session) -> None:
+    """Refuse a graph that classifies.
+
+    Raises:
+        InputError: its scores are not those of each token.
+    """
+    shape = session.output_shapes[SCORES]
+    if shape and len(shape) != 3:
+        raise InputError(
+            f"{session.name} does not generate: {SCORES} are {list(shape)}, scores of the whole text; expected those "
+            "of each token, [batch, tokens, vocabulary]",
+            hint="Build the model for text-generation.",
+        )
+
+
+def _position_rows(positions: GraphInput | None) -> int | None:
+    shape = () if positions is None else positions.shape
+    return shape[0] if len(shape) > 2 and isinstance(shape[0], int) else None
+
+
+def _all_positions(positions: Array, several: int | None, rows: int, filled: int) -> Array:
+    """Return the positions of a run; of text alone, all of one token are equal."""
+    if several is None:
+        return _filled(positions, filled)
+    each = np.broadcast_to(positions, (several, rows, positions.shape[-1]))
+    return np.stack([_filled(item, filled) for item in each])
+
+
+def _filled(array: Array, length: int) -> Array:
+    missing = length - array.shape[1]
+    return np.pad(array, ((0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2))) if missing > 0 else array
+
+
+def _cache_words(cache: Any) -> str:
+    return f"the cache of {cache.graph_name}" if isinstance(cache, GraphCache) else f"a {type(cache).__name__}"
+
+
+def rows_of(tokens: Sequence[int]) -> Array:
+    """Return tokens as one row of a batch: int64 of shape [1, tokens]."""
+    return np.array([tokens], np.int64)
+
+
+# --- What do the files of parts say of their graphs: which output becomes which input of another, and how texts
+# begin?
+
+
+def feeds_between(giver: Session, taker: Session) -> dict[str, str]:
+    """Return output → input.
+
+    Raises:
+        InputError: the files do not say it, or say it of another model.
+    """
+    try:
+        record = load_json(giver.metadata.get(PART_KEY) or "{}")
+        name = load_json(taker.metadata.get(PART_KEY) or "{}").get("name")
+        feeds = {feed["output"]: feed["input"] for feed in record.get("feeds", ()) if feed["part"] == name}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        feeds = {}
+    if not feeds or not set(feeds) <= set(giver.outputs) or not set(feeds.values()) <= set(taker.inputs):
+        raise _unrelated(giver, taker)
+    return feeds
+
+
+def text_tokens(decoder: Session) -> TextTokens | None:
+    """Return how a text begins and ends, where the file of a decoder says it.
+
+    Raises:
+        InputError: what it says is damaged.
+    """
+    try:
+        text = load_json(decoder.metadata.get(PART_KEY) or "{}").get("text")
+        return None if text is None else TextTokens.from_fields(text)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{decoder.name}: {PART_KEY} is damaged", hint="Export the model again.") from error
+
+
+def _unrelated(giver: Session, taker: Session) -> InputError:
+    return InputError(
+        f"{giver.name} and {taker.name} do not say how they belong together",
+        hint="Build both again with this version of winml, from one model.",
+    )

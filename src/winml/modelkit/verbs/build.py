@@ -1,0 +1,241 @@
+"""What does ``winml build`` do with a request? Makes a folder of a model, stage by stage; what is up to date stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.builds.layouts.layout import LAYOUTS
+from winml.modelkit.errors import UsageError, told_as
+from winml.modelkit.fields import COMPARISON, OUTPUT, declare
+from winml.modelkit.optimize.capabilities import LEVELS
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.build import BuildListener
+    from winml.modelkit.builds.config import CompileSection, WinMLBuildConfig
+    from winml.modelkit.builds.plan import BuildPlan
+    from winml.modelkit.builds.planned_build import PlannedBuild
+    from winml.modelkit.load.request import ModelRequest
+    from winml.modelkit.results.build_result import BuildResult
+
+__all__ = ["BuildRequest", "build_words", "plan_requested_build", "run_planned_build"]
+
+STAGES, PROVIDER = "Stages", "Execution provider"
+
+SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
+"""Option that leaves a stage out → section of the config."""
+
+_PLACE = {"--ep": "ep", "--ep-options": "ep_options"}
+"""Option that says where the model is to run → key of the section ``compile`` that says the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRequest:
+    """What is requested of ``winml build``."""
+
+    model: ModelRequest
+    config: WinMLBuildConfig
+    """What every stage is to do, before the options below are laid over it."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Option → the key of the config that stands in its place, for messages."""
+
+    output: Path | None = declare(None, "The folder to build in.", OUTPUT, short="-o")
+    use_cache: bool = declare(False, "Build in the cache: one folder for each model and config.", OUTPUT)
+    rebuild: bool = declare(False, "Run every stage again; files no build wrote stay.", OUTPUT)
+    layout: str | None = declare(
+        None,
+        "Lay the folder out for this tool, which then opens it unchanged.",
+        OUTPUT,
+        only=LAYOUTS.names,
+    )
+    deploy_only: bool = declare(
+        False,
+        "Leave in the folder only what is deployed: the model, and the files its readers look for beside it.",
+        OUTPUT,
+    )
+    tokenizer: bool = declare(
+        True, "Copy config, tokenizer and processor files of the checkpoint into the folder, or not.", OUTPUT
+    )
+    optimize: bool = declare(True, "Optimize the graph, or not.", STAGES)
+    quant: bool = declare(True, "Quantize where a precision is requested, or not.", STAGES)
+    compile: bool | None = declare(
+        None,
+        "Compile the result, or not.  [default: where --ep or compile.ep of the config names a provider]",
+        STAGES,
+    )
+    level: str | None = declare(None, "How much the optimizer does; winml optimize --list.", STAGES, only=LEVELS)
+    dynamo: bool | None = declare(
+        None,
+        "Use torch's dynamo exporter, or TorchScript.  [default: TorchScript, and dynamo for what it cannot do]",
+        STAGES,
+    )
+    skip_pre_normalization: bool = declare(
+        False, "Leave an .onnx file as it is where no optimization is requested.", STAGES
+    )
+    ep: str | None = declare(
+        None,
+        "Execution provider the model is for, and compiled for where it compiles, such as qnn.",
+        PROVIDER,
+        metavar="NAME",
+    )
+    ep_options: tuple[str, ...] = declare((), "Option of the provider; repeatable.", PROVIDER, metavar="KEY=VALUE")
+    verify: bool = declare(True, "Compare what each stage makes with what it was made from, or not.", COMPARISON)
+
+    @property
+    def sections_off(self) -> dict[str, str]:
+        """Section of the config that an option leaves out → the option."""
+        return {section: f"--no-{name}" for name, section in SWITCHES.items() if getattr(self, name) is False}
+
+
+def plan_requested_build(request: BuildRequest) -> PlannedBuild:
+    """Return what a build would do: its stages, what is up to date, and the files. Writes nothing, fetches nothing.
+
+    Raises:
+        UsageError: an option, a path or the config is wrong, or the folder is the model.
+        OutputExistsError: a file is there that no build wrote.
+        ConfigError: the config lacks a section that the model needs.
+        InputError: a file of the model is missing, or is none.
+        WriteError: the folder cannot be written.
+    """
+    if (request.output is None) != request.use_cache:
+        both = "-o and --use-cache name two places" if request.use_cache else "nothing says where to build"
+        raise UsageError(both, hint="Give a folder with -o, or --use-cache.")
+    with told_as(build_words(request)):
+        plan = _refused_early(request)
+        from winml.modelkit.builds.open_sizes import opened_first
+        from winml.modelkit.builds.planned_build import planned_build
+
+        return planned_build(opened_first(plan), request.output, rebuild=request.rebuild, requested=plan)
+
+
+def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: BuildListener) -> BuildResult:
+    """Recover what killed commands left, then build.
+
+    Args:
+        plan: What is to be done.
+        request: What it was made of.
+        listener: Who is told.
+
+    Raises:
+        WinMLError: as :func:`winml.modelkit.builds.build.run_build` raises.
+    """
+    from winml.modelkit.builds.build import run_build
+    from winml.modelkit.builds.build_model import build_in_cache
+    from winml.modelkit.builds.open_sizes import build_most_open, is_free_to_open
+
+    plan.recover()
+
+    def build(planned: BuildPlan) -> BuildResult:
+        if request.output is None:
+            return build_in_cache(planned, rebuild=request.rebuild, listener=listener)
+        return run_build(planned, request.output, rebuild=request.rebuild, listener=listener)
+
+    with told_as(build_words(request)):
+        return build_most_open(plan.build, build) if is_free_to_open(plan.build) else build(plan.build)
+
+
+def build_words(request: BuildRequest) -> dict[str, str]:
+    """Return option → the key of the config that stands in its place, for messages."""
+    section = request.config.compile
+    place = {
+        option: f"compile.{key}"
+        for option, key in _PLACE.items()
+        if not getattr(request, key) and section is not None and getattr(section, key)
+    }
+    return {**request.words, **place}
+
+
+def _refused_early(request: BuildRequest) -> BuildPlan:
+    """Return the build, after what names and paths show to be wrong was refused: no model library is imported."""
+    from winml.modelkit.builds.folder import BuildFolder, refuse_input_as_output
+    from winml.modelkit.builds.plan import plan_build, refuse_missing_compiler
+    from winml.modelkit.builds.stages import STAGES as ALL_STAGES
+    from winml.modelkit.builds.stages import names_of
+    from winml.modelkit.load.request import resolve_source
+    from winml.modelkit.runtime.execution_providers import refuse_dynamic
+
+    plan = plan_build(
+        _config_of(request),
+        request.model,
+        switched_off=request.sections_off,
+        skip_pre_normalization=request.skip_pre_normalization,
+        verify=request.verify,
+        with_companions=request.tokenizer,
+        deploy_only=request.deploy_only,
+    )
+    refuse_missing_compiler(plan, [option for option, key in _PLACE.items() if getattr(request, key)])
+    places = [plan.onnx_path] if plan.onnx_path is not None else []
+    if plan.config.export is not None:
+        config, model = plan.config.export, plan.request
+        refuse_dynamic(config.ep, is_dynamic=model.is_dynamic, allow_dynamic=config.allow_dynamic)
+        source = resolve_source(model)
+        places += [source.path] if source.path is not None else []
+    if request.output is not None:
+        names = names_of(ALL_STAGES, config=plan.config)
+        refuse_input_as_output(request.output, places, names)
+        BuildFolder(request.output, names, is_cache=False)
+    else:
+        from winml.modelkit.builds.build_model import refuse_deploying
+
+        refuse_deploying(plan)
+    return plan
+
+
+def _config_of(request: BuildRequest) -> WinMLBuildConfig:
+    """Return the config with what the options say of stages; an option wins.
+
+    Raises:
+        UsageError: an option speaks of a stage that is left out.
+    """
+    from winml.modelkit.runtime.execution_providers import find_execution_provider, parse_ep_options, short_name
+
+    config = request.config
+    sections: dict[str, dict[str, Any]] = {"export": {}, "optim": {}, "quant": {}, "compile": {}}
+    if request.level is not None:
+        if "optim" in request.sections_off:
+            raise UsageError("--level has no meaning with --no-optimize", hint="Leave one of them out.")
+        sections["optim"]["level"] = request.level
+    if request.ep is not None:
+        provider = short_name(find_execution_provider(request.ep).name)
+        for stated in sections.values():
+            stated["ep"] = provider
+    if request.ep_options:
+        sections["compile"]["ep_options"] = parse_ep_options(request.ep_options)
+    if request.dynamo is not None:
+        sections["export"]["exporter"] = "dynamo" if request.dynamo else "torchscript"
+    changed: dict[str, Any] = {}
+    if request.compile or request.ep_options:
+        changed["compile"] = _requested_compilation(request)
+    if request.layout is not None:
+        changed["layout"] = request.layout
+    for name, stated in sections.items():
+        section = changed.get(name, getattr(config, name))
+        if stated and section is not None:
+            # Not made anew: what was left out of the config is to stay left out.
+            changed[name] = section.model_copy(update=stated)
+    return config.model_copy(update=changed)
+
+
+def _requested_compilation(request: BuildRequest) -> CompileSection:
+    """Return the section of the stage that options request.
+
+    Raises:
+        UsageError: the stage is left out, or nothing names a provider that it can compile for.
+    """
+    from winml.modelkit.builds.config import CompileSection
+    from winml.modelkit.runtime.execution_providers import refuse_uncompilable
+
+    flag = "--compile" if request.compile else "--ep-options"
+    if request.compile is False:
+        raise UsageError(f"{flag} has no meaning with --no-compile", hint="Leave one of them out.")
+    section = request.config.compile or CompileSection()
+    ep = request.ep or section.ep
+    if ep is None:
+        raise UsageError(
+            f"{flag}: no execution provider is named to compile for",
+            hint="Give one with --ep; winml compile --list shows which there are.",
+        )
+    refuse_uncompilable(ep)
+    return section

@@ -1,0 +1,146 @@
+"""What does ``winml compile`` do with a request? Compiles an ONNX file for one execution provider."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from winml.modelkit.compile.declared_options import CompileFields
+from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import COMPARISON, declare
+from winml.modelkit.runtime.execution_providers import find_execution_provider
+from winml.modelkit.verbs.file_to_file import EXTERNAL_FROM_BYTES, FileRequest, FileVerb, PlannedPart
+from winml.modelkit.words import size_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.compile.options import CompileOptions
+    from winml.modelkit.flows.compile import Compilation
+    from winml.modelkit.flows.graph_file import GraphFileTask
+    from winml.modelkit.found_models import FoundFolder
+    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.results.compiled_model import CompiledFile
+
+__all__ = ["COMPILE", "CompileRequest", "compile_onnx"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRequest(FileRequest["CompileOptions"]):
+    """What is requested of ``winml compile``."""
+
+    section: ClassVar[str] = "compile"
+    declaring: ClassVar[type] = CompileFields
+
+    verify: bool = declare(
+        True,
+        "Open the result, run it on the provider and compare it with the source.",
+        COMPARISON,
+        spelling="--validate/--no-validate --verify/--no-verify",
+    )
+
+    @classmethod
+    def options_record(cls) -> type[CompileOptions]:
+        """Return the validated record of the options."""
+        from winml.modelkit.compile.options import CompileOptions
+
+        return CompileOptions
+
+
+class _Compile(FileVerb[CompileRequest, "CompileOptions", "CompiledFile"]):
+    name: ClassVar[str] = "compile"
+
+    def refuse_options(self, request: CompileRequest) -> None:
+        if request.options.ep is None:
+            raise UsageError(
+                "no execution provider was given", hint="Give one with --ep; --list shows which there are."
+            )
+        find_execution_provider(request.options.ep)
+
+    def task(self, request: CompileRequest, source: Path, output: Path) -> GraphFileTask:
+        from winml.modelkit.flows.graph_file import GraphFileTask
+
+        return GraphFileTask(source, output, overwrite=request.overwrite, verify=request.verify, seed=request.seed)
+
+    def work(
+        self,
+        request: CompileRequest,
+        task: GraphFileTask,
+        options: CompileOptions,
+        folder: FoundFolder | None,  # noqa: ARG002  # other verbs look at it
+    ) -> Compilation:
+        from winml.modelkit.flows.compile import compilation
+
+        return compilation(task, options, request.sizes or {})
+
+    def data_condition(self, task: GraphFileTask, options: CompileOptions) -> str | None:  # noqa: ARG002  # others do
+        if options.embed:
+            return None
+        return f"a weight takes {size_words(EXTERNAL_FROM_BYTES)} or more, or the provider compiles a part"
+
+    def transform(
+        self,
+        request: CompileRequest,
+        part: PlannedPart[CompileOptions],
+        folder: FoundFolder | None,  # noqa: ARG002  # other verbs look at it
+        on_step: Callable[[StepEvent], None] | None,
+    ) -> CompiledFile:
+        from winml.modelkit.flows.compile import compile_file
+
+        return compile_file(part.task, part.options, on_step, sizes=request.sizes, checked=part.checked)
+
+
+COMPILE = _Compile()
+"""The verb: its :meth:`~FileVerb.plan` and :meth:`~FileVerb.run`."""
+
+
+def compile_onnx(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    options: CompileOptions | None = None,
+    overwrite: bool = False,
+    verify: bool = True,
+    seed: int = 0,
+    sizes: Mapping[str, int] | None = None,
+    on_step: Callable[[StepEvent], None] | None = None,
+    **flags: Any,
+) -> CompiledFile:
+    """Compile an ONNX file for an execution provider; its nodes go on saying which module they came from.
+
+    Args:
+        model: The file; it stays as it is.
+        output: The ``.onnx`` file to write.
+        options: What it is compiled for; None: as ``flags`` say.
+        overwrite: Replace a file that is there already.
+        verify: Open the result, run it on the provider, and compare it with ``model``.
+        seed: Seed of the values compared on.
+        sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
+        on_step: Called when a step starts and when it ends.
+        **flags: Fields of :class:`CompileOptions`: ``ep``, ``device``, ``ep_options``, ``embed``.
+
+    Returns:
+        The record of the compilation. The file is in place.
+
+    Raises:
+        UsageError: a provider that is unknown, not installed or compiles nothing, an option it does not take, an output
+            that exists, open dimensions for a provider that needs fixed sizes, or ``flags`` beside ``options``.
+        InputError: the file is no ONNX model, its data is missing, or it is compiled already.
+        CompileError: the provider failed, or took none of the nodes.
+        StageError: ``model`` itself does not run, so the result cannot be compared with it.
+        VerificationError: the result does not load, or does not answer as ``model`` does; no file was written.
+    """
+    from winml.modelkit.compile.options import CompileOptions
+    from winml.modelkit.options import options_of
+
+    request = CompileRequest(
+        options=options_of(CompileOptions, options, flags, "compile_onnx"),
+        model=Path(model),
+        output=Path(output),
+        overwrite=overwrite,
+        verify=verify,
+        seed=seed,
+        sizes=sizes,
+    )
+    return COMPILE.run_file(COMPILE.plan_file(request), on_step)

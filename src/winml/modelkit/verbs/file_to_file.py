@@ -1,0 +1,443 @@
+"""How does a verb that makes a file of a file plan and run? Also a folder of the folder of a build, part by part.
+
+Written once for these verbs: what a verb does itself is its :class:`FileVerb`. Standard library only until a request is
+found fit by its options and paths.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from winml.modelkit.errors import ConfigError, ModelPathError, UsageError
+from winml.modelkit.fields import COMPARISON, INPUT, OUTPUT, declare
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME, ONLY_PART, data_path
+from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+from winml.modelkit.words import size_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphWork
+    from winml.modelkit.found_models import FoundFolder
+    from winml.modelkit.options import Options
+    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.results.transformed_file import RecordT, TransformedFolder
+else:
+    RecordT = TypeVar("RecordT")
+
+__all__ = [
+    "FilePlan",
+    "FileRequest",
+    "FileVerb",
+    "PlannedPart",
+    "find_source",
+    "only_part",
+    "orphaned_data",
+    "read_sizes",
+]
+
+OptionsT = TypeVar("OptionsT", bound="Options")
+RequestT = TypeVar("RequestT", bound="FileRequest[Any]")
+
+EXTERNAL_FROM_BYTES = 256
+"""Specified by onnx_ir: the smallest weight that goes to a file of weights."""
+
+
+def read_sizes(text: str) -> dict[str, int]:
+    """Return sizes by name or key, of JSON text or the path of a JSON file. Names are an ONNX file's own.
+
+    Raises:
+        ConfigError: it is malformed, or a size is no whole number.
+    """
+    from winml.modelkit.options import read_json
+
+    value, source = read_json(text, "--shape-config")
+    if not isinstance(value, dict):
+        raise ConfigError(f"{source}: expected a JSON object, got {type(value).__name__}")
+    for name, size in value.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ConfigError(
+                f"{source}: {name}: expected a whole number of at least 1 (got {size!r})",
+                hint="To leave a dimension open, leave it out.",
+            )
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRequest(Generic[OptionsT]):
+    """What is requested of a verb that makes a file of a file."""
+
+    section: ClassVar[str]
+    """Section of a build config that holds the options."""
+    declaring: ClassVar[type]
+    """The dataclass that declares them."""
+
+    options: OptionsT
+    """What is done with the graph."""
+    model: Path | None = declare(None, "ONNX file, or folder of a build; it is not changed.", INPUT, short="-m")
+    submodel: tuple[str, ...] = declare(
+        (), "Of a folder with several parts, only this one; repeatable.", INPUT, metavar="PART"
+    )
+    output: Path | None = declare(None, "File to write; of a folder, the folder.", OUTPUT, short="-o")
+    overwrite: bool = declare(False, "Replace the output if it is there already.", OUTPUT)
+    verify: bool = declare(True, "Compare the result with the source in ONNX Runtime.", COMPARISON)
+    sizes: Mapping[str, int] | None = declare(
+        None,
+        'Sizes to compare at, such as {"batch_size": 4}, by name or input:axis; else some are tried; a file or text.',
+        COMPARISON,
+        spelling="--shape-config",
+        metavar="JSON",
+        read=read_sizes,
+    )
+    seed: int = declare(0, "Seed of the values compared on.", COMPARISON, in_command=False)
+
+    @classmethod
+    def options_record(cls) -> type[OptionsT]:
+        """Return the validated record of the options."""
+        raise NotImplementedError
+
+    @classmethod
+    def section_values(cls, section: Options) -> tuple[dict[str, Any], str]:
+        """Return the options that a section of a build config states, as JSON values, and a note on them or nothing."""
+        return section.model_dump(mode="json", exclude_none=True), ""
+
+    @classmethod
+    def of_command(
+        cls, section: Mapping[str, Any], options: Mapping[str, Any], fields: Mapping[str, Any]
+    ) -> FileRequest[OptionsT]:
+        """Return the request of a command line.
+
+        Args:
+            section: Options of the config.
+            options: Options that the command line states; they win.
+            fields: All else that it states.
+
+        Raises:
+            ConfigError: a value is wrong.
+        """
+        from winml.modelkit.options import parse_options
+
+        return cls(options=parse_options(cls.options_record(), {**section, **options}, "options"), **fields)
+
+
+@dataclass(frozen=True)
+class PlannedPart(Generic[OptionsT]):
+    """One file that would become another."""
+
+    task: GraphFileTask
+    options: OptionsT
+    checked: CheckedSource | None
+    """The source as it was read; None where recovery would replace it first, so that it is read and checked then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilePlan(Plan, Generic[RequestT, OptionsT]):
+    """What a verb that makes a file of a file would do."""
+
+    request: RequestT
+    parts: Mapping[str, PlannedPart[OptionsT]]
+    """Name of the part → what would become of it; of a file there is one."""
+    folder: FoundFolder | None = None
+    """The folder whose parts they are."""
+
+
+class FileVerb(ABC, Generic[RequestT, OptionsT, RecordT]):
+    """A verb that makes a file of a file: what it does itself between reading and writing."""
+
+    name: ClassVar[str]
+
+    def refuse_options(self, request: RequestT) -> None:
+        """Refuse what the options alone show to be wrong, before a path is looked at.
+
+        Raises:
+            UsageError: names it.
+        """
+
+    def default_output(self, model: Path) -> Path | None:  # noqa: ARG002  # other verbs look at it
+        """Return what is written where no output is named; None where one has to be."""
+        return None
+
+    @abstractmethod
+    def task(self, request: RequestT, source: Path, output: Path) -> GraphFileTask:
+        """Return from which file to which, and how."""
+
+    @abstractmethod
+    def work(
+        self, request: RequestT, task: GraphFileTask, options: OptionsT, folder: FoundFolder | None
+    ) -> GraphWork[Any]:
+        """Return what is done with the graph.
+
+        Args:
+            request: What is requested.
+            task: From which file to which.
+            options: Those of the part.
+            folder: The folder of a build that the file is a part of, if it is.
+
+        Raises:
+            UsageError: it cannot be done with any.
+        """
+
+    def data_condition(self, task: GraphFileTask, options: OptionsT) -> str | None:  # noqa: ARG002  # other verbs do
+        """Return on which condition files of data are written beside the model; None: never."""
+        if task.external_data is False:
+            return None
+        if task.external_data:
+            return f"a weight takes {size_words(EXTERNAL_FROM_BYTES)} or more"
+        if task.external_from_bytes is not None:
+            return f"the weights take {size_words(task.external_from_bytes)} or more"
+        return "the weights do not fit into the model"
+
+    @abstractmethod
+    def transform(
+        self,
+        request: RequestT,
+        part: PlannedPart[OptionsT],
+        folder: FoundFolder | None,
+        on_step: Callable[[StepEvent], None] | None,
+    ) -> RecordT:
+        """Make the file of one part, and return the record of it.
+
+        Raises:
+            WinMLError: the work failed; no file was written.
+        """
+
+    def plan(self, request: RequestT) -> FilePlan[RequestT, OptionsT]:
+        """Return what would be done, for a file or for the folder of a build. Writes nothing.
+
+        Raises:
+            UsageError: an option or a path is wrong, an output exists, or a selector names no module.
+            InputError: a file is no ONNX model or not a valid one, or its data is missing.
+            WriteError: the output cannot be written.
+        """
+        self.refuse_options(request)
+        source = find_source(request)
+        if isinstance(source, Path):
+            return self.plan_file(request)
+        if request.output is None or request.output.suffix.lower() != ".onnx":
+            return self._plan_folder(request, source)
+        model = only_part(source, f"-o {request.output} is one file")
+        return self.plan_file(replace(request, model=model, submodel=()))
+
+    def plan_file(self, request: RequestT) -> FilePlan[RequestT, OptionsT]:
+        """Return what would be done with one file; raises as :meth:`plan` does."""
+        from winml.modelkit.graph.files.output_files import ExportPaths, refuse_existing, refuse_inputs, waiting_files
+
+        assert request.model is not None
+        model, (output, notes) = request.model, self._output(request, request.model)
+        paths = ExportPaths.for_output(output, with_sidecar=False, with_report=False)
+        refuse_inputs([paths.model], [model])
+        refuse_existing([paths.model], overwrite=request.overwrite)
+        waiting = waiting_files([paths.model])
+        is_waiting = model.absolute() in {path.absolute() for path in waiting}
+        if not model.is_file() and not is_waiting:
+            raise ModelPathError(f"{model}: no such file", hint="Give the path of an ONNX file.")
+        part, files, steps = self._plan_part(request, model, output, request.options, None, is_waiting=is_waiting)
+        reads = (model, *(part.checked.data if part.checked is not None else ()))
+        return FilePlan(
+            verb=self.name,
+            reads=reads,
+            writes=files,
+            steps=steps,
+            notes=notes,
+            removes=orphaned_data([output], reads),
+            interrupted=interruptions_beside([output]),
+            request=request,
+            parts={ONLY_PART: part},
+        )
+
+    def _plan_folder(self, request: RequestT, found: FoundFolder) -> FilePlan[RequestT, OptionsT]:
+        from winml.modelkit.builds.folder_transformation import options_by_part, refuse_folder_outputs
+        from winml.modelkit.graph.files.placing import external_files
+
+        folder, notes = self._output(request, found.path)
+        refuse_folder_outputs(found, folder, overwrite=request.overwrite)
+        wanted = options_by_part(found, request.options)
+        parts: dict[str, PlannedPart[OptionsT]] = {}
+        files: list[PlannedFile] = []
+        steps: list[PlannedStep] = []
+        reads = [*found.companions.values()]
+        for part, source in found.parts.items():
+            output = folder / found.name_of(part)
+            reads += [source, *external_files(source)]
+            if part not in wanted:
+                steps.append(PlannedStep(f"{part}: copying", "as it is"))
+                files += [_planned(output), *([PlannedFile(data_path(output, "*"))] if external_files(source) else [])]
+                continue
+            parts[part], outputs, own = self._plan_part(request, source, output, wanted[part], found, is_waiting=False)
+            prefix = f"{part}: " if len(found.parts) > 1 else ""
+            steps += [replace(step, name=f"{prefix}{step.name}") for step in own]
+            files += outputs
+        files += [_planned(folder / name) for name in (*found.companions, BUILD_MANIFEST_NAME)]
+        models = [folder / found.name_of(part) for part in found.parts]
+        return FilePlan(
+            verb=self.name,
+            reads=tuple(reads),
+            writes=tuple(files),
+            steps=tuple(steps),
+            notes=notes,
+            removes=orphaned_data(models, reads),
+            interrupted=interruptions_beside([*models, folder / BUILD_MANIFEST_NAME]),
+            request=request,
+            parts=parts,
+            folder=found,
+        )
+
+    def _output(self, request: RequestT, model: Path) -> tuple[Path, tuple[str, ...]]:
+        """Return what is written, and what is said where nobody named it."""
+        if request.output is not None:
+            return request.output, ()
+        output = self.default_output(model)
+        if output is None:
+            raise UsageError("no output was given", hint="Name the file or folder to write with -o.")
+        return output, (f"No output was named: {output}, beside the input.",)
+
+    def _plan_part(
+        self,
+        request: RequestT,
+        source: Path,
+        output: Path,
+        options: OptionsT,
+        folder: FoundFolder | None,
+        *,
+        is_waiting: bool,
+    ) -> tuple[PlannedPart[OptionsT], tuple[PlannedFile, ...], tuple[PlannedStep, ...]]:
+        """Return what would become of one file, what would be written of it, and in which steps."""
+        from winml.modelkit.flows.graph_file import check_source
+
+        task = self.task(request, source, output)
+        work = self.work(request, task, options, folder)
+        checked = None if is_waiting else check_source(task, work)
+        is_copy = checked is not None and _is_copy(task, work, checked)
+        if is_copy:
+            condition = "" if checked is not None and checked.data else None
+        else:
+            condition = self.data_condition(task, options)
+        data = () if condition is None else (PlannedFile(data_path(output, "*"), only_if=condition),)
+        steps = _planned_steps(task, work, checked, is_copy=is_copy)
+        return PlannedPart(task, options, checked), (_planned(output), *data), steps
+
+    def run(
+        self, plan: FilePlan[RequestT, OptionsT], on_step: Callable[[StepEvent], None] | None = None
+    ) -> RecordT | TransformedFolder[RecordT]:
+        """Do what a plan says: recover what killed commands left, then make the file, or the folder.
+
+        Raises:
+            WinMLError: the work failed, or the result does not compute what its source does; nothing was written.
+        """
+        if plan.folder is None:
+            return self.run_file(plan, on_step)
+        from winml.modelkit.builds.folder_transformation import transform_folder
+
+        folder, parts = plan.folder, plan.parts
+        output, _ = self._output(plan.request, folder.path)
+        plan.recover()
+
+        def work_on_part(name: str, task: GraphFileTask, options: OptionsT) -> RecordT:
+            part = PlannedPart(task, options, parts[name].checked)
+            return self.transform(plan.request, part, folder, _named_steps(name, folder, on_step))
+
+        task = self.task(plan.request, folder.path, output)
+        wanted = {name: part.options for name, part in parts.items()}
+        return transform_folder(folder, task, wanted, work_on_part)
+
+    def run_file(
+        self, plan: FilePlan[RequestT, OptionsT], on_step: Callable[[StepEvent], None] | None = None
+    ) -> RecordT:
+        """Do what the plan of one file says; raises as :meth:`run` does."""
+        plan.recover()
+        return self.transform(plan.request, plan.parts[ONLY_PART], None, on_step)
+
+
+def find_source(request: FileRequest[Any]) -> FoundFolder | Path:
+    """Return the file that a request names, there or not, or the folder of a build.
+
+    Raises:
+        UsageError: it names none, or the folder has no part of a name.
+        ModelPathError: the folder holds no ONNX model.
+    """
+    model = request.model
+    if model is None:
+        raise UsageError("no model was given", hint="Give the path of an ONNX file with --model.")
+    if model.is_dir():
+        from winml.modelkit.found_models import found_folder
+
+        return found_folder(model, request.submodel)
+    if request.submodel:
+        raise UsageError(
+            f"--submodel {request.submodel[0]} names a part in the folder of a build, and {model} is none",
+            hint="Leave it out.",
+        )
+    return model
+
+
+def only_part(found: FoundFolder, words: str) -> Path:
+    """Return the file of the only part that is meant.
+
+    Args:
+        found: The folder.
+        words: Why there can be one only.
+
+    Raises:
+        UsageError: several are.
+    """
+    if len(found.chosen) > 1:
+        raise UsageError(
+            f"{words}, and {found.path} holds {', '.join(found.chosen)}",
+            hint=f"Name one of them: --submodel {found.chosen[-1]}.",
+        )
+    return found.parts[found.chosen[0]]
+
+
+def _named_steps(
+    part: str, folder: FoundFolder, on_step: Callable[[StepEvent], None] | None
+) -> Callable[[StepEvent], None] | None:
+    """Return what is told the steps of a part, with its name where there are several."""
+    if on_step is None or len(folder.parts) == 1:
+        return on_step
+    return lambda event: on_step(replace(event, name=f"{part}: {event.name}"))
+
+
+def _is_copy(task: GraphFileTask, work: GraphWork[Any], checked: CheckedSource) -> bool:
+    from winml.modelkit.flows.graph_file import may_be_copy
+
+    return not work.may_be_requested and task.functions is None and may_be_copy(task, checked)
+
+
+def _planned(path: Path) -> PlannedFile:
+    return PlannedFile(path, replaces=path.exists())
+
+
+def _planned_steps(
+    task: GraphFileTask, work: GraphWork[Any], checked: CheckedSource | None, *, is_copy: bool
+) -> tuple[PlannedStep, ...]:
+    if checked is None:
+        reading, normalization = "recovery puts it in place first; it is checked then", "unless it is normalized"
+    else:
+        from winml.modelkit.hierarchy.tagging import all_nodes
+        from winml.modelkit.normalize.stamp import is_normalized
+
+        opset = checked.model.opset_imports.get("", 0)
+        reading = f"{sum(1 for _ in all_nodes(checked.model))} nodes, opset {opset}"
+        normalization = "the graph is brought into its plain form"
+        if is_normalized(checked.model) or task.skip_normalization:
+            normalization = "none: already normalized" if is_normalized(checked.model) else "left out"
+    comparison = f"compared with {task.source} in ONNX Runtime" if task.verify else "not compared"
+    writing = f"{task.output}: {'a second name of the source, or a copy' if is_copy else comparison}"
+    read, *middle, written = work.steps()
+    words = {work.step_name: work.request_words}
+    return (
+        PlannedStep(read, f"{task.source}: {reading}"),
+        *(PlannedStep(name, words.get(name, normalization)) for name in middle),
+        PlannedStep(written, writing),
+    )
+
+
+def orphaned_data(outputs: Iterable[Path], reads: Iterable[Path]) -> tuple[Path, ...]:
+    """Return the weights of models that would be replaced, which go with them unless something is made of them."""
+    from winml.modelkit.graph.files.placing import replaceable_data
+
+    kept = {path.absolute() for path in reads}
+    named = [output.with_name(name) for output in outputs if output.is_file() for name in replaceable_data(output)]
+    return tuple(path for path in dict.fromkeys(named) if path.is_file() and path.absolute() not in kept)

@@ -1,0 +1,180 @@
+"""What does ``winml optimize`` do with a request? Makes a graph cheaper to compute; its outputs and tags stay."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from winml.modelkit.fields import INPUT, OUTPUT, declare
+from winml.modelkit.file_names import OPTIMIZED_SUFFIX, optimized_path
+from winml.modelkit.optimize.declared_options import OptimizeFields
+from winml.modelkit.verbs.file_to_file import FileRequest, FileVerb, PlannedPart
+
+if TYPE_CHECKING:
+    from winml.modelkit.flows.graph_file import GraphFileTask
+    from winml.modelkit.flows.optimize import SingleOptimization
+    from winml.modelkit.found_models import FoundFolder
+    from winml.modelkit.optimize.options import OptimizeOptions
+    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.results.optimized_model import OptimizedFile
+
+__all__ = ["OPTIMIZE", "OptimizeRequest", "optimize_onnx"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizeRequest(FileRequest["OptimizeOptions"]):
+    """What is requested of ``winml optimize``."""
+
+    section: ClassVar[str] = "optim"
+    declaring: ClassVar[type] = OptimizeFields
+
+    output: Path | None = declare(
+        None,
+        f"File to write; of a folder, the folder.  [default: <stem>{OPTIMIZED_SUFFIX}.onnx beside the input]",
+        OUTPUT,
+        short="-o",
+    )
+    external_data: bool | None = declare(
+        None,
+        "Keep weights in a file of their own, or inside; by default large ones go outside, which loads faster.",
+        OUTPUT,
+    )
+    functions: str | None = declare(
+        None,
+        "Write modules as ONNX functions: all; classes, where those of a class with equal graphs share one; or those a "
+        "selector names.",
+        OUTPUT,
+        metavar="SELECTOR",
+    )
+    skip_normalization: bool = declare(
+        False, "Take the graph for normalized although no stamp says so.", INPUT, in_command=False
+    )
+
+    @classmethod
+    def options_record(cls) -> type[OptimizeOptions]:
+        """Return the validated record of the options."""
+        from winml.modelkit.optimize.options import OptimizeOptions
+
+        return OptimizeOptions
+
+
+class _Optimize(FileVerb[OptimizeRequest, "OptimizeOptions", "OptimizedFile"]):
+    name: ClassVar[str] = "optimize"
+
+    def refuse_options(self, request: OptimizeRequest) -> None:
+        list(request.options.enabled())  # refuses what the execution provider does not run
+        request.options.refuse_whole_graph()
+
+    def default_output(self, model: Path) -> Path:
+        if not model.is_dir():
+            return optimized_path(model)
+        named = model if model.name else model.absolute()  # the working directory is "."
+        return named.with_name(f"{named.name}{OPTIMIZED_SUFFIX}")
+
+    def task(self, request: OptimizeRequest, source: Path, output: Path) -> GraphFileTask:
+        from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphFileTask
+
+        return GraphFileTask(
+            source,
+            output,
+            overwrite=request.overwrite,
+            verify=request.verify,
+            seed=request.seed,
+            skip_normalization=request.skip_normalization,
+            external_data=request.external_data,
+            external_from_bytes=EXTERNAL_BYTES,
+            functions=request.functions,
+        )
+
+    def work(
+        self,
+        request: OptimizeRequest,
+        task: GraphFileTask,  # noqa: ARG002  # other verbs look at it
+        options: OptimizeOptions,
+        folder: FoundFolder | None,  # noqa: ARG002  # other verbs look at it
+    ) -> SingleOptimization:
+        from winml.modelkit.flows.optimize import optimization
+
+        return optimization(options, request.sizes or {})
+
+    def transform(
+        self,
+        request: OptimizeRequest,
+        part: PlannedPart[OptimizeOptions],
+        folder: FoundFolder | None,  # noqa: ARG002  # other verbs look at it
+        on_step: Callable[[StepEvent], None] | None,
+    ) -> OptimizedFile:
+        from winml.modelkit.flows.optimize import optimize_file
+
+        return optimize_file(part.task, part.options, on_step, sizes=request.sizes, checked=part.checked)
+
+
+OPTIMIZE = _Optimize()
+"""The verb: its :meth:`~FileVerb.plan` and :meth:`~FileVerb.run`."""
+
+
+def optimize_onnx(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    options: OptimizeOptions | None = None,
+    overwrite: bool = False,
+    verify: bool = True,
+    skip_normalization: bool = False,
+    external_data: bool | None = None,
+    seed: int = 0,
+    sizes: Mapping[str, int] | None = None,
+    functions: str | None = None,
+    on_step: Callable[[StepEvent], None] | None = None,
+    **flags: Any,
+) -> OptimizedFile:
+    """Optimize an ONNX file; its nodes go on saying which module they came from.
+
+    Without flags, a file in its plain form is copied by reference and any other is brought into it.
+
+    Args:
+        model: The file; it stays as it is.
+        output: The ``.onnx`` file to write.
+        options: What is to be done; None: as ``flags`` say.
+        overwrite: Replace a file that is there already.
+        verify: Compare the result with ``model`` in ONNX Runtime.
+        skip_normalization: Take the graph for normalized although no stamp says so.
+        external_data: Keep weights in a file of their own (True) or inside (False); None: those of
+            ``EXTERNAL_BYTES`` or more in a file of their own.
+        seed: Seed of the values compared on.
+        sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
+        functions: Modules that the file holds as functions: ``all``, ``classes`` (modules of one class whose graphs are
+            equal share one) or a selector.
+        on_step: Called when a step starts and when it ends.
+        **flags: ``level``, ``ep``, ``opset``, ``module``, ``exclude``, names of capabilities (``gelu_fusion=True``).
+
+    Returns:
+        The record of the optimization. The file is in place.
+
+    Raises:
+        UsageError: a flag nobody knows or that goes with no other, or an output that exists.
+        InputError: the file is no ONNX model, or its data is missing.
+        NormalizeError: the graph could not be brought into its plain form.
+        OptimizeError: an engine could not read the graph, or failed.
+        StageError: ``model`` itself does not run, so the result cannot be compared with it.
+        VerificationError: the result does not answer as ``model`` does; no file was written.
+    """
+    from winml.modelkit.optimize.options import OptimizeOptions
+    from winml.modelkit.options import options_of
+
+    request = OptimizeRequest(
+        options=options_of(OptimizeOptions, options, flags, "optimize_onnx"),
+        model=Path(model),
+        output=Path(output),
+        overwrite=overwrite,
+        verify=verify,
+        skip_normalization=skip_normalization,
+        external_data=external_data,
+        seed=seed,
+        sizes=sizes,
+        functions=functions,
+    )
+    return OPTIMIZE.run_file(OPTIMIZE.plan_file(request), on_step)

@@ -1,0 +1,400 @@
+"""What does ``winml quantize`` do with a request? Quantizes modules, or measures which of them pay for fewer bits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from winml.modelkit.errors import ModelPathError, UsageError
+from winml.modelkit.fields import OUTPUT, declare
+from winml.modelkit.file_names import measured_path
+from winml.modelkit.quantize.declared_options import QuantizeFields
+from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+from winml.modelkit.verbs.file_to_file import FileRequest, FileVerb, PlannedPart, find_source, only_part
+
+if TYPE_CHECKING:
+    from winml.modelkit.flows.graph_file import GraphFileTask
+    from winml.modelkit.flows.quantize.quantize import Quantization
+    from winml.modelkit.flows.quantize.quantized_forms import FormJudge
+    from winml.modelkit.flows.quantize.sensitivity_options import SensitivityOptions
+    from winml.modelkit.found_models import FoundFolder
+    from winml.modelkit.options import Options
+    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.quantize.options import QuantizeOptions
+    from winml.modelkit.results.quantization_sensitivity import QuantizationSensitivity
+    from winml.modelkit.results.quantized_model import QuantizedFile
+
+__all__ = ["QUANTIZE", "QuantizeRequest", "SensitivityPlan", "plan_sensitivity", "quantize_onnx", "run_sensitivity"]
+
+_SENSITIVITY = "Sensitivity"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeRequest(FileRequest["QuantizeOptions"]):
+    """What is requested of ``winml quantize``."""
+
+    section: ClassVar[str] = "quant"
+    declaring: ClassVar[type] = QuantizeFields
+
+    external_data: bool | None = declare(
+        None,
+        "Keep weights in a file of their own, or inside; by default large ones go outside, which loads faster.",
+        OUTPUT,
+    )
+    sensitivity: bool = declare(
+        False,
+        "Write no model: quantize each module alone, and rank modules by the loss of accuracy of the outputs. "
+        "`--output` is the answer as JSON, `--samples` the sets of random values [default: 4] or samples of "
+        "`--dataset`. An interrupted run continues where it ended.",
+        _SENSITIVITY,
+    )
+    depth: int | None = declare(None, "Levels of the module tree to measure.", _SENSITIVITY, minimum=1)
+    module: str | None = declare(None, "The only modules to measure.", _SENSITIVITY, metavar="SELECTOR")
+    input_data: str | None = declare(
+        None, "Values for the inputs: an .npz file with an array for each.", _SENSITIVITY, metavar="FILE"
+    )
+    target: str | None = declare(
+        None,
+        "Find the modules that must stay in float for sqnr_db=30 or, with `--dataset`, accuracy=0.9.",
+        _SENSITIVITY,
+        metavar="METRIC=NUMBER",
+    )
+    dataset: str | None = declare(
+        None,
+        "Samples that `--target` is evaluated on, as by winml eval: file, folder, or name at the Hub.",
+        _SENSITIVITY,
+        metavar="PATH|NAME",
+    )
+    exclude_list: Path | None = declare(None, "Write these modules to a file for `--per-module`.", _SENSITIVITY)
+    report: Path | None = declare(None, "Also write a page with chart and table, to open in a browser.", _SENSITIVITY)
+    jobs: int | None = declare(None, "Modules measured at a time.  [default: 1]", _SENSITIVITY, minimum=1, maximum=64)
+    stated_samples: Mapping[str, Any] | None = declare(
+        None, "Samples, split and columns of the measurement itself.", _SENSITIVITY, in_command=False
+    )
+
+    @classmethod
+    def options_record(cls) -> type[QuantizeOptions]:
+        """Return the validated record of the options."""
+        from winml.modelkit.quantize.options import QuantizeOptions
+
+        return QuantizeOptions
+
+    @classmethod
+    def section_values(cls, section: Options) -> tuple[dict[str, Any], str]:
+        """Return the options that the section states; ``auto`` becomes the precision it stands for."""
+        from winml.modelkit.builds.config import QuantSection
+        from winml.modelkit.builds.quantization import auto_words, quantize_options
+
+        assert isinstance(section, QuantSection)
+        return quantize_options(section).model_dump(mode="json", exclude_none=True), auto_words(section)
+
+    @classmethod
+    def of_command(
+        cls, section: Mapping[str, Any], options: Mapping[str, Any], fields: Mapping[str, Any]
+    ) -> QuantizeRequest:
+        """Return the request of a command line.
+
+        Where nothing is written, ``--samples`` is of the measurement; so are ``--split`` and ``--columns`` with a
+        dataset to evaluate on, unless there is one for ranges.
+        """
+        names = ["samples"] if fields.get("sensitivity") else []
+        if names and fields.get("dataset") is not None and options.get("calibration_data") is None:
+            names += ["split", "columns"]
+        stated = {name: options[name] for name in names if name in options}
+        left = {name: value for name, value in options.items() if name not in stated}
+        request = super().of_command(section, left, {**fields, "stated_samples": stated})
+        assert isinstance(request, QuantizeRequest)
+        return request
+
+
+class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "QuantizedFile"]):
+    name: ClassVar[str] = "quantize"
+
+    def refuse_options(self, request: QuantizeRequest) -> None:
+        from winml.modelkit.flows.quantize.calibration_files import refuse_missing_files
+
+        request.options.refuse_contradictions()
+        for name in ("depth", "module", "input_data", "target", "dataset", "exclude_list", "report", "jobs"):
+            if getattr(request, name) is not None and not request.sensitivity:
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{flag} is for --sensitivity", hint=f"Add --sensitivity, or leave {flag} out.")
+        refuse_missing_files(request.options)
+
+    def task(self, request: QuantizeRequest, source: Path, output: Path) -> GraphFileTask:
+        from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphFileTask
+
+        return GraphFileTask(
+            source,
+            output,
+            overwrite=request.overwrite,
+            verify=request.verify,
+            seed=request.seed,
+            external_data=request.external_data,
+            external_from_bytes=EXTERNAL_BYTES,
+        )
+
+    def work(
+        self,
+        request: QuantizeRequest,
+        task: GraphFileTask,
+        options: QuantizeOptions,
+        folder: FoundFolder | None,  # noqa: ARG002  # other verbs look at it
+    ) -> Quantization:
+        from winml.modelkit.flows.quantize.quantize import Quantization
+
+        return Quantization(task.source, options, request.sizes or {})
+
+    def transform(
+        self,
+        request: QuantizeRequest,
+        part: PlannedPart[QuantizeOptions],
+        folder: FoundFolder | None,
+        on_step: Callable[[StepEvent], None] | None,
+    ) -> QuantizedFile:
+        from winml.modelkit.flows.quantize.quantize import quantize_file
+
+        processors = folder.path if folder is not None else None
+        return quantize_file(
+            part.task, part.options, on_step, sizes=request.sizes, processors=processors, checked=part.checked
+        )
+
+
+QUANTIZE = _Quantize()
+"""The verb: its :meth:`~FileVerb.plan` and :meth:`~FileVerb.run`."""
+
+
+def quantize_onnx(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    options: QuantizeOptions | None = None,
+    overwrite: bool = False,
+    verify: bool = True,
+    external_data: bool | None = None,
+    seed: int = 0,
+    sizes: Mapping[str, int] | None = None,
+    on_step: Callable[[StepEvent], None] | None = None,
+    **flags: Any,
+) -> QuantizedFile:
+    """Let modules of an ONNX file compute with fewer bits; its nodes go on saying which module they came from.
+
+    Args:
+        model: The file; it stays as it is.
+        output: The ``.onnx`` file to write.
+        options: What is to be done; None: as ``flags`` say.
+        overwrite: Replace a file that is there already.
+        verify: Compare the result with ``model`` in ONNX Runtime.
+        external_data: Keep weights in a file of their own (True) or inside (False); None: those of
+            ``EXTERNAL_BYTES`` or more in a file of their own.
+        seed: Seed of the values compared on.
+        sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
+        on_step: Called when a step starts and when it ends.
+        **flags: Fields of :class:`QuantizeOptions`: ``precision``, ``mode``, ``exclude`` and so on.
+
+    Returns:
+        The record of the quantization. The file is in place.
+
+    Raises:
+        UsageError: a flag nobody knows, an output that exists, a selector that names no module, or nothing is left to
+            quantize.
+        InputError: the file is no ONNX model, its data is missing, or it is quantized already.
+        QuantizeError: an engine failed, or had no form for any node.
+        StageError: ``model`` itself does not run, so the result cannot be compared with it.
+        VerificationError: too little is left of the answers; no file was written.
+    """
+    from winml.modelkit.options import options_of
+    from winml.modelkit.quantize.options import QuantizeOptions
+
+    request = QuantizeRequest(
+        options=options_of(QuantizeOptions, options, flags, "quantize_onnx"),
+        model=Path(model),
+        output=Path(output),
+        overwrite=overwrite,
+        verify=verify,
+        external_data=external_data,
+        seed=seed,
+        sizes=sizes,
+    )
+    return QUANTIZE.run_file(QUANTIZE.plan_file(request), on_step)
+
+
+# --- ``--sensitivity``: which modules pay for fewer bits? Writes no model.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SensitivityPlan(Plan):
+    """What measuring would do."""
+
+    request: QuantizeRequest
+    model: Path
+    sensitivity: SensitivityOptions
+
+
+def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
+    """Return what measuring which modules pay for fewer bits would do. Writes nothing.
+
+    Raises:
+        UsageError: options do not go together, a path is wrong, or an output exists.
+        ModelPathError: there is no such file.
+    """
+    from winml.modelkit.flows.quantize.sensitivity_options import SAMPLES, SensitivityOptions
+    from winml.modelkit.graph.files.output_files import files_of_model, refuse_existing, refuse_inputs
+
+    QUANTIZE.refuse_options(request)
+    source = find_source(request)
+    model = source if isinstance(source, Path) else only_part(source, "--sensitivity is for one graph")
+    _refuse_combinations(request)
+    if not model.is_file():
+        raise ModelPathError(f"{model}: no such file", hint="Give the path of an ONNX file.")
+    outputs = [path for path in (request.output, request.report, request.exclude_list) if path is not None]
+    if len({path.absolute() for path in outputs}) < len(outputs):
+        raise UsageError(
+            "two of --output, --report and --exclude-list name one file", hint="Give each a file of its own."
+        )
+    read = [Path(path) for path in (request.input_data, request.options.calibration_data) if path is not None]
+    if outputs:
+        refuse_inputs(outputs, [*read, *_dataset_files(request), *files_of_model(model)])
+        refuse_existing(outputs, overwrite=request.overwrite)
+    measured = measured_path(outputs[0]) if outputs else None
+    samples = (request.stated_samples or {}).get("samples")
+    sensitivity = SensitivityOptions(
+        depth=request.depth,
+        module=request.module,
+        samples=SAMPLES if request.dataset is not None else samples or SAMPLES,
+        input_data=Path(request.input_data) if request.input_data is not None else None,
+        sizes=dict(request.sizes or {}),
+        jobs=request.jobs or 1,
+        target=request.target if request.dataset is None else None,
+        measured=measured,
+        overwrite=request.overwrite,
+    )
+    met = "the target is met"
+    return SensitivityPlan(
+        verb="quantize",
+        reads=(model, *read),
+        writes=tuple(
+            PlannedFile(path, path.exists(), only_if=met if path == request.exclude_list else "") for path in outputs
+        ),
+        steps=(
+            PlannedStep("measuring", f"{model}: each module quantized alone"),
+            *(
+                (PlannedStep("searching", f"modules that must stay in float for {request.target}"),)
+                * bool(request.target)
+            ),
+        ),
+        notes=(f"Measurements are kept in {measured} until the answer is written.",) if measured is not None else (),
+        interrupted=interruptions_beside(outputs),
+        request=request,
+        model=model,
+        sensitivity=sensitivity,
+    )
+
+
+def _refuse_combinations(request: QuantizeRequest) -> None:
+    from winml.modelkit.hierarchy.selector import Selector
+
+    unused = {
+        "--external-data" if request.external_data else "--no-external-data": request.external_data is not None,
+        "--no-verify": not request.verify,
+        "--min-sqnr": request.options.min_sqnr_db is not None,
+    }
+    for flag, is_stated in unused.items():
+        if is_stated:
+            raise UsageError(f"{flag} is about a model to write, and --sensitivity writes none", hint="Leave it out.")
+    samples = (request.stated_samples or {}).get("samples")
+    if request.input_data is not None and samples is not None:
+        raise UsageError(f"--samples {samples}: --input-data {request.input_data} has values", hint="Give one of them.")
+    if request.module is not None:
+        Selector(request.module)
+    if request.exclude_list is not None and request.target is None:
+        raise UsageError("--exclude-list needs to know what is to be reached", hint="Add --target, such as sqnr_db=30.")
+    _refuse_target(request)
+    if request.output is not None and request.output.suffix.lower() in {".html", ".htm", ".onnx"}:
+        raise UsageError(
+            f"-o {request.output}: the answer of --sensitivity is JSON",
+            hint="Name a .json file; --report writes the page. A model is written without --sensitivity.",
+        )
+
+
+def _refuse_target(request: QuantizeRequest) -> None:
+    """Refuse a target that cannot be read, and a dataset that is not there.
+
+    Raises:
+        UsageError: says which.
+    """
+    if request.dataset is not None:
+        from winml.modelkit.evaluate.columns import refuse_unknown_roles
+        from winml.modelkit.evaluate.data_sources import find_source as find_dataset
+        from winml.modelkit.evaluate.options import parse_limits
+
+        find_dataset(request.dataset)
+        refuse_unknown_roles((request.stated_samples or {}).get("columns", {}))
+        if request.target is None:
+            raise UsageError(
+                f"--dataset {request.dataset}: nothing says what is to be reached on it",
+                hint="Add --target with a metric of the task, such as accuracy=0.9.",
+            )
+        parse_limits([request.target], "--target")
+    elif request.target is not None:
+        from winml.modelkit.flows.quantize.sensitivity_options import parse_target
+
+        parse_target(request.target)
+
+
+def _dataset_files(request: QuantizeRequest) -> list[Path]:
+    """Return the files of the dataset on this disk."""
+    from winml.modelkit.evaluate.data_sources import find_source as find_dataset
+    from winml.modelkit.evaluate.data_sources import source_files
+
+    return [] if request.dataset is None else list(source_files(find_dataset(request.dataset)))
+
+
+def run_sensitivity(
+    plan: SensitivityPlan,
+    on_step: Callable[[StepEvent], None] | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> QuantizationSensitivity:
+    """Recover what killed commands left, then measure; whoever calls writes the files of the plan.
+
+    Raises:
+        WinMLError: the model cannot be read, run or quantized.
+    """
+    from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity
+
+    plan.recover()
+    with _form_judge(plan) as judge:
+        return quantization_sensitivity(
+            plan.model,
+            options=plan.request.options,
+            sensitivity=plan.sensitivity,
+            judge=judge,
+            on_step=on_step,
+            progress=progress,
+        )
+
+
+@contextmanager
+def _form_judge(plan: SensitivityPlan) -> Iterator[FormJudge | None]:
+    """Return what evaluates variants on ``--dataset``; None without one."""
+    request = plan.request
+    if request.dataset is None:
+        yield None
+        return
+    assert request.target is not None
+    from winml.modelkit.builds.judged_models import form_judge
+    from winml.modelkit.evaluate.options import EvaluationOptions, parse_limits
+
+    stated = request.stated_samples or {}
+    asked = EvaluationOptions(
+        dataset=request.dataset,
+        split=stated.get("split"),
+        columns=stated.get("columns", {}),
+        samples=stated.get("samples"),
+    )
+    [target] = parse_limits([request.target], "--target").items()
+    with form_judge(plan.model, asked, target) as judge:
+        yield judge

@@ -1,0 +1,152 @@
+"""How are the examples of a page run as a reader would run them, and compared with what the page shows?
+
+Of a page, in its order:
+
+* a block of `sh`: every line is a command that ends with exit code 0, or with that of a comment `# exit code 3`;
+* a block of `text` that begins with `$`: commands, and below each what it prints;
+* a block of `python`: runs in the current directory, with the names of the blocks before it;
+* a block of `text` behind that: what it printed;
+* a block behind `<!-- file: NAME -->`: a file;
+* a block behind `<!-- not run: REASON -->`: nothing. The tests count these by page.
+
+`<!-- given: bert as checkpoint; reviews.csv -->` names what lies in the folder before: `supplies.py` makes it.
+A line with nothing but `…` stands for any lines, `…` in a line for anything in it. Behind `<!-- numbers differ -->`
+fractions and numbers with a unit are those of one run on one machine; words, paths and counts are compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from e2e.workplace import Outcome
+
+__all__ = ["Block", "PageRun", "blocks_of", "given_of", "matches"]
+
+_BLOCK = re.compile(
+    r"(?P<marks>(?:^<!-- [^\n]* -->\n+)*)^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+_FILE = re.compile(r"<!-- file: (\S+) -->")
+_NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
+_GIVEN = re.compile(r"<!-- given: (.+?) -->")
+_CODE = re.compile(r"#.*\bexit code (\d)")
+_NUMBER = re.compile(
+    r"(?<![\w./-])-?(?:\d[\d,]*\.\d+(?:e[-+]?\d+)?%?|[1-9]e-\d+|\d+(?= ?(?:ms|s|MB|kB|GB|dB|×|%)(?!\w))%?)(?![\w/])"
+)
+"""What is measured: fractions, and whole numbers with a unit. Counts, sizes of tensors and paths are none."""
+_MEASURED = "<!-- numbers differ -->"
+Runner = Callable[..., Outcome]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    kind: str
+    text: str
+    file: str | None
+    is_measured: bool
+    why_not: str | None = None
+    """Why it is not run."""
+
+
+def blocks_of(page: str) -> list[Block]:
+    """Return the blocks of a page, in order."""
+    return [
+        Block(
+            found["kind"],
+            found["text"],
+            named[1] if (named := _FILE.search(found["marks"])) else None,
+            _MEASURED in found["marks"],
+            reason[1] if (reason := _NOT_RUN.search(found["marks"])) else None,
+        )
+        for found in _BLOCK.finditer(page)
+    ]
+
+
+def given_of(page: str) -> list[tuple[str, str]]:
+    """Return what lies in the folder before a page is run, each with its path there; "." where it has its own name."""
+    things = [thing.strip() for found in _GIVEN.findall(page) for thing in found.split(";")]
+    parts = [thing.partition(" as ") for thing in things]
+    return [(name, path or ".") for name, _, path in parts]
+
+
+def matches(shown: str, printed: str, *, measured: bool = False) -> bool:
+    """Say whether a page shows what was printed."""
+    shown_lines, printed_lines = (_lines(text, measured) for text in (shown, printed))
+    pattern = "\n".join(
+        r"(?:.*\n?)*?" if line == "…" else ".*".join(map(re.escape, line.split("…"))) for line in shown_lines
+    ).replace("(?:.*\\n?)*?\n", r"(?:.*\n)*?")
+    return re.fullmatch(pattern, "\n".join(printed_lines)) is not None
+
+
+def _lines(text: str, measured: bool) -> list[str]:
+    lines = [line.rstrip() for line in text.strip().splitlines()]
+    # Said of the processor that the page is run on.
+    lines = [line for line in lines if "(VNNI)" not in line]
+    # How wide a column is depends on its numbers.
+    return [re.sub(r" +", " ", _NUMBER.sub("#", line)).strip() for line in lines] if measured else lines
+
+
+@dataclass
+class PageRun:
+    """Runs the blocks of one page, in the current directory."""
+
+    run: Runner
+    namespace: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
+    printed: str | None = None
+
+    def check(self, page: str) -> None:
+        """Run every block of a page and compare what it shows."""
+        for block in blocks_of(page):
+            for shown, printed in self.outputs(block):
+                assert matches(shown, printed, measured=block.is_measured), f"shown:\n{shown}\nprinted:\n{printed}"
+
+    def outputs(self, block: Block) -> Iterator[tuple[str, str]]:
+        """Run a block; yield what the page shows and what was printed."""
+        if block.why_not is not None:
+            return
+        printed, self.printed = self.printed, None
+        if block.file is not None:
+            Path(block.file).write_text(block.text, encoding="utf-8")
+        elif block.kind == "sh":
+            for command in _commands(block.text):
+                self._command(command)
+        elif block.kind == "python":
+            self.printed = self._python(block.text)
+        elif block.kind == "text" and block.text.startswith("$ "):
+            for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+                command, _, shown = part.partition("\n")
+                yield shown, self._command(command)
+        elif block.kind == "text":
+            assert printed is not None, f"nothing printed this before it:\n{block.text}"
+            yield block.text, printed
+
+    def _command(self, command: str) -> str:
+        wanted = int(found[1]) if (found := _CODE.search(command)) else 0
+        words, printed = shlex.split(command, comments=True), ""
+        while words:
+            assert words[0] == "winml", command
+            end = words.index("|") if "|" in words else len(words)
+            code = 0 if end < len(words) else wanted
+            outcome = self.run(*words[1:end], stdin=printed)
+            assert code == outcome.code, f"{command}\n{outcome.out}{outcome.err}"
+            words, printed = words[end + 1 :], outcome.out
+        return printed if not wanted or printed else "\n".join(outcome.complaint)
+
+    def _python(self, text: str) -> str:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(text, "<page>", "exec"), self.namespace)
+        return printed.getvalue()
+
+
+def _commands(text: str) -> list[str]:
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("#")]

@@ -1,0 +1,217 @@
+"""``--dry-run``: a plan lists exactly what the command then does, refuses what it would refuse, and writes nothing."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.in_process import run_here
+from module_chains import save_chain
+from winml.modelkit.file_names import OWNER_LOCK_NAME, PARTIAL_PREFIX
+from winml.modelkit.graph.files.recovery import STAGED, write_journal
+
+CASES = {
+    "optimize": ("optimize", "-m", "models/model.onnx", "-o", "models/new.onnx", "--level", "basic"),
+    "optimize, no output": ("optimize", "-m", "models/model.onnx"),
+    "optimize, weights outside": ("optimize", "-m", "models/model.onnx", "-o", "out/new.onnx", "--external-data"),
+    "optimize, replaced": ("optimize", "-m", "models/model.onnx", "-o", "models/earlier.onnx", "--overwrite"),
+    "compile": ("compile", "-m", "models/model.onnx", "-o", "models/new.onnx", "--ep", "cpu"),
+    "compile, weights inside": ("compile", "-m", "models/model.onnx", "-o", "out/new.onnx", "--ep", "cpu", "--embed"),
+    "compile, a folder": ("compile", "-m", "built", "-o", "built-cpu", "--ep", "cpu"),
+    "quantize": ("quantize", "-m", "models/model.onnx", "-o", "models/new.onnx", "--no-verify"),
+    "quantize, a folder": ("quantize", "-m", "built", "-o", "built-int8", "--no-verify"),
+    "quantize, sensitivity": ("quantize", "-m", "models/model.onnx", "-o", "out/answer.json", "--sensitivity"),
+    "retag": ("retag", "models/model.onnx", "models/earlier.onnx", "-o", "models/new.onnx"),
+    "retag, weights copied": ("retag", "models/model.onnx", "models/earlier.onnx", "-o", "out/new.onnx"),
+    "extract": ("extract", "models/model.onnx", "--module", "B", "-o", "out", "--with-inputs"),
+    "build": ("build", "-m", "models/model.onnx", "-o", "out", "--level", "basic"),
+    "build, up to date": ("build", "-m", "models/model.onnx", "-o", "deployed"),
+    "build, options changed": ("build", "-m", "models/model.onnx", "-o", "deployed", "--precision", "int8"),
+    "build, a stage left out": ("build", "-m", "models/model.onnx", "-o", "quantized"),
+    "build, all again": ("build", "-m", "models/model.onnx", "-o", "deployed", "--rebuild"),
+    "build, deployed only": ("build", "-m", "models/model.onnx", "-o", "deployed", "--deploy-only"),
+    "optimize, a folder": ("optimize", "-m", "built", "-o", "built-fast", "--level", "basic"),
+}
+"""Name → a command that writes; every verb with ``--dry-run`` has one."""
+
+
+EARLIER = {
+    "deployed": ("build", "-m", "models/model.onnx", "-o", "deployed"),
+    "quantized": ("build", "-m", "models/model.onnx", "-o", "quantized", "--precision", "int8", "--no-verify"),
+}
+"""Folder → the build that made it, for the commands that build in it once more."""
+
+
+@pytest.fixture(name="place", autouse=True)
+def make_place(here: Path) -> Path:
+    """Models, one of them to be replaced with its weights, and the folder of an export with what lies beside it."""
+    for folder in ("models", "built"):
+        (here / folder).mkdir()
+        save_chain(here / folder / "model.onnx")
+    (here / "built" / "tokenizer.json").write_text("{}", encoding="utf-8")
+    first = run_here("optimize", "-m", "models/model.onnx", "-o", "models/earlier.onnx", "--external-data")
+    assert 0 == first.code, first.err
+    return here
+
+
+def make_earlier_build(arguments: tuple[str, ...]) -> None:
+    """Make the folder that a command builds in once more, if it does."""
+    for folder in EARLIER.keys() & {*arguments}:
+        assert 0 == run_here(*EARLIER[folder]).code
+
+
+def leave_interrupted(folder: Path) -> None:
+    """Leave what a command that was killed does: a journal of finished files, and a folder of unfinished ones."""
+    hidden = folder / f"{PARTIAL_PREFIX}x"
+    (hidden / STAGED).mkdir(parents=True)
+    (hidden / OWNER_LOCK_NAME).touch()
+    save_chain(hidden / STAGED / "model.onnx", outlier="w2")
+    (hidden / STAGED / "report.md").write_text("new", encoding="utf-8")
+    write_journal(hidden, hidden / STAGED, folder, ["report.md", "model.onnx"], [])
+    unfinished = folder / f"{PARTIAL_PREFIX}y"
+    (unfinished / STAGED).mkdir(parents=True)
+    (unfinished / OWNER_LOCK_NAME).touch()
+    (unfinished / STAGED / "half.onnx").write_text("half", encoding="utf-8")
+
+
+def states(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Size, time of change and file of everything in a folder, hidden files and folders included."""
+    found = {path.relative_to(folder).as_posix(): path.lstat() for path in (folder, *folder.rglob("*"))}
+    return {name: (state.st_size, state.st_mtime_ns, state.st_ino) for name, state in found.items()}
+
+
+def planned(*arguments: str) -> dict[str, Any]:
+    outcome = run_here(*arguments, "--dry-run", "-f", "json")
+    assert 0 == outcome.code, outcome.err
+    record: dict[str, Any] = json.loads(outcome.out)
+    return record
+
+
+@pytest.mark.parametrize("arguments", CASES.values(), ids=CASES)
+def test_plan_lists_exactly_what_the_run_writes(place: Path, arguments: tuple[str, ...]) -> None:
+    """Each file that appears or changes is one of the plan, and each of the plan without a condition is written."""
+    make_earlier_build(arguments)
+    before = states(place)
+    plan = planned(*arguments)
+    shown = run_here(*arguments, "--dry-run")
+    assert (0, before) == (shown.code, states(place))
+    assert all(step["name"] in shown.out and step["does"].split()[0] in shown.out for step in plan["steps"])
+    outcome = run_here(*arguments, "-f", "json")
+    assert 0 == outcome.code, outcome.err
+    after = states(place)
+    written = {name for name in after if after[name] != before.get(name) and (place / name).is_file()}
+    patterns = {Path(os.path.relpath(file["path"], ".")).as_posix(): file for file in plan["writes"]}
+    assert written == {name for name in written if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)}
+    for pattern, file in patterns.items():
+        found = fnmatch.filter(written, pattern)
+        assert found or file["only_if"], pattern
+        assert file["replaces"] == any(name in before for name in found), pattern
+    assert before.keys() - after.keys() <= set(plan["removes"])
+    steps = None if "build" in arguments else json.loads(outcome.out).get("steps")
+    assert (
+        steps is None
+        or "--sensitivity" in arguments
+        or [step["name"] for step in steps] == [step["name"] for step in plan["steps"]]
+    )
+    assert all(Path(path).is_file() for path in plan["reads"])
+
+
+RECOVERED = {name: arguments for name, arguments in CASES.items() if name != "build"}
+"""Without the build of a folder where recovery puts a model that no build wrote, which is refused."""
+
+
+@pytest.mark.parametrize("arguments", RECOVERED.values(), ids=RECOVERED)
+def test_plan_writes_nothing_beside_what_a_killed_command_left(place: Path, arguments: tuple[str, ...]) -> None:
+    """The plan says what recovery would do, and the run does it first."""
+    make_earlier_build(arguments)
+    output = Path(arguments[arguments.index("-o") + 1] if "-o" in arguments else "models/model_opt.onnx")
+    folder = output.parent if output.suffix else output
+    folder.mkdir(exist_ok=True)
+    leave_interrupted(folder)
+    overwriting = (*arguments, *(["--overwrite"] if "built" in arguments else []))
+    before = states(place)
+    plan = planned(*overwriting)
+    assert 0 == run_here(*overwriting, "--dry-run").code
+    assert before == states(place)
+    finished = [str(folder / name) for name in ("report.md", "model.onnx")]
+    assert [finished, []] == [found["completes"] for found in plan["recovery"]]
+    outcome = run_here(*overwriting)
+    assert 0 == outcome.code, outcome.err
+    assert "put in place report.md, model.onnx" in outcome.err
+    assert not list(place.rglob(f"{PARTIAL_PREFIX}*"))
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [
+        (2, ("optimize", "-m", "models/model.onnx", "-o", "models/earlier.onnx")),
+        (2, ("optimize", "-m", "built/model.onnx", "-o", "models/n.onnx", "--level", "full", "--module", "Nothing")),
+        (2, ("optimize", "-m", "models/missing.onnx")),
+        (2, ("optimize", "-m", "built/model.onnx", "-o", "models/n.onnx", "--shape-config", '{"nothing": 3}')),
+        (1, ("optimize", "-m", "models/broken.onnx")),
+        (2, ("extract", "models/model.onnx", "--module", "Nothing", "-o", "out")),
+        (2, ("retag", "models/model.onnx", "models/earlier.onnx")),
+        (1, ("retag", "models/model.onnx", "models/broken.onnx", "-o", "models/n.onnx")),
+        (2, ("quantize", "-m", "built/model.onnx", "-o", "models/n.onnx", "--exclude", "Nothing")),
+        (2, ("quantize", "-m", "built/model.onnx", "-o", "models/n.onnx", "--depth", "1")),
+        (2, ("quantize", "-m", "built/model.onnx", "-o", "models/n.onnx", "--precision", "int4", "--mode", "qdq")),
+        (2, ("quantize", "-m", "built/model.onnx", "-o", "models/earlier.onnx", "--sensitivity")),
+        (2, ("compile", "-m", "models/model.onnx", "-o", "models/new.onnx", "--ep", "qmn")),
+        (2, ("compile", "-m", "models/model.onnx", "-o", "models/new.onnx", "--ep", "tensorrt")),
+        (2, ("optimize", "-m", "built", "-o", "built", "--overwrite")),
+        (2, ("build", "-m", "built/model.onnx", "-o", "models")),
+        (2, ("build", "-m", "built/model.onnx", "-o", "built")),
+        (2, ("build", "-m", "built/model.onnx", "-o", "out", "--use-cache")),
+        (2, ("build", "-m", "built/model.onnx", "--use-cache", "--deploy-only")),
+        (2, ("build", "-m", "built/model.onnx", "-o", "out", "--no-optimize", "--level", "basic")),
+        (1, ("build", "-m", "models/broken.onnx", "-o", "out")),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_plan_refuses_as_the_run_does(place: Path, code: int, arguments: tuple[str, ...]) -> None:
+    """With the words and the exit code of the run, and nothing is changed by either."""
+    (place / "models" / "broken.onnx").write_bytes(b"no model")
+    leave_interrupted(place / "models")
+    before = states(place)
+    planned, run = run_here(*arguments, "--dry-run"), run_here(*arguments)
+    assert (code, "", before) == (planned.code, planned.out, states(place))
+    assert (run.code, run.err) == (planned.code, planned.err)
+
+
+def test_plan_of_a_build_says_what_becomes_of_each_stage(place: Path) -> None:
+    """Up to date, run again with the reason, run if the stage before it makes another graph, and left out."""
+    build = EARLIER["quantized"]
+    make_earlier_build(build)
+    made = {step["name"]: step["does"] for step in planned(*build)["steps"]}
+    assert ["up to date"] * 2 == [made["optimize"], made["quantize"]]
+    assert all(made[stage].startswith("skipped: ") for stage in ("export", "compile"))
+    faster = planned(*build, "--level", "basic")
+    again = {step["name"]: step["does"] for step in faster["steps"]}
+    assert again["optimize"].startswith("runs: options changed: optim.level")
+    assert again["quantize"].startswith("up to date, unless optimize")
+    conditions = {Path(file["path"]).name: file["only_if"] for file in faster["writes"]}
+    assert (None, True) == (conditions["optimized.onnx"], "optimize" in conditions["quantized.onnx"])
+    without = planned(*build[:5])
+    assert [str(Path("quantized/quantized.onnx"))] == [path for path in without["removes"] if path.endswith(".onnx")]
+
+
+def test_plan_of_a_build_in_the_cache_changes_nothing_there(place: Path) -> None:
+    """The folder that would be made is named; another build of the cache gives what it has in common."""
+    build = ("build", "-m", "models/model.onnx", "--use-cache")
+    cache = Path(os.environ["WINML_CACHE"])
+    first = planned(*build)
+    assert not cache.exists() or not list(cache.rglob("*"))
+    outcome = run_here(*build, "-f", "json")
+    assert 0 == outcome.code, outcome.err
+    assert {str(Path(json.loads(outcome.out)["folder"]))} == {
+        str(Path(file["path"]).parent) for file in first["writes"]
+    }
+    before = states(cache)
+    second = {step["name"]: step["does"] for step in planned(*build, "--precision", "int8")["steps"]}
+    assert (before, "up to date, from the cache") == (states(cache), second["optimize"])
+    assert second["quantize"].startswith("runs: ")

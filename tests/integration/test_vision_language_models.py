@@ -1,0 +1,345 @@
+"""Models of several encoders, and language models that are shown images: their parts, and the text they write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from packaging.version import Version
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    ClapConfig,
+    ClapModel,
+    CLIPModel,
+    LlavaForConditionalGeneration,
+)
+
+from checkpoints import save_checkpoint
+from e2e.in_process import run_here
+from vision_language import PLACE, save_image, save_vision_language, vision_language_processor
+from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, WinMLModelForImageTextToText, build_hf_model
+from winml.modelkit.errors import UsageError
+from winml.modelkit.flows.perf import pytorch_run
+from winml.modelkit.graph.bundle import ModelBundle
+from winml.modelkit.graph.specs import DynamicRequest
+from winml.modelkit.load.inputs.options import ShapeConfig
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.load.resolution import resolve_model
+from winml.modelkit.runtime.decoding.vision_language import ShownDecoder, ShownSessions
+from winml.modelkit.runtime.sessions import Session, run_onnx
+
+pytestmark = pytest.mark.usefixtures("libraries_may_warn")
+
+NAMES = ("vision", "embedding", "decoder")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llava with its processor."""
+    return save_vision_language(tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint: Path) -> ExportResult:
+    """Its three parts, in a folder inside the checkpoint, whose files they find above."""
+    (checkpoint / "onnx").mkdir()
+    exporter = HTPExporter(WinMLExportConfig())
+    return exporter.export_checkpoint(ModelRequest(str(checkpoint)), checkpoint / "onnx" / "net.onnx")
+
+
+def test_parts_are_tagged_as_the_whole_model_and_feed_each_other(exported: ExportResult) -> None:
+    """The modules around a method's module stand in its paths; each part says whom it feeds."""
+    assert NAMES == tuple(part.name for part in exported.parts)
+    assert all(100.0 == part.coverage.percent for part in exported.parts)
+    modules = {part.name: {node.module for node in part.nodes} for part in exported.parts}
+    assert all(path.startswith("model") for path in modules["vision"])
+    assert "model.language_model.layers.1.mlp" in modules["decoder"]
+    tags = {node.path: node.tag for part in exported.parts for node in part.tree}
+    assert tags["model.multi_modal_projector"].startswith("/LlavaForConditionalGeneration/LlavaModel/")
+    feeds = ModelBundle.read([part.model_path for part in exported.parts]).feeds
+    assert [("image_features", "embedding")] == [(feed.output, feed.part) for feed in feeds["vision"]]
+    assert [("inputs_embeds", "decoder")] == [(feed.output, feed.part) for feed in feeds["embedding"]]
+    assert {"decoder"} == {feed.part for feed in feeds["decoder"]}
+
+
+def test_parts_in_int8_are_compared_together(checkpoint: Path, tmp_path: Path) -> None:
+    """All three, once they are there."""
+    config = {"export": {"exporter": "torchscript"}, "optim": None}
+    result = build_hf_model(checkpoint, tmp_path / "built", config=config, precision="int8")
+    stage = result.manifest.parts[-1].stage("quantize")
+    assert stage is not None
+    assert stage.together.startswith("all parts together SQNR")
+
+
+def test_baseline_of_a_part_is_that_part(checkpoint: Path, exported: ExportResult) -> None:
+    """PyTorch is timed on what the file computes, not on the whole model."""
+    feeds = {"pixel_values": np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)}
+    (expected,) = run_onnx(exported.parts[0].model_path, feeds).values()
+    with pytorch_run(ModelRequest(str(checkpoint)), feeds, threads=None) as run:
+        answer: Any = run()
+    np.testing.assert_allclose(answer[0].numpy(), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_text_written_with_the_parts_is_verified(exported: ExportResult) -> None:
+    """Of two rows, one of them padded, as PyTorch writes it."""
+    verification = exported.parts[-1].verification
+    assert verification is not None
+    assert verification.generation is not None
+    assert (2, 32) == (verification.generation.rows, verification.generation.new_tokens)
+
+
+@pytest.mark.parametrize("asked", [{}, {"num_beams": 2}])
+def test_generate_shown_pictures_writes_what_pytorch_writes(
+    checkpoint: Path, exported: ExportResult, asked: dict[str, Any]
+) -> None:
+    """Rows of other lengths, whose pictures stand elsewhere, and with beams."""
+    for name in ("config.json", "generation_config.json"):
+        (checkpoint / "onnx" / name).write_bytes((checkpoint / name).read_bytes())
+    make: Any = AutoProcessor
+    processor = make.from_pretrained(checkpoint)
+    noise = np.random.default_rng(1).integers(0, 255, (2, 20, 30, 3), dtype=np.uint8)
+    given = processor(
+        images=list(map(PIL.Image.fromarray, noise)), text=["<image> w5 w6 w7", "w9 <image> w1"], padding=True,
+        return_tensors="pt",
+    )  # fmt: skip
+    settings = {"max_new_tokens": 16, "suppress_tokens": [PLACE], **asked}
+    reference: Any = LlavaForConditionalGeneration.from_pretrained(checkpoint)
+    model: Any = WinMLModelForImageTextToText.from_pretrained(checkpoint / "onnx")
+
+    assert reference.generate(**given, **settings).tolist() == model.generate(**given, **settings).tolist()
+    with pytest.raises(UsageError, match=r"32 places .* 16 vectors"):
+        model(input_ids=given["input_ids"], pixel_values=given["pixel_values"][:1])
+
+
+_IN_PIECES = pytest.mark.skipif(
+    Version(torch.__version__) < Version("2.13"),
+    reason="torch before 2.13 cannot follow attention over a number of pictures that the values decide",
+)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "paligemma", pytest.param("idefics3", marks=_IN_PIECES), "blip-2"])
+def test_other_forms_write_what_pytorch_writes(kind: str, tmp_path: Path) -> None:
+    """Tokens of an image that see each other, pictures in pieces, and a language model that generates by itself."""
+    folder = save_vision_language(tmp_path / kind, kind)
+    exporter = HTPExporter(WinMLExportConfig())
+    request = ModelRequest(str(folder), task="image-text-to-text")
+    exported = exporter.export_checkpoint(request, folder / "onnx" / "net.onnx")
+    assert NAMES == tuple(part.name for part in exported.parts)
+    assert all(100.0 == part.coverage.percent for part in exported.parts)
+    assert "torchscript" == exported.parts[-1].exporter
+    verification = exported.parts[-1].verification
+    assert verification is not None
+    assert verification.generation is not None
+    assert 32 == verification.generation.new_tokens
+
+    for name in ("config.json", "generation_config.json"):
+        (folder / "onnx" / name).write_bytes((folder / name).read_bytes())
+    make: Any = AutoProcessor
+    processor = make.from_pretrained(folder)
+    place = processor.image_token if isinstance(processor.image_token, str) else ""
+    noise = np.random.default_rng(1).integers(0, 255, (2, 20, 30, 3), dtype=np.uint8)
+    given = processor(
+        images=[[PIL.Image.fromarray(pixels)] for pixels in noise], text=[f"{place} w5 w6 w7", f"w9 {place} w1"],
+        padding=True, return_tensors="pt",
+    )  # fmt: skip
+    settings = {"max_new_tokens": 8, "suppress_tokens": [PLACE]}
+    reference: Any = AutoModelForImageTextToText.from_pretrained(folder)
+    model: Any = WinMLModelForImageTextToText.from_pretrained(folder / "onnx")
+    written = model.generate(**given, **settings)
+    given.pop("labels", None)
+    assert reference.generate(**given, **settings).tolist() == written.tolist()
+
+    if "token_type_ids" in given:
+        with pytest.raises(UsageError, match="token_type_ids is int64"):
+            model(**{**given, "token_type_ids": given["token_type_ids"][:, 1:]})
+    if "pixel_attention_mask" in given:
+        given["pixel_attention_mask"][0, 0, 0, 0] = 0
+        with pytest.raises(UsageError, match="pixel_attention_mask hides pixels"):
+            model(**given)
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+def test_pictures_of_any_size_write_what_pytorch_writes(kind: str, tmp_path: Path) -> None:
+    """Their grids say which patches belong together, and at which positions their tokens are; also with beams."""
+    folder = save_vision_language(tmp_path / kind, kind)
+    request = ModelRequest(str(folder), task="image-text-to-text")
+    with pytest.raises(UsageError, match="image_grid_thw") as refused:
+        HTPExporter(WinMLExportConfig(exporter="dynamo")).export_checkpoint(request, tmp_path / "net.onnx")
+    assert refused.value.step is not None
+    assert refused.value.step.startswith("step 1 ")
+    exported = HTPExporter(WinMLExportConfig()).export_checkpoint(request, folder / "onnx" / "net.onnx")
+    assert NAMES == tuple(part.name for part in exported.parts)
+    shapes = {spec.name: spec.shape for spec in exported.parts[0].inputs}
+    assert {"pixel_values": ("patches", 1176), "image_grid_thw": ("images", 3)} == shapes
+    assert (3, "batch_size", "sequence_length") == {spec.name: spec.shape for spec in exported.parts[-1].inputs}[
+        "position_ids"
+    ]
+    verification = exported.parts[-1].verification
+    assert verification is not None
+    assert verification.generation is not None
+    seen = ["deepstack_features.0"] if kind == "qwen3_vl" else []
+    assert ["image_features", *seen] == [spec.name for spec in exported.parts[0].outputs]
+
+    for name in ("config.json", "generation_config.json"):
+        (folder / "onnx" / name).write_bytes((folder / name).read_bytes())
+    processor = vision_language_processor(kind)
+    pictures = [save_image(tmp_path / "0.png"), save_image(tmp_path / "1.png", 1)]
+    wide = [PIL.Image.open(path).resize(size) for path, size in zip(pictures, [(120, 80), (200, 60)], strict=True)]
+    given = processor(images=wide, text=["w5 <image> w6 w7", "w9 <image> w1"], padding=True, return_tensors="pt")
+    assert given["image_grid_thw"][0].tolist() != given["image_grid_thw"][1].tolist()
+    reference: Any = AutoModelForImageTextToText.from_pretrained(folder)
+    model: Any = WinMLModelForImageTextToText.from_pretrained(folder / "onnx")
+    for asked in ({}, {"num_beams": 2}):
+        settings = {"max_new_tokens": 8, "suppress_tokens": [PLACE], **asked}
+        assert reference.generate(**given, **settings).tolist() == model.generate(**given, **settings).tolist()
+    del given["mm_token_type_ids"]
+    with pytest.raises(UsageError, match=r"image_grid_thw .*mm_token_type_ids"):
+        model.generate(**given, max_new_tokens=1)
+
+    outcome = run_here(
+        "generate", str(folder / "onnx"), "-p", "w5 w6", "--image", str(pictures[0]), "--max-new-tokens", "8",
+        "--format", "json",
+    )  # fmt: skip
+    assert 0 == outcome.code, outcome.err
+    one = processor(images=[PIL.Image.open(pictures[0])], text=["<image>w5 w6"], return_tensors="pt")
+    written = reference.generate(**one, max_new_tokens=8, suppress_tokens=[PLACE])
+    assert written[0, one["input_ids"].shape[1] :].tolist() == json.loads(outcome.out)["tokens"]
+
+
+def test_axes_are_left_open_in_the_parts_that_have_them(checkpoint: Path) -> None:
+    """Under the names of the whole model; the tokens of the decoder are vectors, and no axis is ignored."""
+    axes = {"input_ids": {0: "rows", 1: "tokens"}, "pixel_values": {0: "pictures"}}
+    loaded = resolve_model(ModelRequest(str(checkpoint), dynamic=DynamicRequest(axes=axes)))
+    shapes = {part.name: {spec.name: spec.shape for spec in part.inputs} for part in loaded.parts}
+    assert "pictures" == shapes["vision"]["pixel_values"][0]
+    assert ("rows", "tokens") == shapes["embedding"]["input_ids"]
+    assert ("rows", "tokens") == shapes["decoder"]["inputs_embeds"][:2]
+    request = ModelRequest(str(checkpoint), dynamic=DynamicRequest(axes={"pixel_values": {2: "high"}}))
+    with pytest.raises(UsageError, match="--dynamic-axes: height"):
+        resolve_model(request)
+
+
+def test_images_whose_tokens_see_each_other_are_not_cut(tmp_path: Path) -> None:
+    """A fixed number of tokens in each run is refused before anything is traced."""
+    request = ModelRequest(
+        str(save_vision_language(tmp_path, "gemma3")),
+        shape_config=ShapeConfig(sequence_length=8),
+        task="image-text-to-text",
+    )
+    with pytest.raises(UsageError, match="sequence_length 8:"):
+        resolve_model(request)
+
+
+def test_second_turn_sees_its_own_picture(checkpoint: Path, exported: ExportResult) -> None:
+    """As in PyTorch, with the cache of the first turn; a place without a new picture is refused."""
+    for name in ("config.json", "generation_config.json"):
+        (checkpoint / "onnx" / name).write_bytes((checkpoint / name).read_bytes())
+    make: Any = AutoProcessor
+    processor = make.from_pretrained(checkpoint)
+    pictures = map(PIL.Image.fromarray, np.random.default_rng(2).integers(0, 255, (2, 20, 30, 3), dtype=np.uint8))
+    first, second = (processor(images=item, text="<image> w5 w6", return_tensors="pt") for item in pictures)
+    seen = first["attention_mask"].shape[1]
+    second["attention_mask"] = torch.ones((1, 2 * seen), dtype=torch.int64)
+    reference: Any = LlavaForConditionalGeneration.from_pretrained(checkpoint)
+    model: Any = WinMLModelForImageTextToText.from_pretrained(checkpoint / "onnx")
+
+    with torch.no_grad():
+        expected = reference(**second, past_key_values=reference(**first, use_cache=True).past_key_values).logits
+    begun = model(**first)
+    got = model(**second, past_key_values=begun.past_key_values).logits
+    kept = torch.arange(expected.shape[-1]) != PLACE  # scores of places are never given
+    # float32 against float32.
+    torch.testing.assert_close(got[..., kept], expected[..., kept], rtol=1e-4, atol=1e-5)
+    del second["pixel_values"], second["attention_mask"]
+    with pytest.raises(UsageError, match=r"16 places.*0 vectors"):
+        model(**second, past_key_values=begun.past_key_values)
+
+
+def test_images_are_spread_over_the_runs_of_a_prompt(exported: ExportResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder that takes few tokens in a run gives the scores of one that takes them all."""
+    shown = ShownDecoder(ShownSessions(*(Session(part.model_path) for part in exported.parts)))
+    (pixels,) = shown.embedder.image_inputs
+    size = [item if isinstance(item, int) else 1 for item in pixels.shape]
+    image = np.random.default_rng(3).standard_normal(size).astype(np.float32)
+    tokens = np.array([[5, *[PLACE] * 16, 6, 7, 8]])
+    scores = []
+    for step in (None, 7):
+        monkeypatch.setattr(shown, "length", step)
+        scores.append(shown.run(tokens, cache=shown.empty_cache(1, shown.embedder.see({pixels.name: image}))))
+    # float32 in another order.
+    np.testing.assert_allclose(*scores, rtol=1e-4, atol=1e-5)
+
+
+def test_command_shown_a_picture_writes_what_pytorch_writes(
+    checkpoint: Path, exported: ExportResult, tmp_path: Path
+) -> None:
+    """A prompt without a place for the picture has it in front; what is no picture is refused."""
+    folder, picture = str(exported.parts[0].model_path.parent), save_image(tmp_path / "noise.png")
+    outcome = run_here(
+        "generate", folder, "-p", "w5 w6", "--image", str(picture), "--max-new-tokens", "8", "--format", "json"
+    )
+    assert 0 == outcome.code, outcome.err
+    make: Any = AutoProcessor
+    given = make.from_pretrained(checkpoint)(images=PIL.Image.open(picture), text="<image>w5 w6", return_tensors="pt")
+    reference: Any = LlavaForConditionalGeneration.from_pretrained(checkpoint)
+    written = reference.generate(**given, max_new_tokens=8, suppress_tokens=[PLACE])
+    assert written[0, given["input_ids"].shape[1] :].tolist() == json.loads(outcome.out)["tokens"]
+
+    refused = {
+        "no such file": ["--image", str(tmp_path / "none.png")],
+        "does not open": ["--image", str(checkpoint / "config.json")],
+        "reads text and pictures": ["--audio", "x.wav"],
+    }
+    for words, options in refused.items():
+        assert words in run_here("generate", folder, "-p", "w5", *options).err
+
+
+def test_encoder_of_recordings_takes_no_mask_of_texts(tmp_path: Path) -> None:
+    """The method of CLAP has a parameter for it, and computes with the recording alone."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    config = ClapConfig(
+        text_config={**sizes, "vocab_size": 40, "max_position_embeddings": 66, "pad_token_id": 1},
+        audio_config={
+            "hidden_size": 32, "patch_embeds_hidden_size": 16, "spec_size": 64, "num_mel_bins": 16, "patch_size": 4,
+            "patch_stride": [4, 4], "depths": [1, 1], "num_attention_heads": [2, 2], "window_size": 4,
+        },
+        projection_dim=16,
+    )  # fmt: skip
+    ClapModel(config).save_pretrained(tmp_path)
+    text, audio = resolve_model(ModelRequest(str(tmp_path), submodel=("text", "audio"))).parts
+    assert ["input_ids", "attention_mask"] == [spec.name for spec in text.inputs]
+    assert ["input_features"] == [spec.name for spec in audio.inputs]
+
+
+def test_dual_encoder_gives_the_features_of_its_methods(tmp_path: Path) -> None:
+    """Text and image features, pooled and projected; without --submodel, one graph."""
+    folder = save_checkpoint("clip", tmp_path / "clip")
+    request = ModelRequest(str(folder), submodel=("text", "vision"))
+    exported = HTPExporter(WinMLExportConfig()).export_checkpoint(request, tmp_path / "net.onnx")
+    assert [tmp_path / "net_text.onnx", tmp_path / "net_vision.onnx"] == [part.model_path for part in exported.parts]
+    model: Any = CLIPModel.from_pretrained(folder).eval()
+    rng = np.random.default_rng(0)
+    methods = {"text_embeds": model.get_text_features, "image_embeds": model.get_image_features}
+    for part, (output, method) in zip(exported.parts, methods.items(), strict=True):
+        shapes = {spec.name: tuple(map(int, spec.shape)) for spec in part.inputs}
+        feeds: dict[str, Any] = {
+            name: np.ones(shape, np.int64) if "mask" in name else rng.integers(3, 30, shape)
+            for name, shape in shapes.items()
+        }
+        if "pixel_values" in feeds:
+            feeds["pixel_values"] = rng.standard_normal(shapes["pixel_values"]).astype(np.float32)
+        with torch.no_grad():
+            expected = method(**{name: torch.from_numpy(value) for name, value in feeds.items()}).pooler_output
+        # float32 against float32.
+        np.testing.assert_allclose(expected.numpy(), run_onnx(part.model_path, feeds)[output], rtol=1e-4, atol=1e-5)
+
+    assert ["model"] == [part.name for part in resolve_model(ModelRequest(str(folder))).parts]
+    with pytest.raises(UsageError, match="--submodel visio: CLIPModel") as refusal:
+        resolve_model(ModelRequest(str(folder), submodel=("visio",)))
+    assert "text, vision" in str(refusal.value.hint)

@@ -1,0 +1,131 @@
+"""Is the JSON of every record what its class declares?"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import functools
+import importlib
+import json
+import types
+import typing
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from house.sources import imports, modules
+from winml.modelkit import InputTensorSpec, OutputTensorSpec
+from winml.modelkit.records import Record, record_keys
+from winml.modelkit.results.build_manifest import BuildManifest
+
+ENTRY = "entry"
+"""Key of the metadata of a field."""
+texts = st.text(max_size=4)
+numbers = st.floats() | st.floats(-9, 9)
+json_values = st.none() | st.booleans() | st.integers() | numbers | texts | st.lists(numbers, max_size=2)
+LEAVES: dict[Any, st.SearchStrategy[Any]] = {
+    Any: json_values,
+    str: texts,
+    int: st.integers(1, 2**40),
+    float: numbers,
+    bool: st.booleans(),
+    type(None): st.none(),
+    Path: texts.map(Path),
+    datetime: st.datetimes(),
+    dict[str, Any]: st.dictionaries(texts, json_values, max_size=2),
+    InputTensorSpec: st.just(InputTensorSpec(name="ids", shape=(1, "sequence"), dtype="int64", value_range=(0, 9))),
+    OutputTensorSpec: st.just(OutputTensorSpec(name="logits", shape=(1, 2), dtype="float32")),
+    BuildManifest: st.just(BuildManifest(status="done", files=("model.onnx",))),
+}
+
+
+def _subclasses(kind: type[Record]) -> Iterator[type[Record]]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
+def _record_classes() -> dict[str, type[Record]]:
+    for module in modules():
+        if any(found.target.startswith("winml.modelkit.records.") for found in imports(module.tree)):
+            importlib.import_module(f"winml.modelkit.{module.name}")
+    return {kind.__name__: kind for kind in _subclasses(Record) if kind.__module__.startswith("winml.")}
+
+
+CLASSES = _record_classes()
+GENERATED = [kind for kind in CLASSES.values() if kind.as_record is Record.as_record]
+
+
+@functools.cache
+def _values(hint: Any) -> st.SearchStrategy[Any]:
+    """Return values of a type; collections hold at least one, since records of nothing are not made."""
+    if hint in LEAVES:
+        return LEAVES[hint]
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return st.sampled_from(arguments)
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of(*map(_values, arguments))
+    if origin is tuple and arguments[-1] is not ...:
+        return st.tuples(*map(_values, arguments))
+    if origin in (tuple, list, collections.abc.Sequence):
+        return st.lists(_values(arguments[0]), min_size=1, max_size=2).map(tuple)
+    if origin in (dict, collections.abc.Mapping):
+        return st.dictionaries(_values(arguments[0]), _values(arguments[1]), min_size=1, max_size=2)
+    assert dataclasses.is_dataclass(hint), hint
+    return st.deferred(lambda: _instances(hint))
+
+
+@functools.cache
+def _instances(kind: Any) -> st.SearchStrategy[Any]:
+    hints = typing.get_type_hints(kind, localns=dict(CLASSES))
+    return st.builds(kind, **{item.name: _values(hints[item.name]) for item in dataclasses.fields(kind) if item.init})
+
+
+def _forms(kind: Any) -> dict[str, Any]:
+    """Return how attributes are written that say it themselves."""
+    members = {name: getattr(member, "fget", member) for base in kind.__mro__ for name, member in vars(base).items()}
+    forms = {name: getattr(member, ENTRY, None) for name, member in members.items()}
+    forms |= {item.name: item.metadata.get(ENTRY) for item in dataclasses.fields(kind)}
+    return {name: form for name, form in forms.items() if form is not None}
+
+
+def _rounded(value: Any, digits: int) -> bool:
+    if isinstance(value, dict):
+        return all(_rounded(item, digits) for item in value.values())
+    if isinstance(value, list):
+        return all(_rounded(item, digits) for item in value)
+    return not isinstance(value, float) or value == round(value, digits)
+
+
+@pytest.mark.parametrize("kind", GENERATED, ids=lambda kind: kind.__name__)
+@settings(max_examples=5, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_record_is_written_as_its_class_declares(kind: type[Record], data: st.DataObject) -> None:
+    """JSON takes it, its keys are the declared ones in their order, and numbers are rounded as declared."""
+    record = data.draw(_instances(kind)).as_record()
+    assert record == json.loads(json.dumps(record, allow_nan=False))
+    declared = record_keys(kind)
+    assert [key for key in declared if key in record] == [key for key in record if key in declared]
+    forms = _forms(kind)
+    assert any(form.inline for form in forms.values()) or set(record) <= set(declared)
+    for name, form in forms.items():
+        if form.digits is not None and not form.within:
+            assert _rounded(record.get(form.key or name), form.digits)
+
+
+@pytest.mark.parametrize("name", ["CandidateFacts", "MeasuredForm", "Architecture", "CellResult", "TextTokens"])
+@settings(max_examples=5, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_record_that_was_stored_is_read_as_the_same(name: str, data: st.DataObject) -> None:
+    """Through JSON text, tuples, nested records and what is no number included."""
+    record = data.draw(_instances(CLASSES[name]))
+    again = CLASSES[name].from_fields(json.loads(json.dumps(dataclasses.asdict(record))))
+    assert repr(record) == repr(again)
+    with pytest.raises(ValueError, match="unknown_entry"):
+        CLASSES[name].from_fields({**dataclasses.asdict(record), "unknown_entry": 1})

@@ -1,0 +1,107 @@
+"""What do packages on Python's path add to the registries, and what is wrong with those that cannot?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from winml.modelkit.builds.config import parse_build_config
+from winml.modelkit.errors import UsageError
+from winml.modelkit.optimize.capabilities import CAPABILITIES, RESERVED
+from winml.modelkit.optimize.options import OptimizeOptions
+from winml.modelkit.registries import CONTRACT, Registry, installed_plug_ins
+from winml.modelkit.sweep.sweep import SweepOptions, sweep_models
+from winml.modelkit.sweep.work_queue import QUEUES
+
+_CONTRACT = f"[winml.contract]\n{CONTRACT} = winml.modelkit.extend:CONTRACT\n"
+
+
+def _package(folder: Path, name: str, entry_points: str, contract: str = _CONTRACT) -> None:
+    described = folder / f"{name}-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
+    (described / "entry_points.txt").write_text(contract + entry_points, encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on Python's path."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def _numbers() -> Registry[float]:
+    return Registry("numbers", "number", {"one": 1.0, "tau": "math:tau"}, lambda: float)
+
+
+def test_names_are_known_without_an_import_and_objects_with_one(folder: Path) -> None:
+    """Built-in names come first, and a module is imported for its object."""
+    _package(folder, "pies", "[winml.numbers]\npie = registered_number:PIE\n")
+    (folder / "registered_number.py").write_text("PIE = 3.25\n", encoding="utf-8")
+    numbers = _numbers()
+    assert ("one", "tau", "pie") == numbers.names
+    assert ["one", "tau", "pie"] == list(numbers)
+    assert (1.0, 3.25, "pies 1.0", "") == (numbers["one"], numbers["pie"], numbers.source("pie"), numbers.source("one"))
+    with pytest.raises(UsageError) as refused:
+        numbers.find("pi", "--number")
+    assert "'pie'" in refused.value.hint
+
+
+def test_taken_names_wrong_types_and_other_contracts_are_reported(folder: Path) -> None:
+    """Each has its problem, none is listed, and a request of the name says which package it is."""
+    _package(folder, "a-first", "[winml.numbers]\npie = math:e\none = math:pi\nword = os:sep\n")
+    _package(folder, "b-second", "[winml.numbers]\npie = math:pi\n")
+    _package(folder, "old", "[winml.numbers]\nzero = math:e\n", "[winml.contract]\nv0 = x:y\n")
+    numbers = _numbers()
+    assert ["one", "tau", "pie"] == list(numbers)
+    problems = {(item.package, item.name): item.problem for item in numbers.reported()}
+    assert "" == problems.pop(("a-first", "pie"))
+    wrong = {key for key, problem in problems.items() if problem}
+    assert {("a-first", "one"), ("a-first", "word"), ("b-second", "pie"), ("old", "zero")} == wrong
+    with pytest.raises(UsageError, match="package old"):
+        numbers["zero"]
+    assert {"numbers"} == {item.group for item in installed_plug_ins()}
+
+
+def test_reader_of_a_package_reads_configs_of_its_tool(folder: Path) -> None:
+    """What it returns is the config, and what it says is a note; other configs stay as they are."""
+    _package(folder, "reader", "[winml.configs]\nother = registered_reader:read\n")
+    (folder / "registered_reader.py").write_text(
+        "def read(value, source):\n"
+        "    return ({'layout': value['for']}, ['made: not used']) if 'made' in value else (value, [])\n",
+        encoding="utf-8",
+    )
+    config, notes = parse_build_config({"made": "by another", "for": "optimum"}, "other.json")
+    assert ("optimum", ("made: not used",)) == (config.layout, notes)
+    assert () == parse_build_config({"layout": "genai"}, "own.json")[1]
+
+
+def test_queue_of_a_package_is_requested_by_its_name(folder: Path) -> None:
+    """A sweep asks it before anything is written; a name nobody has and a text without an address are refused."""
+    _package(folder, "queue", "[winml.queues]\nshelf = registered_queue:SHELF\n")
+    (folder / "registered_queue.py").write_text(
+        "from winml.modelkit.extend import QueueKind, UsageError\n"
+        "def refuse(address):\n"
+        "    raise UsageError(f'nobody works at {address}')\n"
+        "SHELF = QueueKind(refuse, None)\n",
+        encoding="utf-8",
+    )
+    assert ("ray", "shelf") == QUEUES.names
+    for queue, words in (
+        ("shelf=there", "nobody works at there"),
+        ("shelf", "NAME=ADDRESS"),
+        ("shell=x", "no such work"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            sweep_models([str(folder / "a.onnx")], folder / "swept", options=SweepOptions(queue=queue))
+    assert not (folder / "swept").exists()
+
+
+def test_reserved_names_of_capabilities_are_those_that_options_have() -> None:
+    """A capability that is called like a member of the record would replace it."""
+    members = {name for name in dir(OptimizeOptions) if not name.startswith(("_", "model_"))}
+    inherited = {"construct", "copy", "dict", "from_orm", "json", "parse_file", "parse_obj", "parse_raw", "schema"}
+    inherited |= {"schema_json", "update_forward_refs", "validate"}
+    fields = {*OptimizeOptions.model_fields}
+    assert (members | fields) - {*CAPABILITIES} - inherited <= RESERVED
