@@ -123,8 +123,8 @@ def fused(model: ir.Model) -> ir.Model:
         before = ir.node("Reshape", [node.inputs[0]], name=f"gemm_input_reshape_{number}")
         gemm = ir.node("Gemm", [before.outputs[0], node.inputs[1], add.inputs[1]], name=f"{node.name}/MatMulAddFusion")
         after = ir.node("Reshape", [gemm.outputs[0]], name=f"gemm_output_reshape_{number}")
-        for kind, made in (("input", before), ("gemm", gemm), ("output", after)):
-            made.outputs[0].name = f"{kind}_{number}"
+        for kind, created in (("input", before), ("gemm", gemm), ("output", after)):
+            created.outputs[0].name = f"{kind}_{number}"
         copy.graph.insert_before(node, [before, gemm, after])
         name = add.outputs[0].name
         ir.convenience.replace_all_uses_with(add.outputs[0], after.outputs[0])

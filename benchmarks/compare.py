@@ -119,8 +119,8 @@ def _sparse_model(path: Path, layers: int, changed: int | None) -> Path:
                 for key, value in (("location", data.name), ("offset", offset), ("length", length)):
                     tensor.external_data.add(key=key, value=str(value))
                 weights.append(tensor)
-                made = f"/layers.{layer}/MatMul_{number}"
-                node = onnx.helper.make_node("MatMul", [last, name], [f"{made}_output"], made)
+                created = f"/layers.{layer}/MatMul_{number}"
+                node = onnx.helper.make_node("MatMul", [last, name], [f"{created}_output"], created)
                 node.metadata_props.add(key=TAG_KEY, value=f"/Model/Layer.{layer}")
                 node.metadata_props.add(key=MODULE_KEY, value=f"layers.{layer}")
                 nodes.append(node)

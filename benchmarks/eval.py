@@ -115,9 +115,9 @@ def image_case(folder: Path, count: int) -> Case:
         Image.fromarray(small).resize((256, 256)).save(path)
         paths.append(path)
 
-    def feeds(made: Any, rows: list[Any]) -> dict[str, Any]:
+    def feeds(created: Any, rows: list[Any]) -> dict[str, Any]:
         images = [Image.open(path).convert("RGB") for path in rows]
-        return dict(made(images=images, return_tensors="np"))
+        return dict(created(images=images, return_tensors="np"))
 
     return _exported(folder, folder / "pictures", "image-classification", feeds, paths, processor)
 
@@ -172,19 +172,19 @@ class BareLoop:
 
         self.runs_s, started = 0.0, time.perf_counter()
         names = {value.name for value in self.session.get_inputs()}
-        answers: list[list[int]] = [[], []]
+        outputs: list[list[int]] = [[], []]
         for group in _grouped(_batches(self.case.samples, batch_size), GROUP):
-            made = [self.case.feeds(self.case.processor, rows) for rows in group]
+            created = [self.case.feeds(self.case.processor, rows) for rows in group]
             running = time.perf_counter()
-            for arrays in made:
+            for arrays in created:
                 feeds = {name: array for name, array in arrays.items() if name in names}
-                answers[0] += self.session.run(["logits"], feeds)[0].argmax(-1).tolist()
-            for arrays in made:
+                outputs[0] += self.session.run(["logits"], feeds)[0].argmax(-1).tolist()
+            for arrays in created:
                 tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if name in names}
                 with torch.inference_mode():
-                    answers[1] += self.model(**tensors).logits.argmax(-1).tolist()
+                    outputs[1] += self.model(**tensors).logits.argmax(-1).tolist()
             self.runs_s += time.perf_counter() - running
-        assert len(answers[0]) == len(answers[1]) == len(self.case.samples)
+        assert len(outputs[0]) == len(outputs[1]) == len(self.case.samples)
         return time.perf_counter() - started
 
 

@@ -96,8 +96,8 @@ def generate_in_process(runtime: str, folder: Path, options: argparse.Namespace)
     command = [python, __file__, "--generate", runtime, str(folder)]
     command += ["--rounds", str(options.rounds), "--prompt", str(options.prompt), "--tokens", str(options.tokens)]
     finished = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    answer: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
-    return answer
+    output: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    return output
 
 
 def generate(runtime: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -190,34 +190,34 @@ def _measure(size: str, precision: str, options: argparse.Namespace, checkpoint:
         for who, output in folders.items():
             command = build_command(who, checkpoint, output, precision, options.genai_python)
             builds[who].append(measure_build(command, output))
-    answers: dict[str, dict[str, list[dict[str, Any]]]] = {
+    outputs: dict[str, dict[str, list[dict[str, Any]]]] = {
         runtime: {who: [] for who in folders} for runtime in RUNTIMES
     }
     for _ in range(options.runs):
-        for runtime, by_folder in answers.items():
+        for runtime, by_folder in outputs.items():
             for who, output in folders.items():
                 by_folder[who].append(generate_in_process(runtime, output, options))
     sizes = {who: sum(file.stat().st_size for file in output.rglob("*.data")) for who, output in folders.items()}
     for output in folders.values():
         shutil.rmtree(output)
-    return _row(size, precision, builds, answers, sizes)
+    return _row(size, precision, builds, outputs, sizes)
 
 
-def _row(size: str, precision: str, builds: Any, answers: Any, sizes: dict[str, int]) -> dict[str, Any]:
+def _row(size: str, precision: str, builds: Any, outputs: Any, sizes: dict[str, int]) -> dict[str, Any]:
     from process_cost import spread
 
     row: dict[str, Any] = {"billions": size, "precision": precision, "data_bytes": sizes}
     for key in ("wall_s", "cpu_s", "peak_bytes"):
         row[key] = {who: spread([build[key] for build in runs]) for who, runs in builds.items()}
-    for runtime, by_folder in answers.items():
-        told: dict[str, Any] = {
-            key: {who: spread([1000 * answer[key] for answer in runs]) for who, runs in by_folder.items()}
+    for runtime, by_folder in outputs.items():
+        reported: dict[str, Any] = {
+            key: {who: spread([1000 * output[key] for output in runs]) for who, runs in by_folder.items()}
             for key in ("first_s", "step_s")
         }
         pairs = list(zip(*(runs[-1]["tokens"] for runs in by_folder.values()), strict=True))
         row[runtime] = {
-            "first_ms": told["first_s"],
-            "step_ms": told["step_s"],
+            "first_ms": reported["first_s"],
+            "step_ms": reported["step_s"],
             "equal_tokens": sum(left == right for left, right in pairs) / len(pairs),
         }
     return row
@@ -235,10 +235,11 @@ def _lines(row: dict[str, Any]) -> list[str]:
         f"{head:<10} build peak            {ratio(row['peak_bytes'], 'GB', 1e-9)}",
     ]
     for runtime in RUNTIMES:
-        told = row[runtime]
-        lines.append(f"{head:<10} {runtime:<12} first    {ratio(told['first_ms'], 'ms')}")
+        reported = row[runtime]
+        lines.append(f"{head:<10} {runtime:<12} first    {ratio(reported['first_ms'], 'ms')}")
         lines.append(
-            f"{head:<10} {runtime:<12} token    {ratio(told['step_ms'], 'ms')}; {told['equal_tokens']:.0%} equal tokens"
+            f"{head:<10} {runtime:<12} token    {ratio(reported['step_ms'], 'ms')}; "
+            f"{reported['equal_tokens']:.0%} equal tokens"
         )
     return lines
 

@@ -129,11 +129,11 @@ def main() -> None:
     options = parser.parse_args()
     if not hasattr(os, "wait4"):
         raise SystemExit("this benchmark needs os.wait4, which Windows does not have")
-    wanted = options.cases.split(",")
-    if unknown := set(wanted) - {case.name for case in CASES}:
+    requested = options.cases.split(",")
+    if unknown := set(requested) - {case.name for case in CASES}:
         raise SystemExit(f"unknown case {', '.join(sorted(unknown))}; known: {', '.join(case.name for case in CASES)}")
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure([case for case in CASES if case.name in wanted], options.runs, Path(folder))
+        rows = measure([case for case in CASES if case.name in requested], options.runs, Path(folder))
     print(f"{'case':<20}{'wall':<26}{'limit':<10}{'peak memory':<14}")
     for row in rows:
         wall, limit = row["wall_s"], row["limit_s"]

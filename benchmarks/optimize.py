@@ -200,8 +200,8 @@ def peers_python(folder: Path) -> Path:
         venv.create(folder, with_pip=True)
         own_torch = torch.__version__.partition("+")[0]
         call([str(python), "-m", "pip", "install", "-q", f"torch=={own_torch}"])
-        wanted = ["onnxslim", "optimum[onnxruntime]", f"onnxruntime=={onnxruntime.__version__}"]
-        call([str(python), "-m", "pip", "install", "-q", *wanted])
+        requested = ["onnxslim", "optimum[onnxruntime]", f"onnxruntime=={onnxruntime.__version__}"]
+        call([str(python), "-m", "pip", "install", "-q", *requested])
     return python
 
 
@@ -277,14 +277,14 @@ def measure_others(name: str, plain: Path, arguments: argparse.Namespace) -> tup
     if arguments.openvino_python:
         openvino = [str(arguments.openvino_python), "-c", OPENVINO, str(plain), str(feeds), *bounds]
         others |= {"OpenVINO fp32": [*openvino, "f32"], "OpenVINO": [*openvino, "own"]}
-    answers, troubles = {}, []
+    outputs, troubles = {}, []
     for kind, command in others.items():
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             troubles.append(f"{name} {kind}: {done.stderr.strip().splitlines()[-1]}")
         else:
-            answers[kind] = round(float(done.stdout.split()[-1]) * 1000, 3)
-    return answers, troubles
+            outputs[kind] = round(float(done.stdout.split()[-1]) * 1000, 3)
+    return outputs, troubles
 
 
 def node_counts(files: dict[str, Path]) -> dict[str, int]:
@@ -306,7 +306,7 @@ def main() -> None:
     parser.add_argument("--others", action="store_true", help="Run other runtimes too, for orientation.")
     parser.add_argument("--openvino-python", type=Path, help="Interpreter with openvino.")
     arguments = parser.parse_args()
-    answer: dict[str, Any] = {"threads": arguments.threads, "rounds": arguments.rounds, "models": {}, "troubles": []}
+    output: dict[str, Any] = {"threads": arguments.threads, "rounds": arguments.rounds, "models": {}, "troubles": []}
     heads = ("wall ms", "wall ratio", "computing ratio", "cold ms", "faster")
     nodes = "nodes"
     print(
@@ -317,9 +317,9 @@ def main() -> None:
         latency = measure_latency(files, arguments.rounds, arguments.threads)
         cold = measure_cold(files, arguments.cold_rounds)
         nodes_of = node_counts(files)
-        answer["models"][name] = {kind: {"nodes": nodes_of[kind], **latency[kind], **cold[kind]} for kind in files}
-        answer["troubles"] += troubles
-        for kind, row in answer["models"][name].items():
+        output["models"][name] = {kind: {"nodes": nodes_of[kind], **latency[kind], **cold[kind]} for kind in files}
+        output["troubles"] += troubles
+        for kind, row in output["models"][name].items():
             ratios = [
                 f"{low:.3f} {middle:.3f} {high:.3f}"
                 for low, middle, high in (row["wall_ratio"], row["computing_ratio"])
@@ -329,13 +329,13 @@ def main() -> None:
                 f"{row['cold_ms']:>9.1f} {row['times_as_fast']:>6.2f}x"
             )
         if arguments.others:
-            answer.setdefault("others", {})[name], troubles = measure_others(name, files["plain"], arguments)
-            answer["troubles"] += troubles
-            for kind, milliseconds in answer["others"][name].items():
+            output.setdefault("others", {})[name], troubles = measure_others(name, files["plain"], arguments)
+            output["troubles"] += troubles
+            for kind, milliseconds in output["others"][name].items():
                 print(f"{name:<10} {kind:<15} {milliseconds:>9.2f}")
-    for trouble in answer["troubles"]:
+    for trouble in output["troubles"]:
         print(f"not made: {trouble}")
-    print(json.dumps(answer))
+    print(json.dumps(output))
 
 
 if __name__ == "__main__":

@@ -211,19 +211,19 @@ def measure_genai(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def compared_costs(costs: dict[str, list[Cost]]) -> dict[str, Any]:
     """Return median and range of each, and how many times the bare process's ours takes."""
-    answer: dict[str, Any] = {}
+    output: dict[str, Any] = {}
     for kind, measured in costs.items():
-        answer[kind] = {
+        output[kind] = {
             "wall_s": spread([cost.wall_s for cost in measured]),
             "cpu_s": spread([cost.cpu_s for cost in measured]),
             "peak_bytes": max(cost.peak_bytes for cost in measured),
         }
     for key in ("wall_s", "cpu_s"):
-        answer[f"{key}_ratio"] = round(answer["winml"][key]["median"] / answer["bare"][key]["median"], 2)
-    return answer
+        output[f"{key}_ratio"] = round(output["winml"][key]["median"] / output["bare"][key]["median"], 2)
+    return output
 
 
-def cost_rows(arguments: argparse.Namespace, answer: dict[str, Any]) -> Iterator[str]:
+def cost_rows(arguments: argparse.Namespace, output: dict[str, Any]) -> Iterator[str]:
     """Yield the table of costs."""
     yield "| file | mode | winml: wall | bare: wall | ratio | of computing | winml: peak / weights | bare: peak |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
@@ -233,10 +233,10 @@ def cost_rows(arguments: argparse.Namespace, answer: dict[str, Any]) -> Iterator
         try:
             row = measure_genai(arguments) if "genai" in mode else measure_cost(name, mode, arguments)
         except SystemExit as error:
-            answer["troubles"].append(f"cost of {mode} for {name}: {last_line(str(error))}")
+            output["troubles"].append(f"cost of {mode} for {name}: {last_line(str(error))}")
             shutil.rmtree(arguments.cache / "cost", ignore_errors=True)
             continue
-        answer["cost"].append({"file": name, "mode": mode, **row})
+        output["cost"].append({"file": name, "mode": mode, **row})
         walls = " | ".join("{median:.1f} s ({min:.1f}–{max:.1f})".format(**row[kind]["wall_s"]) for kind in ROLES)
         peaks = " | ".join(
             f"{row[kind]['peak_bytes'] / 1e9:.2f} GB = {row[kind]['peak_bytes'] / row['weights_bytes']:.2f} ×"
@@ -251,7 +251,7 @@ ROLES = ("winml", "bare")
 # Latency.
 
 
-def make_forms(name: str, arguments: argparse.Namespace, answer: dict[str, Any]) -> dict[str, Path]:
+def make_forms(name: str, arguments: argparse.Namespace, output: dict[str, Any]) -> dict[str, Path]:
     """Return the files to compare, the plain export first; what could not be made is said."""
     plain = export(name, arguments.cache)
     files = {"plain": plain}
@@ -270,7 +270,7 @@ def make_forms(name: str, arguments: argparse.Namespace, answer: dict[str, Any])
         target_of(plain, label).unlink(missing_ok=True)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode or not target_of(plain, label).is_file():
-            answer["troubles"].append(f"{label} of {name}: {last_line(done.stderr)}")
+            output["troubles"].append(f"{label} of {name}: {last_line(done.stderr)}")
         else:
             files[label] = target_of(plain, label)
     return files
@@ -342,19 +342,19 @@ def measure_openvino(plain: Path, plain_row: dict[str, Any], arguments: argparse
     }
 
 
-def latency_rows(arguments: argparse.Namespace, answer: dict[str, Any]) -> Iterator[str]:
+def latency_rows(arguments: argparse.Namespace, output: dict[str, Any]) -> Iterator[str]:
     """Yield the table of latencies, and what it says of ours beside the best of ONNX Runtime."""
     yield "| shape | form | size | wall | times as fast: wall | of computing |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for name in arguments.models or LATENCY_MODELS:
-        files = make_forms(name, arguments, answer)
+        files = make_forms(name, arguments, output)
         rows = measure_latency(files, arguments)
         if arguments.openvino_python:
             try:
                 rows["openvino int8"] = measure_openvino(files["plain"], rows["plain"], arguments)
             except RuntimeError as error:
-                answer["troubles"].append(f"OpenVINO, {name}: {error}")
-        answer["latency"][name] = rows
+                output["troubles"].append(f"OpenVINO, {name}: {error}")
+        output["latency"][name] = rows
         for kind, row in rows.items():
             size = f"{row['size_bytes'] / 1e6:.0f} MB" if row["size_bytes"] else "–"
             ratios = " | ".join(
@@ -363,7 +363,7 @@ def latency_rows(arguments: argparse.Namespace, answer: dict[str, Any]) -> Itera
             )
             yield f"| {name} | {kind} | {size} | {row['wall_ms']:.2f} ms | {ratios} |"
     yield ""
-    for name, rows in answer["latency"].items():
+    for name, rows in output["latency"].items():
         ours = {kind: row["computing_ms"] for kind, row in rows.items() if kind in ("winml dynamic", "winml qdq")}
         bare = {
             kind: row["computing_ms"] for kind, row in rows.items() if kind.startswith(("bare dynamic", "bare qdq"))
@@ -377,7 +377,7 @@ def latency_rows(arguments: argparse.Namespace, answer: dict[str, Any]) -> Itera
 # Sensitivity.
 
 
-def sensitivity_rows(arguments: argparse.Namespace, answer: dict[str, Any]) -> Iterator[str]:
+def sensitivity_rows(arguments: argparse.Namespace, output: dict[str, Any]) -> Iterator[str]:
     """Yield what ranking the modules takes, beside what it may take."""
     if not has_option("--sensitivity"):
         yield "This winml quantize has no --sensitivity."
@@ -385,20 +385,20 @@ def sensitivity_rows(arguments: argparse.Namespace, answer: dict[str, Any]) -> I
     source = export(SENSITIVITY_MODEL, arguments.cache)
     target = arguments.cache / "sensitivity.json"
     target.unlink(missing_ok=True)
-    whole = run([*WINML, "quantize", "-m", str(source), "-o", str(target), "--sensitivity", "-q"])
+    complete = run([*WINML, "quantize", "-m", str(source), "-o", str(target), "--sensitivity", "-q"])
     modules = json.loads(target.read_text(encoding="utf-8"))["modules"]
     alone, run_s, session_s = one_module_alone(source, next(entry["tag"] for entry in modules if entry["nodes"]))
     allowed = len(modules) * (alone + run_s) + session_s
-    answer["sensitivity"] = {
-        "modules": len(modules), "wall_s": round(whole.wall_s, 2), "peak_bytes": whole.peak_bytes,
+    output["sensitivity"] = {
+        "modules": len(modules), "wall_s": round(complete.wall_s, 2), "peak_bytes": complete.peak_bytes,
         "one_alone_s": round(alone, 3), "run_s": round(run_s, 4), "session_s": round(session_s, 3),
         "allowed_s": round(allowed, 2),
     }  # fmt: skip
     yield "| modules | whole process | one quantized alone | one run | session of the whole | allowed | ratio | peak |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     yield (
-        f"| {len(modules)} | {whole.wall_s:.1f} s | {alone:.2f} s | {run_s * 1000:.1f} ms | {session_s:.2f} s | "
-        f"{allowed:.1f} s | {whole.wall_s / allowed:.2f} | {whole.peak_bytes / 1e9:.2f} GB |"
+        f"| {len(modules)} | {complete.wall_s:.1f} s | {alone:.2f} s | {run_s * 1000:.1f} ms | {session_s:.2f} s | "
+        f"{allowed:.1f} s | {complete.wall_s / allowed:.2f} | {complete.peak_bytes / 1e9:.2f} GB |"
     )
 
 
@@ -460,18 +460,18 @@ def main() -> None:
     arguments.models = [name for name in arguments.models.split(",") if name]
     arguments.modes = [mode for mode in arguments.modes.split(",") if mode in offered] or offered
     vnni = {True: "yes", False: "no", None: "not known"}[has_integer_dot_products()]
-    answer: dict[str, Any] = {
+    output: dict[str, Any] = {
         "vnni": vnni, "threads": arguments.threads, "cost": [], "latency": {}, "sensitivity": None, "troubles": [],
     }  # fmt: skip
     print(f"8-bit dot products (VNNI): {vnni}; modes: {', '.join(arguments.modes)}; threads: {arguments.threads}")
     for name in arguments.rows.split(","):
         print(f"\n## {name}\n")
-        for line in TABLES[name](arguments, answer):
+        for line in TABLES[name](arguments, output):
             print(line, flush=True)
     print()
-    for trouble in answer["troubles"]:
+    for trouble in output["troubles"]:
         print(f"not made: {trouble}")
-    print(json.dumps(answer))
+    print(json.dumps(output))
 
 
 if __name__ == "__main__":

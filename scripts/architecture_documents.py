@@ -244,8 +244,8 @@ def exporter_summary(evaluation: Evaluation, content: Mapping[str, Any]) -> dict
 def _attempt_record(attempt: Attempt) -> dict[str, Any]:
     if not attempt.is_verified:
         return {"state": "failed", "reason": _shorten_reason(attempt.problem), "exit_code": attempt.exit_code}
-    made = {"state": "exported", "nodes": attempt.nodes, "tags": len(attempt.tags)}
-    return {**made, "relative_diff": float(f"{attempt.relative_diff:.0e}")}
+    created = {"state": "exported", "nodes": attempt.nodes, "tags": len(attempt.tags)}
+    return {**created, "relative_diff": float(f"{attempt.relative_diff:.0e}")}
 
 
 def _within_auto(row: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -277,12 +277,12 @@ def _generation_row(item: Architecture) -> dict[str, Any]:
         return {**row, "state": item.state() or "not asked", "reason": _shorten_reason(item.problem)}
     if not attempt.is_verified:
         return {**row, "state": "failed", "reason": _shorten_reason(attempt.problem)}
-    made = {"exporter": attempt.exporter, "relative_diff": float(f"{attempt.relative_diff:.0e}")}
+    created = {"exporter": attempt.exporter, "relative_diff": float(f"{attempt.relative_diff:.0e}")}
     if attempt.generates:
         tokens = {"cache": list(attempt.cache), "tokens": attempt.generated_tokens}
-        return {**row, "state": "with cache", **tokens, **made}
+        return {**row, "state": "with cache", **tokens, **created}
     reason = next((remark for remark in attempt.remarks if "no cache" in remark or "No text" in remark), "")
-    return {**row, "state": "plain", "reason": _shorten_reason(reason), **made}
+    return {**row, "state": "plain", "reason": _shorten_reason(reason), **created}
 
 
 def _generation_sections(content: Mapping[str, Any]) -> list[str]:
@@ -290,19 +290,19 @@ def _generation_sections(content: Mapping[str, Any]) -> list[str]:
     rows: Sequence[Mapping[str, Any]] = content.get("generation", ())
     if not rows:
         return []
-    made = [row for row in rows if row["state"] == "with cache"]
+    created = [row for row in rows if row["state"] == "with cache"]
     missing = [row for row in rows if row["state"] != "with cache"]
     named = [row for row in rows if row["class"].endswith(_CAUSAL)]
-    share = 100 * len(made) / len(rows)
-    share_of_named = 100 * sum(row in made for row in named) / max(len(named), 1)
+    share = 100 * len(created) / len(rows)
+    share_of_named = 100 * sum(row in created for row in named) / max(len(named), 1)
     counts = Counter(row["state"] for row in rows)
     versions = ", ".join(f"{name} {version}" for name, version in content["generation_versions"].items())
     return [
         "## Generation with a cache\n",
         f"{_GENERATION_HEAD}\n\nMade with {versions}.\n",
         "| | model types |\n| --- | --- |\n"
-        f"| with a cache, the text that of PyTorch | {len(made)} of {len(rows)} (**{share:.1f} %**) |\n"
-        f"| of those whose class is called …{_CAUSAL} | {sum(row in made for row in named)} of {len(named)} "
+        f"| with a cache, the text that of PyTorch | {len(created)} of {len(rows)} (**{share:.1f} %**) |\n"
+        f"| of those whose class is called …{_CAUSAL} | {sum(row in created for row in named)} of {len(named)} "
         f"(**{share_of_named:.1f} %**) |\n"
         + "".join(f"| {state} | {counts[state]} |\n" for state in _OTHER_STATES if counts[state]),
         "| model type | class | cache | tokens | exporter | relative difference |\n"
@@ -310,7 +310,7 @@ def _generation_sections(content: Mapping[str, Any]) -> list[str]:
         + "".join(
             f"| {row['model_type']} | `{row['class']}` | {', '.join(row['cache'])} | {row['tokens']} "
             f"| {row['exporter']} | {row['relative_diff']:.0e} |\n"
-            for row in made
+            for row in created
         ),
         "Without a cache, and why:\n",
         "| model type | state | reason |\n| --- | --- | --- |\n"

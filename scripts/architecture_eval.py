@@ -39,7 +39,7 @@ def main() -> int:
     # Set before the first process starts: each uses one core, and no process uses the network.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["HF_HUB_OFFLINE"] = "1"
-    asked = SweepOptions(
+    requested = SweepOptions(
         seconds=options.seconds,
         resident_bytes=int(options.gigabytes * 2**30),
         jobs=options.jobs,
@@ -47,7 +47,9 @@ def main() -> int:
         retries_failed=options.retry_failed,
     )
     try:
-        result = sweep_models(_plan(options), options.output, options=asked, listener=SweepListener(on_end=_show_end))
+        result = sweep_models(
+            _plan(options), options.output, options=requested, listener=SweepListener(on_end=_show_end)
+        )
     except KeyboardInterrupt:
         print(f"Interrupted; {options.output} holds what is finished. Run it again to go on.", file=sys.stderr)
         return 130

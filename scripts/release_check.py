@@ -56,10 +56,10 @@ def interpreter(name: str) -> str | None:
     if found is None:
         return None
     # A launcher of several versions is there under each name, and fails for those that are not switched on.
-    asked = subprocess.run(
+    requested = subprocess.run(
         [found, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True, check=False
     )
-    return asked.stdout.strip() if asked.returncode == 0 else None
+    return requested.stdout.strip() if requested.returncode == 0 else None
 
 
 def try_out(package: Path, python: str, folder: Path) -> None:

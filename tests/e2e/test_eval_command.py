@@ -26,7 +26,7 @@ from evaluation_checkpoints import (
 )
 from winml.modelkit import evaluate_model
 from winml.modelkit.builds.build_model import build_hf_model
-from winml.modelkit.builds.judged_models import form_judge
+from winml.modelkit.builds.evaluated_models import variant_evaluator
 from winml.modelkit.cli import _measuring
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.options import EvaluationOptions
@@ -35,8 +35,8 @@ from winml.modelkit.file_names import EVALUATION_NAME
 from winml.modelkit.flows.evaluate import evaluate as scoring
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.runtime.sessions import Session
-from winml.modelkit.tune.judging import Judge
 from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.quality_limits import QualityLimits
 from winml.modelkit.tune.racing import Contestants
 
 
@@ -225,7 +225,7 @@ def test_judge_of_forms_reads_samples_once(tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / "data" / name).mkdir(parents=True)
         shutil.copy("texts.csv", tmp_path / "data" / name / "texts.csv")
     options = EvaluationOptions(dataset=str(tmp_path / "data"), samples=4)
-    with form_judge(Path(MODEL), options, ("accuracy", 0.5)) as judge:
+    with variant_evaluator(Path(MODEL), options, ("accuracy", 0.5)) as judge:
         assert ["a/texts.csv", "b/texts.csv"] == sorted(judge.request["content"])
         first = judge.scores(Session(MODEL))
         monkeypatch.delattr(Preprocessor, "_prepared")
@@ -242,7 +242,7 @@ def test_tuning_judges_candidates_by_what_a_metric_loses(tmp_path: Path) -> None
     wrong.graph.node.append(onnx.helper.make_node("Neg", ["opposite"], [wrong.graph.output[0].name]))
     onnx.save(wrong, tmp_path / MODEL)
     options = TuneOptions(max_drop={"accuracy": 0.01}, dataset="texts.csv", samples=24)
-    judge = Judge(options, tmp_path, MODEL, Contestants(tmp_path))
+    judge = QualityLimits(options, tmp_path, MODEL, Contestants(tmp_path))
     form, facts = Candidate("form", "dynamic", ""), CandidateFacts(1, 1.0, 1, 1, 1, 1.0, 5.0, "logits")
 
     plain = judge.with_scores(facts, form, Path(MODEL), None)

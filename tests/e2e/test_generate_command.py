@@ -23,7 +23,7 @@ from generating import PROMPT, build_decoder, save_decoder
 from winml.modelkit import WinMLBuildConfig, WinMLModelForCausalLM, WinMLModelForSeq2SeqLM
 from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.compare.decoding_step import at_step
-from winml.modelkit.inference.generation.encoded_writing import prepare_encoded
+from winml.modelkit.inference.generation.encoder_decoder_text import prepare_encoder_decoder
 from winml.modelkit.inference.generation.writing import write_text
 from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_feeds
 from winml.modelkit.runtime.devices import choose_provider
@@ -419,7 +419,7 @@ def test_recording_is_written_down(tmp_path: Path) -> None:
     soundfile.write(once, np.sin(np.arange(12_000) / 9, dtype=np.float32), 12_000)
     files = {name: Path(built) / f"{name}.onnx" for name in ("encoder", "decoder")}
     asked = {"max_new_tokens": 6, "temperature": None, "top_p": None, "seed": 0}
-    prepared = prepare_encoded(files, {"audio": str(once)}, **asked)
+    prepared = prepare_encoder_decoder(files, {"audio": str(once)}, **asked)
     once.unlink()
     written = write_text(prepared, choose_provider(None, None, {}), threads=None, show=lambda _piece: None)
     assert record["tokens"] == list(written.tokens)

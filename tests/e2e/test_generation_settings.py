@@ -17,7 +17,7 @@ from generating import PROMPT, build_decoder
 from winml.modelkit import WinMLModelForCausalLM
 from winml.modelkit.errors import InputError
 from winml.modelkit.inference.generation import config_file
-from winml.modelkit.inference.generation.beginnings import TextBeginning, read_beginning
+from winml.modelkit.inference.generation.decoder_prompt import DecoderPrompt, read_decoder_prompt
 from winml.modelkit.inference.generation.settings import read_settings
 
 SETTINGS = "generation_config.json"
@@ -170,17 +170,17 @@ def test_token_that_is_none_of_the_model_is_refused() -> None:
     import numpy as np
 
     logits = np.arange(4.0)
-    assert [0, 1, 2, -math.inf] == TextBeginning(0, suppressed=(3, -1, 9)).scores(logits, 1, is_last=False).tolist()
+    assert [0, 1, 2, -math.inf] == DecoderPrompt(0, suppressed=(3, -1, 9)).scores(logits, 1, is_last=False).tolist()
     with pytest.raises(InputError, match=r"token 9.*position 1.*4 tokens"):
-        TextBeginning(0, allowed={1: (9,)}).scores(logits, 1, is_last=False)
+        DecoderPrompt(0, allowed={1: (9,)}).scores(logits, 1, is_last=False)
 
 
 def test_config_of_an_older_checkpoint_is_checked_as_well(tmp_path: Path) -> None:
     """A decoder that is no object names no token; a list of tokens that is none is named."""
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"decoder": "none", "decoder_start_token_id": 3, "suppress_tokens": [7]}))
-    assert ((7,), 3) == (read_beginning(tmp_path)[0].suppressed, read_beginning(tmp_path)[0].start)
+    assert ((7,), 3) == (read_decoder_prompt(tmp_path)[0].suppressed, read_decoder_prompt(tmp_path)[0].start)
     assert () == read_settings(tmp_path).eos_token_ids
     config.write_text(json.dumps({"decoder_start_token_id": 3, "suppress_tokens": "7"}))
     with pytest.raises(InputError, match=r"config\.json: suppress_tokens"):
-        read_beginning(tmp_path)
+        read_decoder_prompt(tmp_path)

@@ -11,9 +11,9 @@ from house.sources import functions, modules
 
 BOUNDARIES: dict[str, str] = {
     "verify.generated_text:generate_reference": "a foreign generate() raises what it likes; told as the reason",
-    "verify.parts.encoded_generation:_generate": "as generate_reference: a foreign generate()",
-    "verify.parts.together:measure_encoded_text": "as generate_reference: a foreign forward",
-    "verify.parts.seen_generation:_generate": "as generate_reference: a foreign generate()",
+    "verify.parts.encoder_decoder:_generate": "as generate_reference: a foreign generate()",
+    "verify.parts.parts_together:measure_encoder_decoder_text": "as generate_reference: a foreign forward",
+    "verify.parts.vision_language:_generate": "as generate_reference: a foreign generate()",
     "verify.reference_run:run_reference": "a foreign forward raises what it likes; said again with inputs and module",
     "verify.by_module.first_wrong_module:name_first_wrong_module": "the failure stays as it is; says what went wrong",
     "flows.evaluate.sides:TorchSide.run": "a foreign forward raises what it likes; said again with its values",
@@ -31,7 +31,7 @@ BOUNDARIES: dict[str, str] = {
     "flows.inspect:run_weightless": "a foreign forward may need values; becomes a result with its reason",
     "load.inputs.axis_names:accepts_shapes.call": "a foreign forward raises what it likes; it does not take the shapes",
     "load.inputs.nested_arguments:_record": "a user's constructor raises what it likes; said again with its members",
-    "load.inputs.nested_arguments:_made_or_none": "a user's mapping raises what it likes; then it cannot be copied so",
+    "load.inputs.nested_arguments:_output_or_none": "a user's mapping raises what it likes; it is not copied then",
     "load.script:_guard_user_code": "a user's factory raises what it likes; said again with the line it stands in",
     "registries:_imported": "a plug-in raises what it likes; told as the reason why it cannot be used",
     "sweep.architecture_export:tried_export": "whatever goes wrong with one model is a row of the table",

@@ -55,7 +55,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "torch.jit._script": "tests/unit/export/test_preparation.py::"
         "test_prepared_for_export_scripted_module_is_refused_by_its_path",
     },
-    "export.left_as_found": {
+    "export.state_restoration": {
         "torch.export._trace": f"{_DYNAMO}/test_capturing.py::"
         "test_capture_that_fails_names_operator_size_line_and_module",
     },
@@ -111,7 +111,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "._from_config": f"{_LOAD}/checkpoints/test_random_weights.py::"
         "test_random_weights_are_seeded_and_leave_the_callers_state",
     },
-    "load.families.picture_grids": {
+    "load.families.image_grids": {
         "._attn_implementation": "tests/integration/test_vision_language_models.py::"
         "test_pictures_of_any_size_write_what_pytorch_writes",
     },
@@ -146,14 +146,14 @@ SEAMS: dict[str, dict[str, str]] = {
         "onnxruntime.capi": "tests/unit/runtime/test_sessions.py::"
         "test_session_of_a_broken_file_names_it_and_the_reason",
     },
-    "runtime.placement.asking": {
+    "runtime.placement.placement_query": {
         "onnxruntime.capi": "tests/unit/inspect/test_provider_check.py::test_listed_kernels_are_those_a_session_finds",
     },
     "runtime.processes": {
         "._args_from_interpreter_flags": "tests/unit/runtime/test_processes.py::"
         "test_process_searches_the_path_without_the_working_directory",
     },
-    "verify.other_sizes": {
+    "verify.varied_sizes": {
         "._buffers": "tests/unit/verify/test_other_sizes.py::"
         "test_unchanged_attributes_puts_back_what_a_forward_wrote_down",
     },
@@ -164,7 +164,7 @@ SEAMS: dict[str, dict[str, str]] = {
     "verify.stable_draws": {
         "torch.utils._pytree": "tests/unit/verify/test_stable_draws.py::test_draw_that_rounding_decides_is_set_aside",
     },
-    "verify.other_values": {
+    "verify.varied_values": {
         "torch.utils._python_dispatch": "tests/integration/test_input_values.py::"
         "test_value_that_the_trace_fixed_is_no_verified_file",
         "torch.utils._pytree": "tests/integration/test_input_values.py::"

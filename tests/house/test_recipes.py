@@ -226,7 +226,7 @@ def test_task_of_the_recipe_measures(kitchen: Kitchen) -> None:
     program = (
         "from winml.modelkit.evaluate.metrics.metric import intervals\n"
         "from winml.modelkit.evaluate.tasks.table import task_definition\n"
-        "from winml.modelkit.flows.evaluate.judged_models import task_name\n"
+        "from winml.modelkit.flows.evaluate.evaluated_models import task_name\n"
         "(metric,) = task_definition(task_name('text-regression')).metrics\n"
         "measured = metric.measured([1.0, 2.0, 4.0], [1.0, 4.0, 3.0])\n"
         "low, high = intervals([(measured, None)], 3, 0)[0][0]\n"

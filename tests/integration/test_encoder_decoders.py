@@ -22,13 +22,13 @@ from winml.modelkit.builds.layouts.layout import LAYOUTS, refuse_models
 from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.graph.bundle import ModelBundle, PartFeed
 from winml.modelkit.graph.specs import DynamicDimension, DynamicRequest
-from winml.modelkit.inference.generation.seq2seq import EncodedModel
+from winml.modelkit.inference.generation.seq2seq import EncoderDecoderModel
 from winml.modelkit.inference.generation.settings import part_position_limit
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.verify.parts.encoded_generation import EncodedParts, compare_encoded_generation
-from winml.modelkit.verify.parts.together import measure_encoded_text
+from winml.modelkit.verify.parts.encoder_decoder import EncoderDecoderParts, compare_encoder_decoder_generation
+from winml.modelkit.verify.parts.parts_together import measure_encoder_decoder_text
 from winml.modelkit.verify.reference_run import prepared_part
 
 CLASSES = {
@@ -45,7 +45,7 @@ class Encoded:
     folder: Path
     result: ExportResult
     reference: Any
-    model: EncodedModel
+    model: EncoderDecoderModel
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """Return what is encoded: two rows, of texts one padded."""
@@ -66,7 +66,7 @@ def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
     result = exporter.export_checkpoint(ModelRequest(str(folder)), folder / "onnx" / "model.onnx")
     reference = getattr(transformers, CLASSES[request.param]).from_pretrained(folder).eval()
-    return Encoded(folder, result, reference, EncodedModel(*(part.model_path for part in result.parts)))
+    return Encoded(folder, result, reference, EncoderDecoderModel(*(part.model_path for part in result.parts)))
 
 
 def test_names_are_those_other_tools_know(encoded: Encoded) -> None:
@@ -139,7 +139,7 @@ def test_text_begins_with_the_language_and_task_of_the_files(
     }  # fmt: skip
     (tmp_path / "generation_config.json").write_text(json.dumps(told), encoding="utf-8")
     shutil.copy(encoded.folder / "config.json", tmp_path)
-    model = EncodedModel.of_graphs(encoded.model.graphs, tmp_path)
+    model = EncoderDecoderModel.of_graphs(encoded.model.graphs, tmp_path)
     for asked, language in (({}, 11), ({"language": "en"}, 10)):
         written = model.generate(**encoded.inputs(), max_new_tokens=5, **settings, **asked)
         assert [[2, language, 12, 13]] * 2 == written[:, :4].tolist()
@@ -162,7 +162,7 @@ def test_loop_of_a_model_type_writes_long_recordings(encoded: Encoded, tmp_path:
     }  # fmt: skip
     (tmp_path / "generation_config.json").write_text(json.dumps(told), encoding="utf-8")
     shutil.copy(encoded.folder / "config.json", tmp_path)
-    model = EncodedModel.of_graphs(encoded.model.graphs, tmp_path)
+    model = EncoderDecoderModel.of_graphs(encoded.model.graphs, tmp_path)
     reference = transformers.WhisperForConditionalGeneration(encoded.reference.config).eval()
     reference.load_state_dict(encoded.reference.state_dict())
     reference.generation_config = transformers.GenerationConfig.from_pretrained(tmp_path)
@@ -210,13 +210,13 @@ def test_graphs_of_two_models_do_not_write_the_text(encoded: Encoded, tmp_path: 
             weight.raw_data = bytes(len(weight.raw_data))
     onnx.save(other, tmp_path / "encoder.onnx")
     with prepared_part(decoder) as prepared:
-        parts = EncodedParts(encoder, prepared, paths[1], paths[0])
-        assert not isinstance(compare_encoded_generation(parts, 0), str)
+        parts = EncoderDecoderParts(encoder, prepared, paths[1], paths[0])
+        assert not isinstance(compare_encoder_decoder_generation(parts, 0), str)
         with pytest.raises(VerificationError, match="1 tokens after 0"):
-            compare_encoded_generation(dataclasses.replace(parts, encoder_path=tmp_path / "encoder.onnx"), 0)
+            compare_encoder_decoder_generation(dataclasses.replace(parts, encoder_path=tmp_path / "encoder.onnx"), 0)
         # The same of files of few bits: rounding is far below 80 dB, and another encoder tells nothing of this one.
-        same = measure_encoded_text(parts, 0)
-        other = measure_encoded_text(dataclasses.replace(parts, encoder_path=tmp_path / "encoder.onnx"), 0)
+        same = measure_encoder_decoder_text(parts, 0)
+        other = measure_encoder_decoder_text(dataclasses.replace(parts, encoder_path=tmp_path / "encoder.onnx"), 0)
         assert not isinstance(same, str)
         assert not isinstance(other, str)
         assert same.sqnr_db > 80 > 40 > other.sqnr_db
@@ -346,7 +346,7 @@ def test_size_open_by_default_that_freezes_is_fixed_with_a_note(tmp_path: Path) 
     (note,) = (note for note in result.model_notes if note.startswith("sequence_length"))
     assert "axis 1 of input_ids" in note
     assert '{"sequence_length": 64}' in note
-    model = EncodedModel(*(tmp_path / f"model_{part}.onnx" for part in ("encoder", "decoder")))
+    model = EncoderDecoderModel(*(tmp_path / f"model_{part}.onnx" for part in ("encoder", "decoder")))
     reference = transformers.PegasusXForConditionalGeneration.from_pretrained(folder)
     tokens = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(1))
     pair: tuple[Any, Any] = (model, reference)
@@ -377,7 +377,7 @@ def test_decoder_reads_the_mask_that_the_encoder_answers(tmp_path: Path) -> None
     encoder, decoder = result.parts
     assert {spec.name: spec.shape for spec in encoder.inputs}["input_values"] == ("batch_size", 16000)
     assert "encoder_attention_mask" in {spec.name for spec in decoder.inputs}
-    model = EncodedModel(*(tmp_path / f"model_{part}.onnx" for part in ("encoder", "decoder")))
+    model = EncoderDecoderModel(*(tmp_path / f"model_{part}.onnx" for part in ("encoder", "decoder")))
     reference = transformers.MoonshineForConditionalGeneration.from_pretrained(folder)
     mask = torch.ones((2, 16000), dtype=torch.int64)
     mask[0, 9000:] = 0

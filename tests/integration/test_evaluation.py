@@ -38,7 +38,7 @@ from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.data_sets import DataSetRequest
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.flows.evaluate.evaluate import evaluate
-from winml.modelkit.flows.evaluate.judged_models import Subject
+from winml.modelkit.flows.evaluate.evaluated_models import Subject
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.evaluation import Evaluation, Limit
 from winml.modelkit.runtime.opened_model import RunOptions
@@ -350,7 +350,7 @@ def test_hidden_word_after_a_space_is_its_own_token() -> None:
     """Vocabularies of byte pairs have both ``dog`` and `` dog``; which one is hidden is said by what stands before."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    from winml.modelkit.evaluate.tasks.texts import _MaskedWordJudge
+    from winml.modelkit.evaluate.tasks.texts import _MaskedWordEvaluator
 
     letters = sorted({*"dog", "Ġ", "Ġd", "og", "dog", "Ġdog"})
     vocabulary = {token: number for number, token in enumerate(["<pad>", *letters])}
@@ -361,7 +361,7 @@ def test_hidden_word_after_a_space_is_its_own_token() -> None:
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=byte_level, mask_token=AddedToken("<mask>", lstrip=True), pad_token="<pad>"
     )
-    judge = _MaskedWordJudge(tokenizer)
+    judge = _MaskedWordEvaluator(tokenizer)
 
     assert judge.reference({"text": "a <mask> runs", "label": "dog"}) == vocabulary["Ġdog"]
     assert judge.reference({"text": "<mask> runs", "label": "dog"}) == vocabulary["dog"]
@@ -381,7 +381,7 @@ def test_tokenizer_without_places_is_refused_where_they_are_needed(tmp_path: Pat
 
 @pytest.mark.parametrize("mode", ["cls", "max", "mean_sqrt_len", "weightedmean", "lasttoken"])
 def test_pooling_is_the_one_of_the_files(tmp_path: Path, mode: str) -> None:
-    from winml.modelkit.evaluate.tasks.texts import _pooling, _SimilarityJudge
+    from winml.modelkit.evaluate.tasks.texts import _pooling, _SimilarityEvaluator
 
     key = f"pooling_mode_{mode}" + ("" if mode == "lasttoken" else "_token" if mode == "cls" else "_tokens")
     modules = [{"path": f"{number}", "type": f"sentence_transformers.models.{kind}"}
@@ -399,7 +399,7 @@ def test_pooling_is_the_one_of_the_files(tmp_path: Path, mode: str) -> None:
         "lasttoken": states[2],
     }
 
-    found = _SimilarityJudge(pooling, None)._pooled(states, np.asarray([1, 1, 1, 0], bool))
+    found = _SimilarityEvaluator(pooling, None)._pooled(states, np.asarray([1, 1, 1, 0], bool))
 
     assert found == pytest.approx(expected[mode])
     assert pooling.problem == ""

@@ -24,7 +24,7 @@ from winml.modelkit import (
     WinMLExportConfig,
     export_pytorch,
 )
-from winml.modelkit.export.left_as_found import module_left_as_found
+from winml.modelkit.export.state_restoration import module_left_as_found
 
 
 class Block(nn.Module):
@@ -269,7 +269,7 @@ def test_state_that_is_hard_to_put_back_loses_nothing_else() -> None:
 
 def test_large_buffer_is_not_copied_and_what_was_written_into_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """One limit stands for all tensors; the small ones are put back first."""
-    monkeypatch.setattr("winml.modelkit.export.left_as_found.LARGEST_COPY_BYTES", 64)
+    monkeypatch.setattr("winml.modelkit.export.state_restoration.LARGEST_COPY_BYTES", 64)
     model = nn.Linear(2, 2)
     model.register_buffer("table", torch.zeros(100))
     model.register_buffer("unchanged", torch.zeros(100))

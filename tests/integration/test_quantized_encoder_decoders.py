@@ -11,12 +11,12 @@ import pytest
 
 from encoder_decoder import save_encoder_decoder
 from winml.modelkit import build_hf_model
-from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity, answer_fidelity
-from winml.modelkit.compare.files import refuse_little_left
+from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity, output_fidelity
+from winml.modelkit.compare.files import refuse_below_minimum_sqnr
 from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.errors import VerificationError
-from winml.modelkit.inference.generation.seq2seq import EncodedModel
-from winml.modelkit.verify.parts import encoded_generation as part_runs
+from winml.modelkit.inference.generation.seq2seq import EncoderDecoderModel
+from winml.modelkit.verify.parts import encoder_decoder as part_runs
 
 CONFIG = {"export": {"exporter": "torchscript"}}
 
@@ -41,7 +41,7 @@ def test_parts_in_int4_are_compared_together(checkpoint: Path, tmp_path: Path) -
     assert "compared without the other parts" in encoder.summary
     for path in result.part_paths.values():
         assert "MatMulNBits" in {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
-    model = EncodedModel(*result.part_paths.values())
+    model = EncoderDecoderModel(*result.part_paths.values())
     written = model.generate(input_ids=torch.tensor([[5, 6, 7]]), max_new_tokens=4, min_new_tokens=4)
     assert (1, 5) == tuple(written.shape)
 
@@ -86,16 +86,16 @@ def test_errors_of_two_parts_add_up() -> None:
 def test_text_of_three_parts_has_room_for_three_errors() -> None:
     """It alone is refused or accepted; zeros, which any file might answer, prove neither."""
     expected = [np.ones(8)]
-    text = answer_fidelity("logits", expected, [np.ones(8) * 1.5])
+    text = output_fidelity("logits", expected, [np.ones(8) * 1.5])
     accepted = FidelityInfo((), 10.5, text.has_signal, draws=1, together=text, parts=3)
     assert 10.5 - 4.77 == pytest.approx(accepted.least_together_db, abs=0.01)
-    refuse_little_left(accepted, "the model", {})
+    refuse_below_minimum_sqnr(accepted, "the model", {})
     assert "all parts together SQNR 6.0 dB, cosine 1.0000 for logits (least 5.7 dB)" == fidelity_words(accepted)
     with pytest.raises(VerificationError, match=r"6.2 dB\)"):
-        refuse_little_left(replace(accepted, least_sqnr_db=11.0), "the model", {})
-    zeros = answer_fidelity("logits", [np.zeros(8)], expected)
+        refuse_below_minimum_sqnr(replace(accepted, least_sqnr_db=11.0), "the model", {})
+    zeros = output_fidelity("logits", [np.zeros(8)], expected)
     silent = FidelityInfo((), 11.0, zeros.has_signal, draws=1, together=zeros, parts=3, silent=("zeros",))
-    refuse_little_left(silent, "the model", {})
+    refuse_below_minimum_sqnr(silent, "the model", {})
     assert "inconclusive:" in fidelity_words(silent)
 
 

@@ -31,7 +31,7 @@ from winml.modelkit.graph.specs import DynamicRequest
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
-from winml.modelkit.runtime.decoding.vision_language import ShownDecoder, ShownSessions
+from winml.modelkit.runtime.decoding.vision_language import VisionLanguageDecoder, VisionLanguageSessions
 from winml.modelkit.runtime.sessions import Session, run_onnx
 
 pytestmark = pytest.mark.usefixtures("libraries_may_warn")
@@ -263,7 +263,7 @@ def test_second_turn_sees_its_own_picture(checkpoint: Path, exported: ExportResu
 
 def test_images_are_spread_over_the_runs_of_a_prompt(exported: ExportResult, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that takes few tokens in a run gives the scores of one that takes them all."""
-    shown = ShownDecoder(ShownSessions(*(Session(part.model_path) for part in exported.parts)))
+    shown = VisionLanguageDecoder(VisionLanguageSessions(*(Session(part.model_path) for part in exported.parts)))
     (pixels,) = shown.embedder.image_inputs
     size = [item if isinstance(item, int) else 1 for item in pixels.shape]
     image = np.random.default_rng(3).standard_normal(size).astype(np.float32)

@@ -119,7 +119,7 @@ def test_record_is_written_as_its_class_declares(kind: type[Record], data: st.Da
             assert _rounded(record.get(form.key or name), form.digits)
 
 
-@pytest.mark.parametrize("name", ["CandidateFacts", "MeasuredForm", "Architecture", "CellResult", "TextTokens"])
+@pytest.mark.parametrize("name", ["CandidateFacts", "MeasuredVariant", "Architecture", "CellResult", "TextTokens"])
 @settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_record_that_was_stored_is_read_as_the_same(name: str, data: st.DataObject) -> None:

@@ -13,7 +13,7 @@ import torch
 from winml.modelkit import ConfigError, UsageError, WinMLExportConfig, build_hf_model, export_pytorch
 from winml.modelkit.builds.build import BuildListener
 from winml.modelkit.cli._errors import exit_status
-from winml.modelkit.errors import WinMLError, missing_name, told_as
+from winml.modelkit.errors import WinMLError, missing_name, rename_options
 from winml.modelkit.load.request import ModelRequest
 
 
@@ -60,10 +60,10 @@ def test_what_a_config_says_in_vain_is_told_to_the_listener(tmp_path: Path) -> N
 
 def test_told_as_renames_whole_options_only() -> None:
     """``--dynamo`` is no part of ``--no-dynamo``, and other errors pass as they are."""
-    with pytest.raises(WinMLError) as caught, told_as({"--dynamo": "exporter", "--task": "loader.task"}):
+    with pytest.raises(WinMLError) as caught, rename_options({"--dynamo": "exporter", "--task": "loader.task"}):
         raise WinMLError("--task x and --no-dynamo and --dynamo", hint="Leave --task out.")
     assert "loader.task x and --no-dynamo and exporter\nLeave loader.task out." == str(caught.value)
-    with pytest.raises(ValueError, match="--task"), told_as({"--task": "task"}):
+    with pytest.raises(ValueError, match="--task"), rename_options({"--task": "task"}):
         raise ValueError("--task")
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.build_model import build_hf_model, build_onnx_model
     from winml.modelkit.builds.compared_models import compare_models
     from winml.modelkit.builds.config import WinMLBuildConfig
-    from winml.modelkit.builds.judged_models import evaluate_model
+    from winml.modelkit.builds.evaluated_models import evaluate_model
     from winml.modelkit.errors import (
         CheckpointError,
         ConfigError,
@@ -103,7 +103,7 @@ _HOMES = {
     "WinMLExportConfig": "export.config",
     "build_hf_model": "builds.build_model",
     "build_onnx_model": "builds.build_model",
-    "evaluate_model": "builds.judged_models",
+    "evaluate_model": "builds.evaluated_models",
     "export_pytorch": "flows.export.export",
     "CompareOptions": "flows.compare.compare",
     "check_optimization": "flows.optimize_check",

@@ -247,7 +247,7 @@ def ended_by_foreign_code(error: BaseException) -> InputError:
 
 
 @contextlib.contextmanager
-def told_as(names: Mapping[str, str]) -> Iterator[None]:
+def rename_options(names: Mapping[str, str]) -> Iterator[None]:
     """Let errors of the block name what was given, where they name the option of the command that says the same.
 
     Args:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from winml.modelkit.errors import InputError, StageError, UsageError, WinMLError
     from winml.modelkit.evaluate.metrics.metric import Metric, SampleRows
     from winml.modelkit.evaluate.preprocessing import Batch
-    from winml.modelkit.evaluate.tasks.task import Judge, JudgeContext, TaskDefinition, named_output
+    from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, TaskDefinition, named_output
     from winml.modelkit.graph.stage import GraphPass
-    from winml.modelkit.load.families.family import Family, FoundParts, decide_whole_inputs, part_of_decision
+    from winml.modelkit.load.families.family import Family, FoundParts, decide_model_inputs, part_of_decision
     from winml.modelkit.load.parts import ModelPart
     from winml.modelkit.optimize.capabilities import Capability
     from winml.modelkit.quantize.planning import EngineTask
@@ -37,13 +37,13 @@ __all__ = [
     "Capability",
     "ConfigReader",
     "EngineTask",
+    "Evaluator",
+    "EvaluatorContext",
     "ExecutionProvider",
     "Family",
     "FoundParts",
     "GraphPass",
     "InputError",
-    "Judge",
-    "JudgeContext",
     "Layout",
     "LayoutFiles",
     "Metric",
@@ -59,7 +59,7 @@ __all__ = [
     "WinMLError",
     "WorkQueue",
     "debug_option",
-    "decide_whole_inputs",
+    "decide_model_inputs",
     "format_option",
     "named_output",
     "part_of_decision",
@@ -76,8 +76,8 @@ _HOMES = {
     "FoundParts": "load.families.family",
     "GraphPass": "graph.stage",
     "InputError": "errors",
-    "Judge": "evaluate.tasks.task",
-    "JudgeContext": "evaluate.tasks.task",
+    "Evaluator": "evaluate.tasks.task",
+    "EvaluatorContext": "evaluate.tasks.task",
     "Layout": "builds.layouts.layout",
     "LayoutFiles": "builds.layouts.layout",
     "Metric": "evaluate.metrics.metric",
@@ -93,7 +93,7 @@ _HOMES = {
     "WinMLError": "errors",
     "WorkQueue": "sweep.work_queue",
     "debug_option": "cli._options",
-    "decide_whole_inputs": "load.families.family",
+    "decide_model_inputs": "load.families.family",
     "format_option": "cli._options",
     "named_output": "evaluate.tasks.task",
     "part_of_decision": "load.families.family",

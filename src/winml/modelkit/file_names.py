@@ -140,9 +140,9 @@ def optimized_path(model: Path) -> Path:
     return model.with_name(f"{model.stem}{OPTIMIZED_SUFFIX}{model.suffix}")
 
 
-def measured_path(answer: Path) -> Path:
+def measured_path(output: Path) -> Path:
     """Return where measurements are kept until the answer made of them is written: ``<name>.measured.json``."""
-    return answer.with_name(f"{answer.name}{MEASURED_SUFFIX}")
+    return output.with_name(f"{output.name}{MEASURED_SUFFIX}")
 
 
 def is_data_of(model: str, name: str) -> bool:

@@ -31,7 +31,7 @@ CONTRACT = "v1"
 
 REGISTRIES: Mapping[str, str] = {
     "configs": "winml.modelkit.builds.foreign_configs:CONFIG_READERS",
-    "families": "winml.modelkit.load.families.deciding:FAMILIES",
+    "families": "winml.modelkit.load.families.input_decisions:FAMILIES",
     "layouts": "winml.modelkit.builds.layouts.layout:LAYOUTS",
     "passes": "winml.modelkit.optimize.capabilities:CAPABILITIES",
     "precisions": "winml.modelkit.quantize.precisions:PRECISIONS",

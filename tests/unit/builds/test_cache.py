@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from winml.modelkit.builds.cache import cache_root, digest, file_digest, library_versions
-from winml.modelkit.graph.files.kept_results import write_atomically
+from winml.modelkit.graph.files.resumable_results import write_atomically
 
 
 @pytest.fixture(autouse=True)

@@ -153,4 +153,4 @@ def test_sum_over_draws_is_that_of_all_values_together() -> None:
     assert total.of_value() == value_fidelity("y", [expected], [actual])
     total.add(expected, actual[:2])
     total.add(expected, actual)
-    assert "shape [2] instead of [5]" == total.of_answer().problem
+    assert "shape [2] instead of [5]" == total.of_output().problem

@@ -18,7 +18,7 @@ from unit.quantize.qdq_graphs import tagged_graph
 from winml.modelkit import quantization_sensitivity, quantize_onnx
 from winml.modelkit.compare.fidelity import measure_fidelity
 from winml.modelkit.errors import ConfigError, InputError, StageError, UsageError
-from winml.modelkit.flows.quantize.quantized_forms import float_graph, weight_bytes
+from winml.modelkit.flows.quantize.quantized_variants import float_graph, weight_bytes
 from winml.modelkit.flows.quantize.sensitivity_options import parse_target
 from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.graph.files.writing import write_model

@@ -11,7 +11,7 @@ import pytest
 
 from winml.modelkit.errors import InputError
 from winml.modelkit.graph.bundle import TextTokens
-from winml.modelkit.inference.generation.beginnings import TextBeginning, read_beginning
+from winml.modelkit.inference.generation.decoder_prompt import DecoderPrompt, read_decoder_prompt
 from winml.modelkit.inference.generation.settings import position_limit
 
 
@@ -22,7 +22,7 @@ def folder(path: Path, generation: dict[str, Any], config: dict[str, Any] | None
     return path
 
 
-def chosen(beginning: TextBeginning, position: int, *, is_last: bool = False) -> set[int]:
+def chosen(beginning: DecoderPrompt, position: int, *, is_last: bool = False) -> set[int]:
     """Return the tokens of six that may stand at a place."""
     scores = beginning.scores(np.zeros(6, np.float32), position, is_last=is_last)
     return {int(token) for token in np.flatnonzero(np.isfinite(scores))}
@@ -31,7 +31,7 @@ def chosen(beginning: TextBeginning, position: int, *, is_last: bool = False) ->
 def test_forced_tokens_of_a_translator_are_the_first_and_the_last(tmp_path: Path) -> None:
     """The language is told by the first token; the longest text ends all the same."""
     written = {"decoder_start_token_id": 2, "forced_bos_token_id": 4, "forced_eos_token_id": 1}
-    beginning, settings = read_beginning(folder(tmp_path, written))
+    beginning, settings = read_decoder_prompt(folder(tmp_path, written))
     assert (2, {4}, {1}) == (beginning.start, chosen(beginning, 1), chosen(beginning, 9, is_last=True))
     # A forced token counts as a new one.
     assert 0 == beginning.prompt_places
@@ -49,7 +49,7 @@ def test_language_that_nobody_named_is_chosen_among_languages(tmp_path: Path) ->
         "suppress_tokens": [5],
         "begin_suppress_tokens": [1, 2],
     }
-    beginning, settings = read_beginning(folder(tmp_path, written))
+    beginning, settings = read_decoder_prompt(folder(tmp_path, written))
     assert [{1, 2}, {3}, {4}, {0, 3, 4}] == [chosen(beginning, place) for place in (1, 2, 3, 4)]
     assert 3 == beginning.prompt_places
     assert {0, 1, 2, 3, 4} == chosen(beginning, 5)
@@ -58,7 +58,7 @@ def test_language_that_nobody_named_is_chosen_among_languages(tmp_path: Path) ->
 
 def test_what_only_transformers_knows_is_left_to_its_loop(tmp_path: Path) -> None:
     """Beams are not ours; the first token may stand in the config alone."""
-    beginning, settings = read_beginning(folder(tmp_path, {"num_beams": 4}, {"decoder_start_token_id": 7}))
+    beginning, settings = read_decoder_prompt(folder(tmp_path, {"num_beams": 4}, {"decoder_start_token_id": 7}))
     assert 7 == beginning.start
     assert {"num_beams": 4} == settings.for_transformers
 
@@ -66,15 +66,15 @@ def test_what_only_transformers_knows_is_left_to_its_loop(tmp_path: Path) -> Non
 def test_what_the_graph_says_stands_before_the_files(tmp_path: Path) -> None:
     """The first token, and those that end a text; where it names no end, the files do."""
     path = folder(tmp_path, {"bos_token_id": 7, "eos_token_id": 8})
-    beginning, settings = read_beginning(path, TextTokens(3, (4, 5)))
+    beginning, settings = read_decoder_prompt(path, TextTokens(3, (4, 5)))
     assert (3, (4, 5)) == (beginning.start, settings.eos_token_ids)
-    assert (8,) == read_beginning(path, TextTokens(3))[1].eos_token_ids
+    assert (8,) == read_decoder_prompt(path, TextTokens(3))[1].eos_token_ids
 
 
 def test_folder_that_names_no_first_token_is_refused(tmp_path: Path) -> None:
     """Any token would begin another text."""
     with pytest.raises(InputError, match="decoder_start_token_id"):
-        read_beginning(folder(tmp_path, {}))
+        read_decoder_prompt(folder(tmp_path, {}))
 
 
 WHISPER: dict[str, Any] = {
@@ -100,7 +100,7 @@ def test_language_and_task_are_those_of_the_files(
     tmp_path: Path, told: dict[str, Any], config: dict[str, Any], expected: list[set[int]]
 ) -> None:
     """As transformers begins what Whisper writes; what is forced counts where neither is named."""
-    beginning, _ = read_beginning(folder(tmp_path, {**WHISPER, **told}, config))
+    beginning, _ = read_decoder_prompt(folder(tmp_path, {**WHISPER, **told}, config))
     assert expected == [chosen(beginning, place) for place in (1, 2, 3)]
 
 
@@ -117,14 +117,14 @@ def test_language_and_task_are_those_of_the_files(
 def test_beginning_that_cannot_be_written_is_refused(tmp_path: Path, told: dict[str, Any]) -> None:
     """The text would be another one."""
     with pytest.raises(InputError, match=next(iter(told))):
-        read_beginning(folder(tmp_path, {**WHISPER, **told}))
+        read_decoder_prompt(folder(tmp_path, {**WHISPER, **told}))
 
 
 def test_config_tells_forced_tokens_where_nothing_else_does(tmp_path: Path) -> None:
     """As transformers reads an older checkpoint."""
     path = folder(tmp_path, {}, {"decoder_start_token_id": 2, "forced_bos_token_id": 4, "forced_eos_token_id": 1})
     (path / "generation_config.json").unlink()
-    beginning, _ = read_beginning(path)
+    beginning, _ = read_decoder_prompt(path)
     assert ({4}, {1}) == (chosen(beginning, 1), chosen(beginning, 9, is_last=True))
 
 

@@ -14,8 +14,8 @@ from transformers import AutoTokenizer, GenerationConfig, GenerationMixin, Llama
 
 from generating import PROMPT, counting_graph, save_tokenizer
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.inference.generation.beginnings import TextBeginning
 from winml.modelkit.inference.generation.chat_templates import chat_prompt
+from winml.modelkit.inference.generation.decoder_prompt import DecoderPrompt
 from winml.modelkit.inference.generation.loop import choose_token, generate_tokens, processed_scores
 from winml.modelkit.inference.generation.settings import (
     GenerationSettings,
@@ -91,7 +91,7 @@ def test_state_of_any_kind_is_handed_from_step_to_step(graph: DecoderGraph) -> N
 def test_tokens_of_language_and_task_are_no_new_ones(graph: DecoderGraph) -> None:
     """As many are written after them as were asked for; the last place of all is that of the token that ends a text."""
     settings = GenerationSettings(max_new_tokens=2)
-    beginning = TextBeginning(1, prompt_places=2, allowed={1: (5,), 2: (7,)}, last=0)
+    beginning = DecoderPrompt(1, prompt_places=2, allowed={1: (5,), 2: (7,)}, last=0)
     tokens = [entry.token for entry in generate_tokens(graph, [1], settings, beginning=beginning)]
     # 1 + 5 + 7 = 13, mod 8 = 5
     assert [5, 7, 5, 0] == tokens
@@ -159,9 +159,9 @@ def test_settings_are_those_of_the_files_and_of_the_user(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text('{"text_config": {"n_positions": 30}}', encoding="utf-8")
     settings = read_settings(tmp_path)
     assert ((1, 2), {"no_repeat_ngram_size": 3}) == (settings.eos_token_ids, settings.for_transformers)
-    asked = settings.asked(max_new_tokens=None, temperature=None, top_p=0.8, seed=4)
+    asked = settings.updated(max_new_tokens=None, temperature=None, top_p=0.8, seed=4)
     assert (True, 0.5, 50, 0.8) == (asked.step.is_sampled, asked.step.temperature, asked.step.top_k, asked.step.top_p)
-    greedy = settings.asked(max_new_tokens=7, temperature=0, top_p=None, seed=0)
+    greedy = settings.updated(max_new_tokens=7, temperature=0, top_p=None, seed=0)
     assert (False, 7) == (greedy.step.is_sampled, greedy.max_new_tokens)
     assert 30 == position_limit(tmp_path)
 
@@ -170,7 +170,7 @@ def test_text_stays_within_the_positions_of_the_model() -> None:
     """A length nobody asked for is shortened; what was asked for is refused with what would fit."""
     settings = GenerationSettings()
     assert 20 == settings.fitted(10, 30).max_new_tokens
-    asked = settings.asked(max_new_tokens=21, temperature=None, top_p=None, seed=0)
+    asked = settings.updated(max_new_tokens=21, temperature=None, top_p=None, seed=0)
     with pytest.raises(UsageError, match=r"31 tokens.*30 positions") as caught:
         asked.fitted(10, 30)
     assert "Ask for 20 or fewer." == caught.value.hint

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from winml.modelkit.errors import StageError
 from winml.modelkit.runtime.devices import choose_provider
-from winml.modelkit.runtime.placement.kernels import AssignedNode, can_be_asked, find_assignment, read_answer
+from winml.modelkit.runtime.placement.kernels import AssignedNode, find_assignment, read_placement, reports_placement
 from winml.modelkit.runtime.placement.own_process import answered
 
 LOG = """[W:onnxruntime:, qnn_execution_provider.cc:900 GetSupportedNodes] Validation FAILED for 2 nodes:
@@ -24,7 +24,7 @@ something in between
 """
 
 
-@pytest.mark.skipif(not can_be_asked(), reason="ONNX Runtime before 1.24 does not tell which provider gets a node")
+@pytest.mark.skipif(not reports_placement(), reason="ONNX Runtime before 1.24 does not tell which provider gets a node")
 def test_session_of_the_cpu_provider_says_that_it_takes_each_node(tmp_path: Path) -> None:
     """Names, operators and domain are those of the file; a graph it cannot open is a problem in its own words."""
     for operator in ("Erf", "Tanh"):
@@ -49,10 +49,10 @@ def test_session_of_the_cpu_provider_says_that_it_takes_each_node(tmp_path: Path
 def test_answer_and_log_are_read_by_provider_and_node() -> None:
     """A reason is of the nodes named just above it; a line in between ends the unit."""
     told = {"assigned": [["QNNExecutionProvider", "/add", "Add", ""], ["CPUExecutionProvider", "/act/Erf", "Erf", ""]]}
-    read = read_answer("QNNExecutionProvider", told, LOG.splitlines(keepends=True))
+    read = read_placement("QNNExecutionProvider", told, LOG.splitlines(keepends=True))
     assert (AssignedNode("/add", "Add", "", True), AssignedNode("/act/Erf", "Erf", "", False)) == read.nodes
     assert dict.fromkeys(("/act/Erf", "/act/Mul"), "QNN does not support this data type") == read.reasons
-    assert "no device" == read_answer("QNNExecutionProvider", {"problem": "no device"}, ()).problem
+    assert "no device" == read_placement("QNNExecutionProvider", {"problem": "no device"}, ()).problem
 
 
 def test_process_that_ends_or_hangs_is_told() -> None:

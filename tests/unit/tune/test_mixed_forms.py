@@ -9,11 +9,11 @@ from pathlib import Path
 from module_chains import save_chain
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.tune.candidates import PLAIN
-from winml.modelkit.tune.judging import Judge
 from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.quality_limits import QualityLimits
 from winml.modelkit.tune.racing import Contestants
 from winml.modelkit.tune.state import TuneState
-from winml.modelkit.tune.tuning import MixedForms
+from winml.modelkit.tune.tuning import MixedVariants
 
 QUANT = {"precision": "int8", "mode": "dynamic"}
 PART = Candidate("dynamic-int8-part", "dynamic", "", {"quant": QUANT}, part_of="dynamic-int8")
@@ -26,14 +26,14 @@ def test_search_ends_when_the_time_is_up_and_goes_on_from_there(tmp_path: Path) 
     state = TuneState(tmp_path, {}, overwrite=False)
     state.keep_facts(PLAIN, FACTS)
     state.keep_values({"is_as_drawn": True})
-    judge = Judge(TuneOptions(min_sqnr_db=42), tmp_path, "chain.onnx", Contestants(tmp_path))
+    judge = QualityLimits(TuneOptions(min_sqnr_db=42), tmp_path, "chain.onnx", Contestants(tmp_path))
 
     def measured() -> dict[str, object]:
         forms: dict[str, object] = json.loads((tmp_path / "dynamic-int8-part.measured.json").read_text())["measured"]
         return forms
 
     before = chain([False, False], repeat(True))
-    cut = MixedForms((PART,), state, judge, tmp_path, before.__next__)
+    cut = MixedVariants((PART,), state, judge, tmp_path, before.__next__)
     assert not cut.find_rules(PART, plain)
     assert (None, None) == (state.rules(PART.name), state.failure(PART.name))
     assert 2 == len(measured())
@@ -42,6 +42,6 @@ def test_search_ends_when_the_time_is_up_and_goes_on_from_there(tmp_path: Path) 
     def never() -> bool:
         return next(asked) < 0
 
-    assert MixedForms((PART,), state, judge, tmp_path, never).find_rules(PART, plain)
+    assert MixedVariants((PART,), state, judge, tmp_path, never).find_rules(PART, plain)
     assert "fp32" in (state.rules(PART.name) or {}).values()
     assert len(measured()) - 2 == next(asked)

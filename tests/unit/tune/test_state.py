@@ -135,7 +135,7 @@ def test_all_of_a_race_stay_open_or_none(tmp_path: Path) -> None:
     with closing(running), Contestant("chain") as process:
         fed = {"sizes": {}, "batch_size": None, "seed": 0, "input_data": None}
         model = tmp_path / "chain.onnx"
-        process.ask("record", path=str(model), shown="chain", folder=str(tmp_path), draws=1, fed=fed)
+        process.ask("record", path=str(model), displayed="chain", folder=str(tmp_path), draws=1, fed=fed)
 
         def left_open(peak_bytes: int) -> set[str]:
             running.begin_race({item.name: peak_bytes for item in candidates})

@@ -15,7 +15,7 @@ from torch import nn
 from winml.modelkit import HTPExporter, WinMLExportConfig
 from winml.modelkit.errors import ExportError, UsageError, VerificationError
 from winml.modelkit.graph.specs import DynamicDimension
-from winml.modelkit.verify.other_sizes import Draw, run_at_other_sizes, unchanged_attributes
+from winml.modelkit.verify.varied_sizes import Draw, run_at_varied_sizes, unchanged_attributes
 
 
 def runner(accepts: Callable[[int], bool]) -> Callable[[Mapping[str, int]], Draw]:
@@ -45,7 +45,7 @@ def test_other_sizes_are_the_smallest_and_a_larger_one_the_model_accepts(
 ) -> None:
     """Size 1 is among them unless bounds or the model forbid it; the larger one is odd where it may be."""
     traced = runner(accepts)({"n": dimension.example or 0})
-    proof = run_at_other_sizes(traced, [dimension], runner(accepts))
+    proof = run_at_varied_sizes(traced, [dimension], runner(accepts))
     assert expected == {draw.sizes["n"] for draw in proof.draws}
     assert {"y": ("n", 3)} == proof.output_shapes
     refused = min(expected) > dimension.min
@@ -56,12 +56,12 @@ def test_dimension_the_model_cannot_vary_is_refused_with_its_reason() -> None:
     """What PyTorch refuses is no fault of the export."""
     run = runner(lambda n: n == 8)
     with pytest.raises(UsageError, match=r"n cannot.*8.*1"):
-        run_at_other_sizes(run({"n": 8}), [DynamicDimension(name="n", example=8)], run)
+        run_at_varied_sizes(run({"n": 8}), [DynamicDimension(name="n", example=8)], run)
 
 
 def test_nothing_left_open_runs_nothing() -> None:
     """A static export costs no forward more."""
-    proof = run_at_other_sizes(Draw({}, {}, {}), [], runner(lambda n: n < 0))
+    proof = run_at_varied_sizes(Draw({}, {}, {}), [], runner(lambda n: n < 0))
     assert () == proof.draws
     assert proof.output_shapes is None
 
@@ -197,7 +197,7 @@ def test_dimensions_that_decide_together_are_refused_together() -> None:
 
     dimensions = [DynamicDimension(name="n", min=1, example=4), DynamicDimension(name="m", min=2, example=4)]
     with pytest.raises(UsageError, match=r"n cannot.*outputs"):
-        run_at_other_sizes(run({"n": 4, "m": 4}), dimensions, run)
+        run_at_varied_sizes(run({"n": 4, "m": 4}), dimensions, run)
 
 
 def test_frozen_axis_without_verification_is_written_and_noted(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_product_that_looks_like_a_factor_near_the_traced_sizes_is_not_mistaken_
 
     traced = {"a": 56, "b": 24}
     dimensions = [DynamicDimension(name=name, example=size) for name, size in traced.items()]
-    assert {"y": ("y_dim_0",)} == run_at_other_sizes(run(traced), dimensions, run).output_shapes
+    assert {"y": ("y_dim_0",)} == run_at_varied_sizes(run(traced), dimensions, run).output_shapes
 
 
 class Window(nn.Module):

@@ -14,9 +14,9 @@ from torch import nn
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import VerificationError
 from winml.modelkit.load.live_module import loaded_from_module
-from winml.modelkit.verify.other_sizes import Draw
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference
 from winml.modelkit.verify.stable_draws import MOST_SET_ASIDE, compare_stable_draws
+from winml.modelkit.verify.varied_sizes import Draw
 
 Answers = Mapping[str, NDArray[Any]]
 Change = Callable[[int, dict[str, NDArray[Any]]], None]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from winml.modelkit.extend import Batch, Judge, JudgeContext, Metric, SampleRows, TaskDefinition, named_output
+from winml.modelkit.extend import Batch, Evaluator, EvaluatorContext, Metric, SampleRows, TaskDefinition, named_output
 
 
 def _mean_absolute_error(predictions: Sequence[float], references: Sequence[float]) -> SampleRows:
@@ -16,7 +16,7 @@ def _mean_absolute_error(predictions: Sequence[float], references: Sequence[floa
     return SampleRows(float(errors.mean()), rows, lambda sums: sums[:, 0] / sums[:, 1])
 
 
-class _RatingJudge(Judge):
+class _RatingEvaluator(Evaluator):
     """A prediction is the only number of the output."""
 
     def reference(self, sample: dict[str, object]) -> float:
@@ -32,8 +32,8 @@ class _RatingJudge(Judge):
         return float(abs(ours - theirs) < 0.05)
 
 
-def _judge_ratings(context: JudgeContext) -> _RatingJudge:
-    return _RatingJudge()
+def _judge_ratings(context: EvaluatorContext) -> _RatingEvaluator:
+    return _RatingEvaluator()
 
 
 TEXT_REGRESSION = TaskDefinition(

@@ -19,16 +19,16 @@ import onnx_ir as ir
 
 from winml.modelkit.builds.cache import library_versions
 from winml.modelkit.builds.config import EvalSection
+from winml.modelkit.builds.evaluated_models import evaluate_build
 from winml.modelkit.builds.folder import BuildFolder, held_folder, refuse_input_as_output
 from winml.modelkit.builds.identity import FileRecords, ModelIdentity, identify_model, identify_onnx
-from winml.modelkit.builds.judged_models import evaluate_build
 from winml.modelkit.builds.layouts.folder_layout import FolderLayout
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.plan import BuildPlan, refuse_missing_compiler
 from winml.modelkit.builds.quantization import idle_quantization, quantize_options
 from winml.modelkit.builds.stage_runs import TOOL_NAME, BuildJob, BuiltPart, StageRunner, StageStore
 from winml.modelkit.builds.stages import STAGES, Stage, StageOutcome, StageTask, export_outcomes, names_of
-from winml.modelkit.builds.text_together import compared_together
+from winml.modelkit.builds.text_verification import compared_together
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
     BUILD_MANIFEST_NAME,
@@ -73,9 +73,9 @@ __all__ = [
     "has_sidecar",
     "identify_plan",
     "input_record",
-    "kept_model",
     "model_sidecar",
     "names_of_build",
+    "reusable_model",
     "run_build",
     "skip_reason",
     "with_chosen_stages",
@@ -396,8 +396,8 @@ def run_build(
 def names_of_build(plan: BuildPlan, stages: Sequence[Stage] = STAGES) -> tuple[str, ...]:
     """Return every name that a build of a model of one part may write, besides the manifest and data."""
     runs = (stages, handed_over_stages(stages, plan))
-    judged = () if plan.config.eval is None else (EVALUATION_NAME,)
-    return tuple(dict.fromkeys((*(name for run in runs for name in names_of(run, config=plan.config)), *judged)))
+    evaluated = () if plan.config.eval is None else (EVALUATION_NAME,)
+    return tuple(dict.fromkeys((*(name for run in runs for name in names_of(run, config=plan.config)), *evaluated)))
 
 
 @dataclass(frozen=True)
@@ -414,7 +414,7 @@ class PlacedModel:
         return self.files if self.sidecar is None else (*self.files, self.sidecar)
 
 
-def _judged(job: BuildJob, result: BuildResult, section: EvalSection, clock: StepClock) -> BuildResult:
+def _write_evaluation(job: BuildJob, result: BuildResult, section: EvalSection, clock: StepClock) -> BuildResult:
     """Judge a finished build, and write down what was found; the build stays, whatever comes of it."""
     if len(result.manifest.parts) > 1:
         note = "The model has several parts, so it is not judged: run them together, with the metric of your task."
@@ -449,7 +449,7 @@ def with_chosen_stages(job: BuildJob, files: FileRecords) -> BuildJob:
     return replace(job, stages=handed_over)
 
 
-def kept_model(
+def reusable_model(
     job: BuildJob, manifest: BuildManifest | None, part: BuiltPart, layout: FolderLayout, files: FileRecords
 ) -> PlacedModel | None:
     """Return the files of a finished part where they are the result already: a session may have them open.
@@ -469,9 +469,9 @@ def kept_model(
     is_same = is_same and layout.names_data_of([file.name for file in earlier.model])
     if not is_same or any(record.status == "run" for record in part.records):
         return None
-    kept = PlacedModel(earlier.model, earlier.sidecar)
-    is_whole = (kept.sidecar is not None) == has_sidecar(part) and not files.first_changed(kept.all_files)
-    return kept if is_whole else None
+    retained = PlacedModel(earlier.model, earlier.sidecar)
+    is_whole = (retained.sidecar is not None) == has_sidecar(part) and not files.first_changed(retained.all_files)
+    return retained if is_whole else None
 
 
 def input_record(job: BuildJob) -> dict[str, Any]:
@@ -521,7 +521,7 @@ class _Build:
         notes += [*self._companions.placed.notes, *self._unoptimized_notes()]
         result = BuildResult(folder.path, manifest, (*folder.notes, *manifest.notes, *notes))
         section = self._job.plan.config.eval
-        return result if section is None else _judged(self._job, result, section, self._clock)
+        return result if section is None else _write_evaluation(self._job, result, section, self._clock)
 
     def _run_stage(self, stage: Stage) -> None:
         """Run or reuse a stage for every part; those that are finished are kept if another fails."""
@@ -602,8 +602,8 @@ class _Build:
         """Return the notes of all stages; of several parts with its name, unless all say the same."""
         notes = {part.name: [note for record in part.records for note in record.notes] for part in self._parts}
         common = {note for found in notes.values() for note in found if all(note in other for other in notes.values())}
-        told = (note if note in common else f"{name}: {note}" for name, found in notes.items() for note in found)
-        return list(dict.fromkeys(told))
+        reported = (note if note in common else f"{name}: {note}" for name, found in notes.items() for note in found)
+        return list(dict.fromkeys(reported))
 
     def _unoptimized_notes(self) -> tuple[str, ...]:
         """Say that nothing was optimized, where nobody said whether anything should be."""
@@ -632,13 +632,13 @@ class _Build:
     def _place_models(self) -> dict[str, PlacedModel]:
         """Give the last result of each part its name, and write the config as resolved; return the files by part."""
         folder = self._job.folder.path
-        kept = {
-            part.name: kept_model(self._job, self._earlier, part, self._layout, self._files) for part in self._parts
+        retained = {
+            part.name: reusable_model(self._job, self._earlier, part, self._layout, self._files) for part in self._parts
         }
         names: dict[str, tuple[str, ...]] = {}
         with OutputFiles() as files:
             for part in self._parts:
-                if (model := kept[part.name]) is not None:
+                if (model := retained[part.name]) is not None:
                     names[part.name] = tuple(file.name for file in model.files)
                     continue
                 path = folder / self._layout.model_name(part)
@@ -661,7 +661,7 @@ class _Build:
         placed = {}
         for part in self._parts:
             path = folder / self._layout.model_name(part)
-            placed[part.name] = kept[part.name] or self._placed_model(path, written)
+            placed[part.name] = retained[part.name] or self._placed_model(path, written)
         return placed
 
     def _sidecar_of(

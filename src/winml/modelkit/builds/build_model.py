@@ -20,7 +20,7 @@ from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
 from winml.modelkit.builds.quantization import with_precision
 from winml.modelkit.builds.stage_runs import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage
-from winml.modelkit.errors import UsageError, told_as
+from winml.modelkit.errors import UsageError, rename_options
 from winml.modelkit.export.config import COMMAND_OPTIONS, PYTHON_WORDS, WinMLExportConfig
 from winml.modelkit.graph.files.touched_files import unrecorded
 from winml.modelkit.load.load_options import declared_options
@@ -37,7 +37,7 @@ __all__ = [
     "cache_folder",
     "cache_key",
     "exported_model",
-    "given_build_config",
+    "passed_build_config",
     "read_build_config",
     "refuse_deploying",
 ]
@@ -90,10 +90,10 @@ def build_hf_model(
         VerificationError: a stage's result does not answer as its input does.
     """
     check_load_keywords(load, "build_hf_model")
-    given = given_build_config(config, listener, precision=precision)
-    with told_as(_python_words(given)):
+    passed = passed_build_config(config, listener, precision=precision)
+    with rename_options(_python_words(passed)):
         plan = plan_build(
-            given,
+            passed,
             ModelRequest(os.fspath(model) if isinstance(model, os.PathLike) else model, **load),
             verify=verify,
             with_companions=with_companions,
@@ -117,9 +117,9 @@ def build_onnx_model(
     request = ModelRequest(model=os.fspath(model))
     if Path(request.model).suffix.lower() != ".onnx":
         raise UsageError(f"{request.model}: does not end in .onnx", hint="build_hf_model builds PyTorch models.")
-    given = given_build_config(config, listener, precision=precision)
-    with told_as(_python_words(given)):
-        plan = plan_build(given, request, verify=verify, deploy_only=deploy_only)
+    passed = passed_build_config(config, listener, precision=precision)
+    with rename_options(_python_words(passed)):
+        plan = plan_build(passed, request, verify=verify, deploy_only=deploy_only)
         return _build_plan(plan, output, rebuild=rebuild, listener=listener)
 
 
@@ -140,7 +140,7 @@ def build_in_cache(
     identity = identify_plan(plan)
     folder = cache_folder(plan, identity, stages)
     cache = BuildCache(identity, StageStore(cache_root()))
-    with unrecorded(), told_as({"another output path": f"another folder for the cache ({CACHE_VARIABLE})"}):
+    with unrecorded(), rename_options({"another output path": f"another folder for the cache ({CACHE_VARIABLE})"}):
         return run_build(plan, folder, cache=cache, rebuild=rebuild, stages=stages, listener=listener)
 
 
@@ -241,7 +241,7 @@ def read_build_config(text_or_path: str | os.PathLike[str], option: str) -> tupl
     return parse_build_config(*read_json(text_or_path, option))
 
 
-def given_build_config(
+def passed_build_config(
     config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
     listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
     *,

@@ -21,7 +21,7 @@ import platformdirs
 
 from winml.modelkit.errors import WriteError
 from winml.modelkit.graph.files.content_digest import hash_file
-from winml.modelkit.graph.files.kept_results import write_atomically
+from winml.modelkit.graph.files.resumable_results import write_atomically
 from winml.modelkit.graph.files.touched_files import unrecorded
 from winml.modelkit.options import read_json_file
 

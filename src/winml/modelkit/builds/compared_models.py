@@ -59,12 +59,12 @@ def compare_models(
     for name in changes:
         if name not in known:
             raise ConfigError(unknown_key_message(name, known, "compare_models"))
-    asked = replace(options or flow.CompareOptions(), **changes)
+    requested = replace(options or flow.CompareOptions(), **changes)
     if isinstance(reference, (str, os.PathLike)) and isinstance(candidate, (str, os.PathLike)):
-        return found_pairs(os.fspath(reference), os.fspath(candidate), submodel).compare(asked, inputs)
+        return found_pairs(os.fspath(reference), os.fspath(candidate), submodel).compare(requested, inputs)
     if submodel:
         raise UsageError(f"submodel {submodel[0]}: names a part in the folder of a build", hint="Leave it out.")
-    return flow.compare_models(_side(reference), _side(candidate), asked, inputs=inputs)
+    return flow.compare_models(_side(reference), _side(candidate), requested, inputs=inputs)
 
 
 def _side(model: str | os.PathLike[str] | ModelRequest | nn.Module) -> NamedSide | nn.Module:
@@ -120,14 +120,14 @@ class FoundPairs:
         from winml.modelkit.flows.compare import compare as flow
         from winml.modelkit.flows.compare.parts import compare_parts
 
-        given: dict[str, Any] = {
+        passed: dict[str, Any] = {
             "step": options.step,
             "data_set": options.data_set,
             "input_data": options.run.input_data,
             "inputs": inputs,
         }
         self.refuse_values(
-            [name for name, value in given.items() if value is not None] + (["names"] if options.names else [])
+            [name for name, value in passed.items() if value is not None] + (["names"] if options.names else [])
         )
         if self.are_several:
             return compare_parts(self.parts, self.names, options, self.notes)
@@ -159,14 +159,14 @@ def found_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) ->
         return FoundPairs(names, {ONLY_PART: (found_side(reference), found_side(candidate))})
     parts = next(folder for folder in folders if folder)
     refuse_unknown_parts(submodel, parts, names[folders.index(parts)])
-    wanted = [part for part in parts if not submodel or part in submodel]
+    requested = [part for part in parts if not submodel or part in submodel]
     left, right = (
-        dict(folder) if folder else _other_side(name, parts, wanted)
+        dict(folder) if folder else _other_side(name, parts, requested)
         for folder, name in zip(folders, names, strict=True)
     )
-    common = [part for part in wanted if part in left and part in right]
+    common = [part for part in requested if part in left and part in right]
     missing = [part for part in dict.fromkeys((*left, *right)) if (part in left) != (part in right)]
-    if not common or (submodel and len(common) < len(wanted)):
+    if not common or (submodel and len(common) < len(requested)):
         raise UsageError(
             f"{reference} holds {', '.join(left)}, {candidate} {', '.join(right)}",
             hint="Only parts that are on both sides can be compared.",
@@ -175,7 +175,7 @@ def found_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) ->
     return FoundPairs(names, {part: (left[part], right[part]) for part in common}, notes)
 
 
-def _other_side(name: str, parts: Mapping[str, Path], wanted: Sequence[str]) -> dict[str, NamedSide]:
+def _other_side(name: str, parts: Mapping[str, Path], requested: Sequence[str]) -> dict[str, NamedSide]:
     """Return what stands beside the parts of a folder: a PyTorch model beside each, a file beside the part it holds.
 
     Raises:
@@ -189,11 +189,11 @@ def _other_side(name: str, parts: Mapping[str, Path], wanted: Sequence[str]) -> 
     description = read_part_description(side)
     if description is not None and description.is_one_of_several:
         return {description.name: side}
-    if len(wanted) == 1:
-        return {wanted[0]: side}
+    if len(requested) == 1:
+        return {requested[0]: side}
     raise UsageError(
-        f"{name} is one graph, and beside it are {', '.join(wanted)}",
-        hint=f"Name the part to compare it with: --submodel {wanted[0]}.",
+        f"{name} is one graph, and beside it are {', '.join(requested)}",
+        hint=f"Name the part to compare it with: --submodel {requested[0]}.",
     )
 
 

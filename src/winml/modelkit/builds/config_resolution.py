@@ -52,7 +52,7 @@ def resolve_build_config(
     if resolved.source.kind == "config" and not request.random_weights:
         notes.append(f"{request.model} holds no weights: an export needs --random-weights, or the checkpoint folder")
     axes = [item for part in resolved.parts for item in part.output_axes]
-    origins = {item.output: item.given_by for item in axes}
+    origins = {item.output: item.requested_by for item in axes}
     notes += [f"{origin}: {name} is no input; axes of outputs are not written" for name, origin in origins.items()]
     config, idle = without_idle_stages(config.model_copy(update={"loader": loader, "export": export}))
     return config, (*notes, *idle)

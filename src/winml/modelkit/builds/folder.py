@@ -20,9 +20,9 @@ import filelock
 from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.graph.files.foreign_names import lies_within
-from winml.modelkit.graph.files.kept_results import write_atomically
 from winml.modelkit.graph.files.output_files import refuse_existing, refuse_special, waiting_files, write_error
 from winml.modelkit.graph.files.recovery import settle_interrupted
+from winml.modelkit.graph.files.resumable_results import write_atomically
 from winml.modelkit.options import read_json_file
 from winml.modelkit.results.build_manifest import (
     MANIFEST_VERSION,
@@ -139,11 +139,11 @@ class BuildFolder:
         self.manifest = manifest
         self._owned = {BUILD_MANIFEST_NAME, *manifest.files}
 
-    def remove_all_but(self, kept: Iterable[str]) -> None:
+    def remove_all_but(self, retained: Iterable[str]) -> None:
         """Remove the files of earlier builds that this one did not make."""
         from winml.modelkit.graph.files.placing import remove_unused, replaceable_data  # imports onnx
 
-        outdated = self._owned - {BUILD_MANIFEST_NAME, *kept}
+        outdated = self._owned - {BUILD_MANIFEST_NAME, *retained}
         # A build that was killed may not have written down the data of what it made last.
         data = [item for name in outdated for item in replaceable_data(self.path / name)]
         for name in outdated:

@@ -187,8 +187,8 @@ def options_by_part(found: FoundFolder, options: OptionsT) -> dict[str, OptionsT
 def _matching(selectors: Any, modules: Iterable[HasAddress]) -> Any:
     """Return the selectors that name a module, in the form they have."""
     modules = list(modules)
-    kept = [text for text in selectors if any(map(Selector(text).matches, modules))]
-    return {text: selectors[text] for text in kept} if isinstance(selectors, Mapping) else type(selectors)(kept)
+    retained = [text for text in selectors if any(map(Selector(text).matches, modules))]
+    return {text: selectors[text] for text in retained} if isinstance(selectors, Mapping) else type(selectors)(retained)
 
 
 def part_modules(parts: Mapping[str, Path]) -> Modules:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.builds.build import identify_plan
-from winml.modelkit.builds.build_model import build_in_cache, cache_key, given_build_config
+from winml.modelkit.builds.build_model import build_in_cache, cache_key, passed_build_config
 from winml.modelkit.builds.cache import cache_root
 from winml.modelkit.builds.config import WinMLBuildConfig
 from winml.modelkit.builds.plan import BuildPlan, plan_build
@@ -28,7 +28,7 @@ from winml.modelkit.errors import (
     WinMLError,
     WriteError,
 )
-from winml.modelkit.graph.files.kept_results import write_atomically
+from winml.modelkit.graph.files.resumable_results import write_atomically
 from winml.modelkit.graph.files.touched_files import unrecorded
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import read_json_file
@@ -79,7 +79,7 @@ def build_with_open_sizes(
     Raises:
         WinMLError: as :func:`~winml.modelkit.build_hf_model`; of the build with fixed sizes, where none is taken open.
     """
-    plan = plan_build(given_build_config(config, precision=precision), request)
+    plan = plan_build(passed_build_config(config, precision=precision), request)
     export = plan.config.export
     providers = [name for name in (ep, export and export.ep) if name]
     is_free = all(find_execution_provider(name).takes_dynamic for name in providers)
@@ -94,9 +94,9 @@ def says_nothing_of_sizes(plan: BuildPlan) -> bool:
     export, request = plan.config.export, plan.request
     if export is None or plan.onnx_path is not None or export.model_fields_set & _SIZES:
         return False
-    asked = (request.shape_config, request.batch_size, request.input_specs)
-    is_asked = any(value is not None for value in asked) or request.is_dynamic
-    return not is_asked and (export.ep is None or find_execution_provider(export.ep).takes_dynamic)
+    requested = (request.shape_config, request.batch_size, request.input_specs)
+    is_requested = any(value is not None for value in requested) or request.is_dynamic
+    return not is_requested and (export.ep is None or find_execution_provider(export.ep).takes_dynamic)
 
 
 def is_free_to_open(plan: BuildPlan) -> bool:
@@ -151,7 +151,7 @@ def _opened_plan(plan: BuildPlan, choice: Mapping[str, bool]) -> BuildPlan:
     export = plan.config.export
     assert export is not None  # checked before
     export = export.model_copy(update=dict(choice))
-    dynamic = plan.request.dynamic.joined(export.dynamic.given_by("export.{}"))
+    dynamic = plan.request.dynamic.joined(export.dynamic.requested_by("export.{}"))
     return replace(
         plan,
         config=plan.config.model_copy(update={"export": export}),

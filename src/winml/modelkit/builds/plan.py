@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from winml.modelkit.builds.config import AUTO_PRECISION, WinMLBuildConfig, loader_section
-from winml.modelkit.builds.judged_models import refuse_missing_judges, refuse_unfit_limits
+from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.quantization import quantize_options
-from winml.modelkit.errors import ConfigError, ModelPathError, UsageError, told_as
+from winml.modelkit.errors import ConfigError, ModelPathError, UsageError, rename_options
 from winml.modelkit.export.config import DEFAULT_OPSETS, WinMLExportConfig
 from winml.modelkit.flows.quantize.calibration_files import refuse_missing_files
 from winml.modelkit.graph.files.named_paths import named_path
-from winml.modelkit.load.load_options import declared_options, is_given
+from winml.modelkit.load.load_options import declared_options, is_not_default
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.optimize.options import CONFIG_WORDS, OptimizeOptions
 from winml.modelkit.quantize.options import QuantizeOptions
@@ -108,7 +108,7 @@ def plan_build(
     if config.quant is not None:
         _refuse_quantization(quantize_options(config.quant))
     if config.eval is not None:
-        refuse_missing_judges(config.eval)
+        refuse_missing_evaluations(config.eval)
         refuse_unfit_limits(config.eval, request.task)
     if is_onnx_path(request.model):
         path = named_path(request.model.strip())
@@ -137,7 +137,7 @@ def plan_build(
     if config.export.input_tensors is not None and request.input_specs is None:
         specs = config.export.input_tensors
         request = dataclasses.replace(request, input_specs=specs, specs_origin="export.input_tensors")
-    dynamic = request.dynamic.joined(config.export.dynamic.given_by("export.{}"))
+    dynamic = request.dynamic.joined(config.export.dynamic.requested_by("export.{}"))
     request = dataclasses.replace(request, dynamic=dynamic, cross_keys=find_layout(config.layout).cross_keys)
     if not verify:
         config = config.model_copy(update={"export": config.export.model_copy(update={"verify": False})})
@@ -191,7 +191,7 @@ def _refuse_optimization(options: OptimizeOptions, export: WinMLExportConfig | N
     if opset is None and export is not None:
         # Which exporter makes the graph shows later.
         opset = export.opset_version or max(DEFAULT_OPSETS.values())
-    with told_as(CONFIG_WORDS):
+    with rename_options(CONFIG_WORDS):
         list(options.enabled())
         if opset is not None:
             options.refuse_older_opset(opset)
@@ -207,12 +207,12 @@ def _refuse_quantization(options: QuantizeOptions) -> None:
     refuse_missing_files(options)
 
 
-def refuse_missing_compiler(plan: BuildPlan, given: Collection[str] = ()) -> None:
+def refuse_missing_compiler(plan: BuildPlan, passed: Collection[str] = ()) -> None:
     """Refuse a build whose last stage cannot run here, before the export that it would follow.
 
     Args:
         plan: The build.
-        given: Options of the command that were given, for messages; else keys of the config are named.
+        passed: Options of the command that were given, for messages; else keys of the config are named.
 
     Raises:
         UsageError: its execution provider is not installed or compiles nothing, or needs fixed sizes.
@@ -224,12 +224,12 @@ def refuse_missing_compiler(plan: BuildPlan, given: Collection[str] = ()) -> Non
     from winml.modelkit.compile.providers import choose_compiler
 
     keys = {"--ep": "compile.ep", "--device": "compile.device", "--ep-options": "compile.ep_options"}
-    words = {option: key for option, key in keys.items() if option not in given}
-    with told_as({**words, **open_sizes_words(plan.config)}):
+    words = {option: key for option, key in keys.items() if option not in passed}
+    with rename_options({**words, **open_sizes_words(plan.config)}):
         try:
             choose_compiler(section.ep, section.device, section.ep_options or {})
         except UsageError as error:
-            if "--ep-options" not in given:  # which is of this stage alone
+            if "--ep-options" not in passed:  # which is of this stage alone
                 error.hint += WITHOUT_COMPILATION
             raise
         refuse_dynamic(section.ep, is_dynamic=plan.request.is_dynamic, allow_dynamic=False)
@@ -275,9 +275,9 @@ def request_record(request: ModelRequest) -> dict[str, Any]:
 
 def _refuse_torch_options(request: ModelRequest) -> None:
     dynamic = request.dynamic
-    given = {
+    passed = {
         **{
-            option.flag: is_given(option.name, getattr(request, option.name))
+            option.flag: is_not_default(option.name, getattr(request, option.name))
             for option in declared_options()
             if not option.is_for_onnx
         },
@@ -287,7 +287,7 @@ def _refuse_torch_options(request: ModelRequest) -> None:
         "--dynamic-image-size": dynamic.image_size,
         "--dynamic-axes": dynamic.axes,
     }
-    for option, value in given.items():
+    for option, value in passed.items():
         if value:
             raise UsageError(
                 f"{option} has no meaning for {request.model}, which is an ONNX file",

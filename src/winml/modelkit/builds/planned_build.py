@@ -13,8 +13,8 @@ from winml.modelkit.builds.build import (
     BuildCompanions,
     has_sidecar,
     identify_plan,
-    kept_model,
     names_of_build,
+    reusable_model,
     skip_reason,
     with_chosen_stages,
 )
@@ -269,11 +269,13 @@ class _Outline:
     def _place(self, part: BuiltPart) -> None:
         """Note the files of a finished part, unless they are the result already."""
         doubt = self._doubts.get(part.name)
-        kept = kept_model(self._job, self._earlier, part, self._layout, self._files)
-        if kept is not None and doubt is None:
-            self._kept.update(file.name for file in (kept.files if self._job.plan.deploy_only else kept.all_files))
+        retained = reusable_model(self._job, self._earlier, part, self._layout, self._files)
+        if retained is not None and doubt is None:
+            self._kept.update(
+                file.name for file in (retained.files if self._job.plan.deploy_only else retained.all_files)
+            )
             return
-        condition = f"{doubt.cause} changes its input" if kept is not None and doubt is not None else self._unknown
+        condition = f"{doubt.cause} changes its input" if retained is not None and doubt is not None else self._unknown
         model = self._job.folder.path / self._layout.model_name(part)
         self._add(model, condition)
         numbered = find_layout(self._job.plan.config.layout).numbers_data

@@ -54,8 +54,8 @@ def with_precision(section: QuantSection | None, precision: str) -> QuantSection
     Raises:
         ConfigError: nobody knows that precision.
     """
-    given = {} if section is None else {name: getattr(section, name) for name in section.model_fields_set}
-    return QuantSection(**{**given, "precision": precision})
+    passed = {} if section is None else {name: getattr(section, name) for name in section.model_fields_set}
+    return QuantSection(**{**passed, "precision": precision})
 
 
 def _device_of(section: QuantSection) -> Device:

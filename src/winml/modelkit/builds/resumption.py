@@ -18,14 +18,14 @@ __all__ = ["place_state", "resume_identity", "tool_versions"]
 _LIBRARIES = ("torch", "transformers", "onnx-ir", "onnxscript", "onnxruntime")
 
 
-def resume_identity(asked: Mapping[str, Any], files: Any) -> dict[str, Any]:
+def resume_identity(requested: Mapping[str, Any], files: Any) -> dict[str, Any]:
     """Return all that kept results depend on, JSON-ready: equal where they may be used again.
 
     Args:
-        asked: What is measured, and on what machine.
+        requested: What is measured, and on what machine.
         files: What the files are that it is measured with: digests of their content, or :func:`place_state`.
     """
-    return {**asked, "files": files, "versions": tool_versions()}
+    return {**requested, "files": files, "versions": tool_versions()}
 
 
 def tool_versions() -> dict[str, str]:

@@ -21,13 +21,13 @@ from winml.modelkit.builds.folder import BuildFolder
 from winml.modelkit.builds.identity import FileRecords, ModelIdentity
 from winml.modelkit.builds.plan import BuildPlan, open_sizes_words
 from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, names_of
-from winml.modelkit.errors import WriteError, told_as
+from winml.modelkit.errors import WriteError, rename_options
 from winml.modelkit.file_names import ONLY_PART, SIDECAR_SUFFIX, part_path
 from winml.modelkit.graph.files.graph_reading import graph_of
-from winml.modelkit.graph.files.kept_results import write_atomically
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.placing import copy_data, link_or_copy
 from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.files.resumable_results import write_atomically
 from winml.modelkit.graph.files.touched_files import unrecorded
 from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.options import read_json_file
@@ -276,8 +276,8 @@ class StageRunner:
         for record in earlier.values():
             before = record.origin
             assert before is not None  # only results are given
-            asked = stage.undo_resolution(current.options, record)
-            if changed := _changed_keys(stage.relevant(before.options, earlier), stage.relevant(asked, earlier)):
+            requested = stage.undo_resolution(current.options, record)
+            if changed := _changed_keys(stage.relevant(before.options, earlier), stage.relevant(requested, earlier)):
                 return f"options changed: {', '.join(changed)}"
             if before.source != current.source:
                 return f"its input changed: {', '.join(_changed_keys(before.source, current.source))}"
@@ -315,7 +315,7 @@ class StageRunner:
         started = time.perf_counter()
         with PeakMemory() as memory:
             source = None if part is None else part.current
-            with told_as(open_sizes_words(job.plan.config)):
+            with rename_options(open_sizes_words(job.plan.config)):
                 outcomes = stage.work(StageTask(job.plan, source, output, job.on_step, self._claim_parts))
         seconds = time.perf_counter() - started
         origin = self._origin_of(stage, part)

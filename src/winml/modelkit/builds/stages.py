@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.plan import WITHOUT_COMPILATION, BuildPlan, idle_compilation, request_record
 from winml.modelkit.builds.quantization import auto_words, idle_quantization, quantize_options
-from winml.modelkit.errors import StageError, UsageError, told_as
+from winml.modelkit.errors import StageError, UsageError, rename_options
 from winml.modelkit.evaluate.processors import processor_files
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import (
@@ -268,7 +268,7 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
         external_from_bytes=EXTERNAL_BYTES,
         copying=CopyRules(share_data=is_ours, may_link=is_ours, of_any_form=skips),
     )
-    with told_as(CONFIG_WORDS):
+    with rename_options(CONFIG_WORDS):
         result = optimize_file(file_task, options)
     if result.is_copy:
         return (_copied_by_reference(result),)
@@ -400,8 +400,12 @@ def _compile_options(plan: BuildPlan) -> dict[str, Any]:
     assert section.ep is not None
     provider = find_execution_provider(section.ep)
     # What comes of it depends on the provider and, for the CPU, on the processor.
-    made_by = provider_version(provider) if provider.compiles else instruction_sets()
-    return {"compile": section.model_dump(mode="json", exclude_none=True), "verify": plan.verify, "made_by": made_by}
+    produced_by = provider_version(provider) if provider.compiles else instruction_sets()
+    return {
+        "compile": section.model_dump(mode="json", exclude_none=True),
+        "verify": plan.verify,
+        "produced_by": produced_by,
+    }
 
 
 def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:

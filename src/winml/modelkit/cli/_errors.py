@@ -129,10 +129,10 @@ class WinMLCommand(click.Command):
             for one in texts:
                 if problem := _problem_of(one):
                     raise click.BadParameter(problem, ctx, param)
-        _given_files[:] = self._files_given(ctx)
+        _given_files[:] = self._named_files(ctx)
         return remaining
 
-    def _files_given(self, ctx: click.Context) -> list[str]:
+    def _named_files(self, ctx: click.Context) -> list[str]:
         """Return what the command line names and is there; outputs are left out."""
         values = [ctx.params.get(param.name or "") for param in self.params if param.name != "output"]
         return [str(value) for value in values if isinstance(value, (str, os.PathLike)) and os.path.lexists(value)]
@@ -140,15 +140,15 @@ class WinMLCommand(click.Command):
     @staticmethod
     def _take_from_group(ctx: click.Context) -> None:
         """Take the options that stood before all verbs as if they stood behind it."""
-        given = ctx.find_root().params
+        passed = ctx.find_root().params
         for name in ("quiet", "verbose"):
-            if given.get(name) and name not in ctx.params:
+            if passed.get(name) and name not in ctx.params:
                 raise click.UsageError(
                     f"-{name[0]} (--{name}) stands before the verb, and {ctx.command_path!r} does not take it. "
                     "Leave it out.",
                     ctx,
                 )
-            if given.get(name):
+            if passed.get(name):
                 ctx.params[name] = True
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -345,11 +345,11 @@ def _report_missing_name(missing: str, error: Exception, *, debug: bool) -> int:
         traceback.print_exception(error)
     library = missing.partition(" ")[0]
     works = " What takes an ONNX file still works." if library in ("torch", "transformers") else ""
-    hint = f"Install another version of {library}{_asked_version(library)}.{works}"
+    hint = f"Install another version of {library}{_declared_versions(library)}.{works}"
     return report_error(InputError(f"{missing}, which winml needs for this", hint=hint))
 
 
-def _asked_version(library: str) -> str:
+def _declared_versions(library: str) -> str:
     """Return which versions of a library winml declares, in brackets; empty where it is not installed as a package."""
     import importlib.metadata
 

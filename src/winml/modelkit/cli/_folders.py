@@ -52,12 +52,12 @@ def named_parts(options: Mapping[str, Any], *, beside_weights: bool = False) -> 
     Raises:
         UsageError: the folder has no part of a name.
     """
-    given = [value for value in (options["target"], options["model"]) if value is not None]
-    if len(given) != 1:
+    passed = [value for value in (options["target"], options["model"]) if value is not None]
+    if len(passed) != 1:
         return {}
     from winml.modelkit.found_models import chosen_parts
 
-    return chosen_parts(given[0], options["submodel"], beside_weights=beside_weights)
+    return chosen_parts(passed[0], options["submodel"], beside_weights=beside_weights)
 
 
 def options_of_part(options: Mapping[str, Any], path: Path) -> dict[str, Any]:

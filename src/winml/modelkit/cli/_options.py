@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NonEmptyPath",
-    "answer_options",
     "columns_option",
     "data_set_files",
     "debug_option",
@@ -35,6 +34,7 @@ __all__ = [
     "random_options",
     "request_options",
     "requested_samples",
+    "result_options",
     "source_options",
     "split_option",
     "tree_options",
@@ -304,10 +304,10 @@ def debug_option(command: _F) -> _F:
 
 def output_options(command: _F) -> _F:
     """Add the options that say how much is told, and in which form."""
-    return verbose_option("Tell more: what each step of a stage did.")(answer_options(command))
+    return verbose_option("Tell more: what each step of a stage did.")(result_options(command))
 
 
-def answer_options(command: _F) -> _F:
+def result_options(command: _F) -> _F:
     """Add the options that say in which form is told what was done."""
     return _all_of(
         grouped_option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
@@ -348,8 +348,8 @@ def requested_samples(options: dict[str, Any], most: int) -> DataSetRequest | No
     columns = parse_columns(options["columns"])
     if options["dataset"] is None:
         if columns or options["split"] is not None:
-            given = "--columns" if columns else "--split"
-            raise UsageError(f"{given} has no meaning without --dataset", hint="Leave it out, or give a data set.")
+            passed = "--columns" if columns else "--split"
+            raise UsageError(f"{passed} has no meaning without --dataset", hint="Leave it out, or give a data set.")
         return None
     find_source(options["dataset"])
     request = DataSetRequest(

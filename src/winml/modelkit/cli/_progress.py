@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "show_step",
-    "shown_sweep",
+    "sweep_progress",
 ]
 
 
@@ -38,7 +38,7 @@ def show_step(event: StepEvent) -> None:
 
 
 @contextmanager
-def shown_sweep(ended: list[str], *, quiet: bool) -> Iterator[SweepListener]:
+def sweep_progress(ended: list[str], *, quiet: bool) -> Iterator[SweepListener]:
     """Return who is told how a sweep goes on.
 
     Args:
@@ -73,8 +73,8 @@ def shown_sweep(ended: list[str], *, quiet: bool) -> Iterator[SweepListener]:
         running.pop(result.cell_id, None)
         ended.append(result.cell_id)
         if not quiet:
-            said = f": {result.step}: {result.problem}" if result.problem else ""
-            tell(f"[{len(ended)}] {result.state:<6} {result.seconds:7.1f} s  {words(result)}{said}")
+            stated = f": {result.step}: {result.problem}" if result.problem else ""
+            tell(f"[{len(ended)}] {result.state:<6} {result.seconds:7.1f} s  {words(result)}{stated}")
 
     listener = SweepListener(started, stepped, finished, (lambda _words: None) if quiet else tell)
     if quiet or not own_stderr().isatty():

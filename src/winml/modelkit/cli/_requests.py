@@ -14,7 +14,7 @@ from winml.modelkit.cli._options import grouped_option
 from winml.modelkit.cli._streams import tell
 from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.fields import INPUT, fields_of
-from winml.modelkit.load.load_options import declared_options, is_given
+from winml.modelkit.load.load_options import declared_options, is_not_default
 from winml.modelkit.verbs.file_to_file import FileRequest, read_sizes
 from winml.modelkit.words import size_words
 
@@ -30,6 +30,7 @@ __all__ = [
     "config_option",
     "configured_options",
     "export_section",
+    "export_section_keys",
     "exported_path",
     "files_read",
     "model_request",
@@ -39,7 +40,6 @@ __all__ = [
     "runnable_model",
     "sizes_by_name",
     "stated_fields",
-    "told_sections",
     "with_sizes",
 ]
 
@@ -188,16 +188,16 @@ def stated_fields(declaring: type, options: Mapping[str, Any]) -> dict[str, Any]
 def configured_options(context: click.Context, options: dict[str, Any], config: WinMLBuildConfig) -> ConfiguredOptions:
     """Return the options, with what the command line leaves open taken from the loader section."""
     loader = config.loader.model_dump() if config.loader is not None else {}
-    given = {name for name in loader if context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)}
-    given |= {_DECIDES_THE_SAME[name] for name in given & set(_DECIDES_THE_SAME)}
-    taken = {name: value for name, value in loader.items() if name in options and name not in given}
+    passed = {name for name in loader if context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)}
+    passed |= {_DECIDES_THE_SAME[name] for name in passed & set(_DECIDES_THE_SAME)}
+    taken = {name: value for name, value in loader.items() if name in options and name not in passed}
     words = {
         f"--{name.replace('_', '-')}": f"loader.{name}" for name, value in taken.items() if value not in (None, False)
     }
     return ConfiguredOptions({**options, **taken}, words)
 
 
-def told_sections(export: WinMLExportConfig | None, options: Mapping[str, Any], words: str) -> dict[str, str]:
+def export_section_keys(export: WinMLExportConfig | None, options: Mapping[str, Any], words: str) -> dict[str, str]:
     """Return option → the key of an export section that was given in its place.
 
     Args:
@@ -207,11 +207,11 @@ def told_sections(export: WinMLExportConfig | None, options: Mapping[str, Any], 
     """
     from winml.modelkit.export.config import COMMAND_OPTIONS
 
-    given = {"input_tensors": "input_specs"}
+    passed = {"input_tensors": "input_specs"}
     return {
         flag: words.format(key)
         for key, flag in COMMAND_OPTIONS.items()
-        if export is not None and getattr(export, key) and not options.get(given.get(key, key))
+        if export is not None and getattr(export, key) and not options.get(passed.get(key, key))
     }
 
 
@@ -226,7 +226,7 @@ def with_sizes(export: WinMLExportConfig, options: Mapping[str, Any]) -> WinMLEx
     from winml.modelkit.load.inputs.options import parse_shape_config
 
     sizes = parse_shape_config(options["shape_config"]) if options["shape_config"] else None
-    keys = {*(sizes.given() if sizes is not None else ()), *(["batch_size"] if options["batch_size"] else ())}
+    keys = {*(sizes.fixed() if sizes is not None else ()), *(["batch_size"] if options["batch_size"] else ())}
     names = {size for spec in export.input_tensors for size in spec.shape if isinstance(size, str)}
     fixed = {name for key in keys for name in names_among(key, names)}
     axes = {
@@ -273,13 +273,13 @@ def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, An
     Raises:
         UsageError: no model or two, nothing at its path, or an option that has no meaning for an ONNX file.
     """
-    given = [value for value in (options["target"], options["model"]) if value is not None]
-    if len(given) != 1:
+    passed = [value for value in (options["target"], options["model"]) if value is not None]
+    if len(passed) != 1:
         raise UsageError(
-            f"two models were given: {given[0]!r} and, with -m, {given[1]!r}" if given else "no model was given",
+            f"two models were given: {passed[0]!r} and, with -m, {passed[1]!r}" if passed else "no model was given",
             hint="Give one: an ONNX file, the folder of a build, a Hub id, a checkpoint folder or file.py:factory.",
         )
-    name = given[0]
+    name = passed[0]
     from winml.modelkit.found_models import FoundModel, onnx_file
 
     common = {
@@ -341,7 +341,7 @@ def refuse_checkpoint_options(path: Path, options: Mapping[str, Any], names: Ite
     """
     refused = frozenset(names)
     for parameter in click.get_current_context().command.params:
-        if parameter.name in refused and is_given(parameter.name, options[parameter.name]):
+        if parameter.name in refused and is_not_default(parameter.name, options[parameter.name]):
             flag = [*parameter.opts, *parameter.secondary_opts][-1]
             raise UsageError(f"{flag} has no meaning for an ONNX file, and {path} is one", hint=hint)
 
@@ -352,8 +352,8 @@ def files_read(model: FoundModel, options: Mapping[str, Any]) -> tuple[Path, ...
     Raises:
         WinMLError: the model names nothing that can be used.
     """
-    given = (options[name] for name in ("input_data", "shape_config", "input_specs"))
+    passed = (options[name] for name in ("input_data", "shape_config", "input_specs"))
     return (
         *model.files_read(),
-        *(Path(value) for value in given if value and not str(value).lstrip().startswith(("{", "["))),
+        *(Path(value) for value in passed if value and not str(value).lstrip().startswith(("{", "["))),
     )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from winml.modelkit.graph.files.named_paths import working_directory_kept
+from winml.modelkit.graph.files.named_paths import restored_working_directory
 from winml.modelkit.words import json_printable, message_words
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ __all__ = [
     "own_stderr",
     "print_json",
     "refuse_outputs",
-    "show_answer",
     "show_result",
     "silence_library_warnings",
     "tell",
-    "write_answer",
+    "write_and_print_result",
     "write_files",
+    "write_result",
 ]
 
 
@@ -172,7 +172,7 @@ def library_output_to_stderr() -> Iterator[None]:
     sys.stdout.flush()
     _own.setdefault("stderr", sys.stderr)
     try:
-        with working_directory_kept(), _descriptors_kept() as words:
+        with restored_working_directory(), _redirected_descriptors() as words:
             sys.stdout = sys.stderr = streams[1] if words is None else words
             yield
     finally:
@@ -182,7 +182,7 @@ def library_output_to_stderr() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _descriptors_kept() -> Iterator[TextIO | None]:
+def _redirected_descriptors() -> Iterator[TextIO | None]:
     """Let descriptor 1 be stderr, and put both back; yields a stream for stderr, None where there are none."""
     try:
         for stream in (sys.stdout, sys.stderr):
@@ -191,7 +191,7 @@ def _descriptors_kept() -> Iterator[TextIO | None]:
         # As a notebook has them.
         yield None
         return
-    kept = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+    retained = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     raw = _EnduringFile(2, "w", closefd=False)
     words = _SharedStream(io.BufferedWriter(raw), encoding=sys.stderr.encoding, errors="replace", line_buffering=True)
     try:
@@ -199,7 +199,7 @@ def _descriptors_kept() -> Iterator[TextIO | None]:
         yield words
     finally:
         words.close()
-        for descriptor, copy in kept.items():
+        for descriptor, copy in retained.items():
             os.dup2(copy, descriptor)
             os.close(copy)
 
@@ -234,7 +234,9 @@ def refuse_outputs(paths: Iterable[Path], inputs: Iterable[Path], *, overwrite: 
         recover(paths)
 
 
-def show_answer(record: Mapping[str, Any], options: Mapping[str, Any], describe: Callable[[], Document]) -> None:
+def write_and_print_result(
+    record: Mapping[str, Any], options: Mapping[str, Any], describe: Callable[[], Document]
+) -> None:
     """Write a record to the file of ``--output``, if one is named, and to stdout in the requested format.
 
     Args:
@@ -244,7 +246,7 @@ def show_answer(record: Mapping[str, Any], options: Mapping[str, Any], describe:
     """
     output: Path | None = options["output"]
     if output is not None:
-        write_answer(output, record, overwrite=options["overwrite"])
+        write_result(output, record, overwrite=options["overwrite"])
     written = [] if output is None else [output]
     show_result(record, options, lambda: describe().with_files(written), is_answer=True)
 
@@ -270,7 +272,7 @@ def show_result(
     print_document(describe(), console_for(sys.stdout), verbose=bool(options.get("verbose")))
 
 
-def write_answer(path: Path, record: Mapping[str, Any], *, overwrite: bool) -> None:
+def write_result(path: Path, record: Mapping[str, Any], *, overwrite: bool) -> None:
     """Write a record to a file.
 
     Raises:

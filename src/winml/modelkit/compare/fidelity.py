@@ -23,8 +23,8 @@ __all__ = [
     "FidelityInfo",
     "FidelitySum",
     "OutputFidelity",
-    "answer_fidelity",
     "measure_fidelity",
+    "output_fidelity",
     "value_fidelity",
 ]
 
@@ -119,7 +119,7 @@ def measure_fidelity(reference: Sequence[Arrays], answers: Sequence[Arrays], lea
         least_sqnr_db: Ratio in decibels below which an output counts as wrong.
     """
     outputs = tuple(
-        answer_fidelity(name, [draw[name] for draw in reference], [draw[name] for draw in answers])
+        output_fidelity(name, [draw[name] for draw in reference], [draw[name] for draw in answers])
         if all(name in draw for draw in answers)
         else _incomparable(name, "is missing")
         for name in reference[0]
@@ -134,28 +134,28 @@ def measure_fidelity(reference: Sequence[Arrays], answers: Sequence[Arrays], lea
     return FidelityInfo(outputs, least_sqnr_db, has_signal, len(reference), silent=silent)
 
 
-def answer_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Array]) -> OutputFidelity:
+def output_fidelity(name: str, reference: Sequence[Array], outputs: Sequence[Array]) -> OutputFidelity:
     """Return how near an output is to its reference, as :func:`value_fidelity` does; of nothing finite, none is near.
 
     Inside a graph, a value that is infinite everywhere may be a mask. An output of which nothing can be compared has a
     problem: equal NaN prove nothing.
     """
     total = FidelitySum(name)
-    for expected, actual in zip(reference, answers, strict=True):
+    for expected, actual in zip(reference, outputs, strict=True):
         total.add(expected, actual)
-    return total.of_answer()
+    return total.of_output()
 
 
-def value_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Array]) -> OutputFidelity:
+def value_fidelity(name: str, reference: Sequence[Array], outputs: Sequence[Array]) -> OutputFidelity:
     """Return how near one value is to its reference, over all draws together.
 
     Args:
         name: Its name.
         reference: The value in each draw, as it should be.
-        answers: The value in each draw, as it is.
+        outputs: The value in each draw, as it is.
     """
     total = FidelitySum(name)
-    for expected, actual in zip(reference, answers, strict=True):
+    for expected, actual in zip(reference, outputs, strict=True):
         total.add(expected, actual)
     return total.of_value()
 
@@ -212,8 +212,8 @@ class FidelitySum:
         cosine = self._product / math.sqrt(signal * other) if signal and other else float(signal == other)
         return OutputFidelity(self._name, _decibels(relative), cosine, relative, self._largest, has_signal=bool(signal))
 
-    def of_answer(self) -> OutputFidelity:
-        """Return how near the output is over all draws; see :func:`answer_fidelity`."""
+    def of_output(self) -> OutputFidelity:
+        """Return how near the output is over all draws; see :func:`output_fidelity`."""
         if self._has_numbers and not self._has_finite:
             return _incomparable(self._name, f"the reference answers {silent_words(sorted(self._silent))}")
         return self.of_value()

@@ -31,9 +31,9 @@ from winml.modelkit.runtime.sessions import Session
 __all__ = [
     "large_size",
     "open_session",
-    "reference_answers",
+    "reference_outputs",
+    "refuse_below_minimum_sqnr",
     "refuse_different",
-    "refuse_little_left",
     "refuse_unfaithful",
 ]
 
@@ -76,17 +76,17 @@ def refuse_different(
             sizes that were fixed.
         VerificationError: they differ, or the candidate cannot be run.
     """
-    answers_of_both = _answers_to_candidate_sizes if has_fixed_sizes else _answers_to_reference_sizes
-    draws, expected, answers = answers_of_both(reference, candidate, seed, sizes or {})
-    if set(answers[0]) != set(expected[0]):
+    answers_of_both = _outputs_at_candidate_sizes if has_fixed_sizes else _outputs_at_reference_sizes
+    draws, expected, outputs = answers_of_both(reference, candidate, seed, sizes or {})
+    if set(outputs[0]) != set(expected[0]):
         raise VerificationError(
-            f"the result gives {', '.join(answers[0])}, and {reference.name} {', '.join(expected[0])}", hint=_HINT
+            f"the result gives {', '.join(outputs[0])}, and {reference.name} {', '.join(expected[0])}", hint=_HINT
         )
-    verification = compare_outputs(expected, answers)
+    verification = compare_outputs(expected, outputs)
     if _may_be_rounding(verification):
         verification = compare_outputs(
-            _reference_answers(reference, draws, as_written=False),
-            _candidate_answers(candidate, draws, as_written=False),
+            _reference_outputs(reference, draws, as_written=False),
+            _candidate_outputs(candidate, draws, as_written=False),
         )
     if not all(item.is_equal for item in verification.comparisons):
         raise VerificationError(
@@ -124,13 +124,13 @@ def refuse_unfaithful(
         StageError: the reference itself cannot be run, so there is nothing to compare with.
         VerificationError: an output does not reach the ratio, or the candidate cannot be run.
     """
-    draws, expected = reference_answers(reference, seed, sizes or {}, read_samples)
-    fidelity = measure_fidelity(expected, _candidate_answers(candidate, draws, as_written=False), least_sqnr_db)
-    refuse_little_left(fidelity, reference.name, draws[0])
+    draws, expected = reference_outputs(reference, seed, sizes or {}, read_samples)
+    fidelity = measure_fidelity(expected, _candidate_outputs(candidate, draws, as_written=False), least_sqnr_db)
+    refuse_below_minimum_sqnr(fidelity, reference.name, draws[0])
     return fidelity
 
 
-def reference_answers(
+def reference_outputs(
     reference: Path,
     seed: int,
     sizes: Mapping[str, int],
@@ -149,13 +149,13 @@ def reference_answers(
     """
     try:
         if read_samples is None:
-            return _draws_and_answers(reference, seed, sizes)
-        return _samples_and_answers(reference, read_samples)
+            return _draws_and_outputs(reference, seed, sizes)
+        return _samples_and_outputs(reference, read_samples)
     except (StageError, UsageError) as error:
         raise _reference_error(reference, error) from error
 
 
-def refuse_little_left(fidelity: FidelityInfo, reference: str, inputs: Mapping[str, Any]) -> None:
+def refuse_below_minimum_sqnr(fidelity: FidelityInfo, reference: str, inputs: Mapping[str, Any]) -> None:
     """Refuse a file that answers too unlike what it was made from.
 
     Args:
@@ -176,24 +176,24 @@ def refuse_little_left(fidelity: FidelityInfo, reference: str, inputs: Mapping[s
         )
 
 
-def _answers_to_reference_sizes(reference: Path, candidate: Path, seed: int, sizes: Mapping[str, int]) -> _BothAnswers:
+def _outputs_at_reference_sizes(reference: Path, candidate: Path, seed: int, sizes: Mapping[str, int]) -> _BothAnswers:
     try:
-        draws, expected = _draws_and_answers(reference, seed, sizes)
+        draws, expected = _draws_and_outputs(reference, seed, sizes)
     except (StageError, UsageError) as error:
         raise _reference_error(reference, error) from error
-    return draws, expected, _candidate_answers(candidate, draws)
+    return draws, expected, _candidate_outputs(candidate, draws)
 
 
-def _answers_to_candidate_sizes(reference: Path, candidate: Path, seed: int, sizes: Mapping[str, int]) -> _BothAnswers:
+def _outputs_at_candidate_sizes(reference: Path, candidate: Path, seed: int, sizes: Mapping[str, int]) -> _BothAnswers:
     try:
-        draws, answers = _draws_and_answers(candidate, seed, sizes)
+        draws, outputs = _draws_and_outputs(candidate, seed, sizes)
     except (StageError, UsageError) as error:
         # The sizes may be none that the model takes: that is no fault of the candidate.
         raise StageError(
             f"cannot verify: {error.message.replace(str(candidate), 'the result')}",
             hint="--no-verify writes the result without comparing it.",
         ) from error
-    return draws, _reference_answers(reference, draws), answers
+    return draws, _reference_outputs(reference, draws), outputs
 
 
 def _is_telling(values: Array) -> bool:
@@ -228,7 +228,7 @@ def _may_be_rounding(verification: VerificationInfo) -> bool:
     return bool(different) and all(item.relative_diff <= ROUNDING_FACTOR * item.threshold for item in different)
 
 
-def _draws_and_answers(path: Path, seed: int, given: Mapping[str, int]) -> tuple[list[Arrays], list[Arrays]]:
+def _draws_and_outputs(path: Path, seed: int, passed: Mapping[str, int]) -> tuple[list[Arrays], list[Arrays]]:
     """Return sets of values that a file takes, and its answers.
 
     Raises:
@@ -236,14 +236,14 @@ def _draws_and_answers(path: Path, seed: int, given: Mapping[str, int]) -> tuple
         UsageError: one of its inputs takes values that nobody can draw.
     """
     draws: list[Arrays] = []
-    answers: list[Arrays] = []
+    outputs: list[Arrays] = []
     refusal: StageError | UsageError = StageError("no sizes were tried")
     session = open_session(path, as_written=True)
     inputs = graph_inputs(session)
-    for sizes in _sizes_to_try(inputs, given):
+    for sizes in _sizes_to_try(inputs, passed):
         try:
             feeds = draw_feeds(inputs, sizes, seed + len(draws))
-            answers.append(session.run(feeds))
+            outputs.append(session.run(feeds))
         except StageError as error:
             refusal = error  # these sizes do not go together; others may
             continue
@@ -255,10 +255,10 @@ def _draws_and_answers(path: Path, seed: int, given: Mapping[str, int]) -> tuple
             break
     if not draws:
         raise refusal
-    return draws, answers
+    return draws, outputs
 
 
-def _samples_and_answers(
+def _samples_and_outputs(
     path: Path, read_samples: Callable[[Sequence[GraphInput]], Iterable[Arrays]]
 ) -> tuple[list[Arrays], list[Arrays]]:
     """Return the first samples, and the answers of a file to them."""
@@ -267,11 +267,11 @@ def _samples_and_answers(
     return samples, [session.run(sample) for sample in samples]
 
 
-def _sizes_to_try(inputs: Sequence[GraphInput], given: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
+def _sizes_to_try(inputs: Sequence[GraphInput], passed: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
     """Yield sizes of the open dimensions, the likeliest to be accepted first; twice the same where none is open."""
     names = list(dict.fromkeys(key for item in inputs for key in item.keys if isinstance(key, str)))
-    given = sizes_by_key(inputs, given)
-    known = {**{name: size for name in names if (size := large_size(name)) is not None}, **given}
+    passed = sizes_by_key(inputs, passed)
+    known = {**{name: size for name in names if (size := large_size(name)) is not None}, **passed}
     for sizes in _cache_sizes(inputs):
         yield with_sums(inputs, {**dict.fromkeys(names, 2), **sizes, **known})
     yield {**{name: position for position, name in enumerate(names, start=2)}, **known}
@@ -279,7 +279,7 @@ def _sizes_to_try(inputs: Sequence[GraphInput], given: Mapping[str, int]) -> Ite
     # Sizes that a graph ties together without saying so.
     for size in (4, 1, 8, 16, 32):
         yield {**dict.fromkeys(names, size), **known}
-    yield {**{name: default_size(name) or 1 for name in names}, **given}
+    yield {**{name: default_size(name) or 1 for name in names}, **passed}
 
 
 def _cache_sizes(inputs: Sequence[GraphInput]) -> Iterator[Mapping[str, int]]:
@@ -298,7 +298,7 @@ def large_size(name: str) -> int | None:
     return default_size(name) if current_name(name) in _LARGE_DIMENSIONS else None
 
 
-def _reference_answers(reference: Path, draws: Sequence[Arrays], *, as_written: bool = True) -> list[Arrays]:
+def _reference_outputs(reference: Path, draws: Sequence[Arrays], *, as_written: bool = True) -> list[Arrays]:
     try:
         return _run_draws(reference, draws, as_written=as_written)
     except (StageError, UsageError) as error:
@@ -312,7 +312,7 @@ def _reference_error(reference: Path, error: StageError | UsageError) -> StageEr
     )
 
 
-def _candidate_answers(candidate: Path, draws: Sequence[Arrays], *, as_written: bool = True) -> list[Arrays]:
+def _candidate_outputs(candidate: Path, draws: Sequence[Arrays], *, as_written: bool = True) -> list[Arrays]:
     try:
         return _run_draws(candidate, draws, as_written=as_written)
     except (StageError, UsageError) as error:

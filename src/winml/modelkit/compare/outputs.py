@@ -198,8 +198,8 @@ def compare_outputs(
     """
     coarsest = max(computed_in, key=lambda dtype: THRESHOLDS.get(dtype, 0.0), default="")
     comparisons = tuple(
-        _compare_one(name, draw, expected, answer[name], coarsest)
-        for draw, (outputs, answer) in enumerate(zip(reference, answers, strict=True), start=1)
+        _compare_one(name, draw, expected, output[name], coarsest)
+        for draw, (outputs, output) in enumerate(zip(reference, answers, strict=True), start=1)
         for name, expected in outputs.items()
     )
     has_signal = _has_signal(reference, coarsest)

@@ -257,9 +257,9 @@ def _counted(splits: Mapping[str, tuple[Path, ...]], suffix: str) -> int:
 def _options(entry: Mapping[str, object], kind: SourceKind) -> tuple[dict[str, Any], list[str]]:
     """Return what a config says of the reading, and the keys that are not read."""
     known = _OPTIONS.get(kind, frozenset())
-    said = {str(key): value for key, value in entry.items() if key not in _FACTS}
-    options = {key: value for key, value in said.items() if key in known and _is_harmless(key, value)}
-    return options, sorted(said.keys() - options.keys())
+    stated = {str(key): value for key, value in entry.items() if key not in _FACTS}
+    options = {key: value for key, value in stated.items() if key in known and _is_harmless(key, value)}
+    return options, sorted(stated.keys() - options.keys())
 
 
 def _is_harmless(key: str, value: object) -> bool:

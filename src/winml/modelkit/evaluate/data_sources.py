@@ -99,16 +99,16 @@ def find_source(text: str | os.PathLike[str], option: str = "--dataset") -> Data
     Raises:
         UsageError: neither is possible, or the form of the files is not read.
     """
-    given = os.fspath(text)
-    path = Path(given)
-    if given and path.exists():
+    passed = os.fspath(text)
+    path = Path(passed)
+    if passed and path.exists():
         return DataSource(_kind_of(path, option), path, path.absolute().name)
-    name, _, config = given.partition(":")
-    suffix = Path(given).suffix.lower()
+    name, _, config = passed.partition(":")
+    suffix = Path(passed).suffix.lower()
     is_file_name = suffix in TABLE_SUFFIXES or suffix in IMAGE_SUFFIXES | AUDIO_SUFFIXES | {".npz", ".zip"}
-    is_path = bool(_DRIVE.match(given)) or "\\" in given or "/" in config
+    is_path = bool(_DRIVE.match(passed)) or "\\" in passed or "/" in config
     if is_file_name or is_path or not _HUB_NAME.fullmatch(name) or name.startswith("."):
-        raise UsageError(f"{option} {given}: no such file or folder", hint=DATA_SET_FORMS)
+        raise UsageError(f"{option} {passed}: no such file or folder", hint=DATA_SET_FORMS)
     return DataSource("hub", None, name, config or None)
 
 
@@ -137,8 +137,10 @@ def _kind_of(path: Path, option: str) -> SourceKind:
         return "audio"
     kind = next((kind for suffix, kind in TABLE_SUFFIXES.items() if suffix in suffixes), None)
     if kind is None:
-        shown = ", ".join(sorted(suffix or "no ending" for suffix in suffixes)[:5])
-        what = f"has files with {shown}, of which none is read" if suffixes else "is an empty folder: holds no sample"
+        displayed = ", ".join(sorted(suffix or "no ending" for suffix in suffixes)[:5])
+        what = (
+            f"has files with {displayed}, of which none is read" if suffixes else "is an empty folder: holds no sample"
+        )
         raise UsageError(f"{option} {path}: {what}", hint=DATA_SET_FORMS)
     return kind
 

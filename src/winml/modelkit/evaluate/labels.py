@@ -107,16 +107,18 @@ def _matched(
     classes = _by_name(model, spoken)
     if classes is not None:
         moved = any(_is_number(label) and label != number for label, number in classes.items())
-        told = f"Numbers in column {column} are the names of the model's classes, which are digits."
-        return classes, (told,) if names is None and moved else ()
+        reported = f"Numbers in column {column} are the names of the model's classes, which are digits."
+        return classes, (reported,) if names is None and moved else ()
     if not _says_nothing(model):
         return None, ()
     if all(name.strip().isdecimal() and int(name) < len(model) for name in spoken.values()):
-        told = f"The config names no classes, so labels of {column} that are digits are taken as numbers of classes."
-        return {label: int(name) for label, name in spoken.items()}, (told,)
+        reported = (
+            f"The config names no classes, so labels of {column} that are digits are taken as numbers of classes."
+        )
+        return {label: int(name) for label, name in spoken.items()}, (reported,)
     if names is not None and len(names) <= len(model):
-        told = f"The config names no classes, so labels of {column} are taken in their order: {_listed(names)}."
-        return {label: int(label) for label in spoken}, (told,)
+        reported = f"The config names no classes, so labels of {column} are taken in their order: {_listed(names)}."
+        return {label: int(label) for label in spoken}, (reported,)
     return None, ()
 
 

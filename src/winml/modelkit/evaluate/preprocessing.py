@@ -142,9 +142,9 @@ class Preprocessor:
         """
         kinds = kinds_for(item.name for item in inputs)
         if not kinds:
-            shown = ", ".join(f"{item.name} {item.words}" for item in inputs) or "nothing"
+            displayed = ", ".join(f"{item.name} {item.words}" for item in inputs) or "nothing"
             raise UsageError(
-                f"{option}: the graph takes {shown}; no tokenizer, image processor or feature extractor gives that",
+                f"{option}: the graph takes {displayed}; no tokenizer, image processor or feature extractor gives that",
                 hint="Give .npz files with one array per input.",
             )
         processors = {kind: open_processor(kind, folder, option) for kind in kinds}
@@ -200,17 +200,17 @@ class Preprocessor:
         for kind, processor in self.processors.items():
             try:
                 if kind == "tokenizer":
-                    made, rows = self._tokenized(processor, rows)
+                    created, rows = self._tokenized(processor, rows)
                 elif kind == "image processor":
-                    made, rows = self._pictures(processor, rows)
+                    created, rows = self._image_inputs(processor, rows)
                 else:
-                    made = self._recordings(processor, rows)
+                    created = self._recordings(processor, rows)
             except _FAILURES as error:
                 raise InputError(
                     f"{self._option}: the {kind} fails on samples from {chunk[0][0]}: {' '.join(str(error).split())}",
                     hint="Look at these samples, or give .npz files.",
                 ) from error
-            arrays |= made
+            arrays |= created
         return arrays, rows
 
     def _tokenized(self, tokenizer: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
@@ -243,18 +243,18 @@ class Preprocessor:
             self._cut.texts.update(row.number for row, encoding in encodings if encoding.overflowing)
         return dict(tokens), [_text_row(rows[source], tokens, place) for place, source in enumerate(sources)]
 
-    def _pictures(self, processor: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
+    def _image_inputs(self, processor: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
         images = [_value(row.sample, "image", self._option).convert("RGB") for row in rows]
         arrays = dict(processor(images=images, return_tensors="np", **self._image_arguments))
         size = self._fixed_size("pixel_values", -2), self._fixed_size("pixel_values", -1)
-        given = arrays["pixel_values"].shape[-2:]
-        if all(size) and size != given and not self._image_arguments:
+        passed = arrays["pixel_values"].shape[-2:]
+        if all(size) and size != passed and not self._image_arguments:
             # A graph of fixed sizes takes no other; detectors size each picture by itself.
             self._image_arguments = {"size": {"height": size[0], "width": size[1]}}
             if getattr(processor, "do_center_crop", None):
                 self._image_arguments["do_center_crop"] = False
             arrays = dict(processor(images=images, return_tensors="np", **self._image_arguments))
-            self._decided[_resized_note(size, given)] = None
+            self._decided[_resized_note(size, passed)] = None
         sizes = [(image.height, image.width) for image in images]
         return arrays, [replace(row, image_size=size) for row, size in zip(rows, sizes, strict=True)]
 
@@ -336,9 +336,9 @@ def _empty_state(item: GraphInput, tokens: Sequence[int | str | None], rows: int
     sizes = empty_state_sizes(item, tokens[0], rows)
     reads_one = tokens[1] == 1
     if reads_one or (item.cache in _GROWING and all(sizes)):
-        told = "reads one token in each run" if reads_one else f"takes {item.name} {item.words}"
+        reported = "reads one token in each run" if reads_one else f"takes {item.name} {item.words}"
         raise UsageError(
-            f"{option}: texts are read at once, with nothing before them; the graph {told}",
+            f"{option}: texts are read at once, with nothing before them; the graph {reported}",
             hint="Export the model with --no-cache, or with the sizes of tokens and cache left open.",
         )
     return np.zeros(sizes, _numpy_dtype(item.dtype))
@@ -364,10 +364,10 @@ def _longest_text(folder: Path, tokenizer: object) -> int:
     return min([LONGEST_TEXT, *(int(limit) for limit in limits if limit is not None)])
 
 
-def _resized_note(size: Sequence[object], given: Sequence[int]) -> str:
+def _resized_note(size: Sequence[object], passed: Sequence[int]) -> str:
     return (
         f"pictures are resized to {size[0]} x {size[1]}, which the graph takes; the image processor by itself gives "
-        f"{given[0]} x {given[1]}"
+        f"{passed[0]} x {passed[1]}"
     )
 
 
@@ -475,11 +475,11 @@ class SampleFeeds:
         guessed = {role: column for role, column in self._roles.items() if role not in self.data_set.request.columns}
         columns = ", ".join(f"{role} is {column}" for role, column in guessed.items() if role != column)
         found = f"columns of {self.data_set.name}: {columns}, by their names (--columns says otherwise)"
-        made = self._preprocessor.notes if self._preprocessor is not None else ()
+        created = self._preprocessor.notes if self._preprocessor is not None else ()
         notes = (
             *self.data_set.notes,
             found if columns else "",
-            *made,
+            *created,
             self.data_set.unreadable_note or "",
         )
         return tuple(f"{note[0].upper()}{note[1:]}." for note in notes if note)
@@ -502,7 +502,7 @@ def _roles_of(kind: str, data_set: DataSet | TextFile) -> tuple[str, ...]:
     if kind in _ROLES:
         return (_ROLES[kind],)
     for roles in (("question", "context"), ("text",), ("tokens",)):
-        is_asked_for = "text" not in data_set.request.columns or roles == ("text",)
-        if is_asked_for and len(match_columns(data_set, (), optional=roles)) == len(roles):
+        is_requested = "text" not in data_set.request.columns or roles == ("text",)
+        if is_requested and len(match_columns(data_set, (), optional=roles)) == len(roles):
             return roles
     return ("text",)

@@ -73,7 +73,7 @@ def _file(source: Path | object) -> Path:
 def _panics_off_stderr() -> Iterator[None]:
     """Hold back what is written to descriptor 2, and write it afterwards unless it tells of a panic."""
     try:
-        kept, held = os.dup(2), tempfile.TemporaryFile()  # noqa: SIM115  # closed below
+        retained, held = os.dup(2), tempfile.TemporaryFile()  # noqa: SIM115  # closed below
     except OSError:
         # No stderr, or no place for a temporary file: then nothing is held back.
         yield
@@ -82,11 +82,11 @@ def _panics_off_stderr() -> Iterator[None]:
     try:
         yield
     finally:
-        os.dup2(kept, 2)
+        os.dup2(retained, 2)
         held.seek(0)
         words = held.read()
         held.close()
         with contextlib.suppress(OSError):
             if words and _PANIC not in words:
-                os.write(kept, words)
-        os.close(kept)
+                os.write(retained, words)
+        os.close(retained)

@@ -125,7 +125,7 @@ class WinMLExportConfig(Options):
             image_size=self.dynamic_image_size,
             axes=self.dynamic_axes,
             dimensions=self.dynamic_dimensions,
-        ).given_by("{}")
+        ).requested_by("{}")
 
 
 # --- Chooses the exporter: TorchScript or dynamo.

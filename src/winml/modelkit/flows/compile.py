@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 import onnx_ir as ir
 
 from winml.modelkit.compare.fidelity import FidelityInfo, measure_fidelity
-from winml.modelkit.compare.files import reference_answers, refuse_different, refuse_little_left
+from winml.modelkit.compare.files import reference_outputs, refuse_below_minimum_sqnr, refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compile.declared_options import DEFAULT_MIN_SQNR_DB
 from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.compile.pipeline import UNNAMED_FILE, CompileResult, compile_graph
 from winml.modelkit.compile.providers import choose_compiler, unreadable_reason
-from winml.modelkit.errors import StageError, UsageError, VerificationError, told_as
+from winml.modelkit.errors import StageError, UsageError, VerificationError, rename_options
 from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphWork, transform_file
 from winml.modelkit.graph.contexts import context_file_names, rename_context_files
 from winml.modelkit.graph.files.output_files import write_error
@@ -59,7 +59,7 @@ def compile_file(
     task.recover()
     work = compilation(task, options, sizes or {})
     try:
-        with temporary_folder(beside=task.output) as folder, told_as({UNNAMED_FILE: str(task.source)}):
+        with temporary_folder(beside=task.output) as folder, rename_options({UNNAMED_FILE: str(task.source)}):
             done = transform_file(task, replace(work, folder=folder), on_step, checked)
     except OSError as error:
         raise write_error(task.output, error) from error
@@ -158,11 +158,11 @@ class Compilation(GraphWork[CompileResult]):
         """Open the result, run it on its provider, and compare."""
         if not self.chosen.provider.compiles:
             return refuse_different(source, written, seed, sizes=self.sizes)
-        draws, expected = reference_answers(source, seed, self.sizes)
+        draws, expected = reference_outputs(source, seed, self.sizes)
         provider = self.chosen
         try:
             session = Session(written, providers=provider.names, provider_options=provider.options)
-            answers = [session.run(draw) for draw in draws]
+            outputs = [session.run(draw) for draw in draws]
         except (StageError, UsageError) as error:
             reason = unreadable_reason(provider)
             raise VerificationError(
@@ -171,8 +171,8 @@ class Compilation(GraphWork[CompileResult]):
                 hint="No file was written. Where it is for another machine, --no-verify writes it all the same.",
             ) from error
         least = DEFAULT_MIN_SQNR_DB if self.options.min_sqnr_db is None else self.options.min_sqnr_db
-        fidelity = measure_fidelity(expected, answers, least)
-        refuse_little_left(fidelity, source.name, draws[0])
+        fidelity = measure_fidelity(expected, outputs, least)
+        refuse_below_minimum_sqnr(fidelity, source.name, draws[0])
         return fidelity
 
 
@@ -180,8 +180,8 @@ def _place_notes(record: Mapping[str, Any]) -> tuple[str, ...]:
     """Say where alone the file runs, and where it ran here."""
     notes = []
     if "processor" in record:
-        made_for = f"{record['processor']} and ONNX Runtime {record['onnxruntime']}"
-        notes.append(f"The weights are laid out for {made_for}: on another kind of processor, compile again.")
+        opened_for = f"{record['processor']} and ONNX Runtime {record['onnxruntime']}"
+        notes.append(f"The weights are laid out for {opened_for}: on another kind of processor, compile again.")
     if "simulated_on" in record:
         device, place = record["device"], record["simulated_on"]
         notes.append(f"There is no {device} here: {record['provider']} simulates it on the {place}.")

@@ -147,8 +147,8 @@ def _module_structures(tree: OnnxTree, contents: Contents) -> tuple[ModuleStruct
 def _changed_module(match: MatchedModule, weights: WeightEquality) -> ChangedModule | None:
     """Return what changed of a module; None where nothing did."""
     before, after = match.before, match.after
-    shown = after or before
-    assert shown is not None  # a match has one side at least
+    displayed = after or before
+    assert displayed is not None  # a match has one side at least
     old_operators = before.operators if before else {}
     new_operators = after.operators if after else {}
     operators = changed_counts(old_operators, new_operators)
@@ -173,9 +173,9 @@ def _changed_module(match: MatchedModule, weights: WeightEquality) -> ChangedMod
         return None
     return ChangedModule(
         status=status,
-        module=shown.path,
-        tag=shown.tag,
-        class_name=shown.class_name,
+        module=displayed.path,
+        tag=displayed.tag,
+        class_name=displayed.class_name,
         nodes=(before.nodes if before else 0, after.nodes if after else 0),
         parameters=(before.parameters if before else 0, after.parameters if after else 0),
         size_bytes=(before.size_bytes if before else 0, after.size_bytes if after else 0),

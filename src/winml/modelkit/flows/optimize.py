@@ -81,7 +81,7 @@ def optimization(options: OptimizeOptions, sizes: Mapping[str, int]) -> SingleOp
         UsageError: they contradict one another, or name an opset nobody knows.
     """
     refuse_unknown_opset(options.opset)
-    options.refuse_whole_graph()
+    options.refuse_whole_graph_options()
     return SingleOptimization(options, sizes)
 
 
@@ -127,7 +127,7 @@ def run_optimize_analyze_loop(
     if max_rounds < 1:
         raise UsageError(f"max_rounds {max_rounds}: at least one round is needed", hint="Give a number from 1 up.")
     options = parse_options(OptimizeOptions, flags, "run_optimize_analyze_loop")
-    options.refuse_whole_graph()
+    options.refuse_whole_graph_options()
     task = GraphFileTask(
         Path(model),
         Path(output),

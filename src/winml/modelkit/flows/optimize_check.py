@@ -56,7 +56,7 @@ def check_optimization(
     if options.is_empty:
         options = options.model_copy(update={"level": "full"})
         notes.append("No level was given and nothing enabled: this is what --level full would do.")
-    options.refuse_whole_graph()
+    options.refuse_whole_graph_options()
     path = Path(model)
     plain, read_notes = read_plain(path, folds_constants=options.folds_constants)
     result = optimize_within(plain.clone(), options)
@@ -123,10 +123,10 @@ def _blocked(
         alone = [name for name in dimensions if (capability, tag) in by_dimension[name]]
         causes = alone or list(dimensions)
         places = {name: tuple(dimensions[name]) for name in causes}
-        if kept := min(count, lasting.get((capability, tag), 0)):
-            blocked[capability].append(BlockedFusion(tag, kept, places, only_at_one=False))
-        if count > kept:
-            blocked[capability].append(BlockedFusion(tag, count - kept, places, only_at_one=True))
+        if retained := min(count, lasting.get((capability, tag), 0)):
+            blocked[capability].append(BlockedFusion(tag, retained, places, only_at_one=False))
+        if count > retained:
+            blocked[capability].append(BlockedFusion(tag, count - retained, places, only_at_one=True))
     note = f"What open sizes keep from firing was found by fixing them: {words}; and those of 1 to {_OTHER_THAN_ONE}."
     return {name: tuple(items) for name, items in blocked.items()}, (note,)
 

@@ -90,9 +90,9 @@ def pytorch_run(
         try:
             run()
         except Exception as error:
-            given = ", ".join(f"{name} {feeds[name].dtype}{list(feeds[name].shape)}" for name in names)
+            passed = ", ".join(f"{name} {feeds[name].dtype}{list(feeds[name].shape)}" for name in names)
             raise MeasureError(
-                f"--baseline pytorch: the model refused {given}: {type(error).__name__}: {first_line(error)}",
+                f"--baseline pytorch: the model refused {passed}: {type(error).__name__}: {first_line(error)}",
                 hint="Give sizes it takes with --shape-config.",
             ) from error
         yield run

@@ -69,12 +69,12 @@ def refused_sizes(path: Path, sizes: Mapping[str, int], seed: int) -> RefusedSiz
         UsageError: no values can be drawn for one of its inputs.
     """
     trial = _Trial(open_session(path, as_written=True), seed)
-    asked = resolve_names(sizes, trial.names)
-    reason = trial.refusal(asked)
+    requested = resolve_names(sizes, trial.names)
+    reason = trial.refusal(requested)
     if reason is None:
         return None
-    limits = {name: trial.limit(name, size) for name, size in asked.items()}
-    return RefusedSizes(asked, reason, {name: limit for name, limit in limits.items() if limit is not None})
+    limits = {name: trial.limit(name, size) for name, size in requested.items()}
+    return RefusedSizes(requested, reason, {name: limit for name, limit in limits.items() if limit is not None})
 
 
 class _Trial:
@@ -228,12 +228,14 @@ class _Pinning(GraphWork[_PinResult]):
         refused = refused_sizes(source, self.sizes, seed)
         if refused is None:
             return
-        asked = refused.asked
-        words = [f"{name} {asked[name]}: {source.name} takes {limit} at most" for name, limit in refused.limits.items()]
+        requested = refused.asked
+        words = [
+            f"{name} {requested[name]}: {source.name} takes {limit} at most" for name, limit in refused.limits.items()
+        ]
         raise UsageError(
             f"--shape-config: {'; '.join(words)}"
             if words
-            else f"--shape-config: {source.name} does not run at {_size_words(asked)}: {refused.reason}",
+            else f"--shape-config: {source.name} does not run at {_size_words(requested)}: {refused.reason}",
             hint="Give sizes the model takes.",
         )
 
@@ -265,12 +267,16 @@ def _input_specs(model: ir.Model) -> tuple[InputTensorSpec, ...]:
     for value in model.graph.inputs:
         if value.name in model.graph.initializers:
             continue
-        told = stated.get(value.name or "", {})
+        reported = stated.get(value.name or "", {})
         record: dict[str, Any] = {
             "name": value.name,
             "shape": [size if isinstance(size, int) else str(size) for size in value.shape or ()],
             "dtype": str(value.dtype.numpy()) if value.dtype is not None else "",
-            **{key: told[key] for key in ("value_range", "first_values", "cache", "sums", "grid") if key in told},
+            **{
+                key: reported[key]
+                for key in ("value_range", "first_values", "cache", "sums", "grid")
+                if key in reported
+            },
         }
         try:
             specs.append(InputTensorSpec.model_validate_json(json.dumps(record)))

@@ -184,7 +184,7 @@ def _refuse_unrelated(before: Path, after: Path, report: CarryReport) -> None:
             f"{before} bears no tags, so there are none to carry",
             hint="Give the file that winml export wrote, before any other tool changed it.",
         )
-    matched_nodes = report.found_again
+    matched_nodes = report.matched
     if report.nodes and matched_nodes < RELATED_SHARE * report.nodes:
         raise InputError(
             f"{after} has hardly anything in common with {before}: {matched_nodes} of its {report.nodes} nodes were "

@@ -96,10 +96,10 @@ def refuse_compiled(model: ir.Model) -> None:
     Raises:
         InputError: it was.
     """
-    told, nodes = model.metadata_props.get(COMPILE_KEY), context_nodes(model)
-    if told is None and not nodes:
+    reported, nodes = model.metadata_props.get(COMPILE_KEY), context_nodes(model)
+    if reported is None and not nodes:
         return
-    by = _provider_in(told or "") or next((node.attributes.get_string("source", "") for node in nodes), "")
+    by = _provider_in(reported or "") or next((node.attributes.get_string("source", "") for node in nodes), "")
     raise InputError(
         f"the model is compiled already, by {by or 'an execution provider'}, and can only be run",
         hint="Take the file that it was made from, and compile last.",
@@ -119,11 +119,11 @@ def refuse_compiled_modules(model: onnx.ModelProto, path: Path) -> None:
     contexts = [node for node in proto_nodes(model) if is_context(node)]
     if not contexts:
         return
-    told = next((entry.value for entry in model.metadata_props if entry.key == COMPILE_KEY), "")
-    source = _source_of(told, path)
+    reported = next((entry.value for entry in model.metadata_props if entry.key == COMPILE_KEY), "")
+    source = _source_of(reported, path)
     raise UsageError(
-        f"{path}: {_provider_in(told) or 'an execution provider'} compiled {len(contexts)} of its parts, inside which "
-        "no module has nodes, values or a time of its own",
+        f"{path}: {_provider_in(reported) or 'an execution provider'} compiled {len(contexts)} of its parts, inside "
+        "which no module has nodes, values or a time of its own",
         hint=f"Take the file that it was made from{f': {source}' if source else ''}.",
     )
 

@@ -140,25 +140,25 @@ class _Planner:
             self.leave_out(module, "its nodes lie inside and outside of another function")
             return
         (parent,) = parents
-        kept = frozenset(nodes)
-        if between := self._between(kept, parent):
-            kept = self._without_blocked(kept, between, parent)
-            if len(kept) < (1 - FEW) * len(nodes) or self._between(kept, parent):
+        retained = frozenset(nodes)
+        if between := self._between(retained, parent):
+            retained = self._without_blocked(retained, between, parent)
+            if len(retained) < (1 - FEW) * len(nodes) or self._between(retained, parent):
                 first = min(between, key=self._cutter.position.__getitem__)
                 self.leave_out(module, _BETWEEN.format(node_words(first)))
                 return
-        if not self._is_read(kept):
+        if not self._is_read(retained):
             self.leave_out(module, "nothing outside reads what it makes")
             return
-        if not self._reads_outside(kept):
+        if not self._reads_outside(retained):
             self.leave_out(module, "it reads nothing from outside: its result is a constant")
             return
-        outside = tuple(node for node in nodes if node not in kept)
-        part = FunctionPart(module, kept, parent, outside)
+        outside = tuple(node for node in nodes if node not in retained)
+        part = FunctionPart(module, retained, parent, outside)
         self._parts.append(part)
         if parent is not None:
             parent.children.append(part)
-        self._innermost.update(dict.fromkeys(kept, part))
+        self._innermost.update(dict.fromkeys(retained, part))
 
     def _is_read(self, nodes: Collection[ir.Node]) -> bool:
         return any(
@@ -363,8 +363,8 @@ class _Folder:
         folded = {node for child in part.children for node in child.nodes}
         body = self._ordered([*(node for node in part.nodes if node not in folded), *inner])
         members = set(body)
-        made = {value for node in body for value in node.outputs}
-        inputs = [value for value in dict.fromkeys(v for node in body for v in _reads(node)) if value not in made]
+        created = {value for node in body for value in node.outputs}
+        inputs = [value for value in dict.fromkeys(v for node in body for v in _reads(node)) if value not in created]
         outputs = [value for node in body for value in node.outputs if self._is_read_outside(value, members)]
         call = ir.Node(FUNCTION_DOMAIN, "", inputs, num_outputs=len(outputs))
         call.name = self._node_names.take(_scope(part.module.path, (node.name or "" for node in body)))
@@ -527,8 +527,8 @@ def _signature(body: Sequence[ir.Node], inputs: Sequence[ir.Value], outputs: Seq
     for index, node in enumerate(body):
         read = tuple(None if value is None else places[value] for value in node.inputs)
         attributes = sorted(ir.serde.serialize_attribute(item).SerializeToString() for item in node.attributes.values())
-        made = tuple(_described(value) for value in node.outputs)
-        nodes.append((node.op_identifier(), node.doc_string, tuple(attributes), read, made))
+        created = tuple(_described(value) for value in node.outputs)
+        nodes.append((node.op_identifier(), node.doc_string, tuple(attributes), read, created))
         places.update({value: (index, output) for output, value in enumerate(node.outputs)})
     return tuple(nodes), len(inputs), tuple(places[value] for value in outputs)
 
@@ -548,8 +548,8 @@ def _record_rest(original: ir.Model, folded: ir.Model, positions: Sequence[int])
     expected = walk_nodes([originals[position] for position in positions])
     changes = {
         str(index): change
-        for index, (node, wanted) in enumerate(zip(walk_nodes(list(flat.graph)), expected, strict=True))
-        if (change := _difference(node, wanted))
+        for index, (node, requested) in enumerate(zip(walk_nodes(list(flat.graph)), expected, strict=True))
+        if (change := _difference(node, requested))
     }
     record: dict[str, Any] = {"graph": graph_digest(flat)}
     if changes:
@@ -559,14 +559,14 @@ def _record_rest(original: ir.Model, folded: ir.Model, positions: Sequence[int])
     folded.metadata_props[FUNCTIONS_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
 
 
-def _difference(node: ir.Node, wanted: ir.Node) -> dict[str, Any]:
+def _difference(node: ir.Node, requested: ir.Node) -> dict[str, Any]:
     change: dict[str, Any] = {}
-    if node.name != wanted.name:
-        change["name"] = wanted.name
-    names = [value.name for value in wanted.outputs]
+    if node.name != requested.name:
+        change["name"] = requested.name
+    names = [value.name for value in requested.outputs]
     if [value.name for value in node.outputs] != names:
         change["outputs"] = names
-    props, expected = node.metadata_props, wanted.metadata_props
+    props, expected = node.metadata_props, requested.metadata_props
     if props != expected:
         different = {key for key in {*props, *expected} if props.get(key) != expected.get(key)}
         change["metadata"] = {key: expected.get(key) for key in sorted(different)}

@@ -70,19 +70,19 @@ def inline_module_functions(model: onnx.ModelProto) -> int:
     inline_calls(flat)
     restore_recorded(flat)
     graph = ir.serde.serialize_model(flat).graph
-    made = {name for node in graph.node for name in node.output}
-    declared = [value for value in model.graph.value_info if value.name not in made]
+    created = {name for node in graph.node for name in node.output}
+    declared = [value for value in model.graph.value_info if value.name not in created]
     del model.graph.node[:], model.graph.value_info[:]
     model.graph.node.extend(graph.node)
-    model.graph.value_info.extend([*declared, *(value for value in graph.value_info if value.name in made)])
+    model.graph.value_info.extend([*declared, *(value for value in graph.value_info if value.name in created)])
     _keep(model.functions, [function for function in model.functions if function.domain != FUNCTION_DOMAIN])
     _keep(model.opset_import, [entry for entry in model.opset_import if entry.domain != FUNCTION_DOMAIN])
     _keep(model.metadata_props, [entry for entry in model.metadata_props if entry.key != FUNCTIONS_KEY])
     return len(functions)
 
 
-def _keep(field: Any, kept: Sequence[Any]) -> None:
-    copies = [type(item).FromString(item.SerializeToString()) for item in kept]
+def _keep(field: Any, retained: Sequence[Any]) -> None:
+    copies = [type(item).FromString(item.SerializeToString()) for item in retained]
     del field[:]
     field.extend(copies)
 
@@ -94,10 +94,10 @@ def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
         getattr(bare, field).extend(getattr(model, field))
     for field in ("node", "input", "output", "value_info"):
         getattr(bare.graph, field).extend(getattr(model.graph, field))
-    given = {value.name for value in model.graph.input}
+    passed = {value.name for value in model.graph.input}
     tensors = (*model.graph.initializer, *(item.values for item in model.graph.sparse_initializer))
     for name in dict.fromkeys(tensor.name for tensor in tensors):
-        if name not in given:
+        if name not in passed:
             bare.graph.input.add().name = name
     return bare
 

@@ -352,17 +352,17 @@ def _with_names(axes: object) -> Any:
     """Return axes in one form; torch also takes a list of axes, for names of its own choice."""
     if not isinstance(axes, Mapping):
         return axes
-    return {name: _axis_names(given) for name, given in axes.items()}
+    return {name: _axis_names(passed) for name, passed in axes.items()}
 
 
-def _axis_names(given: Any) -> Any:
-    if isinstance(given, Mapping):
+def _axis_names(passed: Any) -> Any:
+    if isinstance(passed, Mapping):
         # Keys of JSON are text.
-        numbers = {axis: int(axis) if re.fullmatch(r"-?\d+", str(axis)) else axis for axis in given}
-        return {numbers[axis]: UNNAMED if symbol is None else symbol for axis, symbol in given.items()}
+        numbers = {axis: int(axis) if re.fullmatch(r"-?\d+", str(axis)) else axis for axis in passed}
+        return {numbers[axis]: UNNAMED if symbol is None else symbol for axis, symbol in passed.items()}
     # Of anything but numbers, the reader says what it expected.
-    is_list = isinstance(given, (list, tuple)) and all(isinstance(axis, (int, str)) for axis in given)
-    return dict.fromkeys(given, UNNAMED) if is_list else given
+    is_list = isinstance(passed, (list, tuple)) and all(isinstance(axis, (int, str)) for axis in passed)
+    return dict.fromkeys(passed, UNNAMED) if is_list else passed
 
 
 def _check_axes(axes: Mapping[str, Mapping[int, str]]) -> Mapping[str, Mapping[int, str]]:
@@ -392,7 +392,7 @@ class OutputAxis:
     axis: int
     name: str
     """``UNNAMED``: whatever follows from the inputs."""
-    given_by: str
+    requested_by: str
     """The option, for messages."""
 
 
@@ -429,14 +429,14 @@ class DynamicRequest(Options):
             origins={**defaults.origins, **self.origins},
         )
 
-    def given_by(self, place: str) -> DynamicRequest:
+    def requested_by(self, place: str) -> DynamicRequest:
         """Return the same request with the words for where it was said.
 
         Args:
             place: With ``{}`` for the key: ``export.{}``.
         """
         flags = {"dynamic_batch": self.batch, "dynamic_sequence": self.sequence, "dynamic_image_size": self.image_size}
-        origins = {key: place.format(key) for key, is_given in flags.items() if is_given}
+        origins = {key: place.format(key) for key, is_not_default in flags.items() if is_not_default}
         axes = {f"{name}:{axis}": place.format("dynamic_axes") for name, named in self.axes.items() for axis in named}
         return self.model_copy(update={"origins": {**origins, **axes}})
 

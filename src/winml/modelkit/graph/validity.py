@@ -85,9 +85,9 @@ def _loop_and_free_names(nodes: Sequence[onnx.NodeProto]) -> tuple[list[onnx.Nod
             if loop:
                 return loop, set()
             own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-            made = {name for inner in graph.node for name in inner.output}
+            created = {name for inner in graph.node for name in inner.output}
             # A subgraph may return a value of the graph around it.
-            names |= (free | ({value.name for value in graph.output} - made)) - own
+            names |= (free | ({value.name for value in graph.output} - created)) - own
         reads.append(names)
     indices = find_loop(range(len(nodes)), lambda index: (makers[name] for name in reads[index] if name in makers))
     return [nodes[index] for index in indices], set().union(*reads) - makers.keys()

@@ -52,22 +52,22 @@ def give_products_own_weights(model: ir.Model, names: Container[str | None]) -> 
     """
     graph = model.graph
     fresh: FreshNames | None = None
-    made: dict[ir.Value, ir.Value] = {}
+    created: dict[ir.Value, ir.Value] = {}
     for node in list(graph):
         weight = transposed_weight(node) if node.name in names else None
         if weight is None:
             continue
-        if weight not in made:
+        if weight not in created:
             fresh = fresh or FreshNames.of_graph(graph)
-            made[weight] = _transposed(weight, fresh.take(f"{weight.name}_transposed"))
-            graph.register_initializer(made[weight])
+            created[weight] = _transposed(weight, fresh.take(f"{weight.name}_transposed"))
+            graph.register_initializer(created[weight])
         read = node.inputs[1]
         assert read is not None  # transposed_weight looked at it
         transpose = read.producer()
-        node.replace_input_with(1, made[weight])
+        node.replace_input_with(1, created[weight])
         if transpose is not None and not read.uses() and not read.is_graph_output():
             graph.remove(transpose, safe=True)
-    for weight in made:
+    for weight in created:
         if not weight.uses() and not weight.is_graph_output():
             graph.initializers.pop(weight.name or "")
 

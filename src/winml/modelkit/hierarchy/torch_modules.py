@@ -162,10 +162,10 @@ def torch_module_notes(modules: Iterable[CalledModule], torch_modules: TorchModu
         classes = sorted(
             {module.class_name for module in called if module.is_torch_nn and module.path in chosen - {""}}
         )
-        shown = ", ".join(classes[:SHOWN_CLASSES])
+        displayed = ", ".join(classes[:SHOWN_CLASSES])
         more = f" and {len(classes) - SHOWN_CLASSES} more" if len(classes) > SHOWN_CLASSES else ""
         reason = "no other class stands between them and the root; --torch-module none leaves them out"
-        return (f"Classes of torch.nn are modules here: {shown}{more} ({reason}).",) if classes else ()
+        return (f"Classes of torch.nn are modules here: {displayed}{more} ({reason}).",) if classes else ()
     if torch_modules in ("none", "all"):
         return ()
     _refuse_unknown_classes(called, torch_modules)
@@ -175,12 +175,12 @@ def torch_module_notes(modules: Iterable[CalledModule], torch_modules: TorchModu
 
 def _refuse_unknown_classes(called: Sequence[CalledModule], names: Iterable[str]) -> None:
     present = {module.class_name for module in called}
-    shown = sorted({module.class_name for module in called if module.is_torch_nn})
+    displayed = sorted({module.class_name for module in called if module.is_torch_nn})
     for name in sorted(set(names) - present):
-        guess = nearest(name, shown)
+        guess = nearest(name, displayed)
         raise UsageError(
             f"no torch.nn class {name!r} runs in this model" + (f"; did you mean {guess!r}?" if guess else ""),
-            hint=f"Classes that run: {', '.join(shown) or 'none'}.",
+            hint=f"Classes that run: {', '.join(displayed) or 'none'}.",
         )
 
 

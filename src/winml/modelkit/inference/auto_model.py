@@ -20,8 +20,8 @@ from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, VISION
 from winml.modelkit.found_models import onnx_file_in, part_files
 from winml.modelkit.inference.built_model import WinMLModel, described_model
 from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
-from winml.modelkit.inference.generation.seq2seq import EncodedModel
-from winml.modelkit.inference.generation.shown_model import ShownModel
+from winml.modelkit.inference.generation.seq2seq import EncoderDecoderModel
+from winml.modelkit.inference.generation.vision_language_model import VisionLanguageModel
 from winml.modelkit.inference.model_folder import config_beside, pad_token_beside
 from winml.modelkit.load.checkpoints.task import canonical_task, inference_class, inference_classes
 from winml.modelkit.load.request import ModelRequest
@@ -139,10 +139,10 @@ class _BuiltModel(WinMLModel):
         cls._refuse_other_task(parts[DECODER])
         opened: Any
         if VISION in parts:
-            opened = _generating_class(ShownModel, cls.__name__)(parts, **options)
+            opened = _generating_class(VisionLanguageModel, cls.__name__)(parts, **options)
             opened.inputs = opened.graph.embedder.image_inputs
         else:
-            opened = _generating_class(EncodedModel, cls.__name__)(parts[ENCODER], parts[DECODER], **options)
+            opened = _generating_class(EncoderDecoderModel, cls.__name__)(parts[ENCODER], parts[DECODER], **options)
             opened.inputs = opened.graphs.inputs
         opened.path = str(parts[DECODER])
         opened.task = described_model(parts[DECODER]).get("task")
@@ -223,18 +223,18 @@ class _GeneratingModel(DecoderModel, _BuiltModel):
     def __call__(self, *tensors: Any, **named: Any) -> ModelOutput:  # type: ignore[override]  # takes them in order, too
         if self._has_cache:
             names = [item.name for item in self.inputs]
-            given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], Mapping) else zip(names, tensors)  # noqa: B905  # the rest is named
-            return self.forward(**{**dict(given), **named})
-        kept = {key: value for key, value in named.items() if value is not None and key not in _OF_LOOPS}
-        return _BuiltModel.__call__(self, *tensors, **kept)
+            passed = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], Mapping) else zip(names, tensors)  # noqa: B905  # the rest is named
+            return self.forward(**{**dict(passed), **named})
+        retained = {key: value for key, value in named.items() if value is not None and key not in _OF_LOOPS}
+        return _BuiltModel.__call__(self, *tensors, **retained)
 
     @classmethod
     def from_onnx(cls, model: str | os.PathLike[str], **options: Any) -> WinMLModel:
         """Load an ONNX file as it is, its config and tokenizer beside it; built first where a config asks for it."""
         if options.get("config") is not None or options.get("precision") is not None:
             return super().from_onnx(model, **options)
-        kept = {key: value for key, value in options.items() if key not in ("config", "precision")}
-        return cls._open_file(Path(model), **kept)
+        retained = {key: value for key, value in options.items() if key not in ("config", "precision")}
+        return cls._open_file(Path(model), **retained)
 
 
 _OF_LOOPS = {"use_cache", "return_dict", "past_key_values", "logits_to_keep"}

@@ -114,7 +114,7 @@ _TOKEN_COPIES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"
 class _Padding:
     """How far the tokens of one side were filled up."""
 
-    given_length: int
+    passed_length: int
     graph_length: int
 
 
@@ -167,8 +167,8 @@ class WinMLModel(PipelineModel):
     @functools.cached_property
     def pad_token_id(self) -> int | None:
         """Fills short rows up where the graph takes a fixed number of tokens; None: such rows are refused."""
-        given = self._given_pad_token_id
-        return given if given is not None else pad_token_beside(Path(self.path), self.config)
+        passed = self._given_pad_token_id
+        return passed if passed is not None else pad_token_beside(Path(self.path), self.config)
 
     def __call__(self, *tensors: Any, **named: Any) -> ModelOutput:
         """Answer one set of inputs.
@@ -185,11 +185,11 @@ class WinMLModel(PipelineModel):
                 have to be filled up, and the model does not leave out of account what they are filled with.
             StageError: ONNX Runtime fails.
         """
-        given = self._named_arrays(tensors, named)
-        padding = self._paddings(given)
-        answers = self._run_padded(given, padding, self.pad_token_id or 0)
-        self._refuse_leak(given, padding, answers)
-        return self._output_record({name: to_torch(value) for name, value in answers.items()})
+        passed = self._named_arrays(tensors, named)
+        padding = self._paddings(passed)
+        outputs = self._run_padded(passed, padding, self.pad_token_id or 0)
+        self._refuse_leak(passed, padding, outputs)
+        return self._output_record({name: to_torch(value) for name, value in outputs.items()})
 
     forward = __call__
 
@@ -222,27 +222,27 @@ class WinMLModel(PipelineModel):
             raise UsageError(f"input {missing[0]!r} is missing: the model takes {', '.join(names)}")
         return arrays
 
-    def _paddings(self, given: Arrays) -> dict[str, _Padding]:
+    def _paddings(self, passed: Arrays) -> dict[str, _Padding]:
         """Return which tokens are to be filled up, and how far."""
         shapes = {item.name: item.shape for item in self.inputs}
         paddings = {}
         for tokens, mask in _MASKS.items():
-            if tokens not in shapes or mask not in shapes or given[tokens].ndim != 2:
+            if tokens not in shapes or mask not in shapes or passed[tokens].ndim != 2:
                 continue
-            graph_length, given_length = shapes[tokens][1], given[tokens].shape[1]
-            if isinstance(graph_length, int) and given_length < graph_length and self.pad_token_id is not None:
-                paddings[tokens] = _Padding(given[tokens].shape[1], graph_length)
+            graph_length, passed_length = shapes[tokens][1], passed[tokens].shape[1]
+            if isinstance(graph_length, int) and passed_length < graph_length and self.pad_token_id is not None:
+                paddings[tokens] = _Padding(passed[tokens].shape[1], graph_length)
         return paddings
 
-    def _run_padded(self, given: Arrays, padding: Mapping[str, _Padding], filler: int) -> dict[str, Array]:
-        feeds = {item.name: self._fit_input(item, given, padding, filler) for item in self.inputs}
+    def _run_padded(self, passed: Arrays, padding: Mapping[str, _Padding], filler: int) -> dict[str, Array]:
+        feeds = {item.name: self._fit_input(item, passed, padding, filler) for item in self.inputs}
         return {name: _without_padding(name, value, padding) for name, value in self._session.run(feeds).items()}
 
     def _refuse_leak(
         self,
-        given: Arrays,
+        passed: Arrays,
         padding: Mapping[str, _Padding],
-        answers: Arrays,
+        outputs: Arrays,
     ) -> None:
         """Fill up with something else, the first time rows of this length come, and compare the answers.
 
@@ -254,41 +254,41 @@ class WinMLModel(PipelineModel):
         key = tuple(padding.items())
         if not key or key in self._checked:
             return
-        refilled_answers = self._run_padded(given, padding, _other_filler(given, padding, self.pad_token_id))
+        refilled_answers = self._run_padded(passed, padding, _other_filler(passed, padding, self.pad_token_id))
         # Where a model looks for the filler itself, to find the last token, its answer for the row may depend on it.
         by_token_only = _compares_tokens(Path(self.path), padding)
-        judged = [name for name, value in answers.items() if _is_judged(name, value, padding, by_token_only)]
-        compared = compare_outputs([{name: answers[name] for name in judged}], [refilled_answers]).comparisons
+        evaluated = [name for name, value in outputs.items() if _has_no_padding(name, value, padding, by_token_only)]
+        compared = compare_outputs([{name: outputs[name] for name in evaluated}], [refilled_answers]).comparisons
         worst = max(compared, key=lambda item: item.relative_diff / (item.threshold or 1), default=None)
         if worst is None or all(item.is_equal for item in compared):
             self._checked.add(key)
             return
         tokens, side = next(iter(padding.items()))
         raise UsageError(
-            f"input {tokens!r} has {side.given_length} tokens, the model was built for {side.graph_length}, and it "
+            f"input {tokens!r} has {side.passed_length} tokens, the model was built for {side.graph_length}, and it "
             f"does not leave the padding out of account: {worst.name} changes by {worst.relative_diff:.1%} with the "
             "filler",
-            hint=f"Give {side.graph_length} tokens, or build the model for {side.given_length}, or with their number "
+            hint=f"Give {side.graph_length} tokens, or build the model for {side.passed_length}, or with their number "
             "left open (config={'export': {'dynamic_sequence': True}}).",
         )
 
-    def _fit_input(self, item: GraphInput, given: Arrays, padding: Mapping[str, _Padding], filler: int) -> Any:
+    def _fit_input(self, item: GraphInput, passed: Arrays, padding: Mapping[str, _Padding], filler: int) -> Any:
         """Return an input in the type and shape the graph takes.
 
         Raises:
             UsageError: it cannot be brought into them.
         """
-        array = given[item.name]
+        array = passed[item.name]
         side = padding.get(_tokens_beside(item.name))
-        if side is not None and array.ndim == 2 and array.shape[1] == side.given_length:
+        if side is not None and array.ndim == 2 and array.shape[1] == side.passed_length:
             fill = filler if item.name in _MASKS else 0
-            array = np.pad(array, ((0, 0), (0, side.graph_length - side.given_length)), constant_values=fill)
+            array = np.pad(array, ((0, 0), (0, side.graph_length - side.passed_length)), constant_values=fill)
         fits = len(array.shape) == len(item.shape) and all(
             not isinstance(size, int) or size == have for size, have in zip(item.shape, array.shape, strict=True)
         )
         if not fits:
             raise UsageError(
-                f"input {item.name!r} is {_array_words(given[item.name])}, and the model was built for {item.words}",
+                f"input {item.name!r} is {_array_words(passed[item.name])}, and the model was built for {item.words}",
                 hint=f"Bring it to this size ({self._fitting_ways(item, array)}), or build the model for another, or "
                 "with that dimension left open.",
             )
@@ -302,11 +302,11 @@ class WinMLModel(PipelineModel):
         is_tokens = item.name in _MASKS and _MASKS[item.name] in {entry.name for entry in self.inputs}
         return f"short rows: load the model with pad_token_id=…; {ways}" if is_short and is_tokens else ways
 
-    def _output_record(self, answers: dict[str, torch.Tensor]) -> ModelOutput:
+    def _output_record(self, outputs: dict[str, torch.Tensor]) -> ModelOutput:
         fields = inspect.signature(self._output_class).parameters if self._output_class is not None else {}
-        if self._output_class is None or not set(answers) <= set(fields):
-            return ModelOutput(answers)  # type: ignore[no-untyped-call]
-        record: ModelOutput = self._output_class(**answers)
+        if self._output_class is None or not set(outputs) <= set(fields):
+            return ModelOutput(outputs)  # type: ignore[no-untyped-call]
+        record: ModelOutput = self._output_class(**outputs)
         return record
 
 
@@ -399,16 +399,16 @@ def _without_padding(name: str, value: Array, padding: Mapping[str, _Padding]) -
     side = padding.get("decoder_input_ids" if is_decoded else "input_ids")
     if rank is None or side is None or value.ndim != rank or value.shape[1] != side.graph_length:
         return value
-    return np.ascontiguousarray(value[:, : side.given_length])
+    return np.ascontiguousarray(value[:, : side.passed_length])
 
 
-def _other_filler(given: Arrays, padding: Mapping[str, _Padding], filler: int | None) -> int:
+def _other_filler(passed: Arrays, padding: Mapping[str, _Padding], filler: int | None) -> int:
     """Return a token of the rows themselves, which the vocabulary has for sure, that is not the filler."""
-    tokens = (int(token) for name in padding for token in given[name].flat if token != filler)
+    tokens = (int(token) for name in padding for token in passed[name].flat if token != filler)
     return next(tokens, 0 if filler else 1)
 
 
-def _is_judged(name: str, value: Array, padding: Mapping[str, _Padding], by_token_only: bool) -> bool:
+def _has_no_padding(name: str, value: Array, padding: Mapping[str, _Padding], by_token_only: bool) -> bool:
     """Say whether an output, cut already, has nothing in it that stands for padding."""
     if name in _PER_TOKEN_RANKS or name == "pooler_output":
         return not by_token_only or _PER_TOKEN_RANKS.get(name) == value.ndim

@@ -56,9 +56,9 @@ class BuiltParts:
         fed: dict[str, dict[str, Any]] = {name: {} for name in self.parts}
         outputs: dict[str, Any] = {}
         for name, part in self.parts.items():
-            given = {key: value for key, value in named.items() if key in input_names[name]}
-            answer = part(**{**fed[name], **given})
-            outputs.update(answer)
+            passed = {key: value for key, value in named.items() if key in input_names[name]}
+            output = part(**{**fed[name], **passed})
+            outputs.update(output)
             for feed in self._bundle.feeds[name]:
-                fed[feed.part][feed.input] = answer[feed.output]
+                fed[feed.part][feed.input] = output[feed.output]
         return ModelOutput(outputs)  # type: ignore[no-untyped-call]

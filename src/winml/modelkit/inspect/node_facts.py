@@ -133,8 +133,8 @@ def _values(
 ) -> tuple[dict[str, str], dict[str, Shape | None], list[str]]:
     """Return element types and shapes of the values of the main graph, and a note where inference failed."""
     types, shapes = _declared(model.graph)
-    wanted = {name for node in nodes if node.place == "graph" for name in node.proto.output if name}
-    if wanted <= types.keys():
+    requested = {name for node in nodes if node.place == "graph" for name in node.proto.output if name}
+    if requested <= types.keys():
         return types, shapes, []
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)

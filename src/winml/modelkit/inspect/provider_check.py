@@ -27,12 +27,12 @@ from winml.modelkit.runtime.placement.kernels import (
     KernelTable,
     OperatorTable,
     TypedNode,
-    can_be_asked,
     documented_providers,
     find_assignment,
     is_composed,
     kernel_table,
     operator_table,
+    reports_placement,
 )
 from winml.modelkit.runtime.sessions import CPU
 
@@ -158,7 +158,7 @@ def check_provider(path: Path, ep: str, device: Device | None = None, options: M
         InputError: the file is no ONNX model, or is compiled already.
         StageError: the installed provider cannot be loaded, ended its process, or says nothing and has no table.
     """
-    judgement = _Judgement.of(path, ep, device, options)
+    judgement = _NodeChecks.of(path, ep, device, options)
     ways = (judgement.by_session, judgement.by_kernels)
     # What the CPU provider takes as it is shows without a session, for which weights are read.
     for ask in (judgement.by_own_kernels, *ways) if judgement.is_cpu else ways if judgement.is_present else ():
@@ -182,7 +182,7 @@ _Key = tuple[FindingKind, str, str]
 
 
 @dataclass
-class _Judgement:
+class _NodeChecks:
     """One file and one provider; findings grow while nodes are judged."""
 
     path: Path
@@ -195,7 +195,7 @@ class _Judgement:
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, path: Path, ep: str, device: Device | None, options: Mapping[str, str]) -> _Judgement:
+    def of(cls, path: Path, ep: str, device: Device | None, options: Mapping[str, str]) -> _NodeChecks:
         """Read a file and find the provider."""
         provider = find_execution_provider(ep)
         is_present = provider.name in present_providers()
@@ -227,7 +227,7 @@ class _Judgement:
 
     def by_session(self) -> ProviderFit | None:
         """Ask the provider; None where it opens no session and has no table."""
-        if not can_be_asked():
+        if not reports_placement():
             self.notes.append(
                 f"ONNX Runtime {ort.__version__} does not tell which provider gets a node: 1.24 and later do."
             )

@@ -62,13 +62,13 @@ _SHARE = "\\\\"
 
 
 def exported_from(
-    metadata: Mapping[str, str], shown: str, hint: str = _HINT, option: str = "--baseline pytorch"
+    metadata: Mapping[str, str], displayed: str, hint: str = _HINT, option: str = "--baseline pytorch"
 ) -> ModelRequest:
     """Return the checkpoint a file says it was exported from.
 
     Args:
         metadata: What the file says about itself.
-        shown: The file, for messages.
+        displayed: The file, for messages.
         hint: What to do where the checkpoint is not found.
         option: What asks for it, for messages.
 
@@ -84,7 +84,7 @@ def exported_from(
             random_weights=bool(record.get("random_weights")),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise UsageError(f"{option}: {shown} does not say which model it was exported from", hint=hint) from None
+        raise UsageError(f"{option}: {displayed} does not say which model it was exported from", hint=hint) from None
     try:
         is_remote = PureWindowsPath(request.model.strip()).drive.startswith(_SHARE)
         kind = "type" if is_remote else resolve_source(request).kind
@@ -92,7 +92,7 @@ def exported_from(
         kind = "type"
     if kind not in ("folder", "config"):
         raise UsageError(
-            f"{option}: {shown} was exported from {request.model}, which is no checkpoint at this place",
+            f"{option}: {displayed} was exported from {request.model}, which is no checkpoint at this place",
             hint=hint,
         )
     return request

@@ -70,7 +70,7 @@ def loaded_from_module(
             f"nothing says what inputs {type(model).__name__} takes",
             hint="Pass inputs= with example tensors, or WinMLExportConfig(input_tensors=(InputTensorSpec(…),)).",
         )
-    decision = InputDecision(specs, () if example is None else example.notes, given_by="input_tensors")
+    decision = InputDecision(specs, () if example is None else example.notes, requested_by="input_tensors")
     if _has_transformers_config(model):
         decision = replace(decision, meanings=known_meanings(model, model.config, specs))
     accepts = accepts_shapes(model, arguments)

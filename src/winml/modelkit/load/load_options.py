@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from winml.modelkit.fields import Field, fields_of
 
-__all__ = ["LoadOptions", "declared_options", "is_given"]
+__all__ = ["LoadOptions", "declared_options", "is_not_default"]
 
 Dtype = Literal["fp32", "fp16", "bf16"]
 Logits = Literal["all", "last"]
@@ -85,7 +85,7 @@ def declared_options() -> tuple[Field, ...]:
     return fields_of(LoadOptions)
 
 
-def is_given(name: str, value: object) -> bool:
+def is_not_default(name: str, value: object) -> bool:
     """Say whether the value of an option, of loading or of a verb, is not what it has where nobody gives one."""
     default = next((option.default for option in declared_options() if option.name == name), None)
     return value not in (None, False, ()) if default is not True else value is False

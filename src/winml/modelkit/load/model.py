@@ -15,12 +15,12 @@ from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec
 from winml.modelkit.load.checkpoints.companion_files import companion_files
 from winml.modelkit.load.checkpoints.config import build_error
 from winml.modelkit.load.checkpoints.weights import load_checkpoint
-from winml.modelkit.load.families.deciding import decide_parts
+from winml.modelkit.load.families.input_decisions import decide_parts
 from winml.modelkit.load.inputs.examples import refuse_without_values
 from winml.modelkit.load.library_access import local_libraries
 from winml.modelkit.load.parts import LoadedModel, ModelInfo, ModelPart
 from winml.modelkit.load.request import ModelRequest, ModelSource
-from winml.modelkit.load.resolution import ResolvedModel, asked_dtype, resolve_model, with_plain_outputs
+from winml.modelkit.load.resolution import ResolvedModel, requested_dtype, resolve_model, with_plain_outputs
 from winml.modelkit.runtime.feeds import make_feeds
 
 __all__ = [
@@ -202,7 +202,9 @@ def _randomly_weighted_parts(
     if progress is not None:
         progress(f"building {resolved.model_class.__name__} with random weights")
     model = with_plain_outputs(
-        build_random_model(resolved.model_class, resolved.checkpoint.config, request.seed, dtype=asked_dtype(request))
+        build_random_model(
+            resolved.model_class, resolved.checkpoint.config, request.seed, dtype=requested_dtype(request)
+        )
     )
     if len(resolved.parts) == 1:
         # The forwards of several parts are no calls of the model as it is.

@@ -159,7 +159,7 @@ class LoadedModel:
         return cls(info, (replace(parts[0], notes=(*before, *parts[0].notes, *after)),))
 
     @property
-    def wanted_parts(self) -> tuple[ModelPart, ...]:
+    def requested_parts(self) -> tuple[ModelPart, ...]:
         """The parts that were asked for."""
         return tuple(part for part in self.parts if not self.wanted or part.name in self.wanted)
 

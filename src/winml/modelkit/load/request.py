@@ -84,9 +84,9 @@ class ModelRequest(LoadOptions):
         object.__setattr__(self, "model", os.fsdecode(self.model))
 
     @property
-    def given_sizes(self) -> Mapping[str, int]:
+    def fixed_sizes_of(self) -> Mapping[str, int]:
         """Sizes that ``shape_config`` sets to a number, by its keys."""
-        return {} if self.shape_config is None else self.shape_config.given()
+        return {} if self.shape_config is None else self.shape_config.fixed()
 
     def with_sizes(self, sizes: Mapping[str, int]) -> ModelRequest:
         """Return the request with sizes that are numbers, by key of ``--shape-config``."""
@@ -267,7 +267,7 @@ def _check_flags(source: ModelSource, request: ModelRequest) -> None:
         canonical_task(request.task)
         if canonical_word(request.task).endswith(WITH_PAST) and not request.cache:
             raise UsageError(f"--no-cache: --task {request.task} asks for a cache", hint="Leave one of the two out.")
-    batch_size = request.shape_config.given().get("batch_size") if request.shape_config else None
+    batch_size = request.shape_config.fixed().get("batch_size") if request.shape_config else None
     if batch_size is not None and request.batch_size not in (None, batch_size):
         raise UsageError(
             f"--batch-size {request.batch_size}: --shape-config says batch_size {batch_size}",

@@ -34,8 +34,8 @@ from winml.modelkit.load.checkpoints.foreign_references import refuse_foreign_we
 from winml.modelkit.load.checkpoints.hub import snapshot_folder
 from winml.modelkit.load.checkpoints.task import TaskDecision, resolve_custom_task, resolve_task
 from winml.modelkit.load.checkpoints.weight_files import find_weights, stored_sizes
-from winml.modelkit.load.families.deciding import decide_parts, refuse_unknown_parts
 from winml.modelkit.load.families.family import unused_size_notes
+from winml.modelkit.load.families.input_decisions import decide_parts, refuse_unknown_parts
 from winml.modelkit.load.inputs.axis_names import accepts_shapes
 from winml.modelkit.load.inputs.decision import InputDecision, check_input_specs, forward_keywords
 from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
@@ -50,7 +50,7 @@ from winml.modelkit.load.script import EXAMPLE_INPUTS, ScriptModel, load_script
 
 __all__ = [
     "ResolvedModel",
-    "asked_dtype",
+    "requested_dtype",
     "resolve_checkpoint",
     "resolve_model",
     "with_plain_outputs",
@@ -167,7 +167,7 @@ def resolve_model(
     )
 
 
-def asked_dtype(request: ModelRequest) -> torch.dtype | None:
+def requested_dtype(request: ModelRequest) -> torch.dtype | None:
     """Return the type of floating point weights that was asked for, if one was."""
     return None if request.dtype is None else _DTYPES[request.dtype]
 
@@ -265,7 +265,7 @@ def _read_dtype(
     config: object, folder: Path | None, request: ModelRequest, *, widens_halves: bool
 ) -> tuple[torch.dtype | None, bool]:
     """Return the type that weights are read in, and whether it is float32 in place of 16 bits."""
-    dtype = _floating_dtype(config, folder, asked_dtype(request))
+    dtype = _floating_dtype(config, folder, requested_dtype(request))
     is_widened = widens_halves and request.dtype is None and dtype in (torch.float16, torch.bfloat16)
     return torch.float32 if is_widened else dtype, is_widened
 
@@ -335,7 +335,7 @@ def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) 
             f"{INPUT_SPECS_OPTION}.",
         )
     decision = open_axes(
-        InputDecision(specs, notes, given_by=request.specs_origin),
+        InputDecision(specs, notes, requested_by=request.specs_origin),
         request.dynamic,
         are_sizes_firm=True,
         accepts=accepts_shapes(script.model, arguments),

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from winml.modelkit.errors import InputError, ModelPathError, WinMLError, failed_import, place_of
-from winml.modelkit.graph.files.named_paths import working_directory_kept
+from winml.modelkit.graph.files.named_paths import restored_working_directory
 from winml.modelkit.hierarchy.torch_modules import uncompiled
 from winml.modelkit.load.inputs.examples import NamedExample, name_examples, refuse_uninitialized
 from winml.modelkit.load.request import ModelSource
@@ -157,15 +157,15 @@ def _import_script(source: ModelSource) -> ModuleType:
     return module
 
 
-def _import_module(name: str, shown: str) -> ModuleType:
+def _import_module(name: str, displayed: str) -> ModuleType:
     try:
-        return _guard_user_code(lambda: importlib.import_module(name), shown, None)
+        return _guard_user_code(lambda: importlib.import_module(name), displayed, None)
     except InputError as error:
         cause = error.__cause__
         # A package missing inside the user's module is a fault of that code; the module itself missing is a wrong name.
         if isinstance(cause, ModuleNotFoundError) and cause.name and f"{name}.".startswith(f"{cause.name}."):
             raise ModelPathError(
-                f"{shown}: no module {name!r}",
+                f"{displayed}: no module {name!r}",
                 hint="Install the package, or run in the folder that holds it, or give file.py:factory.",
             ) from cause
         raise
@@ -200,29 +200,29 @@ def _hint_of_functions(name: str, holder: object) -> str:
     return f"Name a function in it that returns the model.{found}"
 
 
-def _call_user_code(function: Callable[[], object], shown: str, module: ModuleType) -> Any:
-    return _guard_user_code(function, shown, getattr(module, "__file__", None))
+def _call_user_code(function: Callable[[], object], displayed: str, module: ModuleType) -> Any:
+    return _guard_user_code(function, displayed, getattr(module, "__file__", None))
 
 
-def _guard_user_code(function: Callable[[], _ResultT], shown: str, file: str | None) -> _ResultT:
+def _guard_user_code(function: Callable[[], _ResultT], displayed: str, file: str | None) -> _ResultT:
     """Run code of the user. Anything may go wrong in it, and nothing of that is a fault of ours."""
     try:
-        with working_directory_kept():
+        with restored_working_directory():
             return function()
     except BaseException as error:
         if type(error) is KeyboardInterrupt:
             raise  # most likely of whoever sits at the keyboard
-        raise _user_error(error, shown, file) from error
+        raise _user_error(error, displayed, file) from error
 
 
-def _user_error(error: BaseException, shown: str, file: str | None) -> InputError:
+def _user_error(error: BaseException, displayed: str, file: str | None) -> InputError:
     text = " ".join(str(error).split())
     package = failed_import(error)
-    if shown.startswith((f"{package}:", f"{package}.")):
+    if displayed.startswith((f"{package}:", f"{package}.")):
         package = ""  # the user's own, whose line is told
     what = f"{package} cannot be imported: " if package else ""
     return InputError(
-        f"{shown}: {_place_of_error(error, file)}{what}{type(error).__name__}{f': {text}' if text else ''}",
+        f"{displayed}: {_place_of_error(error, file)}{what}{type(error).__name__}{f': {text}' if text else ''}",
         hint=f"Mend {package}, or install it again." if package else "Mend the code there.",
     )
 

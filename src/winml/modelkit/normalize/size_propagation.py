@@ -275,9 +275,9 @@ def _learn(known: KnownSizes, node: ir.Node) -> None:
         for value, part in zip(node.outputs, _parts_of_split(known, node), strict=False):
             _take(known, value, part)
     content = content_rule(known, node) if content_rule is not None else None
-    made = known.shape(node.outputs[0])
+    created = known.shape(node.outputs[0])
     # Elements are told without axes: of more than one, two tensors of the same elements may differ.
-    if content is not None and made is not None and len(made) < 2 and product(made).number == len(content):
+    if content is not None and created is not None and len(created) < 2 and product(created).number == len(content):
         known.contents[node.outputs[0]] = content
 
 

@@ -74,7 +74,7 @@ class Grids:
         if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
             return
         output = node.outputs[0]
-        grid = self._grid_made(node)
+        grid = self._constant_grid(node)
         shape = self.known.shape(output)
         if grid is not None and shape is not None:
             # Along an axis of one element there is nothing to count.
@@ -135,7 +135,7 @@ class Grids:
             count = count * shape[axis]
         return grid.start == ZERO and count == size
 
-    def _grid_made(self, node: ir.Node) -> Grid | None:
+    def _constant_grid(self, node: ir.Node) -> Grid | None:
         if is_standard(node, "Range"):
             start, step = self.known.scalar(node.inputs[0]), self.known.scalar(node.inputs[2])
             return Grid(((-1, ONE),), start) if start is not None and step == ONE else None
@@ -168,11 +168,11 @@ class Grids:
             return None
         if is_standard(node, "Slice"):
             ranges = slice_ranges(self.known, node)
-            whole = ranges is not None and all(
+            complete = ranges is not None and all(
                 step == 1 and start == ZERO and takes_all(before[axis], end)
                 for axis, (start, end, step) in ranges.items()
             )
-            return grid if whole else None
+            return grid if complete else None
         if is_standard(node, "Transpose"):
             order = node.attributes.get_ints("perm", range(len(before) - 1, -1, -1))
             places = {old - len(before): new - len(after) for new, old in enumerate(order)}
@@ -213,7 +213,7 @@ class Uniforms:
         """Learn what a node makes; those before it come first."""
         if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
             return
-        number = self._number_made(node)
+        number = self._constant_number(node)
         if number is not None and node.outputs[0].dtype is not None:
             self.numbers[node.outputs[0]] = number.astype(node.outputs[0].dtype.numpy())
 
@@ -225,7 +225,7 @@ class Uniforms:
             self.numbers[value] = _number_of(value.const_value)
         return self.numbers.get(value)
 
-    def _number_made(self, node: ir.Node) -> Any:
+    def _constant_number(self, node: ir.Node) -> Any:
         if self.grids.is_always_true(node):
             return np.bool_(True)
         if not node.inputs:
@@ -481,10 +481,10 @@ def _use(first: ir.Value, value: ir.Value) -> bool:
 def _simplify_reshape(work: _Simplification, node: ir.Node) -> bool:
     if not is_standard(node, "Reshape") or node.inputs[0] is None:
         return False
-    target, asked = work.known.shape(node.outputs[0]), work.known.content(node.inputs[1])
+    target, requested = work.known.shape(node.outputs[0]), work.known.content(node.inputs[1])
     if target is None:
         return False
-    open_places = [axis for axis, size in enumerate(asked or ()) if size.number == -1]
+    open_places = [axis for axis, size in enumerate(requested or ()) if size.number == -1]
     return work.reshape(node, node.inputs[0], target, open_places)
 
 
@@ -565,19 +565,19 @@ def _simplify_and(work: _Simplification, node: ir.Node) -> bool:
     if not is_standard(node, "And"):
         return False
     left, right = node.inputs
-    kept = right if work.uniforms.number(left) else left if work.uniforms.number(right) else None
+    retained = right if work.uniforms.number(left) else left if work.uniforms.number(right) else None
     shape = work.known.shape(node.outputs[0])
-    if kept is None or shape is None:
+    if retained is None or shape is None:
         return False
-    if work.known.shape(kept) == shape:
-        return work.pass_on(node, kept)
+    if work.known.shape(retained) == shape:
+        return work.pass_on(node, retained)
     # What follows brings it to its shape in any case.
     readers = list(node.outputs[0].consumers())
     if not _is_free(node) or not all(is_standard(reader, "Expand") for reader in readers):
         return False
     wide = [reader for reader in readers if _covers(work.known.content(reader.inputs[1]), shape)]
     for reader in wide:
-        reader.replace_input_with(0, kept)
+        reader.replace_input_with(0, retained)
     return bool(wide)
 
 
@@ -585,7 +585,7 @@ def _covers(target: Shape | None, shape: Shape) -> bool:
     """Say whether an Expand to a shape needs nothing of the sizes of what it takes."""
     if target is None or len(target) < len(shape):
         return False
-    return all(size in (ONE, wanted) for size, wanted in zip(shape[::-1], target[::-1], strict=False))
+    return all(size in (ONE, requested) for size, requested in zip(shape[::-1], target[::-1], strict=False))
 
 
 def _simplify_gather(work: _Simplification, node: ir.Node) -> bool:

@@ -88,8 +88,8 @@ def rewrite_with_passes(
 def _pass_of(capability: Capability, enabled: Sequence[Capability]) -> GraphPass:
     """Return the pass of a capability, with the keywords that other enabled ones set."""
     keywords = {entry.sets[1]: True for entry in enabled if entry.sets and entry.sets[0] == capability.name}
-    made: GraphPass = CAPABILITIES.part(capability.name, capability.implementation)(**keywords)
-    return made
+    created: GraphPass = CAPABILITIES.part(capability.name, capability.implementation)(**keywords)
+    return created
 
 
 # --- Runs selected graph transformers of ONNX Runtime on a graph.

@@ -62,7 +62,7 @@ class OptimizeOptions(_Fields):
         """Whether only some modules may change."""
         return bool(self.module or self.exclude)
 
-    def refuse_whole_graph(self) -> None:
+    def refuse_whole_graph_options(self) -> None:
         """Refuse what has no meaning where only some modules may change, or where nothing is to be done.
 
         Raises:

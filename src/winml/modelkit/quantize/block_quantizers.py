@@ -180,11 +180,11 @@ class Blocks(NamedTuple):
 def quantize_blocks(matrix: Array, form: BlockForm) -> Blocks:
     """Quantize a float32 matrix of depth × width, in any memory order."""
     if form.algorithm == "rtn" and matrix.shape[0] % form.block_size == 0:
-        return _round_whole_blocks(matrix, form)
+        return _round_full_blocks(matrix, form)
     return _ALGORITHMS[form.algorithm](np.ascontiguousarray(matrix), form)
 
 
-def _round_whole_blocks(matrix: Array, form: BlockForm) -> Blocks:
+def _round_full_blocks(matrix: Array, form: BlockForm) -> Blocks:
     rounded = round_to_nearest_steps(matrix, form.bits, form.block_size, is_symmetric=form.is_symmetric)
     # ONNX Runtime fills the byte of an odd number of blocks with the middle, and here bytes are the same.
     zero_points = _packed_zero_points(rounded.zero_points, form, unused=2 ** (form.bits - 1))
@@ -356,8 +356,8 @@ class WeightMatrix:
         return [partial(read, start) for start in range(0, rows, at_once)]
 
     def _whole(self) -> Slab:
-        whole = self.tensor.numpy().reshape(self._rows_and_columns).astype(np.float32, copy=False)
-        return Slab(0, whole.T if self.is_transposed else whole)
+        complete = self.tensor.numpy().reshape(self._rows_and_columns).astype(np.float32, copy=False)
+        return Slab(0, complete.T if self.is_transposed else complete)
 
 
 class _StoredOrder(NamedTuple):

@@ -78,7 +78,7 @@ def measure_ranges(
         for number, sample in enumerate(read_samples(inputs), start=1):
             if suspect := extremes.add(session.run(sample, extremes.outputs)):
                 _refuse_not_finite(model, observed.values(suspect), sample, suspect, number)
-        _refuse_unseen(model, extremes.ranges)
+        _refuse_missing_ranges(model, extremes.ranges)
         if method == "minmax":
             return extremes.ranges
         del session
@@ -112,9 +112,9 @@ class _ObservedFile:
     def values(self, names: Sequence[str]) -> Session:
         """Return a session whose outputs are the named values, which are all in memory when it ran."""
         graph_file = onnx.ModelProto.FromString(self._path.read_bytes())  # its weights are in another file
-        kept = [node for node in graph_file.graph.node if _MARK not in node.name]
+        retained = [node for node in graph_file.graph.node if _MARK not in node.name]
         del graph_file.graph.node[:], graph_file.graph.output[:]
-        graph_file.graph.node.extend(kept)
+        graph_file.graph.node.extend(retained)
         graph_file.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
         return Session(
             graph_file.SerializeToString(),
@@ -245,7 +245,7 @@ def _refuse_not_finite(model: ir.Model, session: Session, sample: Arrays, suspec
         )
 
 
-def _refuse_unseen(model: ir.Model, ranges: Ranges) -> None:
+def _refuse_missing_ranges(model: ir.Model, ranges: Ranges) -> None:
     """Refuse values of which no sample had one.
 
     Raises:

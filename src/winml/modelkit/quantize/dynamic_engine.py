@@ -223,9 +223,9 @@ def quantize_dynamically(model: ir.Model, task: EngineTask) -> ir.Model:
         quantizer.static = False
         quantizer.weights = sent.weights
         returned = quantizer.quantize_model()
-    made = from_weightless(WeightlessProto(sent.proto, {**sent.weights, **quantizer.integers}), returned)
-    made.metadata_props.pop(_INFERRED_KEY, None)
-    return made
+    created = from_weightless(WeightlessProto(sent.proto, {**sent.weights, **quantizer.integers}), returned)
+    created.metadata_props.pop(_INFERRED_KEY, None)
+    return created
 
 
 class _LazyWeightQuantizer(ONNXQuantizer):  # type: ignore[misc]  # onnxruntime has no types

@@ -164,8 +164,8 @@ def _positional_nodes(graph: ir.Graph) -> set[ir.Node]:
 
 def _makes_integers(node: ir.Node) -> bool:
     """Say whether a node converts floats to integers, as where an index is computed."""
-    read, made = node.inputs[0] if node.inputs else None, node.outputs[0].dtype if node.outputs else None
-    return node.op_type == "Cast" and read is not None and read.dtype == ir.DataType.FLOAT and made in _INTEGERS
+    read, created = node.inputs[0] if node.inputs else None, node.outputs[0].dtype if node.outputs else None
+    return node.op_type == "Cast" and read is not None and read.dtype == ir.DataType.FLOAT and created in _INTEGERS
 
 
 def _is_layer(node: ir.Node) -> bool:
@@ -394,7 +394,7 @@ def _set_attributes(node: ir.Node) -> None:
     if node.op_type == "Cast":
         node.attributes["to"] = ir.AttrInt64("to", int(_HALF))
     elif node.op_type == "ConstantOfShape":
-        given = node.attributes.get("value")
-        values = given.as_tensor().numpy() if given is not None else np.zeros(1, np.float32)
+        passed = node.attributes.get("value")
+        values = passed.as_tensor().numpy() if passed is not None else np.zeros(1, np.float32)
         half = np.clip(values, np.finfo(np.float16).min, np.finfo(np.float16).max).astype(np.float16)
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(half))

@@ -135,8 +135,8 @@ def _half_kind_of(node: ir.Node, half: ir.DataType, before: Mapping[str | None, 
     read = node.inputs[0] if node.op_type == "Cast" else None
     if read is not None and read.is_initializer() and read.dtype == half and before.get(read.name) != half:
         return "weight"
-    made = [value for value in node.outputs if value.dtype == half and before.get(value.name) != half]
-    return "operator" if made and node.op_type != "Cast" else None
+    created = [value for value in node.outputs if value.dtype == half and before.get(value.name) != half]
+    return "operator" if created and node.op_type != "Cast" else None
 
 
 def _kind_of(node: ir.Node) -> str | None:
@@ -262,14 +262,16 @@ def _module_outcomes(
     outcomes = []
     for (tag, requested), nodes in by_module.items():
         left: defaultdict[str, int] = defaultdict(int)
-        kept: dict[str, None] = {}
+        retained: dict[str, None] = {}
         for node in nodes:
             if node.name not in reached:
                 left[node.reason or f"{node.mode} left this {node.operator} as it was"] += 1
                 weight = weights.get(node.name)
-                kept[float_name(weight.dtype.name if weight is not None and weight.dtype is not None else "")] = None
+                retained[float_name(weight.dtype.name if weight is not None and weight.dtype is not None else "")] = (
+                    None
+                )
         quantized = len(nodes) - sum(left.values())
-        outcomes.append(ModulePrecision(tag, requested, quantized, dict(left), tuple(kept) or (FLOAT32,)))
+        outcomes.append(ModulePrecision(tag, requested, quantized, dict(left), tuple(retained) or (FLOAT32,)))
     return tuple(outcomes)
 
 

@@ -422,10 +422,10 @@ def _operand_of(node: ir.Node) -> _Operand | None:
     read = node.inputs[1]
     is_transposed = read is not weight  # read behind a Transpose
     if node.op_type == "Gemm":
-        given = {name: attribute.value for name, attribute in node.attributes.items()}
-        if any(given.get(name, value) != value for name, value in _REDUCED.items()) or not _has_plain_bias(node):
+        passed = {name: attribute.value for name, attribute in node.attributes.items()}
+        if any(passed.get(name, value) != value for name, value in _REDUCED.items()) or not _has_plain_bias(node):
             return None
-        is_transposed ^= bool(given.get("transB", 0))
+        is_transposed ^= bool(passed.get("transB", 0))
     maker = read.producer() if read is not None else None
     is_read = read is weight or (maker is not None and maker.inputs[0] is weight)
     return _Operand(weight, is_transposed) if is_read else None

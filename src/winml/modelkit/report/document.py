@@ -213,8 +213,8 @@ class Fields:
 
     def visible(self, detail: Detail) -> list[tuple[str, str]]:
         """Return the label and value of the rows with at most this detail."""
-        shown = (row for row in self.rows if len(row) == 2 or row[2] <= detail)
-        return [(row[0], _text_for(row[1], detail)) for row in shown]
+        displayed = (row for row in self.rows if len(row) == 2 or row[2] <= detail)
+        return [(row[0], _text_for(row[1], detail)) for row in displayed]
 
 
 @dataclass(frozen=True)

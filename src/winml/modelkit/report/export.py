@@ -14,7 +14,7 @@ from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec, Output
 from winml.modelkit.hierarchy.tagging import Coverage
 from winml.modelkit.hierarchy.tree import ModuleNode
 from winml.modelkit.report import document as doc
-from winml.modelkit.report.module_tree import ShownModule, TreeLimits, shown_modules
+from winml.modelkit.report.module_tree import DisplayedModule, TreeLimits, displayed_modules
 from winml.modelkit.results.export_result import ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.results.words import coverage_words, verification_words
 from winml.modelkit.words import count_words, json_printable, shape_words, size_words
@@ -169,15 +169,15 @@ def _part_fields(part: ExportedPart) -> Iterator[doc.Field]:
 def _module_tree(part: ExportedPart, limits: TreeLimits) -> doc.Tree:
     size_of = part.module_sizes()
 
-    def branch(shown: ShownModule[ModuleNode]) -> doc.Branch:
+    def branch(displayed: DisplayedModule[ModuleNode]) -> doc.Branch:
         return doc.Branch(
-            shown.name(lambda node: node.tag.rpartition("/")[2]),
-            shown.name(lambda node: node.path),
-            f"{shown.count_words} · {size_of(shown.item).words}",
-            tuple(map(branch, shown.children)),
+            displayed.name(lambda node: node.tag.rpartition("/")[2]),
+            displayed.name(lambda node: node.path),
+            f"{displayed.count_words} · {size_of(displayed.item).words}",
+            tuple(map(branch, displayed.children)),
         )
 
-    (root,) = shown_modules(
+    (root,) = displayed_modules(
         [part.tree.root],
         lambda node: part.tree.children(node.path),
         lambda node: (node.class_name, size_of(node)),

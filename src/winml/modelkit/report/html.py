@@ -122,8 +122,8 @@ class _Drawing:
         from plotly.io import to_html
 
         figure = _boxes_figure(chart) if isinstance(chart, doc.Boxes) else _dots_figure(chart)
-        shown = {"displaylogo": False, "responsive": True}
-        html: str = to_html(figure, include_plotlyjs=not self._has_library, full_html=False, config=shown)
+        displayed = {"displaylogo": False, "responsive": True}
+        html: str = to_html(figure, include_plotlyjs=not self._has_library, full_html=False, config=displayed)
         self._has_library = True
         return html
 

@@ -17,7 +17,7 @@ from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
 from winml.modelkit.inspect.provider_fit import ProviderFit
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.report import document as doc
-from winml.modelkit.report.module_tree import ShownModule, TreeLimits, shown_modules, shown_rows
+from winml.modelkit.report.module_tree import DisplayedModule, TreeLimits, displayed_modules, displayed_rows
 from winml.modelkit.results.inspected_model import InspectedModel
 from winml.modelkit.results.words import at_root_words
 from winml.modelkit.words import count_noun, count_words, shape_words, size_words
@@ -121,7 +121,7 @@ def _module_tree(tree: ModuleTree, never_ran: tuple[TracedModule, ...], limits: 
         return [*tree.children(module.path), *never_ran_below.get(module.path, ())]
 
     roots: list[_Module] = [tree.root]
-    (root,) = shown_modules(roots, children_of, _facts, limits)
+    (root,) = displayed_modules(roots, children_of, _facts, limits)
     return doc.Tree(_module_branch(root))
 
 
@@ -137,15 +137,15 @@ def _nearest_traced_path(tree: ModuleTree, path: str) -> str:
     return path
 
 
-def _module_branch(shown: ShownModule[_Module]) -> doc.Branch:
-    node, children = shown.item, tuple(map(_module_branch, shown.children))
-    path = shown.name(lambda module: module.path) if node.path else ""
+def _module_branch(displayed: DisplayedModule[_Module]) -> doc.Branch:
+    node, children = displayed.item, tuple(map(_module_branch, displayed.children))
+    path = displayed.name(lambda module: module.path) if node.path else ""
     if isinstance(node, TracedModule):
-        return doc.Branch(node.class_name, path, f"{shown.count_words} · never ran", children, is_dim=True)
-    segment = shown.name(lambda module: module.tag.rpartition("/")[2] if isinstance(module, ModuleNode) else "")
+        return doc.Branch(node.class_name, path, f"{displayed.count_words} · never ran", children, is_dim=True)
+    segment = displayed.name(lambda module: module.tag.rpartition("/")[2] if isinstance(module, ModuleNode) else "")
     parameters = f" · {count_words(node.parameter_count)} parameters" if node.parameter_count else ""
     calls = f" · {node.calls} calls" if node.calls > 1 else ""
-    return doc.Branch(segment, path, f"{shown.count_words}{parameters}{calls}", children)
+    return doc.Branch(segment, path, f"{displayed.count_words}{parameters}{calls}", children)
 
 
 # --- An inspected ONNX file: file, graph, metadata, modules, nodes and initializers.
@@ -295,10 +295,10 @@ def _module_table(inspection: OnnxInspection, limits: TreeLimits) -> doc.Table:
     for name, kind in costs:
         columns += [doc.Column(name, kind), doc.Column("own", kind, is_dim=True, key=f"own {name}")]
     rows: list[list[doc.Cell]] = []
-    for shown, level in shown_rows(_shown_tree(inspection.modules, limits)):
-        segment = shown.name(lambda module: module.tag.rpartition(address.SEPARATOR)[2]) + shown.count_words
-        path = shown.name(lambda module: module.path)
-        rows.append([doc.Nested(segment, segment, level), path, *_cost_cells(shown.item.total, shown.item.own)])
+    for displayed, level in displayed_rows(_displayed_tree(inspection.modules, limits)):
+        segment = displayed.name(lambda module: module.tag.rpartition(address.SEPARATOR)[2]) + displayed.count_words
+        path = displayed.name(lambda module: module.path)
+        rows.append([doc.Nested(segment, segment, level), path, *_cost_cells(displayed.item.total, displayed.item.own)])
     if inspection.selector is None and inspection.unclaimed != Cost():
         rows.append(["(no module)", "", *_cost_cells(inspection.unclaimed, inspection.unclaimed)])
     return doc.Table(columns, rows)
@@ -310,14 +310,14 @@ def _cost_cells(total: Cost, own: Cost) -> Iterator[doc.Cell]:
     yield from (_UNKNOWN if cost.macs is None else cost.macs for cost in (total, own))
 
 
-def _shown_tree(modules: Sequence[ModuleCost], limits: TreeLimits) -> tuple[ShownModule[ModuleCost], ...]:
+def _displayed_tree(modules: Sequence[ModuleCost], limits: TreeLimits) -> tuple[DisplayedModule[ModuleCost], ...]:
     """Return the shown tree; a module whose parent is not shown stands at the top."""
     tags = {module.tag for module in modules}
     children: dict[str, list[ModuleCost]] = {}
     for module in modules:
         parent = module.tag.rpartition(address.SEPARATOR)[0]
         children.setdefault(parent if parent in tags else "", []).append(module)
-    return shown_modules(
+    return displayed_modules(
         children.get("", []),
         lambda module: children.get(module.tag, []),
         lambda module: (module.class_name, module.total, module.own),
@@ -389,9 +389,9 @@ _SAID_BY = {"provider": "the provider itself", "kernels": "its list of kernels",
 def provider_fit_document(fit: ProviderFit) -> doc.Document:
     """Describe how many nodes a provider takes, and each finding that keeps nodes from it."""
     verb = "lists" if fit.basis == "document" else "takes"
-    answer = f"{verb} all {fit.nodes} nodes" if fit.runs_all else f"{verb} {fit.taken} of {fit.nodes} nodes"
+    output = f"{verb} all {fit.nodes} nodes" if fit.runs_all else f"{verb} {fit.taken} of {fit.nodes} nodes"
     fields: list[doc.Field] = [
-        ("provider", f"{fit.name}, for the {fit.device}: {answer}"),
+        ("provider", f"{fit.name}, for the {fit.device}: {output}"),
         ("said by", f"{_SAID_BY[fit.basis]} ({fit.source})"),
         *(("limit", f"{limit.count} {limit.operator}: {limit.limit}") for limit in fit.limits),
         *doc.note_fields(fit.notes),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-__all__ = ["FEWEST_FOLDED", "ShownModule", "TreeLimits", "shown_modules", "shown_rows"]
+__all__ = ["FEWEST_FOLDED", "DisplayedModule", "TreeLimits", "displayed_modules", "displayed_rows"]
 
 FEWEST_FOLDED = 3
 """Chosen: two modules are as quickly seen as compared."""
@@ -29,7 +29,7 @@ class TreeLimits:
 
 
 @dataclass(frozen=True)
-class ShownModule(Generic[_Item]):
+class DisplayedModule(Generic[_Item]):
     """A module of a shown tree; of equal ones the first."""
 
     item: _Item
@@ -37,7 +37,7 @@ class ShownModule(Generic[_Item]):
     """The last of equal ones; else the module itself."""
     count: int
     """How many are equal."""
-    children: tuple[ShownModule[_Item], ...]
+    children: tuple[DisplayedModule[_Item], ...]
     hidden: int
     """Modules below it that are too deep to be shown."""
 
@@ -64,9 +64,9 @@ class _Folder(Generic[_Item]):
     numbers: dict[Hashable, int] = field(default_factory=dict)
     """What is shown of a module and all inside it → a number: equal numbers, equal modules."""
 
-    def shown(self, items: Sequence[_Item], level: int) -> tuple[tuple[ShownModule[_Item], ...], tuple[int, ...]]:
+    def shown(self, items: Sequence[_Item], level: int) -> tuple[tuple[DisplayedModule[_Item], ...], tuple[int, ...]]:
         """Return how modules of one level are shown, and the number of each."""
-        shown: list[ShownModule[_Item]] = []
+        displayed: list[DisplayedModule[_Item]] = []
         numbers: list[int] = []
         for item in items:
             children, inside = self.shown(self.children_of(item), level + 1)
@@ -74,29 +74,31 @@ class _Folder(Generic[_Item]):
             numbers.append(number)
             is_last_level = self.limits.depth is not None and level >= self.limits.depth
             hidden = sum(child.count * (1 + child.hidden) for child in children) if is_last_level else 0
-            shown.append(ShownModule(item, item, 1, () if is_last_level else children, hidden))
-        return tuple(self._runs(shown, numbers)), tuple(numbers)
+            displayed.append(DisplayedModule(item, item, 1, () if is_last_level else children, hidden))
+        return tuple(self._runs(displayed, numbers)), tuple(numbers)
 
-    def _runs(self, shown: Sequence[ShownModule[_Item]], numbers: Sequence[int]) -> Iterator[ShownModule[_Item]]:
+    def _runs(
+        self, displayed: Sequence[DisplayedModule[_Item]], numbers: Sequence[int]
+    ) -> Iterator[DisplayedModule[_Item]]:
         start = 0
-        while start < len(shown):
+        while start < len(displayed):
             stop = start + 1
-            while stop < len(shown) and numbers[stop] == numbers[start]:
+            while stop < len(displayed) and numbers[stop] == numbers[start]:
                 stop += 1
-            first = shown[start]
+            first = displayed[start]
             if self.limits.folds and stop - start >= FEWEST_FOLDED:
-                yield ShownModule(first.item, shown[stop - 1].item, stop - start, first.children, first.hidden)
+                yield DisplayedModule(first.item, displayed[stop - 1].item, stop - start, first.children, first.hidden)
             else:
-                yield from shown[start:stop]
+                yield from displayed[start:stop]
             start = stop
 
 
-def shown_modules(
+def displayed_modules(
     roots: Sequence[_Item],
     children_of: Callable[[_Item], Sequence[_Item]],
     facts_of: Callable[[_Item], Hashable],
     limits: TreeLimits,
-) -> tuple[ShownModule[_Item], ...]:
+) -> tuple[DisplayedModule[_Item], ...]:
     """Return the modules of a tree that are shown.
 
     Args:
@@ -108,8 +110,10 @@ def shown_modules(
     return _Folder(children_of, facts_of, limits).shown(roots, 1)[0]
 
 
-def shown_rows(modules: Sequence[ShownModule[_Item]], level: int = 0) -> Iterator[tuple[ShownModule[_Item], int]]:
+def displayed_rows(
+    modules: Sequence[DisplayedModule[_Item]], level: int = 0
+) -> Iterator[tuple[DisplayedModule[_Item], int]]:
     """Yield shown modules, each before those inside it, with its level from 0."""
     for module in modules:
         yield module, level
-        yield from shown_rows(module.children, level + 1)
+        yield from displayed_rows(module.children, level + 1)

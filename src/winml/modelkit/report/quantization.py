@@ -10,10 +10,10 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.report import document as doc
 from winml.modelkit.results.quantization_sensitivity import (
     ExcludeList,
-    MeasuredForm,
+    MeasuredVariant,
     ModuleSensitivity,
     QuantizationSensitivity,
-    TimedForm,
+    TimedVariant,
 )
 from winml.modelkit.results.quantized_model import QuantizedFile
 from winml.modelkit.results.words import coverage_words
@@ -193,7 +193,7 @@ def _exclude_list_blocks(listed: ExcludeList) -> Iterator[doc.Block]:
     )
 
 
-def form_words(form: MeasuredForm) -> str:
+def form_words(form: MeasuredVariant) -> str:
     """Return how near the answers of a form are, at the worst output."""
     if form.worst is None or form.problem:
         return form.problem
@@ -201,7 +201,7 @@ def form_words(form: MeasuredForm) -> str:
     return f"{nearness_words(form.worst)} for {form.worst.name}{scores}"
 
 
-def latency_words(timed: TimedForm) -> str:
+def latency_words(timed: TimedVariant) -> str:
     """Return the latency of a form beside that of the float graph."""
     ratio = timed.ratio
     ends = f" (95 % interval {ratio.low:.2f} to {ratio.high:.2f})" if ratio.low and ratio.high else ""
@@ -222,7 +222,7 @@ def _module_row(module: ModuleSensitivity) -> list[doc.Cell]:
     ]
 
 
-def _nearness_cells(form: MeasuredForm | None) -> Iterator[doc.Cell]:
+def _nearness_cells(form: MeasuredVariant | None) -> Iterator[doc.Cell]:
     numbers = form.measures() if form is not None else {}
     yield from (numbers.get(name) for name in ("sqnr_db", "cosine", "relative_error"))
 

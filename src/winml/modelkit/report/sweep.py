@@ -93,7 +93,7 @@ def measure_words(name: str, value: Any) -> str:
 
 def sweep_document(result: SweepResult) -> doc.Document:
     """Describe each cell, what they say as a whole, and where the files are."""
-    shown = {*_SHOWN, *result.plan.get("min", {}), *result.plan.get("max", {}), "seconds"}
+    displayed = {*_SHOWN, *result.plan.get("min", {}), *result.plan.get("max", {}), "seconds"}
     settings, measures = setting_names(result), (*measure_names(result.cells), "seconds", "peak_bytes")
     configurations = tuple(dict.fromkeys(settings_words(cell.settings) for cell in result.cells))
     columns = [
@@ -103,7 +103,7 @@ def sweep_document(result: SweepResult) -> doc.Document:
         *(
             # Its kind only aligns it: each measure is written by its name.
             doc.Column(
-                measure_heading(name), "count", doc.Detail.ALWAYS if name in shown else doc.Detail.PAGE, key=name
+                measure_heading(name), "count", doc.Detail.ALWAYS if name in displayed else doc.Detail.PAGE, key=name
             )
             for name in measures
         ),

@@ -120,8 +120,8 @@ UNNAMED_GRAPH = "<main>"
 
 def profile_node_data(profiled: ProfiledModules | ProfiledDecoder) -> str:
     """Return the node data of a profiled model as JSON text: milliseconds; of a decoder those of a step."""
-    shown = profiled if isinstance(profiled, ProfiledModules) else profiled.step
-    return node_data_json(shown.graph_name, shown.node_ms)
+    displayed = profiled if isinstance(profiled, ProfiledModules) else profiled.step
+    return node_data_json(displayed.graph_name, displayed.node_ms)
 
 
 def comparison_node_data(result: ModelComparison) -> str:

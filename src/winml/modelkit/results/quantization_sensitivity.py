@@ -15,12 +15,12 @@ from winml.modelkit.records import Record, entry, recorded
 __all__ = [
     "ExcludeList",
     "FidelityTarget",
-    "MeasuredForm",
+    "MeasuredVariant",
     "MetricTarget",
     "ModuleSensitivity",
     "QuantizationSensitivity",
     "SensitivityCost",
-    "TimedForm",
+    "TimedVariant",
     "Trial",
 ]
 
@@ -46,11 +46,11 @@ class FidelityTarget(Record):
         """The target as it is written after ``--target``."""
         return f"{self.metric}={self.value:g}"
 
-    def is_met(self, form: MeasuredForm) -> bool:
+    def is_met(self, form: MeasuredVariant) -> bool:
         """Say whether the answers of a form are near enough."""
         return form.runs and self.quality(form) >= (-self.value if self._is_error else self.value)
 
-    def quality(self, form: MeasuredForm) -> float:
+    def quality(self, form: MeasuredVariant) -> float:
         """Return the metric, larger for what is better; the worst there is for a form that cannot be compared."""
         if form.worst is None or form.problem:
             return float("-inf")
@@ -75,11 +75,11 @@ class MetricTarget(Record):
         """The target as it is written after ``--target``."""
         return f"{self.metric}={self.value:g}"
 
-    def is_met(self, form: MeasuredForm) -> bool:
+    def is_met(self, form: MeasuredVariant) -> bool:
         """Say whether the model is good enough with a form."""
         return self.quality(form) >= (self.value if self.is_higher_better else -self.value)
 
-    def quality(self, form: MeasuredForm) -> float:
+    def quality(self, form: MeasuredVariant) -> float:
         """Return the metric, larger for what is better; the worst there is for a form that was not judged."""
         value = form.scores.get(self.metric, math.nan)
         if not math.isfinite(value):
@@ -88,7 +88,7 @@ class MetricTarget(Record):
 
 
 @dataclass(frozen=True)
-class MeasuredForm(Record):
+class MeasuredVariant(Record):
     """The answers of one form of the graph, some of whose nodes are quantized, against those of the float graph."""
 
     worst: OutputFidelity | None = field(metadata=entry(skip=True))
@@ -129,7 +129,7 @@ class ModuleSensitivity:
     """What its weights would have; empty where it has none to quantize."""
     parameters: int
     """Numbers in the weights that are to be quantized."""
-    form: MeasuredForm | None
+    form: MeasuredVariant | None
     """None where it has nothing to quantize."""
     size_bytes_saved: int = 0
     """By how much the weights of the model shrink."""
@@ -146,7 +146,7 @@ class ModuleSensitivity:
 
     def as_record(self) -> dict[str, Any]:
         """Return its entry of ``modules``."""
-        form = self.form or MeasuredForm(None, 0, 0)
+        form = self.form or MeasuredVariant(None, 0, 0)
         measured = form.as_record()
         return {
             "module": self.path,
@@ -171,12 +171,12 @@ class Trial(Record):
     """Number of modules that stayed in float."""
     changed: str = field(metadata=entry("tried", before="excluded"))
     """What was tried, in words."""
-    form: MeasuredForm = field(metadata=entry(inline=True, keys=_MEASURES))
+    form: MeasuredVariant = field(metadata=entry(inline=True, keys=_MEASURES))
     is_met: bool
 
 
 @dataclass(frozen=True)
-class TimedForm(Record, digits=6):
+class TimedVariant(Record, digits=6):
     """The latency of a form, measured in alternation with the float graph."""
 
     p50_ms: float
@@ -195,10 +195,10 @@ class ExcludeList(Record):
     """Selector to precision, as ``--per-module`` takes it; the first that matches wins."""
     excluded: tuple[str, ...]
     """Tags of the modules, the most sensitive first."""
-    form: MeasuredForm = field(metadata=entry(inline=True, keys=(*_MEASURES, "nodes", "size_bytes")))
+    form: MeasuredVariant = field(metadata=entry(inline=True, keys=(*_MEASURES, "nodes", "size_bytes")))
     """What is left of the answers, measured with exactly these rules."""
     trials: tuple[Trial, ...]
-    latency: TimedForm | None = field(default=None, metadata=entry(before="trials"))
+    latency: TimedVariant | None = field(default=None, metadata=entry(before="trials"))
     """What the form takes, where it meets the target."""
 
 
@@ -235,12 +235,12 @@ class QuantizationSensitivity(Record, schema_version=SCHEMA_VERSION):
     seed: int
     modules: tuple[ModuleSensitivity, ...]
     """Most sensitive first; those with nothing to quantize last."""
-    whole: MeasuredForm = field(metadata=entry(skip=True))
+    whole: MeasuredVariant = field(metadata=entry(skip=True))
     """All modules quantized."""
     float_bytes: int = field(metadata=entry("size_bytes", within="float", before="modules"))
     """Size of the weights in float."""
     exclude_list: ExcludeList | None
-    latency: TimedForm | None = field(metadata=entry(skip=True))
+    latency: TimedVariant | None = field(metadata=entry(skip=True))
     """Latency of the whole in fewer bits; measured with the exclude list only."""
     cost: SensitivityCost
     steps: tuple[StepTiming, ...]
@@ -257,7 +257,7 @@ class QuantizationSensitivity(Record, schema_version=SCHEMA_VERSION):
             return ""
         target = listed.target
         value = self.float_scores.get(target.metric)
-        if value is not None and not target.is_met(MeasuredForm(None, 0, 0, scores=self.float_scores)):
+        if value is not None and not target.is_met(MeasuredVariant(None, 0, 0, scores=self.float_scores)):
             return f"the float model itself reaches {value:.4g}"
         return "with fewer modules quantized, nothing would be left to quantize"
 

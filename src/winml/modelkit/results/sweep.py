@@ -216,8 +216,8 @@ def _limit_words(limit: SweepLimit, missed: Sequence[CellResult]) -> str:
     if not missed:
         return f"{limit.limit:g} is met by every cell that is done"
     value = missed[0].measures.get(limit.measure)
-    shown = f"{value:.6g}" if isinstance(value, (int, float)) else "not measured"
-    return f"{limit.limit:g} is missed by {len(missed)}, first {_cell_words(missed[0])}: {shown}"
+    displayed = f"{value:.6g}" if isinstance(value, (int, float)) else "not measured"
+    return f"{limit.limit:g} is missed by {len(missed)}, first {_cell_words(missed[0])}: {displayed}"
 
 
 # --- The export results of many model types. Imports no library that is slow to import.
@@ -277,7 +277,7 @@ class Architecture(Record):
     model_type: str
     class_name: str = ""
     parameters: int = 0
-    kept_large: tuple[str, ...] = ()
+    retained_large: tuple[str, ...] = ()
     """Aspects of the default config that could not be made small."""
     inputs: tuple[str, ...] = ()
     keeps_cache: bool = False

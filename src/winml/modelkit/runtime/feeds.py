@@ -126,9 +126,9 @@ def _draw_grids(seed: int, spec: InputTensorSpec, sizes: Mapping[str, int]) -> A
     """Return frames, rows and columns of pictures: one frame each, and others for every picture."""
     assert spec.grid is not None
     generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(spec.name.encode())]))
-    (pictures, _), multiple = _settled_shape(spec, sizes), spec.grid.multiple
-    edges = generator.integers(1, _MOST_BLOCKS, (pictures, 2), dtype=np.int64, endpoint=True) * multiple
-    return np.concatenate([np.ones((pictures, 1), np.int64), edges], axis=1).astype(_numpy_dtype(spec.dtype))
+    (images, _), multiple = _settled_shape(spec, sizes), spec.grid.multiple
+    edges = generator.integers(1, _MOST_BLOCKS, (images, 2), dtype=np.int64, endpoint=True) * multiple
+    return np.concatenate([np.ones((images, 1), np.int64), edges], axis=1).astype(_numpy_dtype(spec.dtype))
 
 
 def _draw_input(generator: np.random.Generator, spec: InputTensorSpec, shape: tuple[int, ...]) -> Array:
@@ -152,13 +152,13 @@ def _mask_input(
     dtype = _numpy_dtype(spec.dtype)
     if spec.value_range is not None and spec.value_range[0] == spec.value_range[1]:
         return np.full(shape, spec.value_range[0], dtype)
-    shown = np.ones(shape, dtype=np.int64)
+    displayed = np.ones(shape, dtype=np.int64)
     if with_padding:
-        shown = _draw_mask(generator, shape, is_plane=_last_name(spec).startswith("pixel"))
+        displayed = _draw_mask(generator, shape, is_plane=_last_name(spec).startswith("pixel"))
     if spec.sums:
         # Behind a cache, the last token is the one to go on from; models that read it alone do not ask the mask.
-        shown[..., -1] = 1
-    return (1 - shown if hiding_value(spec, rules) == 1 else shown).astype(dtype)
+        displayed[..., -1] = 1
+    return (1 - displayed if hiding_value(spec, rules) == 1 else displayed).astype(dtype)
 
 
 def _windowed_tokens(specs: Sequence[InputTensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> int | None:
@@ -302,5 +302,5 @@ def _end_rows(values: Array, last_value: int, mask: Array | None) -> None:
     else:
         ends = np.full((*values.shape[:-1], 1), values.shape[-1] - 1)
     # The only token of a row keeps its value: the same in every draw, it would hide what the model does with it.
-    kept = np.take_along_axis(values, ends, axis=-1)
-    np.put_along_axis(values, ends, np.where(ends > 0, last_value, kept).astype(values.dtype), axis=-1)
+    retained = np.take_along_axis(values, ends, axis=-1)
+    np.put_along_axis(values, ends, np.where(ends > 0, last_value, retained).astype(values.dtype), axis=-1)

@@ -217,11 +217,11 @@ def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, 
     chosen: dict[str, int] = {}
     sums = _all_sums(inputs)
     patches = {item.grid.patches: item.name for item in inputs if item.grid is not None}
-    if given := [name for name in patches if name in by_name]:
+    if passed := [name for name in patches if name in by_name]:
         raise UsageError(
-            f"--shape-config: {given[0]} {by_name[given[0]]}: it follows from the pictures that {patches[given[0]]} "
+            f"--shape-config: {passed[0]} {by_name[passed[0]]}: it follows from the pictures that {patches[passed[0]]} "
             "tells of",
-            hint=f"Leave {given[0]} out, or give values: --input-data file.npz.",
+            hint=f"Leave {passed[0]} out, or give values: --input-data file.npz.",
         )
     for name in names:
         if name not in by_name and name not in sums and name not in patches:

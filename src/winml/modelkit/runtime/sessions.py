@@ -192,17 +192,17 @@ class Session:
             raise StageError(f"ONNX Runtime cannot run {self.name}: {ort_reason(error)}") from error
 
     def run_with_states(
-        self, feeds: Arrays, states: Mapping[str, ort.OrtValue], kept: Collection[str]
+        self, feeds: Arrays, states: Mapping[str, ort.OrtValue], retained: Collection[str]
     ) -> tuple[dict[str, Array], dict[str, ort.OrtValue]]:
         """Run the graph once on arrays and on values of earlier runs, which are not copied.
 
         Args:
             feeds: An array for each graph input that has no state.
             states: Values of earlier runs by graph input; see :func:`state_of_zeros` for the first ones.
-            kept: Graph outputs that stay in ONNX Runtime's memory.
+            retained: Graph outputs that stay in ONNX Runtime's memory.
 
         Returns:
-            The other outputs as arrays, and those of ``kept``, by name.
+            The other outputs as arrays, and those of ``retained``, by name.
 
         Raises:
             UsageError: the names are not those of the graph's inputs.
@@ -214,8 +214,8 @@ class Session:
             values = {**{name: _to_ort(array) for name, array in feeds.items()}, **states}
             outputs = self._session.run_with_ort_values(list(self.outputs), values)
             named = dict(zip(self.outputs, outputs, strict=True))
-            arrays = {name: _to_numpy(value) for name, value in named.items() if name not in kept}
-            return arrays, {name: named[name] for name in self.outputs if name in kept}
+            arrays = {name: _to_numpy(value) for name, value in named.items() if name not in retained}
+            return arrays, {name: named[name] for name in self.outputs if name in retained}
         except ORT_ERRORS as error:
             raise StageError(f"ONNX Runtime cannot run {self.name}: {ort_reason(error)}") from error
 
@@ -406,15 +406,15 @@ def _refuse_inactive(provider: str, session: ort.InferenceSession) -> None:
         )
 
 
-def _refuse_other_processor(name: str, told: str | None) -> None:
+def _refuse_other_processor(name: str, reported: str | None) -> None:
     """Refuse a file whose weights are laid out for registers of another width: ONNX Runtime would read them wrongly."""
     try:
-        made_for = load_json(told or "{}").get("processor")
+        opened_for = load_json(reported or "{}").get("processor")
     except (ValueError, AttributeError):
         return  # what the file says is damaged
-    if made_for and made_for != (here := instruction_sets()):
+    if opened_for and opened_for != (here := instruction_sets()):
         raise StageError(
-            f"{name} is compiled for {made_for}, and this processor is {here}",
+            f"{name} is compiled for {opened_for}, and this processor is {here}",
             hint="Compile it again here, from the file that it was made from: winml compile --ep cpu.",
         )
 

@@ -37,7 +37,7 @@ def shared_by_threads(change: Callable[[], Iterator[None]]) -> Callable[[], Abst
     Args:
         change: Changes settings, yields, and puts them back, as for :func:`contextlib.contextmanager`.
     """
-    make, lock, made = contextmanager(change), threading.Lock(), ExitStack()
+    make, lock, created = contextmanager(change), threading.Lock(), ExitStack()
     users = 0
 
     @contextmanager
@@ -46,7 +46,7 @@ def shared_by_threads(change: Callable[[], Iterator[None]]) -> Callable[[], Abst
         nonlocal users
         with lock:
             if not users:
-                made.enter_context(make())
+                created.enter_context(make())
             users += 1
         try:
             yield
@@ -54,6 +54,6 @@ def shared_by_threads(change: Callable[[], Iterator[None]]) -> Callable[[], Abst
             with lock:
                 users -= 1
                 if not users:
-                    made.close()
+                    created.close()
 
     return shared

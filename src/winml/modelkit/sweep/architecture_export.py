@@ -78,7 +78,7 @@ def find_small_model(order: ExportOrder, report_state: ReportState = lambda _sta
         # The path of the temporary config is of no use to a reader.
         return replace(architecture, problem=architecture.problem.replace(str(_config_path(order)), "config.json"))
     if not architecture.keeps_cache:
-        aspects = [aspect for aspect in WAYS[0] if aspect not in architecture.kept_large]
+        aspects = [aspect for aspect in WAYS[0] if aspect not in architecture.retained_large]
         _write_config(order, _content(order), aspects)
     return architecture
 
@@ -95,8 +95,8 @@ def _find_small_config(order: ExportOrder, report_state: ReportState) -> Archite
     plain: Architecture | None = None
     for aspects in WAYS:
         _write_config(order, content, aspects)
-        kept_large = tuple(aspect for aspect in WAYS[0] if aspect not in aspects)
-        start = replace(unbuilt, kept_large=kept_large)
+        retained_large = tuple(aspect for aspect in WAYS[0] if aspect not in aspects)
+        start = replace(unbuilt, retained_large=retained_large)
         architecture, is_final = _try_config(start, _model_request(order), report_state)
         if is_final or (architecture.is_attempted and (not _is_generating(order) or architecture.keeps_cache)):
             return architecture

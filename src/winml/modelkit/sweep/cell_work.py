@@ -306,7 +306,7 @@ class _CellWork:
             "generated_tokens": attempt.generated_tokens if attempt.cache else None,
         }  # fmt: skip
         if not attempt.is_verified:
-            raise _ToldError(attempt.problem, attempt.exit_code)
+            raise _UnsuccessfulStepError(attempt.problem, attempt.exit_code)
 
     def _build(self) -> None:
         from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
@@ -344,11 +344,16 @@ class _CellWork:
         from winml.modelkit.measure.latency import LatencyOptions
         from winml.modelkit.runtime.opened_model import RunOptions
 
-        asked = self.order.cell.work.perf
+        requested = self.order.cell.work.perf
         run = RunOptions(
-            self.order.cell.model, sizes=asked.sizes, ep=asked.ep, threads=asked.threads or self.order.threads
+            self.order.cell.model,
+            sizes=requested.sizes,
+            ep=requested.ep,
+            threads=requested.threads or self.order.threads,
         )
-        result = measure_model(self._only_file(), PerfOptions(run, LatencyOptions(asked.iterations, asked.warmup)))
+        result = measure_model(
+            self._only_file(), PerfOptions(run, LatencyOptions(requested.iterations, requested.warmup))
+        )
         summary = result.latency.summary
         self.measures |= {
             "latency_p50_ms": round(summary.p50, 4),
@@ -358,25 +363,25 @@ class _CellWork:
         }
 
     def _eval(self) -> None:
-        from winml.modelkit.builds.judged_models import evaluate_build
+        from winml.modelkit.builds.evaluated_models import evaluate_build
         from winml.modelkit.results.evaluation import evaluation_words
 
-        asked = self.order.cell.work.build.eval
-        assert asked is not None  # refused with the plan
-        result = evaluate_build(self._only_file(), asked, self.request)
+        requested = self.order.cell.work.build.eval
+        assert requested is not None  # refused with the plan
+        result = evaluate_build(self._only_file(), requested, self.request)
         self.measures |= {metric.name: metric.value for metric in result.metrics}
         self.measures |= {"agreement": result.agreement, "samples": result.data.samples}
         if not result.is_good_enough:
-            raise _ToldError(evaluation_words(result), 3)
+            raise _UnsuccessfulStepError(evaluation_words(result), 3)
 
     def _compare(self) -> None:
         from winml.modelkit.flows.compare.compare import CompareOptions, compare_models
         from winml.modelkit.runtime.opened_model import RunOptions
 
-        asked = self.order.cell.work.compare
-        run = RunOptions(self.order.cell.model, sizes=asked.sizes, seed=asked.seed)
+        requested = self.order.cell.work.compare
+        run = RunOptions(self.order.cell.model, sizes=requested.sizes, seed=requested.seed)
         reference = self.request or named_path(self.order.cell.model)
-        worst = compare_models(reference, self._only_file(), CompareOptions(run, draws=asked.samples)).worst
+        worst = compare_models(reference, self._only_file(), CompareOptions(run, draws=requested.samples)).worst
         fidelity = worst.fidelity
         self.measures |= {
             "sqnr_db": round(fidelity.sqnr_db, 2),
@@ -385,14 +390,14 @@ class _CellWork:
             "top1_agreement": worst.top1_agreement,
         }
         if fidelity.problem:
-            raise _ToldError(f"output {fidelity.name}: {fidelity.problem}", 3)
+            raise _UnsuccessfulStepError(f"output {fidelity.name}: {fidelity.problem}", 3)
 
     def _upload(self, place: str) -> None:
         names = [SWEEP_LOG_NAME, *([_BUILD] if self.order.keeps_files else [])]
         upload(self.order.folder, names, place)
 
 
-class _ToldError(WinMLError):
+class _UnsuccessfulStepError(WinMLError):
     """A step that ended without an exception, and whose answer is no."""
 
     def __init__(self, message: str, exit_code: int) -> None:

@@ -29,8 +29,8 @@ from winml.modelkit.file_names import (
     SWEEP_TABLE_NAME,
     TUNE_STATE_NAME,
 )
-from winml.modelkit.graph.files.kept_results import KeptResults, locked_folder, write_atomically
 from winml.modelkit.graph.files.output_files import write_error
+from winml.modelkit.graph.files.resumable_results import ResumableResults, locked_folder, write_atomically
 from winml.modelkit.load.checkpoints.task import canonical_task
 from winml.modelkit.options import nearest
 from winml.modelkit.results.sweep import CellResult
@@ -110,8 +110,8 @@ class Cell:
     def named_files(self) -> tuple[str, ...]:
         """The model and the data, as they are named; not each name is that of a file."""
         model = self.model.partition(":")[0] if ".py:" in self.model else self.model
-        quant, judged = self.work.build.quant, self.work.build.eval
-        data = (quant and quant.calibration_data, judged and judged.dataset if "eval" in self.do else None)
+        quant, evaluated = self.work.build.quant, self.work.build.eval
+        data = (quant and quant.calibration_data, evaluated and evaluated.dataset if "eval" in self.do else None)
         return (model, *(name for name in data if name))
 
 
@@ -125,14 +125,14 @@ def requests_of(cells: Iterable[Cell], conditions: Mapping[str, object]) -> dict
     state = functools.cache(_state)
     requests = {}
     for cell in cells:
-        asked: dict[str, Any] = {
+        requested: dict[str, Any] = {
             "model": cell.model,
             "work": cell.work.model_dump(mode="json"),
             "do": list(cell.do),
         }
         if "perf" in cell.do:
-            asked["conditions"] = {**conditions, "threads": cell.work.perf.threads or conditions["threads"]}
-        requests[cell.cell_id] = resume_identity(asked, [state(name) for name in cell.named_files])
+            requested["conditions"] = {**conditions, "threads": cell.work.perf.threads or conditions["threads"]}
+        requests[cell.cell_id] = resume_identity(requested, [state(name) for name in cell.named_files])
     return requests
 
 
@@ -158,11 +158,11 @@ def _cell(plan: SweepPlan, model: str, settings: Mapping[str, object]) -> Cell:
         config = settings_of_onnx(config)
     work = parse_work(config, settings, model)
     # One value for all cells tells none from another.
-    shown = {key: value for key, value in settings.items() if len(plan.set.get(key, "  ")) > 1}
+    displayed = {key: value for key, value in settings.items() if len(plan.set.get(key, "  ")) > 1}
     name = re.sub(r"[^\w.-]+", "-", model).strip("-.")[-_NAME_LENGTH:].strip("-.") or "model"
     # Without defaults: an option that a later version adds leaves the id, by which sweeps are compared, as it is.
-    said = work.model_dump(mode="json", exclude_defaults=True)
-    return Cell(f"{name}-{digest([model, said])[:12]}", model, shown, work, plan.do)
+    stated = work.model_dump(mode="json", exclude_defaults=True)
+    return Cell(f"{name}-{digest([model, stated])[:12]}", model, displayed, work, plan.do)
 
 
 def _named_models(listed: ListedModel) -> tuple[str, ...]:
@@ -222,8 +222,8 @@ class SweepFolder:
         """
         self._results(cell, request).write({"result": result.as_record()}, indent=1)
 
-    def _results(self, cell: Cell, request: Mapping[str, Any]) -> KeptResults:
-        return KeptResults(self.cell_folder(cell.cell_id) / SWEEP_CELL_NAME, request)
+    def _results(self, cell: Cell, request: Mapping[str, Any]) -> ResumableResults:
+        return ResumableResults(self.cell_folder(cell.cell_id) / SWEEP_CELL_NAME, request)
 
     def write(self, path: Path, text: str) -> None:
         """Write one of the files of the sweep, whole or not at all.

@@ -179,14 +179,14 @@ def plan_from_record(value: object, label: str) -> tuple[SweepPlan, tuple[str, .
 
 def _each_once(values: Sequence[object], where: str) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     """Return values without those that stand there again, and a note that tells of the first."""
-    kept: dict[str, Any] = {}
+    retained: dict[str, Any] = {}
     again: list[str] = []
     for value in values:
         text = value.model_dump_json() if isinstance(value, ListedModel) else json.dumps(value)
-        again += [value.model if isinstance(value, ListedModel) else str(value)] if text in kept else []
-        kept.setdefault(text, value)
+        again += [value.model if isinstance(value, ListedModel) else str(value)] if text in retained else []
+        retained.setdefault(text, value)
     note = f"{where} names {again[0]} twice; each entry counts once ({len(again)} left out)" if again else ""
-    return tuple(kept.values()), (note,) if note else ()
+    return tuple(retained.values()), (note,) if note else ()
 
 
 def parse_settings(texts: Iterable[str], option: str = "--set") -> dict[str, tuple[Any, ...]]:

@@ -226,16 +226,16 @@ def _needed(versions: Mapping[str, str]) -> str:
     return " ".join(f"{name}=={version}" for name, version in versions.items())
 
 
-def _work(cell: Cell, place: Place, queue: RayQueue, asked: tuple[Path | None, Mapping[str, str]]) -> CellResult:
+def _work(cell: Cell, place: Place, queue: RayQueue, requested: tuple[Path | None, Mapping[str, str]]) -> CellResult:
     """Do a cell, in a worker of the cluster.
 
     Args:
         cell: The cell.
         place: Where its files go.
         queue: Its bounds.
-        asked: A file that this machine has to see, and the versions it has to have.
+        requested: A file that this machine has to see, and the versions it has to have.
     """
-    marker, versions = asked
+    marker, versions = requested
     found = tool_versions()
     if other := {name: version for name, version in versions.items() if found.get(name) != version}:
         name = next(iter(other))

@@ -282,10 +282,10 @@ def _cut_depth(content: dict[str, Any], alike: int) -> dict[str, Any]:
     }
     smaller = dict(content)
     for depth in sorted(set(counts.values())):
-        kept_layers = _layers_to_keep(content, depth, alike)
-        smaller |= {key: len(kept_layers) for key, value in counts.items() if value == depth}
+        retained_layers = _layers_to_keep(content, depth, alike)
+        smaller |= {key: len(retained_layers) for key, value in counts.items() if value == depth}
         smaller |= {
-            key: _cut_layer_setting(key, value, depth, kept_layers)
+            key: _cut_layer_setting(key, value, depth, retained_layers)
             for key, value in content.items()
             if key not in counts
         }
@@ -319,8 +319,8 @@ def _layers_to_keep(content: Mapping[str, Any], depth: int, alike: int) -> list[
     layers_of_kind: dict[tuple[str, ...], list[int]] = {}
     for layer in range(depth):
         layers_of_kind.setdefault(tuple(_layer_settings(content, depth, layer)), []).append(layer)
-    kept_layers = {layer for layers in list(layers_of_kind.values())[:MOST_KINDS] for layer in layers[:alike]}
-    return sorted(kept_layers | set(range(depth)[:2])) if len(kept_layers) < 2 else sorted(kept_layers)
+    retained_layers = {layer for layers in list(layers_of_kind.values())[:MOST_KINDS] for layer in layers[:alike]}
+    return sorted(retained_layers | set(range(depth)[:2])) if len(retained_layers) < 2 else sorted(retained_layers)
 
 
 def _layer_settings(content: Mapping[str, Any], depth: int, layer: int) -> Iterator[str]:
@@ -338,18 +338,20 @@ def _layer_settings(content: Mapping[str, Any], depth: int, layer: int) -> Itera
             yield repr(layer >= depth - value)
 
 
-def _cut_layer_setting(key: str, value: Any, depth: int, kept_layers: Sequence[int]) -> Any:
+def _cut_layer_setting(key: str, value: Any, depth: int, retained_layers: Sequence[int]) -> Any:
     """Return the setting of ``depth`` layers, reduced to the kept layers; any other value is returned as it is."""
     if _is_list_per_layer(value, depth):
-        return [value[layer] for layer in kept_layers]
+        return [value[layer] for layer in retained_layers]
     if _is_object_by_layer(value, depth):
-        return {str(kept_layers.index(int(key))): item for key, item in value.items() if int(key) in kept_layers}
+        return {
+            str(retained_layers.index(int(key))): item for key, item in value.items() if int(key) in retained_layers
+        }
     if _is_indices(key, value, depth):
-        return [kept_layers.index(layer) for layer in value if layer in kept_layers]
+        return [retained_layers.index(layer) for layer in value if layer in retained_layers]
     if _FIRST_LAYERS.search(key) and _is_count(value) and value <= depth:
-        return sum(layer < value for layer in kept_layers)
+        return sum(layer < value for layer in retained_layers)
     if _LAST_LAYERS.search(key) and _is_count(value):
-        return sum(layer >= depth - value for layer in kept_layers)
+        return sum(layer >= depth - value for layer in retained_layers)
     return value
 
 

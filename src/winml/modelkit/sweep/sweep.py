@@ -129,14 +129,14 @@ def sweep_models(
     return run_sweep(plan, Path(output), options, listener or SweepListener(), notes=(*notes, *more))
 
 
-def changed_plan(plan: SweepPlan, given: Mapping[str, Any]) -> tuple[SweepPlan, tuple[str, ...]]:
+def changed_plan(plan: SweepPlan, passed: Mapping[str, Any]) -> tuple[SweepPlan, tuple[str, ...]]:
     """Return a plan with what was said besides it, which wins key by key; and notes on it.
 
     Raises:
         ConfigError: a value of the wrong kind.
     """
     record = json.loads(plan.model_dump_json())
-    for name, value in given.items():
+    for name, value in passed.items():
         if isinstance(value, Mapping):
             record[name] |= {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
         elif value:
@@ -292,7 +292,9 @@ def _outcome(
         plan=json.loads(plan.model_dump_json()),
         cells=rows,
         total=len(cells),
-        limits=tuple(SweepLimit.of(kind, name, value, rows) for kind, given in kinds for name, value in given.items()),
+        limits=tuple(
+            SweepLimit.of(kind, name, value, rows) for kind, passed in kinds for name, value in passed.items()
+        ),
         versions=tool_versions(),
         machine={"cores": os.cpu_count(), "memory_bytes": memory},
         against=None if options.against is None else read_results(options.against),
@@ -326,7 +328,7 @@ def read_results(path: Path) -> SweepResult:
     try:
         record = read_json_file(file)
         cells = tuple(CellResult.from_fields(cell) for cell in record["cells"])
-        kept = {name: record[name] for name in ("versions", "machine", "jobs", "bounds")}
-        return SweepResult(record["folder"], record["plan"], cells, record["counts"]["total"], **kept)
+        retained = {name: record[name] for name in ("versions", "machine", "jobs", "bounds")}
+        return SweepResult(record["folder"], record["plan"], cells, record["counts"]["total"], **retained)
     except (OSError, JsonError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: holds no results of a sweep", hint="Give the folder of a finished sweep.") from error

@@ -68,27 +68,27 @@ def look_at_tuning_machine() -> TuningMachine:
 def plan_candidates(options: TuneOptions, machine: TuningMachine) -> tuple[Candidate, ...]:
     """Return the forms of the file that are tried, the simplest first."""
     callers = _most_callers(options, machine)
-    forms = [form for form in _forms(options, machine) if form.kind == PLAIN or _is_asked_for(form.kind, options)]
+    forms = [form for form in _forms(options, machine) if form.kind == PLAIN or _is_requested(form.kind, options)]
     return tuple(replace(form, callers=callers) for form in forms)
 
 
 def plan_variations(best: Candidate, options: TuneOptions, machine: TuningMachine) -> tuple[Candidate, ...]:
     """Return what is tried of the best form: levels below its precision, threads, fixed sizes, a compiled file."""
     variations: list[Candidate] = []
-    if best.sections.get("quant") and _is_asked_for("level", options):
+    if best.sections.get("quant") and _is_requested("level", options):
         variations += [_with_level(best, level) for level in ("extended", "full")]
-    if best.ep is None and _is_asked_for("threads", options):
+    if best.ep is None and _is_requested("threads", options):
         variations += [_with_threads(best, *numbers) for numbers in _thread_numbers(options, machine)]
-    if options.sizes_to_fix and _is_asked_for("fixed", options):
+    if options.sizes_to_fix and _is_requested("fixed", options):
         variations.append(_with_fixed_sizes(best, options.sizes_to_fix))
-    if best.ep is None and _is_asked_for("compile", options):
+    if best.ep is None and _is_requested("compile", options):
         sections = {**best.sections, "compile": {"ep": _RUN_BY_CPU}}
         words = f"{best.words}; compiled for this processor, which opens sooner"
         variations.append(replace(best, name=f"{best.name}+compiled", kind="compile", words=words, sections=sections))
     return tuple(variations)
 
 
-def _is_asked_for(kind: CandidateKind, options: TuneOptions) -> bool:
+def _is_requested(kind: CandidateKind, options: TuneOptions) -> bool:
     return not options.only or kind in options.only
 
 
@@ -96,16 +96,16 @@ def _forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
     yield Candidate(PLAIN, PLAIN, "the export as it is")
     for level in _LEVELS:
         yield Candidate(level, "level", f"optimized, level {level}", {"optim": {"level": level}})
-    whole = [*_integer_forms(options), *_weight_forms(options)]
-    yield from whole
-    yield from map(_part_of, whole)
+    complete = [*_integer_forms(options), *_weight_forms(options)]
+    yield from complete
+    yield from map(_part_of, complete)
     yield from _float_forms(options, machine)
     yield from _provider_forms(options, machine)
 
 
-def _part_of(whole: Candidate) -> Candidate:
-    words = f"{whole.words}; modules that cost too much stay in float"
-    return replace(whole, name=f"{whole.name}-part", words=words, part_of=whole.name)
+def _part_of(complete: Candidate) -> Candidate:
+    words = f"{complete.words}; modules that cost too much stay in float"
+    return replace(complete, name=f"{complete.name}-part", words=words, part_of=complete.name)
 
 
 def _integer_forms(options: TuneOptions) -> Iterator[Candidate]:
@@ -155,9 +155,9 @@ def _provider_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Ca
                 f"{provider}-{name}", "provider", f"the export, run by {provider} {words}", {}, "", provider, ep_options
             )
         name, words = f"{provider}-qdq-int8", f"int8 with fixed ranges, run by {provider}"
-        whole = Candidate(name, "provider", words, {"quant": _fixed_ranges(options)}, ep=provider)
-        yield whole
-        yield _part_of(whole)
+        complete = Candidate(name, "provider", words, {"quant": _fixed_ranges(options)}, ep=provider)
+        yield complete
+        yield _part_of(complete)
 
 
 def _with_level(best: Candidate, level: str) -> Candidate:

@@ -101,9 +101,11 @@ class TuneOptions(Options):
                 hint="Add --max-drop with a metric of the task, such as accuracy=0.01.",
             )
         if self.dataset is None and (
-            given := [name for name in ("split", "columns", "samples") if getattr(self, name)]
+            passed := [name for name in ("split", "columns", "samples") if getattr(self, name)]
         ):
-            raise UsageError(f"--{given[0]} has no meaning without --dataset", hint="Leave it out, or give a data set.")
+            raise UsageError(
+                f"--{passed[0]} has no meaning without --dataset", hint="Leave it out, or give a data set."
+            )
         if self.input_data is not None and (self.sizes or self.batch_size is not None):
             option = "--shape-config" if self.sizes else "--batch-size"
             raise UsageError(

@@ -75,11 +75,11 @@ class Contestant:
             raise MeasureError(f"{self._name}: did not answer within {LONGEST_S:.0f} s") from None
         if line is None:
             raise MeasureError(f"{self._name}: its process ended{self._last_words()}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            kind = WriteError if answer["is_unwritten"] else MeasureError
-            raise kind(answer["error"], hint=answer["hint"])
-        return answer
+        output: dict[str, Any] = json.loads(line)
+        if "error" in output:
+            kind = WriteError if output["is_unwritten"] else MeasureError
+            raise kind(output["error"], hint=output["hint"])
+        return output
 
     def close(self) -> None:
         """End the process."""

@@ -26,8 +26,8 @@ from winml.modelkit.file_names import (
     TUNED_NAME,
 )
 from winml.modelkit.graph.files.foreign_names import file_within
-from winml.modelkit.graph.files.kept_results import KeptResults, OtherRequest, locked_folder
 from winml.modelkit.graph.files.output_files import recover, refuse_existing
+from winml.modelkit.graph.files.resumable_results import OtherRequest, ResumableResults, locked_folder
 from winml.modelkit.options import Options, parse_options
 from winml.modelkit.results.tuning import CandidateFacts, CandidateStatus
 
@@ -101,7 +101,7 @@ class TuneState:
         self._path = folder / TUNE_STATE_NAME
         refuse_existing([self._path], overwrite=True)
         recover([self._path])
-        self._file = KeptResults(self._path, request, schema_version=_VERSION)
+        self._file = ResumableResults(self._path, request, schema_version=_VERSION)
         self._content: dict[str, Any] = {
             "exported": None,
             "values": None,
@@ -138,9 +138,9 @@ class TuneState:
         """What is known of the values that all candidates are run on."""
         return self._content["values"]  # type: ignore[no-any-return]  # JSON
 
-    def keep_values(self, told: Mapping[str, Any]) -> None:
+    def keep_values(self, reported: Mapping[str, Any]) -> None:
         """Remember what is known of the values."""
-        self._content["values"] = dict(told)
+        self._content["values"] = dict(reported)
         self.save()
 
     def facts(self, name: str) -> CandidateFacts | None:

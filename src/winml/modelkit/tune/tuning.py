@@ -31,7 +31,7 @@ from winml.modelkit.file_names import (
 )
 from winml.modelkit.flows.quantize.calibration_files import calibration_files
 from winml.modelkit.found_models import onnx_file
-from winml.modelkit.graph.files.kept_results import write_atomically
+from winml.modelkit.graph.files.resumable_results import write_atomically
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.measure.statistics import NOISE, RUNGS, Choice, choose, fastest, ratio_between
@@ -41,7 +41,6 @@ from winml.modelkit.report.html import render_html
 from winml.modelkit.report.tuning import tuning_document
 from winml.modelkit.results.build_result import BuildResult
 from winml.modelkit.results.tuning import Candidate, CandidateFacts, TuneResult
-from winml.modelkit.tune.answering import Answer
 from winml.modelkit.tune.building import CandidateBuilds, TunedModel, exported_once, tuned_model
 from winml.modelkit.tune.candidates import (
     PLAIN,
@@ -50,10 +49,11 @@ from winml.modelkit.tune.candidates import (
     plan_candidates,
     plan_variations,
 )
-from winml.modelkit.tune.judging import Judge
 from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.quality_limits import QualityLimits
 from winml.modelkit.tune.racing import Contestants, Race, block_size, times_of_runs
 from winml.modelkit.tune.state import Failure, TuneState, held_tune_folder
+from winml.modelkit.tune.tune_result import Answer
 from winml.modelkit.tune.worker import values_path
 
 __all__ = [
@@ -61,7 +61,7 @@ __all__ = [
     "TUNE_STEPS",
     "Contest",
     "ContestTask",
-    "MixedForms",
+    "MixedVariants",
     "tune_model",
     "tuned_request",
 ]
@@ -82,12 +82,12 @@ class _TimeUp(Exception):  # noqa: N818 - no error: the search goes on with more
 
 
 @dataclass(frozen=True)
-class MixedForms:
+class MixedVariants:
     """The forms of a plan in which some modules stay in float."""
 
     plan: tuple[Candidate, ...]
     state: TuneState
-    judge: Judge
+    limits: QualityLimits
     place: Path
     """Where measurements are kept as long as a search runs."""
     is_over: Callable[[], bool]
@@ -95,16 +95,16 @@ class MixedForms:
 
     def reason_against(self, candidate: Candidate) -> Failure | None:
         """Return why no search is made for a form; None where it is worth one."""
-        whole = next((item for item in self.plan if item.name == candidate.part_of), None)
-        facts = None if whole is None else self.state.facts(whole.name)
-        if whole is None or self.state.failure(whole.name) is not None:
+        complete = next((item for item in self.plan if item.name == candidate.part_of), None)
+        facts = None if complete is None else self.state.facts(complete.name)
+        if complete is None or self.state.failure(complete.name) is not None:
             return Failure("not needed", f"{candidate.part_of} does not run")
         if facts is None:
             return Failure("not tried", "the time was up (--budget)")
-        if not self.judge.reason_wrong(facts):
-            return Failure("not needed", f"{whole.name} is right as a whole")
-        if not self._beats_the_right(whole, facts):
-            return Failure("not needed", f"{whole.name} gains nothing over those that are right")
+        if not self.limits.reason_wrong(facts):
+            return Failure("not needed", f"{complete.name} is right as a whole")
+        if not self._beats_the_right(complete, facts):
+            return Failure("not needed", f"{complete.name} gains nothing over those that are right")
         return None
 
     def find_rules(self, candidate: Candidate, plain: Path) -> bool:
@@ -125,7 +125,7 @@ class MixedForms:
         assert values is not None  # and values are drawn with it
         measured = measured_path(self.place / candidate.name)
         try:
-            found = self.judge.find_rules(
+            found = self.limits.find_rules(
                 candidate, plain, measured, self._end_in_time, plain_facts=facts, is_as_drawn=values["is_as_drawn"]
             )
         except (InternalError, WriteError):
@@ -140,24 +140,24 @@ class MixedForms:
         if listed.is_met:
             self.state.keep_rules(candidate.name, listed.rules)
         else:
-            self.state.keep_failure(candidate.name, Failure("wrong", self.judge.unmet_words(listed)))
+            self.state.keep_failure(candidate.name, Failure("wrong", self.limits.unmet_words(listed)))
         return True
 
     def _end_in_time(self) -> None:
         if self.is_over():
             raise _TimeUp
 
-    def _beats_the_right(self, whole: Candidate, facts: CandidateFacts) -> bool:
+    def _beats_the_right(self, complete: Candidate, facts: CandidateFacts) -> bool:
         """Say whether a wrong form is better than every right one by the target."""
         measured = [(item, found) for item in self.plan if (found := self.state.facts(item.name)) is not None]
-        right = [(item, found) for item, found in measured if not self.judge.reason_wrong(found)]
-        if self.judge.options.target == "size":
+        right = [(item, found) for item, found in measured if not self.limits.reason_wrong(found)]
+        if self.limits.options.target == "size":
             return all(facts.size_bytes < found.size_bytes for _, found in right)
         times = times_of_runs(self.state.turns(FORMS), self.plan)
         names = [item.name for item, _ in right if times.get(item.name)]
-        if not names or not times.get(whole.name):
+        if not names or not times.get(complete.name):
             return False
-        ratio = ratio_between(times, whole.name, fastest(times, names))
+        ratio = ratio_between(times, complete.name, fastest(times, names))
         # On a busy machine the interval is wide or says little, and a form that may be faster is worth the search.
         return ratio.is_disturbed or ratio.low is None or ratio.low < 1 - NOISE
 
@@ -229,7 +229,7 @@ class Contest:
         """Prepare; nothing is made yet."""
         self._builds = CandidateBuilds(self.task.source, self.task.folder)
         self._running = Contestants(self._builds.place)
-        self._judge = Judge(self.task.options, self._builds.place, self.task.shown, self._running)
+        self._limits = QualityLimits(self.task.options, self._builds.place, self.task.shown, self._running)
 
     def run(self) -> TuneResult:
         """Run all that is left of the tuning, and build the winner."""
@@ -285,7 +285,7 @@ class Contest:
 
     def _is_right(self, candidate: Candidate) -> bool:
         facts = self.state.facts(candidate.name)
-        return candidate.name == PLAIN or (facts is not None and not self._judge.reason_wrong(facts))
+        return candidate.name == PLAIN or (facts is not None and not self._limits.reason_wrong(facts))
 
     def _measure_plain(self) -> None:
         """Make the plain file, draw the values, and measure it; whatever goes wrong ends the tuning."""
@@ -293,15 +293,15 @@ class Contest:
         if self.state.values is not None and self.state.facts(PLAIN) is not None:
             return
         model = self._builds.build(plain).model_path
-        told = self._judge.record_values(model)
-        facts, run_ms = self._judge.measure(plain, model, told["draws"])
-        self.state.keep_values({**told, "run_ms": run_ms, "block": block_size(run_ms)})
-        self.state.keep_facts(PLAIN, self._judge.with_scores(facts, plain, model, None))
+        reported = self._limits.record_values(model)
+        facts, run_ms = self._limits.measure(plain, model, reported["draws"])
+        self.state.keep_values({**reported, "run_ms": run_ms, "block": block_size(run_ms)})
+        self.state.keep_facts(PLAIN, self._limits.with_scores(facts, plain, model, None))
 
-    def _draw_values_again(self) -> None:
+    def _redraw_values(self) -> None:
         """Draw the same values again where their files went with the candidates of a tuning that was done."""
         if not values_path(self._builds.place, 0).is_file():
-            self._judge.record_values(self._builds.build(self.plan[0]).model_path)
+            self._limits.record_values(self._builds.build(self.plan[0]).model_path)
 
     @property
     def _values(self) -> Mapping[str, Any]:
@@ -317,11 +317,11 @@ class Contest:
         if self._is_over():
             self._skipped[candidate.name] = Failure("not tried", "the time was up (--budget)")
             return False
-        self._draw_values_again()
+        self._redraw_values()
         try:
             model = self._builds.build(candidate, self._rules_of(candidate)).model_path
-            facts, _ = self._judge.measure(candidate, model, self._values["draws"])
-            facts = self._judge.with_scores(facts, candidate, model, self._plain_facts)
+            facts, _ = self._limits.measure(candidate, model, self._values["draws"])
+            facts = self._limits.with_scores(facts, candidate, model, self._plain_facts)
         except (InternalError, WriteError):
             raise
         except VerificationError as error:
@@ -335,7 +335,7 @@ class Contest:
 
     def _make_part(self, candidate: Candidate) -> bool:
         """Make a form with some modules in float, where its whole is fast enough to be worth it and not right."""
-        mixed = MixedForms(self.plan, self.state, self._judge, self._builds.place, self._is_over)
+        mixed = MixedVariants(self.plan, self.state, self._limits, self._builds.place, self._is_over)
         if (against := mixed.reason_against(candidate)) is not None:
             self._skipped[candidate.name] = against
             return False
@@ -351,7 +351,7 @@ class Contest:
 
     def _model_of(self, candidate: Candidate) -> Path:
         """Return the file of a candidate; made again where it is gone."""
-        self._draw_values_again()
+        self._redraw_values()
         path = self._builds.place / candidate.name / BUILT_MODEL_NAME
         return path if path.is_file() else self._builds.build(candidate, self._rules_of(candidate)).model_path
 
@@ -366,12 +366,12 @@ class Contest:
         """Let the winner race with its variations, and return the race that decides."""
         if self.task.options.target != "size":
             self.variations = plan_variations(best, self.task.options, self.task.machine)
-        made = [item for item in self.variations if self._make(item) and self._is_right(item)]
-        if not made:
+        created = [item for item in self.variations if self._make(item) and self._is_right(item)]
+        if not created:
             return race, self._choice(race)
         # The plain file runs along to be measured beside; where it lost a race, it does not enter another one.
         plain = [] if best.name == PLAIN else [self.plan[0]]
-        race = self._race(VARIATIONS, [*plain, best, *made])
+        race = self._race(VARIATIONS, [*plain, best, *created])
         return race, self._choice(race, lost=plain)
 
     def _choice(self, race: Race, lost: Sequence[Candidate] = ()) -> Choice:
@@ -396,7 +396,7 @@ class Contest:
             shown=self.task.shown,
             candidates=self._candidates,
             state=self.state,
-            judge=self._judge,
+            limits=self._limits,
             skipped=self._skipped,
             notes=tuple(filter(None, (self.task.source.note,))),
         ).result(choice, built, self.clock.timings())
@@ -442,23 +442,23 @@ def tune_model(
         StageError: the model cannot be exported, or does not run.
         VerificationError: ONNX Runtime and PyTorch disagree.
     """
-    asked, request = _parsed_flags(options, model, flags)
-    asked.refuse_contradictions()
+    requested, request = _parsed_flags(options, model, flags)
+    requested.refuse_contradictions()
     folder = Path(output)
     clock = StepClock(TUNE_STEPS, on_step)
     machine = look_at_tuning_machine()
     with held_tune_folder(folder):
-        model_asked = tuned_model(request, export or WinMLExportConfig())
-        plan = plan_candidates(asked, machine)
-        state = TuneState(folder, _request_of(model_asked, asked, machine, plan), overwrite=overwrite)
+        requested_model = tuned_model(request, export or WinMLExportConfig())
+        plan = plan_candidates(requested, machine)
+        state = TuneState(folder, _request_of(requested_model, requested, machine, plan), overwrite=overwrite)
         try:
-            source = exported_once(model_asked, folder.absolute(), state)
-            task = ContestTask(request.model, source, asked, machine, folder.absolute(), progress)
+            source = exported_once(requested_model, folder.absolute(), state)
+            task = ContestTask(request.model, source, requested, machine, folder.absolute(), progress)
             result = Contest(task, state, plan, clock).run()
         except WinMLError:
             state.forget()
             raise
-        _write_answer(result, folder)
+        _write_tune_result(result, folder)
         if all(item.status != "not tried" for item in result.candidates):
             shutil.rmtree(folder / TUNE_CANDIDATES_NAME, ignore_errors=True)
     return result
@@ -494,8 +494,8 @@ def _parsed_flags(
         raise UsageError(
             f"{_NAME}: options= and {next(iter(own))} both say what is looked for", hint="Give one of them."
         )
-    asked = options or parse_options(TuneOptions, own, _NAME)
-    return asked, model if isinstance(model, ModelRequest) else tuned_request(model, **load)
+    requested = options or parse_options(TuneOptions, own, _NAME)
+    return requested, model if isinstance(model, ModelRequest) else tuned_request(model, **load)
 
 
 def _request_of(
@@ -505,7 +505,7 @@ def _request_of(
     request = {"model": source.request.model} if is_onnx_path(source.request.model) else request_record(source.request)
     # What a factory returns cannot be known, its file can.
     script = {} if source.identity.is_repeatable else {"files": file_digests(source.identity.places)}
-    asked = {
+    requested = {
         "identity": {**source.identity.record, **script},
         "request": request,
         "export": source.export.model_dump(mode="json"),
@@ -513,7 +513,7 @@ def _request_of(
         "machine": machine.as_record(),
         "plan": [candidate.as_record() for candidate in plan],
     }
-    return resume_identity(asked, _data_digests(options))
+    return resume_identity(requested, _data_digests(options))
 
 
 def _data_digests(options: TuneOptions) -> dict[str, dict[str, str]]:
@@ -529,7 +529,7 @@ def _data_digests(options: TuneOptions) -> dict[str, dict[str, str]]:
     return data
 
 
-def _write_answer(result: TuneResult, folder: Path) -> None:
+def _write_tune_result(result: TuneResult, folder: Path) -> None:
     """Write the answer and its page."""
     text = json.dumps(result.as_record(), indent=2, ensure_ascii=False)
     write_atomically(folder / TUNE_ANSWER_NAME, f"{text}\n")

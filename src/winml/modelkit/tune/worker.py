@@ -50,40 +50,40 @@ def values_path(folder: Path, draw: int) -> Path:
     return folder / f"values{draw}.npz"
 
 
-def _answers_path(folder: Path, draw: int) -> Path:
+def _outputs_path(folder: Path, draw: int) -> Path:
     return folder / f"answers{draw}.npz"
 
 
-def _keep(folder: Path, draw: int, feeds: Arrays, answers: Arrays) -> None:
+def _keep(folder: Path, draw: int, feeds: Arrays, outputs: Arrays) -> None:
     """Write the values of a draw, and what the plain file answers.
 
     Raises:
         WriteError: one of the files cannot be written; neither is there then.
     """
     with OutputFiles() as files:
-        for path, arrays in ((values_path(folder, draw), feeds), (_answers_path(folder, draw), answers)):
+        for path, arrays in ((values_path(folder, draw), feeds), (_outputs_path(folder, draw), outputs)):
             np.savez(files.reserve(path), **arrays)  # type: ignore[arg-type]  # the stub takes an array for a flag
         files.commit()
 
 
-def _telling(answers: Arrays, shown: str) -> dict[str, Array]:
+def _telling(outputs: Arrays, displayed: str) -> dict[str, Array]:
     """Return the outputs that are numbers.
 
     Raises:
         MeasureError: a wrong file would answer the same.
     """
-    numbers = _numbers(answers)
+    numbers = _numbers(outputs)
     if not any(np.any(np.isfinite(array) & (array != 0)) for array in numbers.values()):
         raise MeasureError(
-            f"{shown} answers nothing but zeros, NaN or infinity on these values, so a wrong file would not show",
+            f"{displayed} answers nothing but zeros, NaN or infinity on these values, so a wrong file would not show",
             hint="Give values it has an answer to: --input-data file.npz.",
         )
     return numbers
 
 
-def _numbers(answers: Mapping[str, Array | None]) -> dict[str, Array]:
+def _numbers(outputs: Mapping[str, Array | None]) -> dict[str, Array]:
     """Return the outputs that are numbers, as numpy can write them."""
-    numbers = {name: array for name, array in answers.items() if array is not None and array.dtype.kind not in "USO"}
+    numbers = {name: array for name, array in outputs.items() if array is not None and array.dtype.kind not in "USO"}
     return {name: array if array.dtype.kind in "biufc" else array.astype(np.float32) for name, array in numbers.items()}
 
 
@@ -96,18 +96,18 @@ class _Runner:
         self._runs: list[PreparedRun] = []
         self._pool: ThreadPoolExecutor | None = None
 
-    def record(self, path: str, shown: str, folder: str, draws: int, fed: Mapping[str, Any]) -> dict[str, Any]:
+    def record(self, path: str, displayed: str, folder: str, draws: int, fed: Mapping[str, Any]) -> dict[str, Any]:
         """Draw the values that all candidates are run on, and write them and the answers of the plain file.
 
         Args:
             path: The plain file.
-            shown: The model as the user wrote it.
+            displayed: The model as the user wrote it.
             folder: Where the values go.
             draws: Sets of random values.
             fed: Fields of ``RunOptions`` that say what it is fed.
         """
         input_data = fed["input_data"]
-        options = RunOptions(shown, **{**fed, "input_data": None if input_data is None else Path(input_data)})
+        options = RunOptions(displayed, **{**fed, "input_data": None if input_data is None else Path(input_data)})
         if input_data is None:
             options = dataclasses.replace(options, decoding=decoder_run(inputs_of_file(Path(path)), options.sizes))
         opened = open_model(Path(path), options, options.choose_provider())
@@ -119,11 +119,11 @@ class _Runner:
         for draw in range(count):
             values = values_for(opened.session, dataclasses.replace(options, seed=options.seed + draw))
             with refusals_explained(values):
-                answers = opened.session.run(values.feeds)
-            _keep(Path(folder), draw, values.feeds, _telling(answers, shown))
+                outputs = opened.session.run(values.feeds)
+            _keep(Path(folder), draw, values.feeds, _telling(outputs, displayed))
             if draw == 0:
                 shapes = {name: list(array.shape) for name, array in values.feeds.items()}
-                batch_size, _ = batch_of(values.inputs, values.feeds, answers)
+                batch_size, _ = batch_of(values.inputs, values.feeds, outputs)
                 notes = values.notes
         is_as_drawn = input_data is None and options.decoding is None and not options.fitting_sizes
         return {
@@ -165,13 +165,13 @@ class _Runner:
     def compare(self, folder: str, draws: int) -> dict[str, Any]:
         """Compare the answers with those of the plain file; return the worst output."""
         assert self._opened is not None  # it is opened before
-        session, reference, answers = self._opened.session, [], []
+        session, reference, outputs = self._opened.session, [], []
         for draw in range(draws):
             options = RunOptions(session.name, input_data=values_path(Path(folder), draw))
-            answers.append(_numbers(session.run(values_for(session, options).feeds)))
-            with np.load(_answers_path(Path(folder), draw), allow_pickle=False) as kept:
-                reference.append({name: kept[name] for name in kept.files})
-        worst = measure_fidelity(reference, answers, 0.0).worst
+            outputs.append(_numbers(session.run(values_for(session, options).feeds)))
+            with np.load(_outputs_path(Path(folder), draw), allow_pickle=False) as retained:
+                reference.append({name: retained[name] for name in retained.files})
+        worst = measure_fidelity(reference, outputs, 0.0).worst
         return {"output": worst.name, "sqnr_db": None if worst.problem else worst.sqnr_db, "problem": worst.problem}
 
     def block(self, size: int) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class _Runner:
 
 def main() -> None:
     """Answer requests until stdin ends."""
-    answers = _own_stdout()
+    outputs = _own_stdout()
     runner = _Runner()
     works: dict[str, Callable[..., dict[str, Any]]] = {
         "record": runner.record, "open": runner.open, "compare": runner.compare, "block": runner.block
@@ -195,11 +195,11 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = works[request.pop("do")](**request)
+            output = works[request.pop("do")](**request)
         except WinMLError as error:
-            answer = {"error": error.message, "hint": error.hint, "is_unwritten": isinstance(error, WriteError)}
-        answers.write(f"{json.dumps(answer)}\n")
-        answers.flush()
+            output = {"error": error.message, "hint": error.hint, "is_unwritten": isinstance(error, WriteError)}
+        outputs.write(f"{json.dumps(output)}\n")
+        outputs.flush()
 
 
 def _own_stdout() -> TextIO:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.layouts.layout import LAYOUTS
-from winml.modelkit.errors import UsageError, told_as
+from winml.modelkit.errors import UsageError, rename_options
 from winml.modelkit.fields import COMPARISON, OUTPUT, declare
 from winml.modelkit.optimize.capabilities import LEVELS
 
@@ -102,7 +102,7 @@ def plan_requested_build(request: BuildRequest) -> PlannedBuild:
     if (request.output is None) != request.use_cache:
         both = "-o and --use-cache name two places" if request.use_cache else "nothing says where to build"
         raise UsageError(both, hint="Give a folder with -o, or --use-cache.")
-    with told_as(build_words(request)):
+    with rename_options(build_words(request)):
         plan = _refused_early(request)
         from winml.modelkit.builds.open_sizes import opened_first
         from winml.modelkit.builds.planned_build import planned_build
@@ -132,7 +132,7 @@ def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: Build
             return build_in_cache(planned, rebuild=request.rebuild, listener=listener)
         return run_build(planned, request.output, rebuild=request.rebuild, listener=listener)
 
-    with told_as(build_words(request)):
+    with rename_options(build_words(request)):
         return build_most_open(plan.build, build) if is_free_to_open(plan.build) else build(plan.build)
 
 

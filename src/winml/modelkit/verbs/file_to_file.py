@@ -253,7 +253,7 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, RecordT]):
 
         folder, notes = self._output(request, found.path)
         refuse_folder_outputs(found, folder, overwrite=request.overwrite)
-        wanted = options_by_part(found, request.options)
+        requested = options_by_part(found, request.options)
         parts: dict[str, PlannedPart[OptionsT]] = {}
         files: list[PlannedFile] = []
         steps: list[PlannedStep] = []
@@ -261,11 +261,13 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, RecordT]):
         for part, source in found.parts.items():
             output = folder / found.name_of(part)
             reads += [source, *external_files(source)]
-            if part not in wanted:
+            if part not in requested:
                 steps.append(PlannedStep(f"{part}: copying", "as it is"))
                 files += [_planned(output), *([PlannedFile(data_path(output, "*"))] if external_files(source) else [])]
                 continue
-            parts[part], outputs, own = self._plan_part(request, source, output, wanted[part], found, is_waiting=False)
+            parts[part], outputs, own = self._plan_part(
+                request, source, output, requested[part], found, is_waiting=False
+            )
             prefix = f"{part}: " if len(found.parts) > 1 else ""
             steps += [replace(step, name=f"{prefix}{step.name}") for step in own]
             files += outputs
@@ -339,8 +341,8 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, RecordT]):
             return self.transform(plan.request, part, folder, _named_steps(name, folder, on_step))
 
         task = self.task(plan.request, folder.path, output)
-        wanted = {name: part.options for name, part in parts.items()}
-        return transform_folder(folder, task, wanted, work_on_part)
+        requested = {name: part.options for name, part in parts.items()}
+        return transform_folder(folder, task, requested, work_on_part)
 
     def run_file(
         self, plan: FilePlan[RequestT, OptionsT], on_step: Callable[[StepEvent], None] | None = None
@@ -438,6 +440,6 @@ def orphaned_data(outputs: Iterable[Path], reads: Iterable[Path]) -> tuple[Path,
     """Return the weights of models that would be replaced, which go with them unless something is made of them."""
     from winml.modelkit.graph.files.placing import replaceable_data
 
-    kept = {path.absolute() for path in reads}
+    retained = {path.absolute() for path in reads}
     named = [output.with_name(name) for output in outputs if output.is_file() for name in replaceable_data(output)]
-    return tuple(path for path in dict.fromkeys(named) if path.is_file() and path.absolute() not in kept)
+    return tuple(path for path in dict.fromkeys(named) if path.is_file() and path.absolute() not in retained)

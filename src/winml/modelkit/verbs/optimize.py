@@ -66,7 +66,7 @@ class _Optimize(FileVerb[OptimizeRequest, "OptimizeOptions", "OptimizedFile"]):
 
     def refuse_options(self, request: OptimizeRequest) -> None:
         list(request.options.enabled())  # refuses what the execution provider does not run
-        request.options.refuse_whole_graph()
+        request.options.refuse_whole_graph_options()
 
     def default_output(self, model: Path) -> Path:
         if not model.is_dir():

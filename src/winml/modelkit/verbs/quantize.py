@@ -19,7 +19,7 @@ from winml.modelkit.verbs.file_to_file import FileRequest, FileVerb, PlannedPart
 if TYPE_CHECKING:
     from winml.modelkit.flows.graph_file import GraphFileTask
     from winml.modelkit.flows.quantize.quantize import Quantization
-    from winml.modelkit.flows.quantize.quantized_forms import FormJudge
+    from winml.modelkit.flows.quantize.quantized_variants import VariantEvaluator
     from winml.modelkit.flows.quantize.sensitivity_options import SensitivityOptions
     from winml.modelkit.found_models import FoundFolder
     from winml.modelkit.options import Options
@@ -366,35 +366,35 @@ def run_sensitivity(
     from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity
 
     plan.recover()
-    with _form_judge(plan) as judge:
+    with _variant_evaluator(plan) as evaluator:
         return quantization_sensitivity(
             plan.model,
             options=plan.request.options,
             sensitivity=plan.sensitivity,
-            judge=judge,
+            evaluator=evaluator,
             on_step=on_step,
             progress=progress,
         )
 
 
 @contextmanager
-def _form_judge(plan: SensitivityPlan) -> Iterator[FormJudge | None]:
+def _variant_evaluator(plan: SensitivityPlan) -> Iterator[VariantEvaluator | None]:
     """Return what evaluates variants on ``--dataset``; None without one."""
     request = plan.request
     if request.dataset is None:
         yield None
         return
     assert request.target is not None
-    from winml.modelkit.builds.judged_models import form_judge
+    from winml.modelkit.builds.evaluated_models import variant_evaluator
     from winml.modelkit.evaluate.options import EvaluationOptions, parse_limits
 
     stated = request.stated_samples or {}
-    asked = EvaluationOptions(
+    requested = EvaluationOptions(
         dataset=request.dataset,
         split=stated.get("split"),
         columns=stated.get("columns", {}),
         samples=stated.get("samples"),
     )
     [target] = parse_limits([request.target], "--target").items()
-    with form_judge(plan.model, asked, target) as judge:
-        yield judge
+    with variant_evaluator(plan.model, requested, target) as evaluator:
+        yield evaluator

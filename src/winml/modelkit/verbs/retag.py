@@ -49,7 +49,7 @@ def plan_retag(request: RetagRequest) -> RetagPlan:
     target = request.after if request.output is None else request.output
     carried = carry_between(request.before, request.after, target, overwrite=request.overwrite)
     reads = (request.before, *carried.original_data, request.after, *carried.data)
-    found = f"{carried.report.found_again} of {carried.report.nodes} nodes found again in {request.before}"
+    found = f"{carried.report.matched} of {carried.report.nodes} nodes found again in {request.before}"
     copies = carried.data and not carried.shares_data
     return RetagPlan(
         verb="retag",

@@ -14,8 +14,8 @@ from torch import nn
 from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
 from winml.modelkit.errors import VerificationError
 from winml.modelkit.results.words import verification_words
-from winml.modelkit.verify.other_sizes import Draw
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference
+from winml.modelkit.verify.varied_sizes import Draw
 
 __all__ = ["explained_failure", "refuse_outputs_by_value"]
 

@@ -27,13 +27,14 @@ from winml.modelkit.load.inputs.shape_run import REFUSALS
 from winml.modelkit.load.library_access import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.decoding.inputs import MASK, POSITIONS, SCORES, TOKEN_IDS
-from winml.modelkit.verify.other_sizes import unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside
+from winml.modelkit.verify.varied_sizes import unchanged_attributes
 
 __all__ = [
     "GeneratedText",
     "TextStep",
     "as_the_user_calls_it",
+    "attention_mask_of",
     "generate_reference",
     "generated_text",
     "generates_alone",
@@ -41,7 +42,6 @@ __all__ = [
     "reason_against",
     "single_tokens",
     "token_count",
-    "told_mask",
 ]
 
 _PROMPT, _PADDING = 7, 3
@@ -64,14 +64,14 @@ class TextStep:
     """What PyTorch answers for the last tokens: rows, tokens, vocabulary."""
     told: Arrays = field(default_factory=dict)
     """What else is said of the tokens, by name of the input."""
-    given_positions: Array | None = None
+    passed_positions: Array | None = None
     """Positions in several rows, as the model makes them: rows, rows of tokens, tokens; None: one, that follows."""
 
     @property
     def positions(self) -> Array:
         """Place of each token in its text, padding left out."""
-        if self.given_positions is not None:
-            return self.given_positions
+        if self.passed_positions is not None:
+            return self.passed_positions
         places: Array = (self.mask.cumsum(-1) - 1).clip(0)[:, -self.tokens.shape[1] :]
         return places
 
@@ -131,7 +131,7 @@ def generated_text(
     model: Any,
     prompt: tuple[torch.Tensor, torch.Tensor],
     count: int,
-    shown: Mapping[str, torch.Tensor] | None = None,
+    displayed: Mapping[str, torch.Tensor] | None = None,
     never: Sequence[int] = (),
 ) -> GeneratedText:
     """Let a model generate, and read a second prompt after that.
@@ -141,13 +141,13 @@ def generated_text(
         model: Called as its user calls it.
         prompt: Tokens and their mask.
         count: Number of new tokens.
-        shown: Further inputs of the first run, such as images.
+        displayed: Further inputs of the first run, such as images.
         never: Tokens that are not chosen.
     """
     tokens, mask = prompt
     assert part.cache is not None
-    shown = shown or {}
-    arguments = {"input_ids": tokens, "attention_mask": mask, **shown}
+    displayed = displayed or {}
+    arguments = {"input_ids": tokens, "attention_mask": mask, **displayed}
     if len(tokens) > len(mask):
         return _text_of_streams(part, model, arguments, count)
     placed = several_positions(part.inputs)
@@ -155,8 +155,10 @@ def generated_text(
     never_chosen = {"suppress_tokens": list(never)} if never else {}
     with plain_generation(model, count, part.path, **never_chosen), _positions_of_runs(model, rows) as places:
         result = model.generate(**arguments, **_ANSWER)
-    told = {spec.name: to_numpy(shown[spec.name]) for spec in part.inputs if spec.name in shown}
-    steps = [TextStep(to_numpy(tokens), to_numpy(mask), to_numpy(result.logits[0])[:, None], told, next(places, None))]
+    reported = {spec.name: to_numpy(displayed[spec.name]) for spec in part.inputs if spec.name in displayed}
+    steps = [
+        TextStep(to_numpy(tokens), to_numpy(mask), to_numpy(result.logits[0])[:, None], reported, next(places, None))
+    ]
     for number, scores in enumerate(result.logits[1:], start=1):
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
         end = tokens.shape[1] + number
@@ -166,7 +168,7 @@ def generated_text(
     second = torch.cat([result.sequences[:, -1:], tokens[:, -_SECOND_PROMPT + 1 :]], dim=1)
     mask = torch.cat([mask, torch.ones_like(second)], dim=1)
     cache = getattr(result, part.cache.argument, None) or result.past_key_values
-    last = steps[-1].given_positions
+    last = steps[-1].passed_positions
     following = None if last is None else last[..., -1:] + 1 + np.arange(second.shape[1])
     unread = TextStep(to_numpy(second), to_numpy(mask), np.empty(0), {}, following)
     steps.append(replace(unread, scores=_scores_after(part, model, unread, cache)))
@@ -204,8 +206,8 @@ def _text_of_streams(part: ModelPart, model: Any, arguments: Mapping[str, torch.
     settings = {**special, "num_return_sequences": 1, "suppress_tokens": [own.pad_token_id]}
     steps: list[TextStep] = []
 
-    def look(_module: Any, _arguments: Any, named: Mapping[str, torch.Tensor], answer: Any) -> None:
-        tokens, mask, scores = (to_numpy(item) for item in (named[TOKEN_IDS], named[MASK], answer[SCORES]))
+    def look(_module: Any, _arguments: Any, named: Mapping[str, torch.Tensor], output: Any) -> None:
+        tokens, mask, scores = (to_numpy(item) for item in (named[TOKEN_IDS], named[MASK], output[SCORES]))
         # It may leave out tokens of the prompt, and then says too much of them.
         read = tokens.shape[1] + sum(step.tokens.shape[1] for step in steps)
         steps.append(TextStep(tokens, mask[:, :read], scores))
@@ -227,18 +229,18 @@ def _scores_after(part: ModelPart, model: nn.Module, step: TextStep, cache: Any)
     """Return what PyTorch answers to tokens after those in its own cache, one by one where a state asks for it."""
     assert part.cache is not None
     runs = single_tokens(step) if part.cache.is_recurrent else [step]
-    return np.concatenate([to_numpy(_answer_after(part, model, run, cache)[SCORES]) for run in runs], axis=1)
+    return np.concatenate([to_numpy(_torch_output_after(part, model, run, cache)[SCORES]) for run in runs], axis=1)
 
 
-def _answer_after(part: ModelPart, model: nn.Module, run: TextStep, cache: Any) -> Any:
+def _torch_output_after(part: ModelPart, model: nn.Module, run: TextStep, cache: Any) -> Any:
     """Return what PyTorch answers to the tokens of one run after those in its own cache; None: an empty one."""
     assert part.cache is not None
     # The model takes tokens, also where the graph takes their vectors.
     names = {TOKEN_IDS, *(spec.name for spec in part.inputs)}
     positions = run.positions + part.first_position
-    named = {TOKEN_IDS: run.tokens, MASK: told_mask(part.cache, run), POSITIONS: positions}
-    given = {name: torch.from_numpy(value) for name, value in named.items() if name in names}
-    return model.get_submodule(part.path)(**given, **part.forward_kwargs, **{part.cache.argument: cache})
+    named = {TOKEN_IDS: run.tokens, MASK: attention_mask_of(part.cache, run), POSITIONS: positions}
+    passed = {name: torch.from_numpy(value) for name, value in named.items() if name in names}
+    return model.get_submodule(part.path)(**passed, **part.forward_kwargs, **{part.cache.argument: cache})
 
 
 def _difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -> float | None:
@@ -249,13 +251,13 @@ def _difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -
     layout = part.cache
     assert layout is not None
     is_other = layout.is_recurrent or layout.dropping_windows or layout.template is not None
-    if is_other or isinstance(token_count(part), int) or prompt.given_positions is not None:
+    if is_other or isinstance(token_count(part), int) or prompt.passed_positions is not None:
         return None
     half = (prompt.tokens.shape[1] + 1) // 2
     first = TextStep(prompt.tokens[:, :half], prompt.mask[:, :half], np.empty(0))
     second = replace(prompt, tokens=prompt.tokens[:, half:])
     try:
-        cache = _answer_after(part, model, first, None)[layout.argument]
+        cache = _torch_output_after(part, model, first, None)[layout.argument]
         scores = _scores_after(part, model, second, cache)[:, -1:]
     except REFUSALS:  # it reads a prompt in one run alone
         return None
@@ -268,12 +270,12 @@ def single_tokens(step: TextStep) -> Iterator[TextStep]:
     """Yield a step as runs of one token each."""
     count = step.tokens.shape[1]
     for end in range(1, count + 1):
-        mask, places = step.mask[:, : step.mask.shape[1] - count + end], step.given_positions
+        mask, places = step.mask[:, : step.mask.shape[1] - count + end], step.passed_positions
         places = None if places is None else places[..., end - 1 : end]
         yield TextStep(step.tokens[:, end - 1 : end], mask, step.scores, {}, places)
 
 
-def told_mask(cache: CacheLayout, step: TextStep) -> Array:
+def attention_mask_of(cache: CacheLayout, step: TextStep) -> Array:
     """Return the mask of a run: of all tokens so far, and of those of the run where no cache holds the others."""
     return step.mask if cache.grows else step.mask[:, -step.tokens.shape[1] :]
 
@@ -361,9 +363,9 @@ class _FewRows(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Multiply from the other side where that is quicker."""
         if func is nn.functional.linear and not kwargs and len(args) > 1:
-            given, weight, *bias = args
-            if 1 < given.numel() // max(1, given.shape[-1]) <= _ROWS and weight.dim() == 2:
-                product = (weight @ given.reshape(-1, given.shape[-1]).t()).t()
-                product = product.reshape(*given.shape[:-1], len(weight)).contiguous()
+            passed, weight, *bias = args
+            if 1 < passed.numel() // max(1, passed.shape[-1]) <= _ROWS and weight.dim() == 2:
+                product = (weight @ passed.reshape(-1, passed.shape[-1]).t()).t()
+                product = product.reshape(*passed.shape[:-1], len(weight)).contiguous()
                 return product if not bias or bias[0] is None else product + bias[0]
         return func(*args, **(kwargs or {}))

@@ -24,8 +24,8 @@ from winml.modelkit.load.caches.arguments import empty_states
 from winml.modelkit.load.caches.layout import CacheLayout
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.decoding.inputs import MASK, POSITIONS, SCORES, TOKEN_IDS, plain_value
-from winml.modelkit.verify.generated_text import GeneratedText, TextStep, single_tokens, token_count, told_mask
-from winml.modelkit.verify.other_sizes import Draw
+from winml.modelkit.verify.generated_text import GeneratedText, TextStep, attention_mask_of, single_tokens, token_count
+from winml.modelkit.verify.varied_sizes import Draw
 
 __all__ = ["compare_generation", "read_scores", "tied_rows"]
 
@@ -165,12 +165,12 @@ class _Graph:
 
     def read(self, step: TextStep) -> tuple[Array, Draw]:
         """Return the scores of the last run that a step takes, and what the graph was given in it."""
-        for run, told in _told_runs(self._part, step, self._vectors_of):
-            feeds = _feeds(self._part, run, {**self.states, **told})
+        for run, reported in _embedded_runs(self._part, step, self._vectors_of):
+            feeds = _feeds(self._part, run, {**self.states, **reported})
             draw = Draw({name: torch.from_numpy(value) for name, value in feeds.items()}, {}, {})
-            answer = self._run_file(draw)
-            self.states = _fed(self._cache, answer)
-        scores: Array = answer[SCORES]
+            output = self._run_file(draw)
+            self.states = _fed(self._cache, output)
+        scores: Array = output[SCORES]
         # What a cache drops depends on how many tokens are read at once.
         is_same = not self._cache.dropping_windows
         self.reads_several = self.reads_several or (is_same and 1 < scores.shape[1] == step.tokens.shape[1])
@@ -180,8 +180,8 @@ class _Graph:
 def _compared(joined: Sequence[TextStep], scores: Array, computed_in: Sequence[str]) -> list[OutputComparison]:
     """Compare the scores of steps that were read at once, each by itself."""
     return [
-        compare_outputs([{SCORES: expected}], [{SCORES: given}], computed_in=computed_in).worst
-        for expected, given in _by_step(joined, scores)
+        compare_outputs([{SCORES: expected}], [{SCORES: passed}], computed_in=computed_in).worst
+        for expected, passed in _by_step(joined, scores)
     ]
 
 
@@ -189,10 +189,10 @@ def _by_step(joined: Sequence[TextStep], scores: Array) -> Iterator[tuple[Array,
     """Yield the scores of PyTorch and those of the graph, for each of the steps that were read at once."""
     for place, step in enumerate(joined):
         # Of steps that are read at once, each is one token.
-        given = scores if len(joined) == 1 else scores[:, place : place + 1]
+        passed = scores if len(joined) == 1 else scores[:, place : place + 1]
         # A graph that reads one token in each run gives the scores of the last.
-        given = given[:, -step.scores.shape[1] :]
-        yield step.scores[:, -given.shape[1] :], given
+        passed = passed[:, -step.scores.shape[1] :]
+        yield step.scores[:, -passed.shape[1] :], passed
 
 
 def _joined_count(number: int, text: GeneratedText, reads_several: bool) -> int:
@@ -209,7 +209,7 @@ def _joined(steps: Sequence[TextStep]) -> TextStep:
         np.concatenate(arrays, axis=1) for arrays in zip(*((item.tokens, item.scores) for item in steps), strict=True)
     )
     # Of steps that are read at once, each is told nothing.
-    places = [item.given_positions for item in steps if item.given_positions is not None]
+    places = [item.passed_positions for item in steps if item.passed_positions is not None]
     return TextStep(tokens, steps[-1].mask, scores, steps[0].told, np.concatenate(places, axis=-1) if places else None)
 
 
@@ -221,7 +221,7 @@ def _runs(part: ModelPart, step: TextStep) -> Iterator[TextStep]:
     yield from single_tokens(step)
 
 
-def _told_runs(
+def _embedded_runs(
     part: ModelPart, step: TextStep, vectors_of: Callable[[Array], Arrays] | None
 ) -> Iterator[tuple[TextStep, Arrays]]:
     """Yield the runs of a step with the vectors of their tokens, which are made of all at once."""
@@ -234,15 +234,15 @@ def _told_runs(
 
 def _feeds(part: ModelPart, step: TextStep, states: Arrays) -> Arrays:
     assert part.cache is not None
-    known = {TOKEN_IDS: step.tokens, MASK: told_mask(part.cache, step), POSITIONS: step.positions, **states}
+    known = {TOKEN_IDS: step.tokens, MASK: attention_mask_of(part.cache, step), POSITIONS: step.positions, **states}
     known |= step.told
     # What else says something of each token says the same of all.
     others = {spec.name: np.full_like(step.tokens, plain_value(spec)) for spec in part.inputs if spec.name not in known}
     return {spec.name: known[spec.name] if spec.name in known else others[spec.name] for spec in part.inputs}
 
 
-def _fed(cache: CacheLayout, answer: Arrays) -> Arrays:
-    return {state.input: answer[state.output] for state in cache.states}
+def _fed(cache: CacheLayout, output: Arrays) -> Arrays:
+    return {state.input: output[state.output] for state in cache.states}
 
 
 def tied_rows(scores: Array, margin: float) -> int:

@@ -21,7 +21,7 @@ from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.feeds import FeedRules, hiding_value, is_mask, make_feeds
-from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
+from winml.modelkit.verify.varied_sizes import Draw, unchanged_attributes
 
 __all__ = ["InputDraws", "holds_nan"]
 
@@ -165,10 +165,10 @@ class InputDraws:
         others = [name for name in traced if name not in floats]
         ways = [frozenset({name}) for name in others] + ([frozenset(others)] if len(others) > 1 else [])
         yield replace(self.learned, as_traced=floats)
-        for kept in ways:
-            yield replace(self.learned, kept=self.learned.kept | kept)
-        for kept in ways:
-            yield replace(self.learned, kept=self.learned.kept | kept, as_traced=floats)
+        for retained in ways:
+            yield replace(self.learned, kept=self.learned.kept | retained)
+        for retained in ways:
+            yield replace(self.learned, kept=self.learned.kept | retained, as_traced=floats)
 
     def _turned_masks(self) -> Iterator[dict[str, int]]:
         """Yield masks that hide with the other value than their name says, as many together as may be."""

@@ -84,9 +84,10 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -
         raise
     except Exception as error:
         path = module_of_error(error, model)
-        given = ", ".join(f"{spec.name} {shape_words(spec.dtype, tensors[spec.name].shape)}" for spec in part.inputs)
+        passed = ", ".join(f"{spec.name} {shape_words(spec.dtype, tensors[spec.name].shape)}" for spec in part.inputs)
         raise ExportError(
-            f"the model refused {given}, in module {path or '(the root)'}: {type(error).__name__}: {first_line(error)}",
+            f"the model refused {passed}, in module {path or '(the root)'}: "
+            f"{type(error).__name__}: {first_line(error)}",
             hint=" ".join(
                 [
                     "Give shapes it takes with --shape-config, or all inputs with --input-specs.",
@@ -167,7 +168,7 @@ def _as_exported(model: nn.Module) -> Iterator[None]:
     # It and what it imports take long to import: by those who use it only.
     from torch._export.utils import _compiling_state_context
 
-    from winml.modelkit.export.left_as_found import quiet_torch
+    from winml.modelkit.export.state_restoration import quiet_torch
 
     with quiet_torch(), _compiling_state_context():
         yield

@@ -43,7 +43,7 @@ def _row_of(name: str, array: Array, row: int) -> Array:
     return array[:, row : row + 1] if name == POSITIONS and array.ndim > 2 else array[row : row + 1]
 
 
-def joined_rows(answers: Sequence[Arrays]) -> Arrays:
+def joined_rows(outputs: Sequence[Arrays]) -> Arrays:
     """Return the answers to what :func:`feeds_by_rows` returned as one."""
-    first, *others = answers
-    return {name: np.concatenate([answer[name] for answer in answers]) for name in first} if others else first
+    first, *others = outputs
+    return {name: np.concatenate([output[name] for output in outputs]) for name in first} if others else first

@@ -21,8 +21,8 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import OutputComparison, VerificationInfo, compare_outputs
 from winml.modelkit.errors import ExportError, VerificationError
 from winml.modelkit.verify.failure_explanation import explained_failure
-from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference, with_values
+from winml.modelkit.verify.varied_sizes import Draw, unchanged_attributes
 
 __all__ = ["compare_stable_draws", "is_decided_by_rounding", "is_decided_by_ties"]
 
@@ -69,9 +69,9 @@ def compare_stable_draws(
         of the others.
     """
     draws, aside = list(draws), dict[int, OutputComparison]()
-    answers = list(run_file(draws))
+    outputs = list(run_file(draws))
     while True:
-        info = _compare_kept_draws(draws, answers, aside, computed_in)
+        info = _compare_remaining_draws(draws, outputs, aside, computed_in)
         failed = sorted({comparison.draw for comparison in info.comparisons if not comparison.is_equal})
         if not failed and info.has_signal:
             return replace(info, set_aside=tuple(aside.values()))
@@ -93,17 +93,17 @@ def compare_stable_draws(
                 tensors = draw_inputs(number, draws[replaced - 1])
                 new_draws.append(Draw(tensors, run_reference(weighted, tensors), draws[0].sizes))
         draws += new_draws
-        answers += run_file(new_draws)
+        outputs += run_file(new_draws)
 
 
-def _compare_kept_draws(
-    draws: Sequence[Draw], answers: Sequence[Arrays], aside: Mapping[int, Any], computed_in: Sequence[str]
+def _compare_remaining_draws(
+    draws: Sequence[Draw], outputs: Sequence[Arrays], aside: Mapping[int, Any], computed_in: Sequence[str]
 ) -> VerificationInfo:
     """Compare the draws that were not set aside; each keeps its number."""
-    kept = [number for number in range(1, len(draws) + 1) if number not in aside]
-    references = [draws[number - 1].reference for number in kept]
-    info = compare_outputs(references, [answers[number - 1] for number in kept], computed_in=computed_in)
-    return replace(info, comparisons=tuple(replace(item, draw=kept[item.draw - 1]) for item in info.comparisons))
+    retained = [number for number in range(1, len(draws) + 1) if number not in aside]
+    references = [draws[number - 1].reference for number in retained]
+    info = compare_outputs(references, [outputs[number - 1] for number in retained], computed_in=computed_in)
+    return replace(info, comparisons=tuple(replace(item, draw=retained[item.draw - 1]) for item in info.comparisons))
 
 
 def is_decided_by_rounding(
@@ -123,14 +123,14 @@ def is_decided_by_rounding(
             # Values that are equal are ranked in any order.
             tensors = {name: _moved(value, torch.Generator().manual_seed(seed)) for name, value in draw.inputs.items()}
             with unchanged_attributes(weighted.model):
-                answer = run_reference(weighted, tensors)
-            comparisons = compare_outputs([draw.reference], [answer], computed_in=computed_in).comparisons
+                output = run_reference(weighted, tensors)
+            comparisons = compare_outputs([draw.reference], [output], computed_in=computed_in).comparisons
             moved |= {item.name for item in comparisons if not item.is_equal and not item.problem}
         return set(outputs) <= moved
 
 
 def is_decided_by_ties(
-    prepared: PreparedPart, tied: Draw, traced: Draw, outputs: Collection[str], answer: Arrays
+    prepared: PreparedPart, tied: Draw, traced: Draw, outputs: Collection[str], output: Arrays
 ) -> bool:
     """Say whether the order of equal values decides how an answer to equal inputs differs from PyTorch's.
 
@@ -141,7 +141,7 @@ def is_decided_by_ties(
         tied: Inputs that are all equal, and PyTorch's answer.
         traced: What was traced: of its scale is the noise.
         outputs: Names of the outputs that differ.
-        answer: The other answer.
+        output: The other answer.
     """
     noisy = []
     with with_values(prepared) as weighted:
@@ -155,7 +155,7 @@ def is_decided_by_ties(
                 return False
     return all(
         _largest_distance(noisy[0][name], noisy[1][name])
-        >= _TIED_SHARE * _largest_distance(tied.reference[name], answer[name])
+        >= _TIED_SHARE * _largest_distance(tied.reference[name], output[name])
         for name in outputs
     )
 

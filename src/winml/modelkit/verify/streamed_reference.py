@@ -22,19 +22,19 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.load.checkpoints.weights import DeferredTensor, NotDeferrableError, RecordedOperation, UnreadTensor
-from winml.modelkit.verify.other_sizes import Draw
 from winml.modelkit.verify.reference_run import PreparedPart, conditions_as_python, prepared_part, run_reference
+from winml.modelkit.verify.varied_sizes import Draw
 
 __all__ = [
     "KEPT_BYTES",
     "Ask",
     "Request",
     "WeightRequest",
-    "answer_requests",
-    "answered_streaming",
     "asking",
     "run_in_lock_step",
     "stream_parameters",
+    "streamed_outputs",
+    "streamed_slices",
     "with_streamed_values",
 ]
 
@@ -86,9 +86,9 @@ def run_in_lock_step(
             while waiting := [(run, run.request) for run in runs if run.request is not None]:
                 first = min((request for _, request in waiting), key=lambda request: request.position)
                 group = [(run, request) for run, request in waiting if request.key == first.key]
-                answers = serve([request for _, request in group])
-                for (run, _), answer in zip(group, answers, strict=True):
-                    run.go_on(answer)
+                outputs = serve([request for _, request in group])
+                for (run, _), output in zip(group, outputs, strict=True):
+                    run.go_on(output)
                     run.raise_error()
         finally:
             for run in runs:
@@ -113,9 +113,9 @@ class _Run(Generic[_Request, _Answer, _Result]):
         self._turn, self._stop = threading.Semaphore(0), threading.Semaphore(0)
         self.future: Future[_Result] = threads.submit(self._main, work)
 
-    def go_on(self, *answers: _Answer) -> None:
+    def go_on(self, *outputs: _Answer) -> None:
         """Let it work until it asks for something or ends; with an answer, where it asked."""
-        self._answers, self.request = list(answers), None
+        self._answers, self.request = list(outputs), None
         self._turn.release()
         self._stop.acquire()
 
@@ -249,8 +249,8 @@ class _Source:
         stored = self.stored
         if stored is None or self.kept is not None or not indices.numel():
             return self.read()[indices]
-        wanted, places = torch.unique(indices, return_inverse=True)
-        return torch.cat([_read(_row_slice(stored, int(row), 1), self.deferred.dtype) for row in wanted])[places]
+        requested, places = torch.unique(indices, return_inverse=True)
+        return torch.cat([_read(_row_slice(stored, int(row), 1), self.deferred.dtype) for row in requested])[places]
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,9 +318,9 @@ class _StreamedTensor(UnreadTensor):
             # Under inference_mode these come whole; their parts are handled here.
             return func.decompose(*args, **kwargs)
         if func is aten.mm.default and (source := _transposed_source(args[1])) is not None:
-            return _asked(WeightRequest(source, _values(args[0])))
+            return _request(WeightRequest(source, _values(args[0])))
         if func is aten.addmm.default and (source := _transposed_source(args[2])) is not None and not kwargs:
-            return _values(args[0]) + _asked(WeightRequest(source, _values(args[1])))
+            return _values(args[0]) + _request(WeightRequest(source, _values(args[1])))
         return func(*tree_map(_values, args), **tree_map(_values, kwargs))
 
 
@@ -344,7 +344,7 @@ def stream_parameters(model: nn.Module, piece_bytes: int = PIECE_BYTES) -> None:
             module._parameters[name] = streamed[id(parameter)]
 
 
-def answer_requests(requests: Sequence[WeightRequest]) -> list[torch.Tensor]:
+def streamed_slices(requests: Sequence[WeightRequest]) -> list[torch.Tensor]:
     """Return what was asked for; all requests are about one parameter, which is read once.
 
     Raises:
@@ -360,9 +360,9 @@ def answer_requests(requests: Sequence[WeightRequest]) -> list[torch.Tensor]:
     return list(torch.split(product, [len(matrix) for matrix in matrices]))
 
 
-def _asked(request: WeightRequest) -> torch.Tensor:
+def _request(request: WeightRequest) -> torch.Tensor:
     if _ASKING.ask is None or request.source.kept is not None:
-        return answer_requests([request])[0]
+        return streamed_slices([request])[0]
     return _ASKING.ask(request)
 
 
@@ -372,7 +372,7 @@ def _values(value: Any) -> Any:
         return value
     origin = value.origin
     if isinstance(origin, _Source):
-        return _asked(WeightRequest(origin))
+        return _request(WeightRequest(origin))
     return origin.compute(_values)
 
 
@@ -465,7 +465,7 @@ def _streamed(prepared: PreparedPart, count: int) -> Iterator[list[PreparedPart]
         yield parts
 
 
-def answered_streaming(prepared: PreparedPart, draws: Sequence[Draw]) -> list[Draw]:
+def streamed_outputs(prepared: PreparedPart, draws: Sequence[Draw]) -> list[Draw]:
     """Return the draws with what the model answers in PyTorch.
 
     Args:
@@ -484,4 +484,4 @@ def answered_streaming(prepared: PreparedPart, draws: Sequence[Draw]) -> list[Dr
 
     with _streamed(prepared, len(draws)) as parts, conditions_as_python():
         works = [partial(answer, weighted, draw) for weighted, draw in zip(parts, draws, strict=True)]
-        return run_in_lock_step(works, answer_requests)
+        return run_in_lock_step(works, streamed_slices)

@@ -15,7 +15,7 @@ from torch import nn
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, measure_fidelity
-from winml.modelkit.compare.files import refuse_little_left
+from winml.modelkit.compare.files import refuse_below_minimum_sqnr
 from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
 from winml.modelkit.errors import ExportError, StageError, VerificationError
 from winml.modelkit.export.tensors import to_numpy
@@ -27,21 +27,21 @@ from winml.modelkit.verify.failure_explanation import refuse_outputs_by_value
 from winml.modelkit.verify.generated_text import GeneratedText, generate_reference, generates_alone
 from winml.modelkit.verify.generation import compare_generation
 from winml.modelkit.verify.input_draws import InputDraws, holds_nan
-from winml.modelkit.verify.other_sizes import Draw, WrittenGraph, compare_at_other_sizes, unchanged_attributes
-from winml.modelkit.verify.other_values import (
-    OtherValues,
+from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, run_reference, with_values
+from winml.modelkit.verify.single_rows import feeds_by_rows, joined_rows, takes_single_rows
+from winml.modelkit.verify.stable_draws import compare_stable_draws, is_decided_by_rounding, is_decided_by_ties
+from winml.modelkit.verify.streamed_reference import streamed_outputs
+from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph, compare_at_varied_sizes, unchanged_attributes
+from winml.modelkit.verify.varied_values import (
     Varied,
+    VariedValues,
     checked_values,
     deciding_inputs,
     places_words,
     refuse_frozen_values,
     refuse_unread_values,
-    run_at_other_values,
+    run_at_varied_values,
 )
-from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, run_reference, with_values
-from winml.modelkit.verify.single_rows import feeds_by_rows, joined_rows, takes_single_rows
-from winml.modelkit.verify.stable_draws import compare_stable_draws, is_decided_by_rounding, is_decided_by_ties
-from winml.modelkit.verify.streamed_reference import answered_streaming
 
 if TYPE_CHECKING:
     from winml.modelkit.runtime.sessions import Session
@@ -88,11 +88,11 @@ class FilePieces:
         readers = [{str(value.name) for value in cut.inputs} for cut in self._cuts]
         known = [dict(feeds) for feeds in draws]
         for number, cut in enumerate(self._cuts):
-            answers = self._run_piece(cut, known)
+            outputs = self._run_piece(cut, known)
             later = set(names).union(*readers[number + 1 :])
             known = [
-                {name: array for name, array in {**values, **answer}.items() if name in later}
-                for values, answer in zip(known, answers, strict=True)
+                {name: array for name, array in {**values, **output}.items() if name in later}
+                for values, output in zip(known, outputs, strict=True)
             ]
         return [{name: values[name] for name in names} for values in known]
 
@@ -118,8 +118,8 @@ def _cuts(model: ir.Model, piece_bytes: int) -> tuple[Cut, ...]:
         return ()
     found = [cutter.cut(nodes) for nodes in pieces if not all(map(cutter.is_constant, nodes))]
     cuts = tuple(item for item in found if isinstance(item, Cut))
-    made = {value for cut in cuts for value in cut.outputs}
-    is_whole = len(cuts) == len(found) and all(value in made for value in model.graph.outputs)
+    created = {value for cut in cuts for value in cut.outputs}
+    is_whole = len(cuts) == len(found) and all(value in created for value in model.graph.outputs)
     return cuts if is_whole else ()
 
 
@@ -180,14 +180,14 @@ def verify_written_file(
 
     compared = refuse_frozen_values(written, values, file.run, dtypes, is_rounding)
     refuse_unread_values(written, values)
-    at_other_sizes = compare_at_other_sizes(written, dtypes, file.answer, advice=advice)
+    at_other_sizes = compare_at_varied_sizes(written, dtypes, file.answer, advice=advice)
     checked = checked_values(written, (second, *written.proof.draws), values, compared)
     generation = None
     if isinstance(text, GeneratedText):
 
         def is_uncertain(draw: Draw) -> bool:
             with with_values(prepared) as weighted:
-                draw = _answered_draw(weighted, draw)
+                draw = _outputs_of_draw(weighted, draw)
             return is_decided_by_rounding(prepared, draw, ["logits"], dtypes)
 
         generation = compare_generation(prepared.part, text, file.run, dtypes, is_uncertain)
@@ -216,10 +216,10 @@ def measure_written_file(
     draws = (_streamed_draws if is_streamed else _held_draws)(written, prepared, inputs)
     refuse_outputs_by_value((draws[0], draws[-1]))
     file = _File(written, prepared.model)
-    answers = file.run_in_pieces(draws, piece_bytes) if is_streamed else [file.run(draw) for draw in draws]
-    fidelity = measure_fidelity([draw.reference for draw in draws], answers, least_sqnr_db)
+    outputs = file.run_in_pieces(draws, piece_bytes) if is_streamed else [file.run(draw) for draw in draws]
+    fidelity = measure_fidelity([draw.reference for draw in draws], outputs, least_sqnr_db)
     fidelity = replace(fidelity, is_streamed=is_streamed)
-    refuse_little_left(fidelity, "the model in PyTorch", draws[0].inputs)
+    refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", draws[0].inputs)
     return fidelity
 
 
@@ -228,7 +228,7 @@ def _held_draws(written: WrittenGraph, prepared: PreparedPart, inputs: InputDraw
     traced = written.draw
     second = inputs.accepted(
         lambda drawing: drawing.draw(2, with_padding=not drawing.hides(traced.inputs)),
-        lambda tensors: _answered_draw(prepared, Draw(tensors, {}, traced.sizes)),
+        lambda tensors: _outputs_of_draw(prepared, Draw(tensors, {}, traced.sizes)),
     )
     return [traced, *written.proof.draws, second]
 
@@ -237,23 +237,23 @@ def _streamed_draws(written: WrittenGraph, prepared: PreparedPart, inputs: Input
     """Return the same, where its parameters have no values."""
     traced = written.draw
 
-    def answered_alone(tensors: Mapping[str, torch.Tensor]) -> Draw:
-        return answered_streaming(prepared, [Draw(tensors, {}, traced.sizes)])[0]
+    def outputs_of_one_part(tensors: Mapping[str, torch.Tensor]) -> Draw:
+        return streamed_outputs(prepared, [Draw(tensors, {}, traced.sizes)])[0]
 
     def make(drawing: InputDraws) -> Mapping[str, torch.Tensor]:
         return drawing.draw(2, with_padding=not drawing.hides(traced.inputs))
 
     # Without values the model shows whether it takes the inputs, though not whether it answers with numbers.
-    second = inputs.accepted(make, lambda tensors: _answered_draw(prepared, Draw(tensors, {}, traced.sizes)))
-    draws = answered_streaming(prepared, [traced, *written.proof.draws, second])
+    second = inputs.accepted(make, lambda tensors: _outputs_of_draw(prepared, Draw(tensors, {}, traced.sizes)))
+    draws = streamed_outputs(prepared, [traced, *written.proof.draws, second])
     if holds_nan(draws[-1].reference):
-        draws[-1] = inputs.accepted(make, answered_alone)
+        draws[-1] = inputs.accepted(make, outputs_of_one_part)
     return draws
 
 
 def _with_reference_outputs(
     written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws
-) -> tuple[WrittenGraph, Draw, OtherValues, GeneratedText | None]:
+) -> tuple[WrittenGraph, Draw, VariedValues, GeneratedText | None]:
     """Return the file with PyTorch's answer to every draw, a second draw at the traced sizes, other values and a text.
 
     Where masks hide something in the traced inputs they hide nothing in the second draw, and the other way round: many
@@ -264,14 +264,14 @@ def _with_reference_outputs(
     sizes = written.draw.sizes
     with with_values(prepared) as weighted:
         if weighted is not prepared:
-            draws = tuple(_answered_draw(weighted, draw) for draw in written.proof.draws)
-            draw = _answered_draw(weighted, written.draw)
+            draws = tuple(_outputs_of_draw(weighted, draw) for draw in written.proof.draws)
+            draw = _outputs_of_draw(weighted, written.draw)
             written = replace(written, draw=draw, proof=replace(written.proof, draws=draws))
         second = inputs.accepted(
             lambda drawing: drawing.draw(2, with_padding=not drawing.hides(written.draw.inputs)),
             lambda tensors: Draw(tensors, run_reference(weighted, tensors), sizes),
         )
-        values = run_at_other_values(weighted, written.draw, inputs.learned.rules, reads_values=bool(written.choices))
+        values = run_at_varied_values(weighted, written.draw, inputs.learned.rules, reads_values=bool(written.choices))
         text = None
         if generates_alone(prepared.part):
             generated = generate_reference(weighted, inputs.seed)
@@ -296,7 +296,7 @@ def _without_nan(
     for tensors, learn in others:
         try:
             with with_values(prepared) as weighted:
-                draw = _answered_draw(weighted, Draw(tensors, {}, traced.sizes))
+                draw = _outputs_of_draw(weighted, Draw(tensors, {}, traced.sizes))
         except ExportError:
             continue
         if not holds_nan(draw.reference) and not holds_nan(run_file(draw)):
@@ -305,7 +305,7 @@ def _without_nan(
     return second
 
 
-def _telling_draw(traced: Draw, second: Draw, values: OtherValues) -> Draw:
+def _telling_draw(traced: Draw, second: Draw, values: VariedValues) -> Draw:
     """Return the second draw; where the model answers it as it does the traced one, another that it does not."""
 
     def tells(draw: Draw) -> bool:
@@ -317,7 +317,7 @@ def _telling_draw(traced: Draw, second: Draw, values: OtherValues) -> Draw:
     return second if tells(second) else next((draw for draw in others if tells(draw)), second)
 
 
-def _answered_draw(weighted: PreparedPart, draw: Draw) -> Draw:
+def _outputs_of_draw(weighted: PreparedPart, draw: Draw) -> Draw:
     with unchanged_attributes(weighted.model):
         return replace(draw, reference=run_reference(weighted, draw.inputs))
 
@@ -337,7 +337,7 @@ def _name_deciding_inputs(
             names = deciding_inputs(
                 traced,
                 second,
-                lambda tensors: _answered_draw(weighted, Draw(tensors, {}, traced.sizes)),
+                lambda tensors: _outputs_of_draw(weighted, Draw(tensors, {}, traced.sizes)),
                 run_file,
                 dtypes,
             )
@@ -384,7 +384,7 @@ class _File:
         Raises:
             VerificationError: ONNX Runtime cannot run it.
         """
-        with self._failures_told():
+        with self._failures_as_unverified():
             return self.answer(draw)
 
     def run_in_pieces(self, draws: Sequence[Draw], piece_bytes: int) -> list[Arrays]:
@@ -397,9 +397,9 @@ class _File:
         if not pieces.count:
             return [self.run(draw) for draw in draws]
         fed = [self._feeds(draw) for draw in draws]
-        with self._failures_told():
-            answers = iter(pieces.run([feeds for rows in fed for feeds in rows]))
-        return [joined_rows(list(islice(answers, len(rows)))) for rows in fed]
+        with self._failures_as_unverified():
+            outputs = iter(pieces.run([feeds for rows in fed for feeds in rows]))
+        return [joined_rows(list(islice(outputs, len(rows)))) for rows in fed]
 
     def _feeds(self, draw: Draw) -> list[Arrays]:
         """Return what the file is fed for a draw, one after the other."""
@@ -407,7 +407,7 @@ class _File:
         return feeds_by_rows(feeds) if self._has_single_rows else [feeds]
 
     @contextmanager
-    def _failures_told(self) -> Iterator[None]:
+    def _failures_as_unverified(self) -> Iterator[None]:
         try:
             yield
         except StageError as error:

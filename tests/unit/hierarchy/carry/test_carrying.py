@@ -122,7 +122,7 @@ def test_carry_shared_output_alone_shows_no_kinship() -> None:
     """What makes a value from inside the original was found again; what shares but the end with it was not."""
     text = "agraph (float[2, 4] x) => (float[2, 4] z) { {} = Exp(x)  z = Tanh({}) }"
     kin, stranger = (rebuilt(text.replace("{}", name), {}) for name in ("r", "q"))
-    assert (1, 0) == (carry_tags(original(), kin).found_again, carry_tags(original(), stranger).found_again)
+    assert (1, 0) == (carry_tags(original(), kin).matched, carry_tags(original(), stranger).matched)
 
 
 def test_carry_node_that_took_over_a_value_is_more_than_its_name_says() -> None:

@@ -13,10 +13,10 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from checkpoints import build_model
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.caches.arguments import arguments_with_cache, empty_states, given_states
+from winml.modelkit.load.caches.arguments import arguments_with_cache, empty_states, forward_with_states
 from winml.modelkit.load.caches.decision import open_cached_inputs
 from winml.modelkit.load.caches.finding import find_cache
-from winml.modelkit.load.caches.inputs import given_sizes, refuse_several_rows, with_cache_inputs
+from winml.modelkit.load.caches.inputs import fixed_sizes_of, refuse_several_rows, with_cache_inputs
 from winml.modelkit.load.caches.layout import CacheLayout, CacheState
 from winml.modelkit.load.caches.traced_layers import TracedAttentionLayer, layer_tensors
 from winml.modelkit.load.inputs.decision import InputDecision
@@ -270,7 +270,7 @@ def test_rows_that_are_mixed_up_leave_one() -> None:
     config = build_model("llama").config
     layouts = [find_cache(kind(config).eval(), (TOKENS,), {}) for kind in (Mixing, Remembering)]
     assert [True, False] == [isinstance(layout, CacheLayout) and layout.is_of_one_row for layout in layouts]
-    sizes, notes = given_sizes(None, None, layouts[0])  # type: ignore[arg-type]  # as asserted
+    sizes, notes = fixed_sizes_of(None, None, layouts[0])  # type: ignore[arg-type]  # as asserted
     assert {"batch_size": 1, "sequence_length": 1} == sizes
     assert any("one row" in note for note in notes)
     row = TOKENS.model_copy(update={"shape": (1, 1)})
@@ -311,7 +311,7 @@ def test_states_in_attributes_of_modules_are_found_and_given_back() -> None:
     assert ["past_recurrent.0.0", "past_recurrent.0.1"] == [state.input for state in layout.states[:2]]
     assert ("RecurrentGemmaRecurrentBlock", True) == (layout.class_of(0), layout.is_recurrent)
     arguments = arguments_with_cache(layout, ["input_ids", "position_ids"])
-    call = given_states(layout.of_modules, layout.argument)(model)
+    call = forward_with_states(layout.of_modules, layout.argument)(model)
     tokens = torch.tensor([[5, 6, 7, 8], [9, 3, 2, 1]])
     states, scores = empty_states(layout, 2), []
     with torch.no_grad():

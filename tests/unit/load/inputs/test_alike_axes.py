@@ -116,7 +116,7 @@ def test_axes_of_outputs_are_kept_for_the_export() -> None:
         (DynamicRequest(axes={"scores": {0: "b"}}), "--dynamic-axes: the model has no input 'scores'"),
         (WinMLExportConfig(dynamic_axes={"ids": {2: "b"}}).dynamic, "dynamic_axes: ids has no axis 2"),
         (
-            WinMLExportConfig(dynamic_axes={"ids": [2]}).dynamic.given_by("export.{}"),
+            WinMLExportConfig(dynamic_axes={"ids": [2]}).dynamic.requested_by("export.{}"),
             "export.dynamic_axes: ids has no axis 2",
         ),
         (
@@ -125,7 +125,7 @@ def test_axes_of_outputs_are_kept_for_the_export() -> None:
         ),
         (
             DynamicRequest(axes={"ids": {0: "a"}}).joined(
-                WinMLExportConfig(dynamic_axes={"mask": {3: "b"}}).dynamic.given_by("{} of --export-config")
+                WinMLExportConfig(dynamic_axes={"mask": {3: "b"}}).dynamic.requested_by("{} of --export-config")
             ),
             "dynamic_axes of --export-config: mask has no axis 3",
         ),

@@ -14,7 +14,7 @@ from winml.modelkit.load.inputs.options import ShapeConfig, parse_input_specs, p
 def test_shape_config_inline_keeps_only_given_sizes() -> None:
     """Sizes that were not given stay open."""
     config = parse_shape_config('{"sequence_length": 128, "height": 224, "batch_size": 2}')
-    assert {"sequence_length": 128, "height": 224, "batch_size": 2} == config.given()
+    assert {"sequence_length": 128, "height": 224, "batch_size": 2} == config.fixed()
 
 
 def test_shape_config_file_equals_inline_text(tmp_path: Path) -> None:

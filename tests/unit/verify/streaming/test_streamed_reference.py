@@ -17,17 +17,17 @@ from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
 from winml.modelkit.verify.input_draws import InputDraws
-from winml.modelkit.verify.other_sizes import Draw
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference, with_values
 from winml.modelkit.verify.streamed_reference import (
     KEPT_BYTES,
     WeightRequest,
-    answer_requests,
-    answered_streaming,
     asking,
     stream_parameters,
+    streamed_outputs,
+    streamed_slices,
     with_streamed_values,
 )
+from winml.modelkit.verify.varied_sizes import Draw
 
 _ROWS = 700
 """Tokens of the vocabulary, so that tables and products with them are larger than what is kept."""
@@ -65,7 +65,7 @@ def _largest_difference(folder: Path) -> float:
     differences = []
     with prepared_part(_weightless(folder)) as prepared:
         draws = _draws(prepared)
-        streamed = answered_streaming(prepared, draws)
+        streamed = streamed_outputs(prepared, draws)
         with with_values(prepared) as weighted:
             for draw, answered in zip(draws, streamed, strict=True):
                 held = run_reference(weighted, draw.inputs)
@@ -118,7 +118,7 @@ def test_no_product_reads_a_whole_matrix(llama: Path, mode: Any) -> None:
 
     def ask(request: WeightRequest) -> torch.Tensor:
         asked.append(request)
-        return answer_requests([request])[0]
+        return streamed_slices([request])[0]
 
     with mode(), asking(ask):
         product = torch.nn.functional.linear(matrix, weight, torch.ones(_ROWS)) - 1
@@ -150,7 +150,7 @@ def test_checkpoint_that_became_shorter_is_told(llama: Path, tmp_path: Path) -> 
         with file.open("r+b") as opened:
             opened.truncate(file.stat().st_size - 10_000)
         with pytest.raises((CheckpointError, ExportError), match="inside tensor"):
-            answered_streaming(prepared, draws)
+            streamed_outputs(prepared, draws)
 
 
 def test_part_with_values_is_taken_as_it_is() -> None:

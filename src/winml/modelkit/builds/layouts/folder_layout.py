@@ -79,15 +79,15 @@ class FolderLayout:
         # A stage's result is ours and stays beside it; the model a build starts from is neither.
         is_ours = bool(part.current_files)
         if self._layout.numbers_data:
-            made = place_numbered(part.current, staged, may_link=is_ours)
-            for data in made[1:]:
+            created = place_numbered(part.current, staged, may_link=is_ours)
+            for data in created[1:]:
                 files.reserve(path.with_name(data.name))  # replaces that of an earlier build, which has the same name
         elif self._plan.is_deployed:
-            made = place_self_contained(part.current, staged, may_link=is_ours)
+            created = place_self_contained(part.current, staged, may_link=is_ours)
         else:
             shares = is_ours and path.parent == folder  # a model names data files of its own folder only
-            made = place_copy(part.current, staged, share_data=shares, may_link=is_ours)
-        return tuple(path.with_name(file.name).relative_to(folder).as_posix() for file in made)
+            created = place_copy(part.current, staged, share_data=shares, may_link=is_ours)
+        return tuple(path.with_name(file.name).relative_to(folder).as_posix() for file in created)
 
     def names_data_of(self, names: Sequence[str]) -> bool:
         """Say whether data is called after its model, and as the readers look for it; the model comes first."""

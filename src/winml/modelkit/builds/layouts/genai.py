@@ -75,8 +75,8 @@ def search_section(generation: Mapping[str, Any], context: int, *, shares: bool)
         "no_repeat_ngram_size": 0, "num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0,
         "temperature": 1.0, "top_k": 50, "top_p": 1.0,
     }  # fmt: skip
-    given = {key: generation[key] for key in neutral if generation.get(key) is not None}
-    return {**neutral, **given, "max_length": context, "past_present_share_buffer": shares}
+    passed = {key: generation[key] for key in neutral if generation.get(key) is not None}
+    return {**neutral, **passed, "max_length": context, "past_present_share_buffer": shares}
 
 
 def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -204,9 +204,9 @@ def speech_config(
     return {"model": described, "search": search_section(generation, context, shares=False)}
 
 
-def _names(role: str, beginning: str, side: str) -> dict[str, str]:
+def _names(role: str, prompt: str, side: str) -> dict[str, str]:
     """Return how genai is told the names of keys and values, with ``%d`` for the layer."""
-    return {f"{role}_{kind}_names": f"{beginning}.%d.{side}.{kind}" for kind in ("key", "value")}
+    return {f"{role}_{kind}_names": f"{prompt}.%d.{side}.{kind}" for kind in ("key", "value")}
 
 
 def _refuse_others(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> tuple[int, int, int]:
@@ -215,7 +215,7 @@ def _refuse_others(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> tuple[
     Raises:
         UsageError: names what is in the way.
     """
-    given = {value.name: value_sizes(value) for value in encoder.input}
+    passed = {value.name: value_sizes(value) for value in encoder.input}
     taken = {value.name: value_sizes(value) for value in decoder.input}
     answered = {value.name for value in encoder.output}
     cross = {name: sizes for name, sizes in taken.items() if _CROSS.fullmatch(name)}
@@ -223,10 +223,10 @@ def _refuse_others(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> tuple[
     other = [name for name in taken if name not in states and name != _TOKENS]
     shapes = {(sizes[1], sizes[3]) for sizes in states.values()}
     problem = ""
-    if set(given) != {_FEATURES}:
-        problem = f"an encoder that takes {', '.join(given)}; expected {_FEATURES} alone"
-    elif given[_FEATURES][-1] not in (_FRAMES,):
-        problem = f"{given[_FEATURES][-1]} frames of sound; expected {_FRAMES}"
+    if set(passed) != {_FEATURES}:
+        problem = f"an encoder that takes {', '.join(passed)}; expected {_FEATURES} alone"
+    elif passed[_FEATURES][-1] not in (_FRAMES,):
+        problem = f"{passed[_FEATURES][-1]} frames of sound; expected {_FRAMES}"
     elif other or not cross:
         problem = f"a decoder that takes {', '.join(other or taken)}; expected {_TOKENS}, keys and values by layer"
     elif len(shapes) != 1 or {sizes[2] for sizes in cross.values()} != {_FRAMES // 2}:

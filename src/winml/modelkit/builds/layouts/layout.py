@@ -159,7 +159,7 @@ def refuse_models(layout: Layout, models: Sequence[Path]) -> None:
     """
     from winml.modelkit.graph.files.reading import read_structure  # imports onnx
 
-    computing = (path for path in models if layout.cross_keys == DECODER and _reads_encoded_cache(path))
+    computing = (path for path in models if layout.cross_keys == DECODER and _reads_cross_attention_cache(path))
     if decoder := next(computing, None):
         raise UsageError(
             f"--layout {layout.name}: {decoder.name} takes keys and values that the encoder computed, and "
@@ -174,7 +174,7 @@ def refuse_models(layout: Layout, models: Sequence[Path]) -> None:
     refuse_task(layout, task, is_described=bool(texts))
 
 
-def _reads_encoded_cache(model: Path) -> bool:
+def _reads_cross_attention_cache(model: Path) -> bool:
     """Say whether a graph takes keys and values that another part computes."""
     from winml.modelkit.graph.files.reading import read_structure  # imports onnx
 

@@ -78,20 +78,20 @@ def unfit_cache_words(config: Path, inputs: Mapping[str, Sequence[int | str | No
     if not isinstance(record, dict) or not shapes or len(shapes[0]) != 4 or record.get("model_type") in _OF_ITS_OWN:
         return ""
     is_encoded = any(".encoder." in name for name in inputs)
-    given = _given_by_optimum(record, is_encoded=is_encoded)
+    passed = _optimum_heads(record, is_encoded=is_encoded)
     heads, size = shapes[0][1], shapes[0][3]
-    if given is None or not isinstance(heads, int) or not isinstance(size, int) or given == (heads, size):
+    if passed is None or not isinstance(heads, int) or not isinstance(size, int) or passed == (heads, size):
         return ""
     decoder = "model.decoder" if is_encoded else "model"
     names = f"{decoder}.{'num_attention_heads' if is_encoded else 'num_key_value_heads'}"
     return (
-        f"optimum-onnx 0.1 makes an empty cache of {given[0]} heads of {given[1]} values from {config.name}, and the "
+        f"optimum-onnx 0.1 makes an empty cache of {passed[0]} heads of {passed[1]} values from {config.name}, and the "
         f"graph takes {heads} heads of {size}: its generate() fails. After loading, set {names} = {heads} and "
         f"{decoder}.embed_size_per_head = {size}; or generate with WinMLAutoModel."
     )
 
 
-def _given_by_optimum(record: Mapping[str, Any], *, is_encoded: bool) -> tuple[int, int] | None:
+def _optimum_heads(record: Mapping[str, Any], *, is_encoded: bool) -> tuple[int, int] | None:
     """Return the heads and their size in the cache that it makes; None where the config does not say it."""
     model_type = record.get("model_type")
     section = next((record[name] for name in _SECTIONS if isinstance(record.get(name), dict)), record)

@@ -22,15 +22,15 @@ from winml.modelkit.cli._options import (
 from winml.modelkit.cli._requests import (
     config_option,
     configured_options,
+    export_section_keys,
     model_request,
     read_build_config,
     stated_fields,
-    told_sections,
     with_sizes,
 )
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings, tell
 from winml.modelkit.cli.verbs._quantize_options import filled_section, quantization_options, refuse_flags_without_stage
-from winml.modelkit.errors import UsageError, told_as
+from winml.modelkit.errors import UsageError, rename_options
 from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.verbs.build import BuildRequest, plan_requested_build, run_planned_build
 
@@ -83,12 +83,14 @@ def command(context: click.Context, /, **options: Any) -> None:
     if options["dry_run"]:
         show_plan(plan, options)
         return
-    kept: list[str] = []
+    retained: list[str] = []
     try:
         with library_output_to_stderr():
-            result = run_planned_build(plan, request, _listener(options, kept))
+            result = run_planned_build(plan, request, _listener(options, retained))
     except KeyboardInterrupt:
-        ending = f"kept: {', '.join(kept)}; the same command goes on from there" if kept else "no stage had ended"
+        ending = (
+            f"kept: {', '.join(retained)}; the same command goes on from there" if retained else "no stage had ended"
+        )
         raise Interrupted(ending) from None
     _show_result(result, options)
     if result.evaluation is not None and not result.evaluation.is_good_enough:
@@ -110,8 +112,8 @@ def _read_request(context: click.Context, options: dict[str, Any]) -> BuildReque
             refuse_sizes(model, f"--{option.replace('_', '-')}", str(options[option]))
     if options["quant"] is False:
         refuse_flags_without_stage(options)
-    words = {**configured.words, **told_sections(config.export, options, "export.{}")}
-    with told_as(words):
+    words = {**configured.words, **export_section_keys(config.export, options, "export.{}")}
+    with rename_options(words):
         changed: dict[str, Any] = {"quant": filled_section(config.quant, options)}
         if config.export is not None:
             open_anyway = {"allow_dynamic": True} if options["allow_dynamic"] else {}
@@ -124,8 +126,8 @@ def _read_request(context: click.Context, options: dict[str, Any]) -> BuildReque
         )
 
 
-def _listener(options: Mapping[str, Any], kept: list[str]) -> BuildListener:
-    """Return what shows progress; the names of stages whose results are there go to ``kept``."""
+def _listener(options: Mapping[str, Any], retained: list[str]) -> BuildListener:
+    """Return what shows progress; the names of stages whose results are there go to ``retained``."""
     from winml.modelkit.builds.build import BuildListener
     from winml.modelkit.cli._progress import show_step
 
@@ -138,7 +140,7 @@ def _listener(options: Mapping[str, Any], kept: list[str]) -> BuildListener:
     return BuildListener(
         on_stage=None if quiet else show_finished if verbose else show_step,
         on_step=show_step if verbose and not quiet else None,
-        on_kept=kept.append,
+        on_kept=retained.append,
         tell=tell,
     )
 

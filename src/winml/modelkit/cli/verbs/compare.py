@@ -116,7 +116,7 @@ def command(**options: Any) -> None:
         input_data=Path(options["input_data"]) if options["input_data"] else None,
         seed=options["seed"],
     )
-    asked = CompareOptions(
+    requested = CompareOptions(
         run,
         by_module=options["by_module"],
         threshold=options["threshold"],
@@ -126,7 +126,7 @@ def command(**options: Any) -> None:
         names=_names(options["names"]),
     )
     with library_output_to_stderr():
-        result = found.compare(asked)
+        result = found.compare(requested)
     written = _write(result, options)
     _show(result, written, options)
     if not result.is_within:
@@ -189,14 +189,14 @@ def _refuse_early(options: dict[str, Any]) -> FoundPairs:
             f"--samples {options['samples']}: --input-data {options['input_data']} has values",
             hint="Give one of the two; of a folder, every .npz file is read.",
         )
-    given = value_files(Path(options["input_data"])) if options["input_data"] else data_set_files(options)
+    passed = value_files(Path(options["input_data"])) if options["input_data"] else data_set_files(options)
     sizes_by_name({**options, "batch_size": None})
     outputs = [path for name in BY_MODULE_FILES for path in _module_files(options[name], list(found.parts))]
     outputs += [options["output"]] if options["output"] else []
     if len({path.absolute() for path in outputs}) < len(outputs):
         raise UsageError("two of --output, --report and --node-data name one file", hint="Give each a file of its own.")
     if outputs:
-        refuse_outputs(outputs, [*found.files, *given], overwrite=options["overwrite"])
+        refuse_outputs(outputs, [*found.files, *passed], overwrite=options["overwrite"])
     return found
 
 

@@ -8,7 +8,7 @@ import click
 
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import run_verb
-from winml.modelkit.cli._options import answer_options, grouped_option, request_options, verbose_option
+from winml.modelkit.cli._options import grouped_option, request_options, result_options, verbose_option
 from winml.modelkit.cli._requests import read_request
 from winml.modelkit.cli._streams import show_result
 from winml.modelkit.verbs.compile import COMPILE, CompileRequest
@@ -33,7 +33,7 @@ Examples:
 @request_options(CompileRequest)
 @grouped_option("--list", "list_", is_flag=True, help="List the providers that compile, and which are here.")
 @verbose_option("Tell more: every module and node.")
-@answer_options
+@result_options
 def command(**options: Any) -> None:
     """Compile an ONNX file for one execution provider; its nodes go on naming their modules.
 

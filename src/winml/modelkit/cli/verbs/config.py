@@ -23,9 +23,9 @@ from winml.modelkit.cli._options import (
 from winml.modelkit.cli._requests import (
     config_option,
     configured_options,
+    export_section_keys,
     model_request,
     read_build_config,
-    told_sections,
     with_sizes,
 )
 from winml.modelkit.cli._streams import (
@@ -34,9 +34,9 @@ from winml.modelkit.cli._streams import (
     refuse_outputs,
     silence_library_warnings,
     tell,
-    write_answer,
+    write_result,
 )
-from winml.modelkit.errors import UsageError, told_as
+from winml.modelkit.errors import UsageError, rename_options
 from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.words import printable
 
@@ -121,7 +121,7 @@ def _check_config(place: str) -> None:
     value, source = parse_json(sys.stdin.read(), "stdin") if place == STDIN else read_json(place, "--check")
     config, notes = parse_build_config(value, source)
     if config.eval is not None:
-        from winml.modelkit.builds.judged_models import refuse_unfit_limits
+        from winml.modelkit.builds.evaluated_models import refuse_unfit_limits
 
         loader = config.loader.model_dump() if config.loader is not None else {}
         refuse_unfit_limits(config.eval, loader.get("task"))
@@ -135,16 +135,16 @@ def _check_config(place: str) -> None:
 
 def _write_config(context: click.Context, options: dict[str, Any]) -> None:
     base = read_build_config(options["config"])
-    given = configured_options(context, options, base)
+    passed = configured_options(context, options, base)
     if options["model_type"]:
-        given.options["model"] = None
-    elif not given.options["model"]:
+        passed.options["model"] = None
+    elif not passed.options["model"]:
         raise UsageError("no model was given", hint="Give one with -m, or --model-type; the config names none.")
-    words = {**given.words, **told_sections(base.export, options, "export.{}")}
-    with told_as(words):
-        config = _config_of_options(base, given.options)
-        request = model_request({**given.options, "model": given.options["model"] or ""})
-        _refuse_early(config, request, given.options)
+    words = {**passed.words, **export_section_keys(base.export, options, "export.{}")}
+    with rename_options(words):
+        config = _config_of_options(base, passed.options)
+        request = model_request({**passed.options, "model": passed.options["model"] or ""})
+        _refuse_early(config, request, passed.options)
         silence_library_warnings(debug=options["debug"])
         resolved, notes = _resolved_config(config, request, options["model_type"])
     for note in notes:
@@ -173,7 +173,7 @@ def _put_config(resolved: WinMLBuildConfig, options: dict[str, Any]) -> None:
     if output is None:
         print_json(resolved.as_record())
         return
-    write_answer(output, resolved.as_record(), overwrite=True)
+    write_result(output, resolved.as_record(), overwrite=True)
     tell(f"wrote {output}")
 
 
@@ -213,15 +213,15 @@ def _config_of_options(base: WinMLBuildConfig, options: dict[str, Any]) -> WinML
             f"--{next(iter(place))} has no meaning with both --no-quant and --no-compile: no stage is left to read it",
             hint="Leave it out.",
         )
-    given = {"quant": {**precision, **place}, "compile": place}
-    asked = parse_build_config({name: values for name, values in given.items() if values}, "options")[0]
+    passed = {"quant": {**precision, **place}, "compile": place}
+    requested = parse_build_config({name: values for name, values in passed.items() if values}, "options")[0]
     changed: dict[str, Any] = {}
-    for name, values in given.items():
+    for name, values in passed.items():
         if options[f"no_{name}"]:
             changed[name] = None
         # A place alone begins no quantization that the config leaves out.
         elif values and not (name == "quant" and base.quant is None and not precision):
-            section = getattr(base, name) or getattr(asked, name)
+            section = getattr(base, name) or getattr(requested, name)
             changed[name] = section.model_copy(update=values)
     if changed.get("quant") is not None:
         changed["quant"] = _with_decided_precision(changed["quant"])

@@ -21,7 +21,12 @@ from winml.modelkit.cli._options import (
 )
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import refuse_checkpoint_options
-from winml.modelkit.cli._streams import library_output_to_stderr, refuse_outputs, show_answer, silence_library_warnings
+from winml.modelkit.cli._streams import (
+    library_output_to_stderr,
+    refuse_outputs,
+    silence_library_warnings,
+    write_and_print_result,
+)
 from winml.modelkit.errors import UsageError
 from winml.modelkit.runtime.execution_providers import parse_ep_options
 
@@ -73,9 +78,9 @@ def command(**options: Any) -> None:
     Both are run on the same samples. A checkpoint is judged by itself, in PyTorch. Exit codes: 0 done, 3 a limit
     (--min, --max, --max-drop) is not met, 1 failed, 2 wrong usage.
     """
-    name, asked = _refuse_early(options)
+    name, requested = _refuse_early(options)
     silence_library_warnings(debug=options["debug"])
-    from winml.modelkit.builds.judged_models import named_subject
+    from winml.modelkit.builds.evaluated_models import named_subject
     from winml.modelkit.flows.evaluate.evaluate import evaluate
     from winml.modelkit.report.evaluation import evaluation_document
     from winml.modelkit.runtime.opened_model import RunOptions
@@ -87,27 +92,27 @@ def command(**options: Any) -> None:
     )
     run.choose_provider()
     load = {key: options[key] for key in ("model_class", "revision", "trust_remote_code")}
-    subject = named_subject(name, asked, run, **load)
+    subject = named_subject(name, requested, run, **load)
     with library_output_to_stderr(), live_progress(quiet=options["quiet"], counted="samples") as progress:
-        result = evaluate(subject, asked, on_step=None if options["quiet"] else show_step, progress=progress)
-    show_answer(result.as_record(), options, lambda: evaluation_document(result))
+        result = evaluate(subject, requested, on_step=None if options["quiet"] else show_step, progress=progress)
+    write_and_print_result(result.as_record(), options, lambda: evaluation_document(result))
     if not result.is_good_enough:
         click.get_current_context().exit(NEGATIVE_ANSWER)
 
 
 def _refuse_early(options: dict[str, Any]) -> tuple[str, EvaluationOptions]:
     """Return the model and what is asked of it; refuse what options and paths show to be wrong."""
-    from winml.modelkit.builds.judged_models import named_baseline
+    from winml.modelkit.builds.evaluated_models import named_baseline
     from winml.modelkit.found_models import FoundModel, onnx_file
     from winml.modelkit.load.request import ModelRequest, resolve_source
 
-    given = [value for value in (options["target"], options["model"]) if value is not None]
-    if len(given) != 1:
+    passed = [value for value in (options["target"], options["model"]) if value is not None]
+    if len(passed) != 1:
         raise UsageError(
-            f"two models were given: {given[0]!r} and, with -m, {given[1]!r}" if given else "no model was given",
+            f"two models were given: {passed[0]!r} and, with -m, {passed[1]!r}" if passed else "no model was given",
             hint="Give one: an ONNX file, the folder of a build, or a checkpoint.",
         )
-    name: str = given[0]
+    name: str = passed[0]
     path = onnx_file(name)
     if path is None:
         request = ModelRequest(model=name, task=options["task"], trust_remote_code=options["trust_remote_code"])
@@ -119,12 +124,12 @@ def _refuse_early(options: dict[str, Any]) -> tuple[str, EvaluationOptions]:
         refuse_checkpoint_options(path, options, ("model_class", "revision", "trust_remote_code"), hint)
         model = FoundModel(name, path)
     refuse_unknown_ep(options["ep"])
-    asked = _asked(options)
-    baseline = named_baseline(asked.baseline)
+    requested = _evaluation_options(options)
+    baseline = named_baseline(requested.baseline)
     read = [*model.files_read(), *([baseline] if isinstance(baseline, Path) else [])]
     if options["output"] is not None:
         refuse_outputs([options["output"]], [*read, *data_set_files(options)], overwrite=options["overwrite"])
-    return name, asked
+    return name, requested
 
 
 def _refuse_run_options(options: dict[str, Any]) -> None:
@@ -141,13 +146,13 @@ def _refuse_run_options(options: dict[str, Any]) -> None:
             )
 
 
-def _asked(options: dict[str, Any]) -> EvaluationOptions:
+def _evaluation_options(options: dict[str, Any]) -> EvaluationOptions:
     from winml.modelkit.evaluate.columns import parse_columns
     from winml.modelkit.evaluate.data_sources import find_source
     from winml.modelkit.evaluate.options import EvaluationOptions, parse_limits
 
     find_source(options["dataset"])
-    asked = EvaluationOptions(
+    requested = EvaluationOptions(
         dataset=options["dataset"],
         columns=parse_columns(options["columns"]),
         min=parse_limits(options["minimum"], "--min"),
@@ -155,10 +160,10 @@ def _asked(options: dict[str, Any]) -> EvaluationOptions:
         max_drop=parse_limits(options["max_drop"], "--max-drop"),
         **{key: options[key] for key in ("task", "split", "samples", "batch_size", "seed", "metrics", "baseline")},
     )
-    if asked.task is not None:
+    if requested.task is not None:
         from winml.modelkit.evaluate.tasks.table import task_definition
         from winml.modelkit.flows.evaluate.evaluate import check_limits
-        from winml.modelkit.flows.evaluate.judged_models import task_name
+        from winml.modelkit.flows.evaluate.evaluated_models import task_name
 
-        check_limits(task_definition(task_name(asked.task)), asked)
-    return asked
+        check_limits(task_definition(task_name(requested.task)), requested)
+    return requested

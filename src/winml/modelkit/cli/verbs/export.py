@@ -12,12 +12,12 @@ import click
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
     NonEmptyPath,
-    answer_options,
     dynamic_options,
     functions_option,
     input_options,
     model_option,
     random_options,
+    result_options,
     source_options,
     tree_options,
     weight_options,
@@ -26,16 +26,16 @@ from winml.modelkit.cli._requests import (
     config_option,
     configured_options,
     export_section,
+    export_section_keys,
     model_request,
     read_build_config,
     sizes_by_name,
-    told_sections,
     with_sizes,
 )
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings, tell
-from winml.modelkit.errors import ConfigError, ModelPathError, UsageError, told_as
+from winml.modelkit.errors import ConfigError, ModelPathError, UsageError, rename_options
 from winml.modelkit.graph.files.named_paths import named_path
-from winml.modelkit.load.load_options import declared_options, is_given
+from winml.modelkit.load.load_options import declared_options, is_not_default
 
 if TYPE_CHECKING:
     from winml.modelkit.export.config import WinMLExportConfig
@@ -80,7 +80,7 @@ def pin(options: Mapping[str, Any]) -> None:
         UsageError: an option that has no meaning here, or a name the file does not have.
     """
     for name in _FOR_PYTORCH_MODELS:
-        if is_given(name, options[name]):
+        if is_not_default(name, options[name]):
             raise UsageError(
                 f"--{name.replace('_', '-')} has no meaning for an ONNX file, whose sizes alone can be fixed",
                 hint="Leave it out, or export the PyTorch model anew.",
@@ -97,7 +97,7 @@ def pin(options: Mapping[str, Any]) -> None:
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.flows.pin import pin_model
 
-    with told_as({} if options["shape_config"] else {"--shape-config": "--batch-size"}):
+    with rename_options({} if options["shape_config"] else {"--shape-config": "--batch-size"}):
         result = pin_model(
             options["model"].strip(),
             options["output"],
@@ -173,7 +173,7 @@ Examples:
 )
 @click.option("--with-report", is_flag=True, help="Also write a Markdown report.")
 @tree_options("Tell more: the module tree with node counts.")
-@answer_options
+@result_options
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
     """Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.
@@ -185,10 +185,10 @@ def command(context: click.Context, /, **options: Any) -> None:
         pin(options)
         return
     config, options, words = _configured(context, options)
-    with told_as(words):
+    with rename_options(words):
         origin = "{} in --export-config" if options["export_config"] else "export.{}"
         request = model_request(options)
-        dynamic = request.dynamic.joined(config.dynamic.given_by(origin))
+        dynamic = request.dynamic.joined(config.dynamic.requested_by(origin))
         request = dataclasses.replace(request, dynamic=dynamic)
         if config.input_tensors is not None and request.input_specs is None:
             origin = origin.format("input_tensors")
@@ -210,16 +210,16 @@ def _configured(
         ConfigError: a config is wrong.
     """
     build_config = read_build_config(options["config"], section="export")
-    given = configured_options(context, options, build_config)
-    if not given.options["model"]:
+    passed = configured_options(context, options, build_config)
+    if not passed.options["model"]:
         raise UsageError("no model was given", hint="Give one with -m, or a config whose loader names one.")
     config = export_section(build_config, "--config")
-    words = {**given.words, **told_sections(config, options, "export.{}")}
+    words = {**passed.words, **export_section_keys(config, options, "export.{}")}
     if options["export_config"]:
         alone = _export_config(options["export_config"])
-        words.update(told_sections(alone, options, "{} in --export-config"))
+        words.update(export_section_keys(alone, options, "{} in --export-config"))
         config = config.model_copy(update={name: getattr(alone, name) for name in alone.model_fields_set})
-    return _with_flags(with_sizes(config, options), options), given.options, words
+    return _with_flags(with_sizes(config, options), options), passed.options, words
 
 
 def _refuse_early(request: ModelRequest, config: WinMLExportConfig, options: dict[str, Any]) -> None:
@@ -253,25 +253,25 @@ def _export_config(place: str) -> WinMLExportConfig:
 
 def _with_flags(config: WinMLExportConfig, options: dict[str, Any]) -> WinMLExportConfig:
     """Return the config with what the flags say; a flag wins."""
-    given: dict[str, Any] = {}
+    passed: dict[str, Any] = {}
     if options["torch_module"]:
-        given["torch_module"] = _torch_modules(options["torch_module"])
+        passed["torch_module"] = _torch_modules(options["torch_module"])
     if options["hierarchy"] is not None or options["clean_onnx"]:
-        given["hierarchy"] = bool(options["hierarchy"]) and not options["clean_onnx"]
+        passed["hierarchy"] = bool(options["hierarchy"]) and not options["clean_onnx"]
     if options["dynamo"] is not None:
-        given["exporter"] = "dynamo" if options["dynamo"] else "torchscript"
+        passed["exporter"] = "dynamo" if options["dynamo"] else "torchscript"
     if options["verify"] is not None:
-        given["verify"] = options["verify"]
+        passed["verify"] = options["verify"]
     flags = ("keep_torch_metadata", "operation_fallback", "allow_dynamic")
-    given.update({name: True for name in flags if options[name]})
+    passed.update({name: True for name in flags if options[name]})
     if options["ep"] is not None:
-        given["ep"] = options["ep"]
+        passed["ep"] = options["ep"]
     if options["opset"] is not None:
         from winml.modelkit.options import parse_options
 
-        asked = parse_options(type(config), {"opset_version": options["opset"]}, f"--opset {options['opset']}")
-        given["opset_version"] = asked.opset_version
-    return config.model_copy(update=given)
+        requested = parse_options(type(config), {"opset_version": options["opset"]}, f"--opset {options['opset']}")
+        passed["opset_version"] = requested.opset_version
+    return config.model_copy(update=passed)
 
 
 def _torch_modules(text: str) -> TorchModules:

@@ -9,12 +9,12 @@ import click
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record, show_plan
 from winml.modelkit.cli._options import (
-    answer_options,
     grouped_option,
     input_options,
     model_option,
     random_options,
     request_options,
+    result_options,
     source_options,
 )
 from winml.modelkit.cli._requests import exported_path, files_read, runnable_model
@@ -59,7 +59,7 @@ Examples:
     metavar="FILE",
     help="Values for the whole model: an .npz file with an array per input.",
 )
-@answer_options
+@result_options
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
     """Cut modules out of a model, each as an ONNX model of its own that answers as it does inside.
@@ -69,7 +69,7 @@ def command(context: click.Context, /, **options: Any) -> None:
     not be cut out, 2 wrong usage, 3 a cut model does not answer as the whole model does.
     """
     silence_library_warnings(debug=options["debug"])
-    plans = {part: plan_extraction(_request(asked)) for part, asked in _options_by_part(options).items()}
+    plans = {part: plan_extraction(_request(requested)) for part, requested in _options_by_part(options).items()}
     if options["dry_run"]:
         _show_plans(plans, options)
         return

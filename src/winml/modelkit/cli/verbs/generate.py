@@ -124,20 +124,20 @@ def _text_on_stdin() -> str:
 
 def _prepare(files: Mapping[str, Path], text: str | None, options: dict[str, Any]) -> PreparedPrompt:
     """Return what the model is given, in its tokens."""
-    asked = {key: options[key] for key in ("max_new_tokens", "temperature", "top_p", "seed")}
+    requested = {key: options[key] for key in ("max_new_tokens", "temperature", "top_p", "seed")}
     if ENCODER in files:
-        from winml.modelkit.inference.generation.encoded_writing import prepare_encoded
+        from winml.modelkit.inference.generation.encoder_decoder_text import prepare_encoder_decoder
 
         image = next(iter(options["image"]), None)
-        given = {"prompt": text, "audio": options["audio"], "image": image}
-        return prepare_encoded(files, given, with_times=options["timestamps"], **asked)
+        passed = {"prompt": text, "audio": options["audio"], "image": image}
+        return prepare_encoder_decoder(files, passed, with_times=options["timestamps"], **requested)
     if VISION in files:
-        from winml.modelkit.inference.generation.shown_writing import prepare_shown
+        from winml.modelkit.inference.generation.vision_language_text import prepare_vision_language
 
-        return prepare_shown(files, text or "", options["image"], is_chat=options["chat"], **asked)
+        return prepare_vision_language(files, text or "", options["image"], is_chat=options["chat"], **requested)
     from winml.modelkit.inference.generation.writing import prepare_prompt
 
-    return prepare_prompt(files[ONLY_PART], text or "", is_chat=options["chat"], **asked)
+    return prepare_prompt(files[ONLY_PART], text or "", is_chat=options["chat"], **requested)
 
 
 def _refuse_early(options: dict[str, Any]) -> Mapping[str, Path]:

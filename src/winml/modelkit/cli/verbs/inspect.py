@@ -84,12 +84,12 @@ def command(**options: Any) -> None:
     """
     parts = named_parts(options)
     # Each part is a file: what is wrong with the options is so for all of them.
-    asked = options_of_part(options, next(iter(parts.values()))) if parts else options
-    model = _refuse_early(asked)
+    requested = options_of_part(options, next(iter(parts.values()))) if parts else options
+    model = _refuse_early(requested)
     if len(parts) > 1:
-        _inspect_parts(parts, options, asked)
+        _inspect_parts(parts, options, requested)
     elif model is not None and model.lower().endswith(".onnx"):
-        _inspect_file(Path(model), asked)
+        _inspect_file(Path(model), requested)
     elif model is None and options["list_tasks"] and not (options["model_type"] or options["model_class"]):
         _list_all_tasks(options)
     else:
@@ -102,15 +102,15 @@ def _refuse_early(options: dict[str, Any]) -> str | None:
     Raises:
         UsageError: there is none, or two.
     """
-    given = [value for value in (options["target"], options["model"]) if value is not None]
-    if len(given) > 1:
-        raise UsageError(f"two models were given: {given[0]!r} and, with -m, {given[1]!r}", hint="Give one of them.")
-    if given and options["model_type"]:
+    passed = [value for value in (options["target"], options["model"]) if value is not None]
+    if len(passed) > 1:
+        raise UsageError(f"two models were given: {passed[0]!r} and, with -m, {passed[1]!r}", hint="Give one of them.")
+    if passed and options["model_type"]:
         raise UsageError(
-            f"--model-type {options['model_type']} stands in place of a model, and {given[0]!r} is one",
+            f"--model-type {options['model_type']} stands in place of a model, and {passed[0]!r} is one",
             hint="Give one of them.",
         )
-    if not given and not any(options[name] for name in ("model_type", "model_class", "list_tasks")):
+    if not passed and not any(options[name] for name in ("model_type", "model_class", "list_tasks")):
         raise UsageError(
             "no model was given",
             hint="Give an ONNX file, a Hub id, a checkpoint folder, a config.json or file.py:factory; or --model-type "
@@ -118,7 +118,7 @@ def _refuse_early(options: dict[str, Any]) -> str | None:
         )
     if options["depth"] is not None and not options["hierarchy"] and options["module"] is None:
         raise UsageError(f"--depth {options['depth']} is for the module tree, which -H shows", hint="Add -H.")
-    model: str | None = _file_in_folder(given[0]) if given else None
+    model: str | None = _file_in_folder(passed[0]) if passed else None
     is_file = model is not None and model.lower().endswith(".onnx")
     _refuse_provider(options, model)
     if options["module"] is not None and not is_file:
@@ -158,14 +158,14 @@ def _inspect_file(path: Path, options: dict[str, Any]) -> None:
     _end(inspected.fit)
 
 
-def _inspect_parts(parts: Mapping[str, Path], options: dict[str, Any], asked: dict[str, Any]) -> None:
-    """Show what is in each part of a folder, as ``asked`` of a file; ``--module`` in those that have such a module."""
+def _inspect_parts(parts: Mapping[str, Path], options: dict[str, Any], requested: dict[str, Any]) -> None:
+    """Show what is in each part of a folder, as ``requested``; ``--module`` in those that have such a module."""
     from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
 
-    shown = list(parts)
+    displayed = list(parts)
     if options["module"] is not None:
-        shown = parts_with_module(part_modules(parts), options["module"])
-    inspected = {part: _inspected_file(parts[part], asked) for part in shown}
+        displayed = parts_with_module(part_modules(parts), options["module"])
+    inspected = {part: _inspected_file(parts[part], requested) for part in displayed}
     from winml.modelkit.report.document import parts_document
 
     record = parts_record(options, {part: item.as_record(options) for part, item in inspected.items()})
@@ -260,7 +260,7 @@ def _inspect_model(model: str | None, options: dict[str, Any]) -> None:
             from winml.modelkit.found_models import FoundModel
 
             fit = _provider_fit(exported_path(FoundModel(request.model, request=request), show_step), options)
-    answer = {**inspection.as_record(), "execution_provider": None if fit is None else fit.as_record()}
+    output = {**inspection.as_record(), "execution_provider": None if fit is None else fit.as_record()}
     limits = _limits(options)
-    show_result(answer, options, lambda: _with_fit(model_inspection_document(inspection, limits), fit))
+    show_result(output, options, lambda: _with_fit(model_inspection_document(inspection, limits), fit))
     _end(fit)

@@ -9,7 +9,7 @@ import click
 
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import parts_record, run_verb
-from winml.modelkit.cli._options import answer_options, grouped_option, request_options, verbose_option
+from winml.modelkit.cli._options import grouped_option, request_options, result_options, verbose_option
 from winml.modelkit.cli._requests import read_request
 from winml.modelkit.cli._streams import show_result, silence_library_warnings
 from winml.modelkit.errors import UsageError
@@ -46,7 +46,7 @@ _NO_FLAGS: dict[str, None] = dict.fromkeys(CAPABILITIES)
 @grouped_option("--check", is_flag=True, help="Say what each capability would do, and where; write nothing.")
 @grouped_option("--list", "list_", is_flag=True, help="List the capabilities, with what they do and where they are on.")
 @verbose_option("Tell more: the change of every module.")
-@answer_options
+@result_options
 def command(**options: Any) -> None:
     """Make an ONNX file cheaper with the same answer; its nodes go on naming their modules.
 

@@ -32,10 +32,10 @@ from winml.modelkit.cli._streams import (
     json_text,
     library_output_to_stderr,
     refuse_outputs,
-    show_answer,
     show_result,
     silence_library_warnings,
     tell,
+    write_and_print_result,
     write_files,
 )
 from winml.modelkit.errors import UsageError
@@ -130,7 +130,7 @@ def show_generation(
             seed=run_options.seed,
             latency=few_runs(latency, options["iterations"]),
         )
-    show_answer(result.as_record(), options, lambda: generation_perf_document(result))
+    write_and_print_result(result.as_record(), options, lambda: generation_perf_document(result))
 
 
 # --- ``winml perf --module``: how fast is each module on its own?
@@ -172,7 +172,7 @@ def show_module_perf(
     from winml.modelkit.report.module_times import module_perf_document
 
     result = named_module_perf(model, run_options, latency, options)
-    show_answer(result.as_record(), options, lambda: module_perf_document(result))
+    write_and_print_result(result.as_record(), options, lambda: module_perf_document(result))
     refuse_failed_instances([result])
 
 
@@ -362,7 +362,7 @@ def show_parts_perf(parts: Mapping[str, Path], latency: LatencyOptions, options:
         for part, run in runs.items():
             results[part] = measure_model(parts[part], PerfOptions(run, latency), progress=progress)
     record = parts_record(options, {part: result.as_record() for part, result in results.items()})
-    show_answer(record, options, lambda: parts_document(results, perf_document))
+    write_and_print_result(record, options, lambda: parts_document(results, perf_document))
 
 
 def _show_modules(
@@ -379,21 +379,21 @@ def _show_modules(
         for part in parts_with_module(part_modules(parts), options["module"])
     }
     record = parts_record(options, {part: result.as_record() for part, result in results.items()})
-    show_answer(record, options, lambda: parts_document(results, module_perf_document))
+    write_and_print_result(record, options, lambda: parts_document(results, module_perf_document))
     refuse_failed_instances(list(results.values()))
 
 
 def _show_generation(
     name: str, parts: Mapping[str, Path], run: Any, latency: LatencyOptions, options: Mapping[str, Any]
 ) -> None:
-    from winml.modelkit.inference.generation.measuring import measure_encoded_generation
+    from winml.modelkit.inference.generation.measuring import measure_encoder_decoder_generation
     from winml.modelkit.report.perf import generation_perf_document
 
     with library_output_to_stderr():
-        result = measure_encoded_generation(
+        result = measure_encoder_decoder_generation(
             parts, replace(run, shown=name), latency=few_runs(latency, options["iterations"])
         )
-    show_answer(result.as_record(), options, lambda: generation_perf_document(result))
+    write_and_print_result(result.as_record(), options, lambda: generation_perf_document(result))
 
 
 _PYTORCH = "pytorch"
@@ -470,7 +470,7 @@ def command(**options: Any) -> None:
         result = measure_model(
             path, PerfOptions(run_options, latency, baseline), progress=progress, tell=_tell(options)
         )
-    show_answer(result.as_record(), options, lambda: perf_document(result))
+    write_and_print_result(result.as_record(), options, lambda: perf_document(result))
 
 
 def _tell(options: Mapping[str, Any]) -> Callable[[str], None] | None:

@@ -11,7 +11,7 @@ import click
 from winml.modelkit.cli._errors import NEGATIVE_ANSWER, WinMLCommand
 from winml.modelkit.cli._folders import run_verb, show_plan
 from winml.modelkit.cli._measuring import live_progress
-from winml.modelkit.cli._options import answer_options, request_options, verbose_option
+from winml.modelkit.cli._options import request_options, result_options, verbose_option
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import read_request
 from winml.modelkit.cli._streams import (
@@ -48,7 +48,7 @@ Examples:
 @click.command(name="quantize", cls=WinMLCommand, epilog=EPILOG)
 @request_options(QuantizeRequest)
 @verbose_option("Tell more: every module.")
-@answer_options
+@result_options
 def command(**options: Any) -> None:
     """Let modules of an ONNX file compute with fewer bits; its nodes go on naming their modules.
 

@@ -8,7 +8,7 @@ import click
 
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import show_plan
-from winml.modelkit.cli._options import answer_options, request_options
+from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import show_result
 from winml.modelkit.verbs.retag import RetagRequest, plan_retag, run_retag
@@ -24,7 +24,7 @@ Examples:
 
 @click.command(name="retag", cls=WinMLCommand, epilog=EPILOG)
 @request_options(RetagRequest)
-@answer_options
+@result_options
 def command(**options: Any) -> None:
     """Carry the tags of BEFORE to AFTER, which another tool made from it.
 

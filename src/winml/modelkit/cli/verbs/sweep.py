@@ -9,7 +9,7 @@ import click
 
 from winml.modelkit.cli._errors import NEGATIVE_ANSWER, Interrupted, WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option
-from winml.modelkit.cli._progress import shown_sweep
+from winml.modelkit.cli._progress import sweep_progress
 from winml.modelkit.cli._streams import show_result, silence_library_warnings, tell
 from winml.modelkit.errors import ConfigError, UsageError, WinMLError
 
@@ -68,15 +68,15 @@ def command(**options: Any) -> None:
     type. What is finished is not done again. Exit codes: 0 done, 3 a limit (--min, --max) is missed, 1 a cell failed,
     2 wrong usage.
     """
-    plan, asked, notes = _refuse_early(options)
+    plan, requested, notes = _refuse_early(options)
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.report.sweep import sweep_document
     from winml.modelkit.sweep.sweep import run_sweep
 
     ended: list[str] = []
     try:
-        with shown_sweep(ended, quiet=options["quiet"]) as listener:
-            result = run_sweep(plan, options["output"], asked, listener, notes=notes)
+        with sweep_progress(ended, quiet=options["quiet"]) as listener:
+            result = run_sweep(plan, options["output"], requested, listener, notes=notes)
     except KeyboardInterrupt:
         raise Interrupted(f"finished in this run: {len(ended)}; the same command goes on from there") from None
     show_result(result.as_record(), options, lambda: sweep_document(result))
@@ -101,17 +101,17 @@ def _refuse_early(options: dict[str, Any]) -> tuple[SweepPlan, SweepOptions, tup
         if step not in STEPS:
             raise ConfigError(f"--do {options['do']}: there is no step {step!r}", hint=f"Steps: {', '.join(STEPS)}.")
     plan, notes = read_plan(options["plan"])
-    given = {
+    passed = {
         "set": parse_settings(options["settings"]),
         "do": steps,
         "min": parse_limits(options["minimum"], "--min"),
         "max": parse_limits(options["maximum"], "--max"),
     }
-    plan, more = changed_plan(plan, given)
+    plan, more = changed_plan(plan, passed)
     if options["output"].is_file():
         raise UsageError(f"-o {options['output']}: is a file", hint="Name a folder.")
     artifacts: str | None = options["artifacts"]
-    asked = SweepOptions(
+    requested = SweepOptions(
         resident_bytes=None if options["memory"] is None else int(options["memory"] * 1e9),
         jobs=options["jobs"],
         ray=options["ray"],
@@ -122,7 +122,7 @@ def _refuse_early(options: dict[str, Any]) -> tuple[SweepPlan, SweepOptions, tup
         against=options["against"],
         **({} if options["timeout"] is None else {"seconds": options["timeout"]}),
     )
-    refuse_early(plan, asked)
+    refuse_early(plan, requested)
     for note in (*notes, *more):
         tell(f"note: {note}")
-    return plan, asked, (*notes, *more)
+    return plan, requested, (*notes, *more)

@@ -85,10 +85,10 @@ def command(**options: Any) -> None:
     Levels, precisions, providers and threads are tried, all from one export and timed in turns. An interrupted
     tuning goes on with the same command. Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
-    request, asked = _refuse_early(options)
+    request, requested = _refuse_early(options)
     silence_library_warnings(debug=options["debug"])
     if options["shows_plan"]:
-        _show_plan(asked, options)
+        _show_plan(requested, options)
         return
     from winml.modelkit.cli._progress import show_step
     from winml.modelkit.tune.tuning import tune_model
@@ -98,7 +98,7 @@ def command(**options: Any) -> None:
             result = tune_model(
                 request,
                 options["output"],
-                options=asked,
+                options=requested,
                 overwrite=options["overwrite"],
                 on_step=None if options["quiet"] else show_step,
                 progress=progress,
@@ -114,15 +114,15 @@ def _refuse_early(options: dict[str, Any]) -> tuple[ModelRequest, TuneOptions]:
     from winml.modelkit.tune.state import refuse_foreign_folder
 
     request, sizes = _requested_model(options)
-    asked = _tune_options(options, sizes)
-    asked.refuse_contradictions()
-    if asked.dataset is not None:
+    requested = _tune_options(options, sizes)
+    requested.refuse_contradictions()
+    if requested.dataset is not None:
         from winml.modelkit.evaluate.data_sources import find_source
 
-        find_source(asked.dataset)
+        find_source(requested.dataset)
     if not options["shows_plan"]:
         refuse_foreign_folder(options["output"])
-    return request, asked
+    return request, requested
 
 
 def _requested_model(options: Mapping[str, Any]) -> tuple[ModelRequest, dict[str, Any]]:
@@ -157,12 +157,12 @@ def _tune_options(options: Mapping[str, Any], sizes: Mapping[str, Any]) -> TuneO
     )
 
 
-def _show_plan(asked: TuneOptions, options: Mapping[str, Any]) -> None:
+def _show_plan(requested: TuneOptions, options: Mapping[str, Any]) -> None:
     from winml.modelkit.report.tuning import tuning_plan_document
     from winml.modelkit.tune.candidates import look_at_tuning_machine, plan_candidates
 
     machine = look_at_tuning_machine()
-    plan = plan_candidates(asked, machine)
+    plan = plan_candidates(requested, machine)
     record = {"schema_version": 1, "machine": machine.as_record(), "plan": [item.as_record() for item in plan]}
     show_result(record, options, lambda: tuning_plan_document(plan), is_answer=True)
 

@@ -70,8 +70,8 @@ class _MeanPrecision:
 
     def resampled(self, resamples: Resamples) -> Array:
         """Return the mean average precision on some of the resamples."""
-        kept = math.ceil(len(resamples.indices) * RESAMPLED / RESAMPLES)
-        return np.asarray([self._mean(counts) for counts in resamples.counts[:kept]])
+        retained = math.ceil(len(resamples.indices) * RESAMPLED / RESAMPLES)
+        return np.asarray([self._mean(counts) for counts in resamples.counts[:retained]])
 
     def _mean(self, counts: Array) -> float:
         found = [_average_precision(item, counts) for item in self.classes]
@@ -189,11 +189,11 @@ MOST_PAIRS = 1_000_000
 def count_pairs(predicted: Array, referred: Array) -> Pairs:
     """Return how often each pair of classes occurs in two maps of one size; pixels left out are not counted."""
     counted = referred != IGNORED
-    right, said = referred[counted].astype(np.int64), predicted[counted].astype(np.int64)
+    right, stated = referred[counted].astype(np.int64), predicted[counted].astype(np.int64)
     if not len(right):
         return np.zeros((0, 3), np.int64)
-    classes = int(said.max()) + 1
-    codes = right * classes + said
+    classes = int(stated.max()) + 1
+    codes = right * classes + stated
     if codes.min() >= 0 and codes.max() < MOST_PAIRS:
         counts = np.bincount(codes)
         found = np.flatnonzero(counts)

@@ -138,14 +138,14 @@ def intervals(measured: Sequence[tuple[Measured, Measured | None]], samples: int
         return [[] for _ in measured]  # one sample says nothing of how far chance moves a value
     values: list[list[Array]] = [[] for _ in measured]
     for resamples in _draws(samples, seed):
-        for kept, (model, baseline) in zip(values, measured, strict=True):
+        for retained, (model, baseline) in zip(values, measured, strict=True):
             ours = model.resampled(resamples)
             if baseline is None:
-                kept.append(ours[None])
+                retained.append(ours[None])
                 continue
             theirs = baseline.resampled(resamples)
-            kept.append(np.stack([ours, theirs, ours - theirs]))
-    return [_ends(np.concatenate(kept, axis=1)) for kept in values]
+            retained.append(np.stack([ours, theirs, ours - theirs]))
+    return [_ends(np.concatenate(retained, axis=1)) for retained in values]
 
 
 def _draws(samples: int, seed: int) -> Iterator[Resamples]:

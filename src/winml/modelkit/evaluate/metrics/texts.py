@@ -49,9 +49,9 @@ def _squad(name: str) -> Callable[[Sequence[str], Sequence[Sequence[str]]], Samp
         from torchmetrics.functional.text import squad
 
         rows = []
-        for predicted, answers in zip(predictions, references, strict=True):
+        for predicted, outputs in zip(predictions, references, strict=True):
             # A question without an answer is answered rightly by none.
-            texts = list(answers) or [""]
+            texts = list(outputs) or [""]
             target: dict[str, Any] = {"answers": {"text": texts, "answer_start": [0] * len(texts)}, "id": "0"}
             rows.append((float(squad([{"prediction_text": predicted, "id": "0"}], [target])[name]) / 100, 1.0))
         table = np.asarray(rows, np.float64)

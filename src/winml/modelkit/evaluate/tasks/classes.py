@@ -12,7 +12,14 @@ from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, 
 from winml.modelkit.evaluate.metrics.classes import CLASS_METRICS
 from winml.modelkit.evaluate.metrics.texts import CHARACTER_ERROR_RATE, WORD_ERROR_RATE
 from winml.modelkit.evaluate.preprocessing import Batch
-from winml.modelkit.evaluate.tasks.task import Judge, JudgeContext, Outputs, Sample, TaskDefinition, named_output
+from winml.modelkit.evaluate.tasks.task import (
+    Evaluator,
+    EvaluatorContext,
+    Outputs,
+    Sample,
+    TaskDefinition,
+    named_output,
+)
 from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 
 __all__ = [
@@ -25,7 +32,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class _ClassJudge(Judge):
+class _ClassEvaluator(Evaluator):
     """A prediction is the number of the class of the largest score."""
 
     labels: LabelMap
@@ -39,7 +46,7 @@ class _ClassJudge(Judge):
         return classes
 
 
-def _judge_classes(context: JudgeContext) -> _ClassJudge:
+def _class_evaluator(context: EvaluatorContext) -> _ClassEvaluator:
     problem = getattr(context.config, "problem_type", None)
     model = model_labels(context.config)
     if problem in {"regression", "multi_label_classification"} or len(model) == 1:
@@ -51,7 +58,7 @@ def _judge_classes(context: JudgeContext) -> _ClassJudge:
     column = context.columns["label"]
     names = label_names(context.data_set.features[column])
     labels = match_labels(model, names, context.values("label"), column)
-    return _ClassJudge(labels, labels.notes)
+    return _ClassEvaluator(labels, labels.notes)
 
 
 _AGREEMENT = "equal classes"
@@ -61,13 +68,15 @@ CLASSIFICATION_TASKS = (
         "text-classification",
         ("text", "label"),
         CLASS_METRICS,
-        _judge_classes,
+        _class_evaluator,
         _AGREEMENT,
         optional_roles=("text_pair",),
     ),
-    TaskDefinition("image-classification", ("image", "label"), CLASS_METRICS, _judge_classes, _AGREEMENT),
+    TaskDefinition("image-classification", ("image", "label"), CLASS_METRICS, _class_evaluator, _AGREEMENT),
     # As the pipeline: recordings of other lengths would be filled up to one.
-    TaskDefinition("audio-classification", ("audio", "label"), CLASS_METRICS, _judge_classes, _AGREEMENT, batch_size=1),
+    TaskDefinition(
+        "audio-classification", ("audio", "label"), CLASS_METRICS, _class_evaluator, _AGREEMENT, batch_size=1
+    ),
 )
 
 
@@ -75,7 +84,7 @@ CLASSIFICATION_TASKS = (
 
 
 @dataclass(frozen=True)
-class _SpeechJudge(Judge):
+class _SpeechEvaluator(Evaluator):
     """A prediction is the text of the likeliest token of each frame."""
 
     tokenizer: Any
@@ -93,15 +102,15 @@ class _SpeechJudge(Judge):
             return [self.tokenizer.decode(row, skip_special_tokens=False) for row in tokens.tolist()]
 
 
-def _judge_transcripts(context: JudgeContext) -> _SpeechJudge:
-    return _SpeechJudge(context.processor("tokenizer"))
+def _speech_evaluator(context: EvaluatorContext) -> _SpeechEvaluator:
+    return _SpeechEvaluator(context.processor("tokenizer"))
 
 
 SPEECH_RECOGNITION = TaskDefinition(
     "automatic-speech-recognition",
     ("audio", "reference"),
     (WORD_ERROR_RATE, CHARACTER_ERROR_RATE),
-    _judge_transcripts,
+    _speech_evaluator,
     "equal texts",
     # As the pipeline: what fills a shorter recording up would be decoded as well.
     batch_size=1,

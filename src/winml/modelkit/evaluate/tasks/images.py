@@ -16,7 +16,7 @@ from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
 from winml.modelkit.evaluate.metrics.images import BOX_METRICS, IGNORED, MEAN_IOU, PIXEL_ACCURACY, Boxes, count_pairs
 from winml.modelkit.evaluate.preprocessing import Batch
-from winml.modelkit.evaluate.tasks.task import Judge, JudgeContext, Outputs, Sample, TaskDefinition
+from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, Outputs, Sample, TaskDefinition
 
 __all__ = ["IMAGE_SEGMENTATION", "OBJECT_DETECTION"]
 
@@ -41,7 +41,7 @@ def _sizes(batch: Batch) -> list[tuple[int, int]]:
     return [row.image_size for row in batch.rows if row.image_size is not None]
 
 
-def _post_processor(context: JudgeContext, method: str) -> Any:
+def _post_processor(context: EvaluatorContext, method: str) -> Any:
     processor = context.processor("image processor")
     found = getattr(processor, method, None)
     if found is None:
@@ -53,7 +53,7 @@ def _post_processor(context: JudgeContext, method: str) -> Any:
 
 
 @dataclass(frozen=True)
-class _PixelJudge(Judge):
+class _PixelEvaluator(Evaluator):
     """A prediction is a map of classes of the size of the image."""
 
     to_maps: Any
@@ -92,7 +92,7 @@ class _PixelJudge(Judge):
         return count_pairs(prediction, reference)
 
 
-def _pixel_judge(context: JudgeContext) -> _PixelJudge:
+def _pixel_evaluator(context: EvaluatorContext) -> _PixelEvaluator:
     processor = context.processor("image processor")
     is_reduced = bool(getattr(processor, "do_reduce_labels", False))
     notes = (
@@ -100,11 +100,11 @@ def _pixel_judge(context: JudgeContext) -> _PixelJudge:
         if is_reduced
         else ()
     )
-    return _PixelJudge(_post_processor(context, "post_process_semantic_segmentation"), is_reduced, notes)
+    return _PixelEvaluator(_post_processor(context, "post_process_semantic_segmentation"), is_reduced, notes)
 
 
 @dataclass(frozen=True)
-class _BoxJudge(Judge):
+class _BoxEvaluator(Evaluator):
     """A prediction is all boxes with their scores; those of 0.5 and more are the answer of the pipeline."""
 
     to_boxes: Any
@@ -142,8 +142,8 @@ class _BoxJudge(Judge):
 
 def _sure(boxes: Boxes) -> Boxes:
     assert boxes.scores is not None  # those of predictions have them
-    kept = boxes.scores > SURE
-    return Boxes(boxes.corners[kept], boxes.classes[kept], boxes.scores[kept])
+    retained = boxes.scores > SURE
+    return Boxes(boxes.corners[retained], boxes.classes[retained], boxes.scores[retained])
 
 
 def _overlap(left: Array, right: Array) -> float:
@@ -165,7 +165,7 @@ def _columns_of(objects: Any) -> Mapping[str, Any]:
     return {key: [item[key] for item in objects] for key in keys} or {"bbox": [], **dict.fromkeys(_CLASS_KEYS, ())}
 
 
-def _box_judge(context: JudgeContext) -> _BoxJudge:
+def _box_evaluator(context: EvaluatorContext) -> _BoxEvaluator:
     column = context.columns["objects"]
     rows = [_columns_of(cell) for cell in context.values("objects")]
     key = next((key for key in _CLASS_KEYS if all(key in row for row in rows)), None)
@@ -178,7 +178,7 @@ def _box_judge(context: JudgeContext) -> _BoxJudge:
     names = label_names(_inner_feature(context.data_set.features[column], key))
     values = (label for row in rows for label in row[key])
     labels = match_labels(model_labels(context.config), names, values, f"{column}.{key}")
-    return _BoxJudge(_post_processor(context, "post_process_object_detection"), labels, key, labels.notes)
+    return _BoxEvaluator(_post_processor(context, "post_process_object_detection"), labels, key, labels.notes)
 
 
 def _inner_feature(feature: object, key: str) -> Any:
@@ -188,12 +188,16 @@ def _inner_feature(feature: object, key: str) -> Any:
 
 
 IMAGE_SEGMENTATION = TaskDefinition(
-    "image-segmentation", ("image", "mask"), (MEAN_IOU, PIXEL_ACCURACY), _pixel_judge, "equal classes, pixel by pixel"
+    "image-segmentation",
+    ("image", "mask"),
+    (MEAN_IOU, PIXEL_ACCURACY),
+    _pixel_evaluator,
+    "equal classes, pixel by pixel",
 )
 OBJECT_DETECTION = TaskDefinition(
     "object-detection",
     ("image", "objects"),
     BOX_METRICS,
-    _box_judge,
+    _box_evaluator,
     f"equal classes of boxes with scores above {SURE} that overlap by {SAME_BOX}",
 )

@@ -21,8 +21,8 @@ from winml.modelkit.evaluate.preprocessing import Batch, Preprocessor
 from winml.modelkit.evaluate.processors import ProcessorKind, open_processor
 
 __all__ = [
-    "Judge",
-    "JudgeContext",
+    "Evaluator",
+    "EvaluatorContext",
     "Outputs",
     "Sample",
     "TaskDefinition",
@@ -38,7 +38,7 @@ Sample = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class JudgeContext:
+class EvaluatorContext:
     """What a task knows of the model and of the data before the first run."""
 
     preprocessor: Preprocessor
@@ -65,7 +65,7 @@ class JudgeContext:
         return (row[role] for row in self.data_set.rows({role: self.columns[role]}))
 
 
-class Judge(ABC):
+class Evaluator(ABC):
     """Makes predictions of outputs, and says what is right."""
 
     fed_per_sample = 1
@@ -93,9 +93,9 @@ class Judge(ABC):
             InputError: an output that the task needs is not there.
         """
 
-    def prediction(self, answers: Sequence[Any], sample: Sample) -> Any:  # noqa: ARG002  # some need it
+    def prediction(self, outputs: Sequence[Any], sample: Sample) -> Any:  # noqa: ARG002  # some need it
         """Return what the answers for one sample amount to: one for each row that was fed for it."""
-        return answers[0]
+        return outputs[0]
 
     def agreement(self, ours: Any, theirs: Any) -> float:
         """Return how far two predictions for one sample agree, 0 to 1."""
@@ -115,7 +115,7 @@ class TaskDefinition:
     """What it reads of a sample."""
     metrics: tuple[Metric, ...]
     """The most usual one first."""
-    judge: Callable[[JudgeContext], Judge]
+    evaluator: Callable[[EvaluatorContext], Evaluator]
     agreement_words: str
     """When two predictions agree."""
     optional_roles: tuple[str, ...] = ()
@@ -143,7 +143,7 @@ def named_output(outputs: Outputs, *names: str) -> Array:
     )
 
 
-def refuse_slow_tokenizer(context: JudgeContext, needed: str) -> None:
+def refuse_slow_tokenizer(context: EvaluatorContext, needed: str) -> None:
     """Refuse a tokenizer that does not say where in the text its tokens stand.
 
     Args:

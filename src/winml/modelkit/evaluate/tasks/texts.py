@@ -18,8 +18,8 @@ from winml.modelkit.evaluate.metrics.metric import Metric, SampleRows
 from winml.modelkit.evaluate.metrics.texts import EXACT_MATCH, OVERLAP_F1, PERPLEXITY, SPAN_METRICS, TAG_ACCURACY
 from winml.modelkit.evaluate.preprocessing import Batch, Row
 from winml.modelkit.evaluate.tasks.task import (
-    Judge,
-    JudgeContext,
+    Evaluator,
+    EvaluatorContext,
     Outputs,
     Sample,
     TaskDefinition,
@@ -44,7 +44,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class _Foreseen:
+class _PredictedText:
     """One text."""
 
     surprise: float
@@ -54,7 +54,7 @@ class _Foreseen:
 
 
 @dataclass(frozen=True)
-class _GenerationJudge(Judge):
+class _PerplexityEvaluator(Evaluator):
     """A prediction is how well each token of a text was foreseen; its tokens are what is right."""
 
     tokenizer: Any
@@ -62,42 +62,42 @@ class _GenerationJudge(Judge):
     def reference(self, sample: Sample) -> None:  # noqa: ARG002  # the text itself
         return None
 
-    def answers(self, outputs: Outputs, batch: Batch) -> list[_Foreseen]:
+    def answers(self, outputs: Outputs, batch: Batch) -> list[_PredictedText]:
         logits = named_output(outputs, "logits")
         return [
-            _foreseen(scores[mask], tokens[mask])
+            _predicted(scores[mask], tokens[mask])
             for scores, tokens, mask in zip(
                 logits, batch.feeds["input_ids"], token_masks(batch, self.tokenizer), strict=False
             )
         ]
 
-    def agreement(self, ours: _Foreseen, theirs: _Foreseen) -> float:
+    def agreement(self, ours: _PredictedText, theirs: _PredictedText) -> float:
         return float(np.mean(np.asarray(ours.best) == np.asarray(theirs.best))) if ours.best else 1.0
 
-    def kept(self, prediction: _Foreseen, reference: None) -> tuple[float, int]:  # noqa: ARG002  # the text itself
+    def kept(self, prediction: _PredictedText, reference: None) -> tuple[float, int]:  # noqa: ARG002  # the text itself
         return prediction.surprise, len(prediction.best)
 
 
-def _foreseen(scores: Array, tokens: Array) -> _Foreseen:
+def _predicted(scores: Array, tokens: Array) -> _PredictedText:
     """Return what is to be told of a text: ``[tokens, vocabulary]`` scores and its ``[tokens]``."""
     scores, following = scores[:-1].astype(np.float64), tokens[1:]
     if not len(following):
-        return _Foreseen(0.0, ())
+        return _PredictedText(0.0, ())
     largest = scores.max(axis=1, keepdims=True)
     totals = np.log(np.exp(scores - largest).sum(axis=1)) + largest[:, 0]
     surprise = totals - scores[np.arange(len(following)), following]
-    return _Foreseen(float(surprise.sum()), tuple(scores.argmax(axis=1).tolist()))
+    return _PredictedText(float(surprise.sum()), tuple(scores.argmax(axis=1).tolist()))
 
 
-def _judge_perplexity(context: JudgeContext) -> _GenerationJudge:
-    return _GenerationJudge(context.processor("tokenizer"))
+def _perplexity_evaluator(context: EvaluatorContext) -> _PerplexityEvaluator:
+    return _PerplexityEvaluator(context.processor("tokenizer"))
 
 
 TEXT_GENERATION = TaskDefinition(
     "text-generation",
     ("text",),
     (PERPLEXITY,),
-    _judge_perplexity,
+    _perplexity_evaluator,
     "equal likeliest next tokens, token by token",
     # Scores of a whole vocabulary for each of 512 tokens take 0.1 GB a text.
     batch_size=1,
@@ -112,7 +112,7 @@ FIRST = 5
 
 
 @dataclass(frozen=True)
-class _MaskedWordJudge(Judge):
+class _MaskedWordEvaluator(Evaluator):
     """A prediction is the likeliest tokens at the one mask of a text, the best first."""
 
     tokenizer: Any
@@ -166,18 +166,18 @@ def _among_first(predictions: Sequence[tuple[int, ...]], references: Sequence[in
     return SampleRows(float(accuracy_score([True] * len(found), found)), rows, lambda sums: sums[:, 0] / sums[:, 1])
 
 
-def _judge_masked_words(context: JudgeContext) -> _MaskedWordJudge:
+def _masked_word_evaluator(context: EvaluatorContext) -> _MaskedWordEvaluator:
     tokenizer = context.processor("tokenizer")
     if getattr(tokenizer, "mask_token_id", None) is None:
         raise UsageError("the tokenizer has no mask token, so no word can be hidden", hint="Give another --task.")
-    return _MaskedWordJudge(tokenizer)
+    return _MaskedWordEvaluator(tokenizer)
 
 
 FILL_MASK = TaskDefinition(
     "fill-mask",
     ("text", "label"),
     (Metric("accuracy", _first, "sklearn"), Metric("top_5_accuracy", _among_first, "sklearn")),
-    _judge_masked_words,
+    _masked_word_evaluator,
     "equal likeliest tokens",
 )
 
@@ -191,7 +191,7 @@ twice as many."""
 
 
 @dataclass(frozen=True)
-class _AnswerJudge(Judge):
+class _AnswerEvaluator(Evaluator):
     """A prediction is the text of the answer, empty where the model says that the text holds none."""
 
     may_be_empty: bool
@@ -204,10 +204,10 @@ class _AnswerJudge(Judge):
         starts, ends = named_output(outputs, "start_logits"), named_output(outputs, "end_logits")
         return [_best_answer(row, start, end) for row, start, end in zip(batch.rows, starts, ends, strict=True)]
 
-    def prediction(self, answers: Sequence[_Answer], sample: Sample) -> str:
+    def prediction(self, outputs: Sequence[_Answer], sample: Sample) -> str:
         """Return the text of the best span of all windows; no window may be surer that there is none."""
-        best = max(answers, key=lambda answer: answer.score)
-        if not best.characters or (self.may_be_empty and min(answer.empty_score for answer in answers) > best.score):
+        best = max(outputs, key=lambda output: output.score)
+        if not best.characters or (self.may_be_empty and min(output.empty_score for output in outputs) > best.score):
             return ""
         return str(sample["context"])[slice(*best.characters)]
 
@@ -250,13 +250,17 @@ def _answer_texts(cell: Any) -> list[str]:
     return [texts] if isinstance(texts, str) else [str(text) for text in texts or ()]
 
 
-def _judge_answers(context: JudgeContext) -> _AnswerJudge:
+def _answer_evaluator(context: EvaluatorContext) -> _AnswerEvaluator:
     refuse_slow_tokenizer(context, "places in the context")
-    return _AnswerJudge(any(not _answer_texts(cell) for cell in context.values("answers")))
+    return _AnswerEvaluator(any(not _answer_texts(cell) for cell in context.values("answers")))
 
 
 QUESTION_ANSWERING = TaskDefinition(
-    "question-answering", ("question", "context", "answers"), (OVERLAP_F1, EXACT_MATCH), _judge_answers, "equal answers"
+    "question-answering",
+    ("question", "context", "answers"),
+    (OVERLAP_F1, EXACT_MATCH),
+    _answer_evaluator,
+    "equal answers",
 )
 
 
@@ -269,7 +273,7 @@ _OUTSIDE = "O"
 
 
 @dataclass(frozen=True)
-class _TagJudge(Judge):
+class _TagEvaluator(Evaluator):
     """A prediction is the tag of each word: that of its first token. Words beyond the longest row have none."""
 
     labels: LabelMap
@@ -304,13 +308,13 @@ class _TagJudge(Judge):
         return [tag for tag, right in zip(prediction, reference, strict=True) if right is not None]
 
 
-def _judge_tags(context: JudgeContext) -> _TagJudge:
+def _tag_evaluator(context: EvaluatorContext) -> _TagEvaluator:
     refuse_slow_tokenizer(context, "words")
     column = context.columns["tags"]
     names = label_names(context.data_set.features[column])
     values = (tag for tags in context.values("tags") for tag in _tags_of(tags, column) if tag != _LEFT_OUT)
     labels = match_labels(model_labels(context.config), names, values, column)
-    return _TagJudge(labels, labels.notes)
+    return _TagEvaluator(labels, labels.notes)
 
 
 def _tags_of(cell: object, column: str) -> Sequence[Any]:
@@ -323,7 +327,7 @@ def _tags_of(cell: object, column: str) -> Sequence[Any]:
 
 
 TOKEN_CLASSIFICATION = TaskDefinition(
-    "token-classification", ("tokens", "tags"), (*SPAN_METRICS, TAG_ACCURACY), _judge_tags, "equal tags of all words"
+    "token-classification", ("tokens", "tags"), (*SPAN_METRICS, TAG_ACCURACY), _tag_evaluator, "equal tags of all words"
 )
 
 
@@ -356,7 +360,7 @@ class _Pooling:
 
 
 @dataclass(frozen=True)
-class _SimilarityJudge(Judge):
+class _SimilarityEvaluator(Evaluator):
     """A prediction is the cosine of the embeddings of both texts."""
 
     pooling: _Pooling
@@ -400,8 +404,8 @@ class _SimilarityJudge(Judge):
         weights = np.flatnonzero(mask) + 1.0
         return np.concatenate([_pooled(states[mask], weights, mode) for mode in self.pooling.modes])
 
-    def prediction(self, answers: Sequence[Array], sample: Sample) -> float:  # noqa: ARG002  # texts are read
-        left, right = answers
+    def prediction(self, outputs: Sequence[Array], sample: Sample) -> float:  # noqa: ARG002  # texts are read
+        left, right = outputs
         return float(left @ right / max(float(np.linalg.norm(left) * np.linalg.norm(right)), 1e-12))
 
     def agreement(self, ours: float, theirs: float) -> float:
@@ -427,10 +431,10 @@ def _pooling(folder: Path) -> _Pooling:
     entries = [entry for entry in modules if isinstance(entry, Mapping)] if isinstance(modules, list) else []
     kinds = [str(entry.get("type", "")).rpartition(".")[2] for entry in entries]
     if "Pooling" not in kinds:
-        told = "No file of sentence-transformers says how tokens become one embedding: their mean is taken."
-        return _Pooling(("mean",), _other_modules(kinds), (told,))
-    said = _read(folder, f"{entries[kinds.index('Pooling')].get('path')}/{_CONFIG}")
-    modes, problem = _modes(said if isinstance(said, Mapping) else {})
+        reported = "No file of sentence-transformers says how tokens become one embedding: their mean is taken."
+        return _Pooling(("mean",), _other_modules(kinds), (reported,))
+    stated = _read(folder, f"{entries[kinds.index('Pooling')].get('path')}/{_CONFIG}")
+    modes, problem = _modes(stated if isinstance(stated, Mapping) else {})
     return _Pooling(modes, problem or _other_modules(kinds))
 
 
@@ -440,12 +444,14 @@ def _other_modules(kinds: Sequence[str]) -> str:
     return f"has the module{'s' if len(others) > 1 else ''} {', '.join(others)}" if others else ""
 
 
-def _modes(said: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
+def _modes(stated: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
     """Return the poolings that a file says, and what is not known of them."""
-    by_name = said.get("pooling_mode")
+    by_name = stated.get("pooling_mode")
     names = [by_name] if isinstance(by_name, str) else list(by_name) if isinstance(by_name, (list, tuple)) else []
     chosen = [str(name) for name in names]
-    chosen += [_MODES.get(key, key) for key, value in said.items() if key.startswith("pooling_mode_") and value is True]
+    chosen += [
+        _MODES.get(key, key) for key, value in stated.items() if key.startswith("pooling_mode_") and value is True
+    ]
     if unknown := [name for name in chosen if name not in _MODES.values()]:
         return ("mean",), f"has the pooling {', '.join(unknown)}"
     return tuple(mode for mode in _MODES.values() if mode in chosen) or ("mean",), ""
@@ -459,15 +465,15 @@ def _read(folder: Path, name: str) -> Any:
         return None
 
 
-def _judge_similarity(context: JudgeContext) -> _SimilarityJudge:
+def _similarity_evaluator(context: EvaluatorContext) -> _SimilarityEvaluator:
     pooling = _pooling(context.folder)
-    return _SimilarityJudge(pooling, context.processor("tokenizer"), pooling.notes)
+    return _SimilarityEvaluator(pooling, context.processor("tokenizer"), pooling.notes)
 
 
 FEATURE_EXTRACTION = TaskDefinition(
     "feature-extraction",
     ("text", "text_pair", "score"),
     (SPEARMAN, PEARSON),
-    _judge_similarity,
+    _similarity_evaluator,
     f"cosines that differ by {ALIKE} at most",
 )

@@ -32,8 +32,8 @@ from winml.modelkit.export.config import DYNAMO_OPSET
 from winml.modelkit.export.dynamo.module_stacks import ModuleStacks, drop_exporter_metadata
 from winml.modelkit.export.dynamo.transformers_patches import library_repairs
 from winml.modelkit.export.fake_parameters import fresh_shape_envs, is_fake, weight_by_reference
-from winml.modelkit.export.left_as_found import quiet_torch, unprinted_failures
 from winml.modelkit.export.preparation import FlatForward
+from winml.modelkit.export.state_restoration import quiet_torch, unprinted_failures
 from winml.modelkit.hierarchy.tracing import module_of_error
 from winml.modelkit.hierarchy.tree import ModuleTree
 

@@ -33,8 +33,8 @@ from winml.modelkit.export.capture import (
 )
 from winml.modelkit.export.complex_pairs import complex_as_pairs
 from winml.modelkit.export.fake_parameters import fresh_shape_envs, weight_by_reference
-from winml.modelkit.export.left_as_found import quiet_torch
 from winml.modelkit.export.preparation import FlatForward
+from winml.modelkit.export.state_restoration import quiet_torch
 from winml.modelkit.export.torchscript.missing_values import missing_value_error, untraced_shape_computation
 from winml.modelkit.export.torchscript.operators import further_operators
 from winml.modelkit.export.torchscript.scopes import ModuleScopes, operator_of_error

@@ -39,7 +39,7 @@ def further_operators(opset_version: int) -> Iterator[None]:
         opset_version: The opset of the export.
     """
     registered_names = registry.all_functions()
-    names = [name for name in _FORMS if not _is_users_own(name, opset_version)]
+    names = [name for name in _FORMS if not _is_user_operator(name, opset_version)]
     for name in names:
         registry.register(name, opset_version, _FORMS[name], custom=True)
     try:
@@ -52,7 +52,7 @@ def further_operators(opset_version: int) -> Iterator[None]:
                 del registry._registry[name]
 
 
-def _is_users_own(name: str, opset_version: int) -> bool:
+def _is_user_operator(name: str, opset_version: int) -> bool:
     group = registry.get_function_group(name)
     form = group.get(opset_version) if group is not None else None
     return form is not None and not form.__module__.startswith("torch.onnx.")

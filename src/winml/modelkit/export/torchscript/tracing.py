@@ -117,7 +117,7 @@ def masks_without_vmap() -> Iterator[None]:
     """Ask conditions of masks for all pairs of tokens at once, for the time of the block; patches transformers."""
     module: Any = sys.modules.get(_MODULE)
     own = {name: getattr(module, name) for name in (_MAPPED, _INDEXING) if hasattr(module, name)}
-    for name, replacement in {_MAPPED: _asked_at_once, _INDEXING: nullcontext}.items():
+    for name, replacement in {_MAPPED: _mask_conditions, _INDEXING: nullcontext}.items():
         if name in own:
             setattr(module, name, replacement)
     try:
@@ -127,7 +127,7 @@ def masks_without_vmap() -> Iterator[None]:
             setattr(module, name, value)
 
 
-def _asked_at_once(condition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _mask_conditions(condition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Return what makes the mask of a condition from the numbers of rows, heads, tokens and tokens they may see."""
 
     def mask(*numbers: torch.Tensor) -> torch.Tensor:
@@ -235,7 +235,7 @@ class TracedLoops:
         try:
             return trace()
         except IndexError as error:
-            _drop_kept_index()
+            _drop_stale_index()
             if not self._shorten(str(error)):
                 raise
         return self.call(trace)
@@ -292,7 +292,7 @@ class TracedLoops:
         return False
 
 
-def _drop_kept_index() -> None:
+def _drop_stale_index() -> None:
     """Drop the index that torch keeps of a failed trace, and would put into the next one."""
     with suppress(RuntimeError), warnings.catch_warnings():
         # That it is outdated, as the exporter is.

@@ -21,7 +21,7 @@ from winml.modelkit.flows.compare.refusals import (
     refuse_no_module,
     refuse_no_tree,
     refuse_other_inputs,
-    refuse_random_answers,
+    refuse_random_outputs,
     refuse_unknown_names,
 )
 from winml.modelkit.flows.compare.values import data_set_values, folder_of_processors, value_files
@@ -110,7 +110,7 @@ def compare_models(
         matched = _match_before_running(left, right, options)
         folder = folder_of_processors((candidate, reference), options.data_set) if options.data_set else None
         few = few_shared_notes(left, right)
-        stack.enter_context(_also_told(few))
+        stack.enter_context(_with_likely_reason(few))
         values, notes = _drawn_values(left, right, options, folder)
         notes = (*notes, *few)
         pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
@@ -125,7 +125,7 @@ def compare_models(
 
 
 @contextmanager
-def _also_told(notes: Sequence[str]) -> Iterator[None]:
+def _with_likely_reason(notes: Sequence[str]) -> Iterator[None]:
     """Add to a refusal what may be the reason for it."""
     try:
         yield
@@ -176,12 +176,12 @@ def _opened(
     from winml.modelkit.verify.by_module.torch_side import opened_torch_side
 
     if isinstance(model, ModelRequest):
-        shown = model.model or "the model"
+        displayed = model.model or "the model"
         part = _part_for(model, other)
-        with opened_torch_side(part, shown) as side:
+        with opened_torch_side(part, displayed) as side:
             yield side
         return
-    from winml.modelkit.export.left_as_found import module_left_as_found
+    from winml.modelkit.export.state_restoration import module_left_as_found
     from winml.modelkit.load.live_module import loaded_from_module
 
     # Deciding the inputs of a live module may run it as well.
@@ -334,7 +334,7 @@ def _whole(pair: SidePair, values: Values, notes: tuple[str, ...], options: Comp
         tolerance=options.tolerance,
         notes=(*values.notes, *notes, *_missing_notes(pair, missing)),
     )
-    refuse_random_answers(pair, result.worst.fidelity, options.tolerance)
+    refuse_random_outputs(pair, result.worst.fidelity, options.tolerance)
     return result
 
 
@@ -349,24 +349,24 @@ def _missing_notes(pair: SidePair, missing: tuple[Sequence[str], Sequence[str]])
 
 
 def _by_module(
-    whole: ModelComparison, pair: SidePair, matched: Sequence[MatchedBoundary], options: CompareOptions
+    complete: ModelComparison, pair: SidePair, matched: Sequence[MatchedBoundary], options: CompareOptions
 ) -> ModelComparison:
     """Return the comparison with that of every module."""
     left, right = pair.reference, pair.candidate
     unchanged = None
     if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
         unchanged = unchanged_modules(left, right)
-    compared = compare_modules(pair, matched, whole.worst.fidelity, unchanged=unchanged)
+    compared = compare_modules(pair, matched, complete.worst.fidelity, unchanged=unchanged)
     file = next((side for side in (right, left) if isinstance(side, OnnxSide)), None)
     trees = {side.shown: side.tree.source for side in (left, right) if isinstance(side, OnnxSide) and side.tree}
     untagged = [
-        f"{shown} bears no tags: modules were read from {source}."
-        for shown, source in trees.items()
+        f"{displayed} bears no tags: modules were read from {source}."
+        for displayed, source in trees.items()
         if source != "winml tags"
     ]
     return replace(
-        whole,
-        notes=(*whole.notes, *untagged),
+        complete,
+        notes=(*complete.notes, *untagged),
         modules=compared.modules,
         divergence=compared.divergence(options.tolerance),
         graph_name=file.structure.graph.name if file is not None else "",

@@ -35,9 +35,9 @@ def at_step(pair: SidePair, step: int) -> SidePair:
         feeds = dict(prompt)
         for _ in range(step):
             outputs = pair.reference.outputs(pair.reference_feeds(feeds))
-            answer = {pair.names.get(name, name): array for name, array in outputs.items()}
-            _refuse_without_scores(pair, list(answer), step)
-            feeds = next_feeds(feeds, answer, states, shapes)
+            output = {pair.names.get(name, name): array for name, array in outputs.items()}
+            _refuse_without_scores(pair, list(output), step)
+            feeds = next_feeds(feeds, output, states, shapes)
         texts.append(feeds)
     return replace(pair, draws=texts)
 

@@ -22,7 +22,7 @@ NamedSide: TypeAlias = "Path | ModelRequest"
 
 def compare_parts(
     parts: Mapping[str, tuple[NamedSide, NamedSide]],
-    shown: tuple[str, str],
+    displayed: tuple[str, str],
     options: CompareOptions,
     notes: Sequence[str] = (),
 ) -> ModelComparison:
@@ -30,7 +30,7 @@ def compare_parts(
 
     Args:
         parts: Name of the part → reference and candidate, in the order the parts run; one of the two is a file.
-        shown: Both models, for people.
+        displayed: Both models, for people.
         options: What both are fed, and what is compared; a size counts in the parts that have its name.
         notes: Sentences on what is not compared.
 
@@ -44,7 +44,7 @@ def compare_parts(
         name: compare_models(*sides, replace(options, run=replace(options.run, sizes=sizes[name])))
         for name, sides in parts.items()
     }
-    return ModelComparison.of_parts(*shown, compared, notes)
+    return ModelComparison.of_parts(*displayed, compared, notes)
 
 
 def _sizes_by_part(

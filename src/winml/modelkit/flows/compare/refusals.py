@@ -18,7 +18,7 @@ __all__ = [
     "refuse_no_module",
     "refuse_no_tree",
     "refuse_other_inputs",
-    "refuse_random_answers",
+    "refuse_random_outputs",
     "refuse_unknown_names",
 ]
 
@@ -93,11 +93,11 @@ def fixed_sizes(
                 sizes.setdefault(key, size)
     if not sizes or run.input_data is not None:
         return {}, ()
-    asked = sizes_by_key(inputs, run.sizes)
+    requested = sizes_by_key(inputs, run.sizes)
     for key, size in sizes.items():
-        if asked.get(key, size) != size:
+        if requested.get(key, size) != size:
             raise UsageError(
-                f"--shape-config: {key} {asked[key]}, and {reference.shown} takes {size} only",
+                f"--shape-config: {key} {requested[key]}, and {reference.shown} takes {size} only",
                 hint="Leave that size out: the one that is fixed is taken.",
             )
     words = ", ".join(f"{key} {size}" for key, size in sizes.items())
@@ -144,7 +144,7 @@ def refuse_no_module(reference: Side, candidate: Side, matched: Sequence[Matched
     )
 
 
-def refuse_random_answers(pair: SidePair, worst: OutputFidelity, tolerance: float) -> None:
+def refuse_random_outputs(pair: SidePair, worst: OutputFidelity, tolerance: float) -> None:
     """Refuse a model that answers otherwise each time; only where answers differ it is run once more.
 
     Raises:

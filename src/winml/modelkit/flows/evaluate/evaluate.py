@@ -18,8 +18,8 @@ from winml.modelkit.evaluate.metrics.metric import Measured, Metric, intervals
 from winml.modelkit.evaluate.options import AGREEMENT, EvaluationOptions
 from winml.modelkit.evaluate.preprocessing import Batch, Preprocessor, Row
 from winml.modelkit.evaluate.tasks.table import chosen_metrics, refuse_missing_libraries, task_definition
-from winml.modelkit.evaluate.tasks.task import Judge, JudgeContext, Sample, TaskDefinition
-from winml.modelkit.flows.evaluate.judged_models import JudgedModel, Subject, opened_baseline, opened_model
+from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, Sample, TaskDefinition
+from winml.modelkit.flows.evaluate.evaluated_models import EvaluatedModel, Subject, opened_baseline, opened_model
 from winml.modelkit.flows.evaluate.sides import Side, joined_inputs
 from winml.modelkit.measure.statistics import are_disturbed, summarize
 from winml.modelkit.progress import StepClock, StepEvent
@@ -32,8 +32,8 @@ __all__ = [
     "Scores",
     "check_limits",
     "evaluate",
-    "judged_limits",
     "limited_metrics",
+    "measured_limits",
     "prepared_data",
     "refuse_limits_without_baseline",
     "score_samples",
@@ -91,16 +91,16 @@ def refuse_limits_without_baseline(options: EvaluationOptions, baseline: Side | 
         UsageError: names the first of them.
     """
     limits = {"--max-drop": options.max_drop, "--min": {k: v for k, v in options.min.items() if k == AGREEMENT}}
-    for option, given in limits.items():
-        if given and baseline is None:
-            name = next(iter(given))
+    for option, passed in limits.items():
+        if passed and baseline is None:
+            name = next(iter(passed))
             raise UsageError(
-                f"{option} {name}={given[name]:g} compares with a baseline, and there is none",
+                f"{option} {name}={passed[name]:g} compares with a baseline, and there is none",
                 hint="Name one with --baseline: pytorch, an ONNX file, or a checkpoint folder.",
             )
 
 
-def judged_limits(
+def measured_limits(
     options: EvaluationOptions, metrics: Sequence[MetricResult], agreement: float | None
 ) -> tuple[Limit, ...]:
     """Return every limit with what was measured."""
@@ -164,9 +164,9 @@ class Scores:
 
         A sample that is read in several rows, such as windows over a long context, takes the time of all of them.
         """
-        told = self.sides[side]
-        later = [milliseconds for number, milliseconds in told.sample_ms.items() if number not in told.first]
-        return later or list(told.sample_ms.values())
+        reported = self.sides[side]
+        later = [milliseconds for number, milliseconds in reported.sample_ms.items() if number not in reported.first]
+        return later or list(reported.sample_ms.values())
 
     def is_disturbed(self, side: int) -> bool:
         """Whether other load slowed the runs of a side: runs of equal sizes would take equally long."""
@@ -176,7 +176,7 @@ class Scores:
 def score_samples(
     samples: Iterable[Sample],
     preprocessor: Preprocessor,
-    judge: Judge,
+    evaluator: Evaluator,
     sides: Sequence[Side],
     batch_size: int | None,
     progress: SampleProgress | None = None,
@@ -186,7 +186,7 @@ def score_samples(
     Args:
         samples: Roles → values; each is read when its turn comes.
         preprocessor: Makes arrays of them.
-        judge: Makes predictions of answers.
+        evaluator: Makes predictions of answers.
         sides: One model, or a model and a baseline.
         batch_size: Rows of one run, where the graph leaves that open.
         progress: Told how many samples are done.
@@ -204,16 +204,16 @@ def score_samples(
             waiting[number] = sample
             yield sample
 
-    batches = preprocessor.batches(judge.fed(remembered()), batch_size)
+    batches = preprocessor.batches(evaluator.fed(remembered()), batch_size)
     for group in _grouped(batches, len(sides)):
-        for side, told in zip(sides, scores.sides, strict=True):
+        for side, reported in zip(sides, scores.sides, strict=True):
             for batch in group:
-                _run(side, batch, judge, told)
+                _run(side, batch, evaluator, reported)
         # Rows of the last sample may go on in the next group.
-        _finish(scores, judge, waiting, before=group[-1].rows[-1].number // judge.fed_per_sample)
+        _finish(scores, evaluator, waiting, before=group[-1].rows[-1].number // evaluator.fed_per_sample)
         if progress is not None:
             progress(len(scores.references))
-    _finish(scores, judge, waiting, before=max(waiting, default=-1) + 1)
+    _finish(scores, evaluator, waiting, before=max(waiting, default=-1) + 1)
     if progress is not None:
         progress(len(scores.references))
     return scores
@@ -249,24 +249,24 @@ def _sample_bytes(row: Row, sides: int) -> int:
     return held + 4 * height * width * maps
 
 
-def _run(side: Side, batch: Batch, judge: Judge, told: _SideScores) -> None:
+def _run(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideScores) -> None:
     started = time.perf_counter()
     outputs = side.run(batch.feeds)
     run_ms = (time.perf_counter() - started) * 1000
     row_ms = run_ms / len(batch.rows)
-    numbers = [row.number // judge.fed_per_sample for row in batch.rows]
-    if not told.sample_ms:
-        told.first.update(numbers)
+    numbers = [row.number // evaluator.fed_per_sample for row in batch.rows]
+    if not reported.sample_ms:
+        reported.first.update(numbers)
     else:
-        told.run_ms[tuple(array.shape for array in batch.feeds.values())].append(run_ms)
+        reported.run_ms[tuple(array.shape for array in batch.feeds.values())].append(run_ms)
     for number in numbers:
-        told.sample_ms[number] += row_ms
-    answers = judge.answers({name: batch.trimmed(array) for name, array in outputs.items()}, batch)
-    for row, answer in zip(batch.rows, answers, strict=True):
-        told.answers[row.number // judge.fed_per_sample].append(answer)
+        reported.sample_ms[number] += row_ms
+    answers = evaluator.answers({name: batch.trimmed(array) for name, array in outputs.items()}, batch)
+    for row, output in zip(batch.rows, answers, strict=True):
+        reported.answers[row.number // evaluator.fed_per_sample].append(output)
 
 
-def _reference(judge: Judge, sample: Sample, number: int) -> Any:
+def _reference(evaluator: Evaluator, sample: Sample, number: int) -> Any:
     """Return what is right for a sample.
 
     Raises:
@@ -274,22 +274,22 @@ def _reference(judge: Judge, sample: Sample, number: int) -> Any:
         InputError: the sample is damaged; names it.
     """
     try:
-        return judge.reference(sample)
+        return evaluator.reference(sample)
     except InputError as error:
         raise InputError(f"sample {number}, counted from 0: {error.message}", hint=error.hint) from error
 
 
-def _finish(scores: Scores, judge: Judge, waiting: dict[int, Sample], *, before: int) -> None:
+def _finish(scores: Scores, evaluator: Evaluator, waiting: dict[int, Sample], *, before: int) -> None:
     """Make predictions of the samples before one of a number, and forget what is not needed of them."""
     for number in sorted(number for number in waiting if number < before):
         sample = waiting.pop(number)
-        reference = _reference(judge, sample, number)
-        predictions = [judge.prediction(side.answers.pop(number), sample) for side in scores.sides]
+        reference = _reference(evaluator, sample, number)
+        predictions = [evaluator.prediction(side.answers.pop(number), sample) for side in scores.sides]
         scores.references.append(reference)
         for side, prediction in zip(scores.sides, predictions, strict=True):
-            side.kept.append(judge.kept(prediction, reference))
+            side.kept.append(evaluator.kept(prediction, reference))
         if len(predictions) > 1:
-            scores.agreements.append(judge.agreement(*predictions))
+            scores.agreements.append(evaluator.agreement(*predictions))
 
 
 Progress = Callable[[int, float], None]
@@ -306,11 +306,11 @@ class PreparedData:
     data_set: DataSet
     columns: dict[str, str]
     preprocessor: Preprocessor
-    judge: Judge
+    evaluator: Evaluator
     batch_size: int
     """Rows of one run."""
 
-    def fitting(self, sides: Sequence[Side], model: JudgedModel, options: EvaluationOptions) -> PreparedData:
+    def fitting(self, sides: Sequence[Side], model: EvaluatedModel, options: EvaluationOptions) -> PreparedData:
         """Return the same data for several models, of which one may take fewer sizes than the judged one.
 
         Raises:
@@ -333,7 +333,7 @@ class PreparedData:
         return score_samples(
             self.data_set.rows(self.columns),
             self.preprocessor,
-            self.judge,
+            self.evaluator,
             sides,
             self.batch_size,
             None if progress is None else lambda done: progress(done, done / total),
@@ -387,7 +387,7 @@ def evaluate(
         return _evaluation(model, baseline, (prepared, scores), metrics, (options, clock, baseline_notes))
 
 
-def prepared_data(model: JudgedModel, options: EvaluationOptions, stack: ExitStack) -> PreparedData:
+def prepared_data(model: EvaluatedModel, options: EvaluationOptions, stack: ExitStack) -> PreparedData:
     """Open a data set, and what makes arrays of it for a model.
 
     Args:
@@ -408,9 +408,9 @@ def prepared_data(model: JudgedModel, options: EvaluationOptions, stack: ExitSta
     data_set = stack.enter_context(open_data_set(request))
     columns = match_columns(data_set, task.roles, optional=task.optional_roles)
     preprocessor = Preprocessor.of(model.folder, joined_inputs([model.side]))
-    judge = task.judge(JudgeContext(preprocessor, model.config, model.folder, data_set, columns))
+    evaluator = task.evaluator(EvaluatorContext(preprocessor, model.config, model.folder, data_set, columns))
     batch_size = _batch_size(preprocessor, task, options)
-    return PreparedData(task, metrics, data_set, columns, preprocessor, judge, batch_size)
+    return PreparedData(task, metrics, data_set, columns, preprocessor, evaluator, batch_size)
 
 
 def _batch_size(preprocessor: Preprocessor, task: TaskDefinition, options: EvaluationOptions) -> int:
@@ -450,13 +450,13 @@ def _metric_results(metrics: Sequence[Metric], scores: Scores, seed: int) -> tup
 
 
 def _evaluation(
-    model: JudgedModel,
+    model: EvaluatedModel,
     baseline: Side | None,
     run: tuple[PreparedData, Scores],
     metrics: tuple[MetricResult, ...],
-    told: tuple[EvaluationOptions, StepClock, tuple[str, ...]],
+    reported: tuple[EvaluationOptions, StepClock, tuple[str, ...]],
 ) -> Evaluation:
-    (prepared, scores), (options, clock, baseline_notes) = run, told
+    (prepared, scores), (options, clock, baseline_notes) = run, reported
     data_set, agreements = prepared.data_set, scores.agreements
     agreement = sum(agreements) / len(agreements) if agreements else None
     ours = _side_result(model.side, scores, 0)
@@ -465,7 +465,7 @@ def _evaluation(
         *model.notes,
         *baseline_notes,
         *data_set.notes,
-        *prepared.judge.notes,
+        *prepared.evaluator.notes,
         *(f"{item.name} is larger than a number can say; JSON has null." for item in metrics if math.isinf(item.value)),
         *(_sentence(note) for note in (*prepared.preprocessor.notes, data_set.unreadable_note) if note),
         *(side.busy_note for side in (ours, theirs) if side is not None and side.is_disturbed),
@@ -491,7 +491,7 @@ def _evaluation(
         agreement=agreement,
         agreement_words=prepared.task.agreement_words,
         differing=tuple(number for number, share in enumerate(agreements) if share < 1),
-        limits=judged_limits(options, metrics, agreement),
+        limits=measured_limits(options, metrics, agreement),
         steps=clock.timings(),
         notes=notes,
     )

@@ -94,9 +94,9 @@ class TorchSide:
             with torch.inference_mode():
                 outputs = self._model(*map(to_torch, arrays.values()))
         except Exception as error:
-            given = ", ".join(f"{name} {array_words(array)}" for name, array in arrays.items())
+            passed = ", ".join(f"{name} {array_words(array)}" for name, array in arrays.items())
             raise MeasureError(
-                f"{self.name} refuses {given}: {type(error).__name__}: {first_line(error)}",
+                f"{self.name} refuses {passed}: {type(error).__name__}: {first_line(error)}",
                 hint="Its own PyTorch code fails on these samples; --baseline none judges the ONNX file alone.",
             ) from error
         return {name: to_numpy(tensor) for name, tensor in zip(self._names.output_names, outputs, strict=True)}
@@ -167,12 +167,12 @@ def joined_inputs(sides: Sequence[Side]) -> tuple[GraphInput, ...]:
     return tuple(replace(item, dtype="float32") if item.dtype in _HALVES else item for item in joined.values())
 
 
-def _joined(first: GraphInput, second: GraphInput, shown: str) -> GraphInput:
+def _joined(first: GraphInput, second: GraphInput, displayed: str) -> GraphInput:
     pairs = list(zip(first.shape, second.shape, strict=False))
     clash = any(isinstance(left, int) and isinstance(right, int) and left != right for left, right in pairs)
     if clash or len(first.shape) != len(second.shape):
         raise UsageError(
-            f"the model takes {first.name} {first.words}, the baseline {shown} {second.words}: no sample fits both",
+            f"the model takes {first.name} {first.words}, the baseline {displayed} {second.words}: no sample fits both",
             hint="Give a --baseline with the same sizes, or with open ones.",
         )
     shape = tuple(left if isinstance(left, int) else right for left, right in pairs)

@@ -21,18 +21,18 @@ _KEYS = frozenset({
 """Dimensions that a key of ``--shape-config`` of the same name fixes."""
 
 
-def fixed_cache_hint(parts: Sequence[ModelPart], given: Mapping[str, int]) -> str:
+def fixed_cache_hint(parts: Sequence[ModelPart], passed: Mapping[str, int]) -> str:
     """Return what to do where the execution provider needs fixed sizes, and a graph with a cache leaves some open.
 
     Args:
         parts: What is to be exported.
-        given: Sizes the user gave, by key of ``--shape-config``: those that are named stand beside them.
+        passed: Sizes the user gave, by key of ``--shape-config``: those that are named stand beside them.
     """
     sizes = _closing_sizes(parts)
     opening = "A graph with a cache is open by default."
     if sizes is None:
         return f"{opening} Give --no-cache, or add --allow-dynamic and fix the sizes later."
-    text = json.dumps({**given, **sizes})
+    text = json.dumps({**passed, **sizes})
     return (
         f"{opening} Fix its sizes with --shape-config '{text}', give --no-cache, or add --allow-dynamic and fix them "
         "later."
@@ -52,19 +52,19 @@ def _closing_sizes(parts: Sequence[ModelPart]) -> dict[str, int] | None:
         return None
     step = "decoder_sequence_length" if "decoder_sequence_length" in bounds else "sequence_length"
     usual = {name: default_size(name) or 1 for name in bounds}
-    wanted = {**usual, step: 1, _PAST: _CACHED}
-    sizes = {name: _within(wanted[name], usual[name], items) for name, items in bounds.items()}
+    requested = {**usual, step: 1, _PAST: _CACHED}
+    sizes = {name: _within(requested[name], usual[name], items) for name, items in bounds.items()}
     for item in bounds.get(_PAST, ()):
         if item.max is not None:  # which leaves room for one token of a step
             sizes[_PAST] = max(1, min(sizes[_PAST], item.max + 1 - sizes.get(step, 1)))
     return sizes
 
 
-def _within(wanted: int, usual: int, bounds: Sequence[DynamicDimension]) -> int:
+def _within(requested: int, usual: int, bounds: Sequence[DynamicDimension]) -> int:
     """Return the size that is wanted, or the usual one where a part takes no size as small, within what all take."""
     least = max(item.min for item in bounds)
     most = [item.max for item in bounds if item.max is not None]
-    return min([wanted if wanted >= least else max(least, usual), *most])
+    return min([requested if requested >= least else max(least, usual), *most])
 
 
 def frozen_by_default(names: Collection[str], parts: Sequence[ModelPart]) -> dict[str, int]:

@@ -15,16 +15,16 @@ from pathlib import Path
 
 from torch import nn
 
-from winml.modelkit.errors import UsageError, WinMLError, told_as
+from winml.modelkit.errors import UsageError, WinMLError, rename_options
 from winml.modelkit.export.config import PYTHON_WORDS, ExporterUse, WinMLExportConfig, first_choice
-from winml.modelkit.export.left_as_found import module_left_as_found, process_left_as_found
+from winml.modelkit.export.state_restoration import module_left_as_found, process_left_as_found
 from winml.modelkit.flows.export.cache_sizes import fixed_cache_hint, frozen_by_default, frozen_notes
 from winml.modelkit.flows.export.graph_making import ExportRun, ExportTarget, calls_of_all_parts
 from winml.modelkit.flows.export.loading import load_for_export
 from winml.modelkit.flows.export.part_export import export_part
 from winml.modelkit.flows.graph_handover import GraphHandover
 from winml.modelkit.flows.module_functions import refuse_old_runtime, refuse_unregistered
-from winml.modelkit.graph.files.named_paths import working_directory_kept
+from winml.modelkit.graph.files.named_paths import restored_working_directory
 from winml.modelkit.graph.files.output_files import OutputFiles, recover
 from winml.modelkit.load.library_access import local_files_only
 from winml.modelkit.load.live_module import ExampleInputs, loaded_from_module
@@ -134,7 +134,7 @@ class HTPExporter:
 
         target = self._target(output, overwrite=overwrite, with_report=with_report)
         target = replace(target, functions=functions)
-        with told_as(PYTHON_WORDS):
+        with rename_options(PYTHON_WORDS):
             return self._export_parts(describe, target, model)
 
     def export_checkpoint(
@@ -172,7 +172,7 @@ class HTPExporter:
             return replace(loaded, model_notes=(*notes, *loaded.model_notes)), use
 
         try:
-            return self._export_parts(load, target, sizes=request.given_sizes)
+            return self._export_parts(load, target, sizes=request.fixed_sizes_of)
         except WinMLError as error:
             # Each turn fixes a size that was open, so that there is a last one.
             frozen = frozen_by_default(error.frozen, parts)
@@ -217,28 +217,28 @@ class HTPExporter:
         clock = StepClock(STEPS, self.on_step)
         with ExitStack() as left_as_found:
             left_as_found.enter_context(process_left_as_found())
-            left_as_found.enter_context(working_directory_kept())
+            left_as_found.enter_context(restored_working_directory())
             with clock.step("model preparation") as step:
                 # Deciding the inputs of a live module may run it as well.
                 if live_module is not None:
-                    kept = left_as_found.enter_context(module_left_as_found(live_module))
+                    retained = left_as_found.enter_context(module_left_as_found(live_module))
                 loaded, exporter = load()
                 if live_module is None:
-                    kept = left_as_found.enter_context(module_left_as_found(loaded.model))
+                    retained = left_as_found.enter_context(module_left_as_found(loaded.model))
                 self._refuse_options(loaded, target, sizes or {})
                 parameter_count = sum(parameter.numel() for parameter in loaded.model.parameters())
                 step.summary = f"{loaded.info.class_name}, {count_words(parameter_count)} parameters"
                 if self.on_parts is not None:
-                    self.on_parts(tuple(part.name for part in loaded.wanted_parts))
+                    self.on_parts(tuple(part.name for part in loaded.requested_parts))
                 all_parts = calls_of_all_parts(loaded, self.seed)
             result = ExportResult(loaded.info, (), started, __version__, loaded.model_notes)
             if loaded.info.source_kind in CHECKPOINT_KINDS:
                 left_as_found.enter_context(local_files_only())
             with OutputFiles() as files:
                 run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts, self.handover)
-                for part in loaded.wanted_parts:
+                for part in loaded.requested_parts:
                     result = export_part(run, result, part, exporter)
-        result = replace(result, model_notes=(*result.model_notes, *kept.notes))
+        result = replace(result, model_notes=(*result.model_notes, *retained.notes))
         return result.in_folder(target.named_folder)
 
     def _refuse_options(self, loaded: LoadedModel, target: ExportTarget, sizes: Mapping[str, int]) -> None:
@@ -251,23 +251,23 @@ class HTPExporter:
         """
         if target.functions is not None:
             refuse_unregistered(loaded.model, target.functions)
-        for part in loaded.wanted_parts:
+        for part in loaded.requested_parts:
             if self.config.exporter == "dynamo" and part.open_grids is not None:
                 raise UsageError(
                     f"--dynamo: part {part.name} reads the sizes of its pictures from {part.open_grids}, which only "
                     "TorchScript follows",
                     hint="Leave --dynamo out.",
                 )
-        is_dynamic = any(part.dimensions for part in loaded.wanted_parts)
+        is_dynamic = any(part.dimensions for part in loaded.requested_parts)
         try:
             refuse_dynamic(self.config.ep, is_dynamic=is_dynamic, allow_dynamic=self.config.allow_dynamic)
         except UsageError as error:
             if any(part.cache is not None for part in loaded.parts):
-                error.hint = fixed_cache_hint(loaded.wanted_parts, sizes)
+                error.hint = fixed_cache_hint(loaded.requested_parts, sizes)
             raise
         if len(loaded.parts) == 1:
             return
-        for part in loaded.wanted_parts:
+        for part in loaded.requested_parts:
             target.part_paths(part).refuse_existing(overwrite=target.overwrite)
         if self.config.output_tensors is not None:
             names = ", ".join(part.name for part in loaded.parts)

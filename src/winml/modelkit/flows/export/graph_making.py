@@ -34,14 +34,6 @@ from winml.modelkit.progress import StepClock
 from winml.modelkit.report.export import input_words
 from winml.modelkit.runtime.memory import available_bytes
 from winml.modelkit.verify.input_draws import InputDraws
-from winml.modelkit.verify.other_sizes import (
-    Draw,
-    DynamicProof,
-    axes_of,
-    declare_output_shapes,
-    run_at_other_sizes,
-    unchanged_attributes,
-)
 from winml.modelkit.verify.reference_run import (
     PreparedPart,
     copies_for,
@@ -50,6 +42,14 @@ from winml.modelkit.verify.reference_run import (
     run_for_shapes,
     run_reference,
     with_values,
+)
+from winml.modelkit.verify.varied_sizes import (
+    Draw,
+    DynamicProof,
+    axes_of,
+    declare_output_shapes,
+    run_at_varied_sizes,
+    unchanged_attributes,
 )
 from winml.modelkit.version import __version__
 
@@ -307,7 +307,7 @@ def name_output_axes(
     for item in requested:
         _refuse_unknown(item, shapes, inputs)
         size = shapes[item.output][item.axis]
-        place = f"{item.given_by}: axis {item.axis} of {item.output}"
+        place = f"{item.requested_by}: axis {item.axis} of {item.output}"
         if isinstance(size, int):
             notes.append(f"{place} is always {size}: no open size of the inputs changes it.")
         elif item.name in (UNNAMED, size):
@@ -336,14 +336,14 @@ def _refuse_unknown(item: OutputAxis, shapes: Mapping[str, _Shape], inputs: Sequ
     if item.output not in shapes:
         guess = nearest(item.output, [*inputs, *shapes])
         raise UsageError(
-            f"{item.given_by}: the model has no input and no output {item.output!r}",
+            f"{item.requested_by}: the model has no input and no output {item.output!r}",
             hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Its inputs: {', '.join(inputs)}. "
             f"Its outputs: {', '.join(shapes)}.",
         )
     rank = len(shapes[item.output])
     if item.axis >= rank:
         raise UsageError(
-            f"{item.given_by}: output {item.output} has no axis {item.axis}; it has {rank}, counted from 0",
+            f"{item.requested_by}: output {item.output} has no axis {item.axis}; it has {rank}, counted from 0",
             hint=f"Its shape: [{', '.join(map(str, shapes[item.output]))}].",
         )
 
@@ -391,7 +391,7 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
             everything = build_tree(run.all_parts or trace, run.config.torch_module)
             chosen_modules(everything, run.target.functions)
         draw = _with_output_names(draw, prepared.forward, run.config)
-        proof = run_at_other_sizes(draw, part.dimensions, lambda sizes: _draw_of_sizes(run, prepared, sizes))
+        proof = run_at_varied_sizes(draw, part.dimensions, lambda sizes: _draw_of_sizes(run, prepared, sizes))
         names = [spec.name for spec in part.inputs]
         proof = name_output_axes(
             name_sums(proof, part.inputs), part.output_axes, names, [item.name for item in part.dimensions]

@@ -206,8 +206,10 @@ def load_for_export(
             if config.verify:
                 refuse_verification_beyond_memory(weight_bytes, available_bytes())
             note = f"The weights were loaded: without them the model does not run ({refusal.module or 'the root'})."
-            whole = load_resolved(resolved, request)
-            parts = tuple(replace(item, notes=seen.notes) for item, seen in zip(whole.parts, loaded.parts, strict=True))
+            complete = load_resolved(resolved, request)
+            parts = tuple(
+                replace(item, notes=seen.notes) for item, seen in zip(complete.parts, loaded.parts, strict=True)
+            )
             return LoadedModel.of_parts(loaded.info, parts, loaded.model_notes, [note], wanted=loaded.wanted), use
     return loaded, use
 

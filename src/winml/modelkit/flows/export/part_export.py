@@ -9,12 +9,12 @@ from pathlib import Path
 import onnx_ir as ir
 
 from winml.modelkit.compare.fidelity import FidelityInfo
-from winml.modelkit.compare.files import refuse_little_left
+from winml.modelkit.compare.files import refuse_below_minimum_sqnr
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.errors import ExportError, InternalError, UsageError, VerificationError
 from winml.modelkit.export.config import SECOND_TRY_S, ExporterUse, WinMLExportConfig, second_choice
-from winml.modelkit.export.left_as_found import process_left_as_found
+from winml.modelkit.export.state_restoration import process_left_as_found
 from winml.modelkit.file_names import ONLY_PART, sidecar_path
 from winml.modelkit.flows.export.graph_making import ExportRun, TaggedGraph, make_tagged_graph
 from winml.modelkit.flows.export.loading import load_for_export
@@ -26,7 +26,7 @@ from winml.modelkit.graph.files.companions import (
     settled_companions,
 )
 from winml.modelkit.graph.files.content_digest import hash_file
-from winml.modelkit.graph.files.named_paths import working_directory_kept
+from winml.modelkit.graph.files.named_paths import restored_working_directory
 from winml.modelkit.graph.files.output_files import ExportPaths
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.model_metadata import output_specs
@@ -43,9 +43,9 @@ from winml.modelkit.results.module_functions import ModuleFunctions
 from winml.modelkit.results.words import verification_notes, verification_words
 from winml.modelkit.results.written_file import WrittenFile
 from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
-from winml.modelkit.verify.other_sizes import WrittenGraph
-from winml.modelkit.verify.parts.together import compare_text_together, decodes_for_others, measure_text_together
+from winml.modelkit.verify.parts.parts_together import compare_text_together, decodes_for_others, measure_text_together
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part
+from winml.modelkit.verify.varied_sizes import WrittenGraph
 from winml.modelkit.verify.written_file import measure_written_file, verify_written_file
 from winml.modelkit.words import size_words
 
@@ -88,8 +88,8 @@ def export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter:
 def hint_with_cache(hint: str) -> str:
     """Return what to do next where a part with a cache failed, with the graph without one where that may help."""
     # Too few bits are too few without a cache, too; and what names the option has said it.
-    said = any(option in hint for option in ("--min-sqnr", "--no-cache"))
-    return hint if said else f"{hint} {NO_CACHE_HINT}".strip()
+    stated = any(option in hint for option in ("--min-sqnr", "--no-cache"))
+    return hint if stated else f"{hint} {NO_CACHE_HINT}".strip()
 
 
 def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter: ExporterUse) -> ExportResult:
@@ -162,26 +162,26 @@ def _write_part(
             raise
         step.summary = _comparison_words(comparison)
         exported = _exported_part(run, part, paths, tagged_graph, comparison)
-        exported = _told_functions(exported, functions)
+        exported = _function_words(exported, functions)
         exported = replace(exported, model_sha256=hash_file(staged) if paths.sidecar or paths.report else "")
         exported = replace(exported, files=_written_files(paths, written, run.files.written_sizes()))
         owned = _owned_companions(run, paths)
         sources = run.loaded.info.companions if run.target.with_companions else {}
         companions = reserve_companions(run.files, paths.model.parent, sources, owned=owned)
         result = replace(result, companions=companions)
-        told = _with_part(result, exported, run)
+        reported = _with_part(result, exported, run)
         if paths.report:
             run.files.reserve(paths.report).write_text(
-                render_markdown(export_report(told, told.parts[-1])), encoding="utf-8"
+                render_markdown(export_report(reported, reported.parts[-1])), encoding="utf-8"
             )
         if paths.sidecar:
-            run.files.reserve(paths.sidecar).write_text(sidecar_json(told, told.parts[-1]), encoding="utf-8")
-        is_last = part is run.loaded.wanted_parts[-1]
+            run.files.reserve(paths.sidecar).write_text(sidecar_json(reported, reported.parts[-1]), encoding="utf-8")
+        is_last = part is run.loaded.requested_parts[-1]
         sizes = run.files.commit(overwrite=run.target.overwrite) if is_last else run.files.written_sizes()
         if is_last:
             companions = settled_companions(companions, paths.model.parent, sources, run.files.gave_way)
             result = replace(result, companions=companions)
-            models = [run.target.part_paths(other).model for other in run.loaded.wanted_parts]
+            models = [run.target.part_paths(other).model for other in run.loaded.requested_parts]
             remove_companions(paths.model.parent, {*owned} - {*sources, *(path.name for path in sizes)}, models)
     return _with_part(result, replace(exported, files=_written_files(paths, written, sizes)), run)
 
@@ -199,13 +199,13 @@ def _with_functions(
     try:
         return functions_of_modules(tagged_graph.model, run.target.functions)
     except UsageError as error:
-        is_last = part is run.loaded.wanted_parts[-1]
+        is_last = part is run.loaded.requested_parts[-1]
         if is_last and not any(earlier.functions for earlier in result.parts):
             raise
         return tagged_graph.model, f"Part {part.name} has no functions: {error.message}."
 
 
-def _told_functions(exported: ExportedPart, functions: ModuleFunctions | str | None) -> ExportedPart:
+def _function_words(exported: ExportedPart, functions: ModuleFunctions | str | None) -> ExportedPart:
     if isinstance(functions, str):
         return replace(exported, notes=(*exported.notes, functions))
     notes = (*exported.notes, *(functions.notes() if functions is not None else ()))
@@ -269,7 +269,7 @@ def _measured_text(run: ExportRun, prepared: PreparedPart, fidelity: FidelityInf
         return replace(fidelity, is_part_alone=True)
     is_whole = len(run.staged) == len(parts)
     fidelity = replace(fidelity, together=text, parts=len(parts), has_encoder_of_source=not is_whole)
-    refuse_little_left(fidelity, "the model in PyTorch", {})
+    refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", {})
     return fidelity
 
 
@@ -386,7 +386,7 @@ def words_of_text_together(
     if config.input_tensors is not None and request.input_specs is None:
         request = replace(request, input_specs=config.input_tensors, specs_origin="input_tensors")
     request = replace(request, dynamic=request.dynamic.joined(config.dynamic))
-    with process_left_as_found(), working_directory_kept():
+    with process_left_as_found(), restored_working_directory():
         loaded, _ = load_for_export(request, config)
         decoder = next((part for part in loaded.parts if decodes_for_others(part, loaded.parts)), None)
         if decoder is None or decoder.name not in paths:
@@ -405,5 +405,5 @@ def words_of_text_together(
         parts=len(loaded.parts),
         silent=None if text.has_signal else ("zeros",),
     )
-    refuse_little_left(fidelity, "the model in PyTorch", {})
+    refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", {})
     return fidelity_words(fidelity)

@@ -39,7 +39,7 @@ __all__ = [
     "ModuleCuts",
     "Recording",
     "WrittenCut",
-    "compare_with_whole",
+    "compare_with_recording",
     "cut_modules",
     "record_boundaries",
     "write_cut",
@@ -228,11 +228,11 @@ def _tree_part(text: str, item: CutCall) -> list[Any]:
         return []
 
 
-def compare_with_whole(path: Path, item: CutCall, recording: Recording) -> OutputComparison:
+def compare_with_recording(path: Path, item: CutCall, recording: Recording) -> OutputComparison:
     """Run a written cut on its recorded inputs, and return the output that differs most from what was recorded.
 
     Raises:
         StageError: ONNX Runtime cannot load or run it.
     """
-    answers = open_with_outputs(path, ()).run(recording.of(item.cut.inputs))
-    return compare_outputs([recording.of(item.cut.outputs)], [answers]).worst
+    outputs = open_with_outputs(path, ()).run(recording.of(item.cut.inputs))
+    return compare_outputs([recording.of(item.cut.outputs)], [outputs]).worst

@@ -24,7 +24,7 @@ from winml.modelkit.flows.modules.cuts import (
     CutCall,
     ModuleCuts,
     Recording,
-    compare_with_whole,
+    compare_with_recording,
     cut_modules,
     record_boundaries,
     write_cut,
@@ -158,10 +158,10 @@ def extract_modules(
     return result
 
 
-def _result_without_modules(shown: str, selector: str, folder: Path, cuts: ModuleCuts) -> ExtractResult:
+def _result_without_modules(displayed: str, selector: str, folder: Path, cuts: ModuleCuts) -> ExtractResult:
     """Return the result as far as it is known before anything is written."""
     return ExtractResult(
-        source=shown,
+        source=displayed,
         selector=selector,
         folder=folder,
         tool_version=__version__,
@@ -196,7 +196,7 @@ class _CutWriter:
         staged = self.files.reserve(self.folder / f"{stem}.onnx")
         written = write_cut(self.cuts, item, self.recording, staged)
         try:
-            worst = compare_with_whole(staged, item, self.recording)
+            worst = compare_with_recording(staged, item, self.recording)
         except StageError as error:
             for file in written.files:
                 file.unlink()

@@ -16,7 +16,7 @@ from winml.modelkit.flows.modules.cuts import (
     CutCall,
     ModuleCuts,
     Recording,
-    compare_with_whole,
+    compare_with_recording,
     cut_modules,
     record_boundaries,
     write_cut,
@@ -132,7 +132,7 @@ class _CutMeasurement:
             path = folder / "module.onnx"
             try:
                 write_cut(self.cuts, item, self.recording, path)
-                worst = compare_with_whole(path, item, self.recording)
+                worst = compare_with_recording(path, item, self.recording)
                 if not worst.relative_diff <= CUT_MODULE_THRESHOLD:
                     reason = f"alone, output {worst.name} is off by {worst.relative_diff:.1e} of scale"
                     return replace(failed, error=reason)

@@ -73,19 +73,19 @@ class Calibration:
         Raises:
             UsageError: there are fewer than asked for, or none.
         """
-        asked = self.options.samples
+        requested = self.options.samples
         if not self.has_data:
-            return asked or RANDOM_SAMPLES
+            return requested or RANDOM_SAMPLES
         if self._sample_feeds is not None:
             data_set = self._sample_feeds.data_set
             return len(data_set) - len(data_set.unreadable)
         there = len(npz_files(self._path))
-        if asked is not None and there < asked:
+        if requested is not None and there < requested:
             raise UsageError(
-                f"{OPTION} {self._path}: holds {there} samples, and --samples asks for {asked}",
+                f"{OPTION} {self._path}: holds {there} samples, and --samples asks for {requested}",
                 hint="Give more data, or ask for fewer.",
             )
-        return asked or min(there, MOST_SAMPLES)
+        return requested or min(there, MOST_SAMPLES)
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -81,10 +81,10 @@ def refuse_missing_files(options: QuantizeOptions) -> None:
     """
     data = options.calibration_data
     kind = None if data is None else calibration_kind(data)
-    given = f"--split {options.split}" if options.split is not None else "--columns" if options.columns else ""
-    if given and kind in (None, "arrays"):
+    passed = f"--split {options.split}" if options.split is not None else "--columns" if options.columns else ""
+    if passed and kind in (None, "arrays"):
         what = "random values" if kind is None else f"{OPTION} {data}, which holds arrays by input"
-        raise UsageError(f"{given} has no meaning for {what}", hint="Leave it out, or give a data set.")
+        raise UsageError(f"{passed} has no meaning for {what}", hint="Leave it out, or give a data set.")
     refuse_unknown_roles(options.columns)
     if kind == "data set":
         refuse_missing_datasets(f"{OPTION} {data}")

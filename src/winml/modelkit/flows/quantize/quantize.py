@@ -109,9 +109,9 @@ def prepare(model: ir.Model, options: QuantizeOptions) -> tuple[ir.Model, list[s
     least = max((MODES[mode].least_opset for _, mode in options.requested_modes()), default=0)
     if model.opset_imports.get("", least) < least:
         notes.append(f"Opset {model.opset_imports['']} was raised to {least}, which quantized operators need.")
-        model, told = convert_opset(model, least)
+        model, reported = convert_opset(model, least)
         # Conversion makes constants and nodes without names.
-        notes += [*told, *normalize(model).notes]
+        notes += [*reported, *normalize(model).notes]
     if options.needs_ranges:
         model, folded = _fold_normalizations(model)
         notes += folded
@@ -262,9 +262,9 @@ class Quantization(GraphWork[QuantizeResult]):
     @property
     def least_sqnr_db(self) -> float:
         """Ratio in decibels that every output has to reach."""
-        asked = [precision for precision, _ in self.options.requested_modes()]
+        requested = [precision for precision, _ in self.options.requested_modes()]
         # A rule that no module obeys asks for nothing.
-        used = [precision for precision in asked if precision.name in self.used] or asked
+        used = [precision for precision in requested if precision.name in self.used] or requested
         least = min(precision.least_sqnr_db for precision in used)
         return self.options.min_sqnr_db if self.options.min_sqnr_db is not None else least
 

@@ -24,14 +24,14 @@ from winml.modelkit.flows.quantize.calibration_data import (
     calibration_of,
     refuse_missing_data,
 )
-from winml.modelkit.flows.quantize.quantized_forms import (
+from winml.modelkit.flows.quantize.quantized_variants import (
     FloatGraph,
-    FormJudge,
-    MeasuredForms,
+    MeasuredVariants,
     ModulePart,
-    QuantizedForms,
+    QuantizedVariants,
     Quantizer,
     Samples,
+    VariantEvaluator,
     content_digest,
     excluding_options,
     file_digest,
@@ -52,11 +52,11 @@ from winml.modelkit.quantize.planning import QuantizationPlan, constant_weight, 
 from winml.modelkit.results.quantization_sensitivity import (
     ExcludeList,
     FidelityTarget,
-    MeasuredForm,
+    MeasuredVariant,
     MetricTarget,
     ModuleSensitivity,
     QuantizationSensitivity,
-    TimedForm,
+    TimedVariant,
     Trial,
 )
 from winml.modelkit.runtime.opened_model import RunOptions
@@ -83,7 +83,7 @@ class FoundList:
 
     excluded: tuple[ModulePart, ...]
     """The most sensitive first."""
-    form: MeasuredForm
+    form: MeasuredVariant
     is_met: bool
 
 
@@ -96,7 +96,7 @@ class ExcludeSearch:
     most: int
     """How many of them may: with all, nothing might be left to quantize."""
     target: FidelityTarget | MetricTarget
-    measure: Callable[[Sequence[ModulePart]], MeasuredForm]
+    measure: Callable[[Sequence[ModulePart]], MeasuredVariant]
     """Measures the model with some of them in float."""
     costs_bytes: Callable[[ModulePart], int]
     """Returns by how much one makes the model larger."""
@@ -157,7 +157,7 @@ def quantization_sensitivity(
     options: QuantizeOptions | None = None,
     sensitivity: SensitivityOptions | None = None,
     quantizer: Quantizer | None = None,
-    judge: FormJudge | None = None,
+    evaluator: VariantEvaluator | None = None,
     on_step: Callable[[StepEvent], None] | None = None,
     progress: Progress | None = None,
     before_each: Callable[[], None] | None = None,
@@ -170,7 +170,7 @@ def quantization_sensitivity(
         options: How modules are quantized; None: as ``flags`` say.
         sensitivity: What is measured; None: as ``flags`` say.
         quantizer: Makes a quantized graph; None: the engine of the mode, with ranges that are measured once.
-        judge: Judges forms by the samples of a data set, by its own target.
+        evaluator: Judges forms by the samples of a data set, by its own target.
         on_step: Called when a step starts and when it ends.
         progress: Called after each measurement with their number and the share that is done.
         before_each: Called before each measurement; what it raises ends the work, and what was measured stays.
@@ -187,9 +187,12 @@ def quantization_sensitivity(
     options, sensitivity = options or _quantize_options(flags), sensitivity or _parsed(SensitivityOptions, flags)
     _refuse_unknown(flags)
     source = Path(model)
-    target = sensitivity.fidelity_target if judge is None else judge.target
+    target = sensitivity.fidelity_target if evaluator is None else evaluator.target
     calibration = _calibration(source, options, sensitivity)
-    kept, engine = _kept(source, options, sensitivity, (calibration, judge)), quantizer or _quantizer(calibration)
+    retained, engine = (
+        _kept(source, options, sensitivity, (calibration, evaluator)),
+        quantizer or _quantizer(calibration),
+    )
     clock = StepClock((_READING, _REFERENCE, _MODULES, *([_SEARCH] if target else [])), on_step)
     with contextlib.ExitStack() as stack, contextlib.closing(calibration) if calibration else contextlib.nullcontext():
         with clock.step(_READING) as step:
@@ -199,8 +202,8 @@ def quantization_sensitivity(
         with clock.step(_REFERENCE) as step:
             samples = take_samples(graph, _run_options(source, sensitivity), sensitivity.samples, _threads(sensitivity))
             step.summary = f"{len(samples.values)} sets of values"
-        forms = QuantizedForms(graph, samples, engine, _threads(sensitivity), judge, before_each)
-        study = _Study(graph, options, plan, parts, forms, kept)
+        forms = QuantizedVariants(graph, samples, engine, _threads(sensitivity), evaluator, before_each)
+        study = _Study(graph, options, plan, parts, forms, retained)
         with clock.step(_MODULES) as step:
             study.measure_modules(sensitivity.jobs, progress)
             step.summary = f"{forms.cost.measured} forms measured"
@@ -209,8 +212,12 @@ def quantization_sensitivity(
             with clock.step(_SEARCH) as step:
                 found, times = study.timed(study.search(target), LatencyOptions(sensitivity.iterations, warmup=3))
                 step.summary = f"{len(found.excluded)} modules in float, {len(found.trials)} measurements"
-    told = (str(model), clock.timings(), (*graph.notes, *samples.values[0].notes, *_notes(graph, samples, kept)))
-    return _result(study, samples, sensitivity, told, (found, times))
+    reported = (
+        str(model),
+        clock.timings(),
+        (*graph.notes, *samples.values[0].notes, *_notes(graph, samples, retained)),
+    )
+    return _result(study, samples, sensitivity, reported, (found, times))
 
 
 def _calibration(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> Calibration | None:
@@ -257,16 +264,16 @@ def _kept(
     source: Path,
     options: QuantizeOptions,
     sensitivity: SensitivityOptions,
-    data: tuple[Calibration | None, FormJudge | None],
-) -> MeasuredForms:
+    data: tuple[Calibration | None, VariantEvaluator | None],
+) -> MeasuredVariants:
     """Return what an interrupted run measured, where measurements are kept."""
     if sensitivity.measured is None:
-        return MeasuredForms(None, {}, overwrite=sensitivity.overwrite)
-    calibration, judge = data
+        return MeasuredVariants(None, {}, overwrite=sensitivity.overwrite)
+    calibration, evaluator = data
     request = _request(source, options, sensitivity, calibration)
-    if judge is not None:
-        request["judge"] = dict(judge.request)
-    return MeasuredForms(sensitivity.measured, request, overwrite=sensitivity.overwrite)
+    if evaluator is not None:
+        request["judge"] = dict(evaluator.request)
+    return MeasuredVariants(sensitivity.measured, request, overwrite=sensitivity.overwrite)
 
 
 _OF_CALIBRATION = ("calibration_data", "split", "columns", "samples", "method")
@@ -331,8 +338,8 @@ class _Study:
     options: QuantizeOptions
     plan: QuantizationPlan
     parts: tuple[ModulePart, ...]
-    forms: QuantizedForms
-    kept: MeasuredForms
+    forms: QuantizedVariants
+    kept: MeasuredVariants
     float_scores: Mapping[str, float] = field(default_factory=dict)
     """How well the float graph does the task, where a target was not met."""
 
@@ -342,26 +349,26 @@ class _Study:
         return frozenset(node.name for node in self.plan.nodes if node.mode is not None)
 
     @property
-    def whole(self) -> MeasuredForm:
+    def whole(self) -> MeasuredVariant:
         """All modules quantized."""
         return self._form(self.planned)
 
-    def form_of(self, part: ModulePart) -> MeasuredForm | None:
+    def form_of(self, part: ModulePart) -> MeasuredVariant | None:
         """Return what was measured of a part; None where it has nothing to quantize."""
         return self._form(part.node_names) if part.nodes else None
 
-    def _form(self, nodes: Iterable[str]) -> MeasuredForm:
+    def _form(self, nodes: Iterable[str]) -> MeasuredVariant:
         form = self.kept.get(form_key(nodes))
         assert form is not None  # every form is measured before the first is asked for
         return form
 
     def measure_modules(self, jobs: int, progress: Progress | None) -> None:
         """Measure the whole and each part; parts of the same nodes are one form, and are measured once."""
-        wanted = {form_key(self.planned): self.options}
+        requested = {form_key(self.planned): self.options}
         for part in self.parts:
             if part.nodes:
-                wanted.setdefault(form_key(part.node_names), only_options(part, self.options, self.graph.modules))
-        missing = {key: options for key, options in wanted.items() if self.kept.get(key) is None}
+                requested.setdefault(form_key(part.node_names), only_options(part, self.options, self.graph.modules))
+        missing = {key: options for key, options in requested.items() if self.kept.get(key) is None}
         for number, (key, form) in enumerate(_measured(self.forms, missing, jobs), start=1):
             self.kept.put(key, form)
             if progress is not None:
@@ -389,7 +396,7 @@ class _Study:
             trials=tuple(search.trials),
         )
 
-    def timed(self, listed: ExcludeList, timing: LatencyOptions) -> tuple[ExcludeList, TimedForm | None]:
+    def timed(self, listed: ExcludeList, timing: LatencyOptions) -> tuple[ExcludeList, TimedVariant | None]:
         """Return a list with the latency it costs, and that of the whole in fewer bits.
 
         A list that does not meet its target is not timed, nor is a whole that does not run.
@@ -398,8 +405,8 @@ class _Study:
             self.float_scores = self.forms.float_scores()
             return listed, None
         rules = self.options.model_copy(update={"per_module": dict(listed.rules)})
-        whole = self.forms.timed(self.options, timing) if self.whole.runs else None
-        return replace(listed, latency=self.forms.timed(rules, timing) if listed.excluded else whole), whole
+        complete = self.forms.timed(self.options, timing) if self.whole.runs else None
+        return replace(listed, latency=self.forms.timed(rules, timing) if listed.excluded else complete), complete
 
     def _nodes_of(self, part: ModulePart) -> int:
         form = self.form_of(part)
@@ -416,11 +423,11 @@ class _Study:
 
         return sorted(parts, key=damage)
 
-    def _without(self, excluded: Sequence[ModulePart], units: Sequence[ModulePart]) -> MeasuredForm:
+    def _without(self, excluded: Sequence[ModulePart], units: Sequence[ModulePart]) -> MeasuredVariant:
         """Return the form in which some units stay in float, measured with the rules that say so."""
         key = form_key(self.planned.difference(*(unit.node_names for unit in excluded)))
         form = self.kept.get(key)
-        if form is None or (self.forms.judge is not None and form.runs and not form.scores):
+        if form is None or (self.forms.evaluator is not None and form.runs and not form.scores):
             form = self.forms.measure(excluding_options(excluded, units, self.options), is_judged=True)
             self.kept.put(key, form)
         return form
@@ -452,30 +459,30 @@ class _Study:
 
 
 def _measured(
-    forms: QuantizedForms, wanted: Mapping[str, QuantizeOptions], jobs: int
-) -> Iterator[tuple[str, MeasuredForm]]:
+    forms: QuantizedVariants, requested: Mapping[str, QuantizeOptions], jobs: int
+) -> Iterator[tuple[str, MeasuredVariant]]:
     """Measure forms, some at a time; yields each as it ends. What has not begun when the caller stops never does."""
     if jobs == 1:
-        for key, options in wanted.items():
+        for key, options in requested.items():
             yield key, forms.measure(options)
         return
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            running = {pool.submit(forms.measure, options): key for key, options in wanted.items()}
+            running = {pool.submit(forms.measure, options): key for key, options in requested.items()}
             for done in as_completed(running):
                 yield running[done], done.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _notes(graph: FloatGraph, samples: Samples, kept: MeasuredForms) -> Iterator[str]:
+def _notes(graph: FloatGraph, samples: Samples, retained: MeasuredVariants) -> Iterator[str]:
     if graph.modules.source != "winml tags":
         yield f"The file bears no tags of winml; modules were read from its {graph.modules.source}."
     if samples.values[0].file is None:
         yield "Measured on random values within the ranges the file states; --input-data takes real ones."
-    if kept.resumed:
-        yield f"{kept.resumed} forms had been measured by a run that was interrupted."
-    if any(not np.isfinite(array).all() for answer in samples.answers for array in answer.values()):
+    if retained.resumed:
+        yield f"{retained.resumed} forms had been measured by a run that was interrupted."
+    if any(not np.isfinite(array).all() for output in samples.answers for array in output.values()):
         yield "The float model itself answers with NaN or infinity; the comparison leaves these values out."
     if samples.left_out:
         yield f"The float model answers nothing finite for {', '.join(samples.left_out)}, which is not compared."
@@ -485,12 +492,12 @@ def _result(
     study: _Study,
     samples: Samples,
     sensitivity: SensitivityOptions,
-    told: tuple[str, tuple[StepTiming, ...], tuple[str, ...]],
-    found: tuple[ExcludeList | None, TimedForm | None],
+    reported: tuple[str, tuple[StepTiming, ...], tuple[str, ...]],
+    found: tuple[ExcludeList | None, TimedVariant | None],
 ) -> QuantizationSensitivity:
     values, options = samples.values[0], study.options
     return QuantizationSensitivity(
-        model=told[0],
+        model=reported[0],
         tool_version=__version__,
         onnxruntime_version=onnxruntime_version(),
         precision=options.base.name,
@@ -507,6 +514,6 @@ def _result(
         latency=found[1],
         float_scores=study.float_scores,
         cost=replace(study.forms.cost, resumed=study.kept.resumed),
-        steps=told[1],
-        notes=told[2],
+        steps=reported[1],
+        notes=reported[2],
     )

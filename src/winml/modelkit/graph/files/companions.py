@@ -72,7 +72,7 @@ def reserve_companions(
         WriteError: a file cannot be written.
     """
     digests: dict[str, str] = {}
-    kept, size_bytes = [], 0
+    retained, size_bytes = [], 0
     for name, source in sources.items():
         if not stays_inside(name):
             raise InternalError(f"companion {name!r} of {source} leads out of {directory}")
@@ -83,14 +83,14 @@ def reserve_companions(
             if name not in owned or is_in_the_way(directory, name):
                 continue
         elif is_in_the_way(directory, name) or (is_there and name not in owned):
-            kept.append(name)
+            retained.append(name)
             continue
         else:
             with files.explained_errors():
                 shutil.copyfile(source, files.reserve(target, gives_way=True))
         digests[name] = hash_file(source)
         size_bytes += source.stat().st_size
-    return Companions(tuple(digests), size_bytes, tuple(kept), digests)
+    return Companions(tuple(digests), size_bytes, tuple(retained), digests)
 
 
 def outdated_companions(

@@ -16,7 +16,7 @@ from winml.modelkit.graph.files.touched_files import record_read
 
 __all__ = [
     "named_path",
-    "working_directory_kept",
+    "restored_working_directory",
 ]
 
 
@@ -37,11 +37,11 @@ def named_path(text: str | os.PathLike[str]) -> Path:
         record_read(path)
         return path
     except (OSError, RuntimeError, ValueError) as error:
-        shown = os.fspath(text)
-        shown = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"
+        displayed = os.fspath(text)
+        displayed = displayed if len(displayed) <= _SHOWN_CHARACTERS else f"{displayed[:_SHOWN_CHARACTERS]}…"
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ModelPathError(
-            f"{shown}: cannot be a path: {reason}", hint="Give the path of a file or folder."
+            f"{displayed}: cannot be a path: {reason}", hint="Give the path of a file or folder."
         ) from None
 
 
@@ -50,7 +50,7 @@ def named_path(text: str | os.PathLike[str]) -> Path:
 
 
 @contextlib.contextmanager
-def working_directory_kept() -> Iterator[None]:
+def restored_working_directory() -> Iterator[None]:
     """Return to the present working directory after the block, unless it is gone by then."""
     try:
         folder = Path.cwd()

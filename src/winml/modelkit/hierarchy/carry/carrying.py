@@ -37,7 +37,7 @@ class CarryReport:
     """Whether there was anything to carry; False where the original has no tags."""
     last_resort: tuple[str, ...] = ()
     """Names of the nodes that got the root tag because nothing else was known."""
-    found_again: int = 0
+    matched: int = 0
     """Number of nodes that prove that both graphs are the same model: nodes that are one original node, and nodes that
     replaced several and produce an inner value of the original. A shared graph output alone proves nothing."""
 
@@ -64,12 +64,12 @@ def carry_tags(original_model: ir.Model, carried_model: ir.Model) -> CarryReport
     by_way = Counter(match.way for match in matches.values())
     last_resort = tuple(node.name or "" for node, match in matches.items() if match.way == "root")
     inside = original.main.makers.keys() - {value.name for value in original_model.graph.outputs}
-    found_again = sum(_is_found_again(node, match, inside) for node, match in matches.items())
+    matched = sum(_is_matched(node, match, inside) for node, match in matches.items())
     notes = _root_notes(by_way)
-    return CarryReport(len(matches), len(matches), by_way, notes, last_resort=last_resort, found_again=found_again)
+    return CarryReport(len(matches), len(matches), by_way, notes, last_resort=last_resort, matched=matched)
 
 
-def _is_found_again(node: ir.Node, match: Match, inside: Container[str | None]) -> bool:
+def _is_matched(node: ir.Node, match: Match, inside: Container[str | None]) -> bool:
     if match.way == "replaced":
         return any(value.name in inside and not value.is_graph_output() for value in node.outputs)
     return match.way not in ("neighbours", "root")

@@ -401,7 +401,7 @@ def _match_survivors(matching: _Matching) -> None:
         tag = node.metadata_props.get(TAG_KEY)
         if tag and tag in original.places:
             if place is None or place.tag != tag:
-                place = _kept_place(matching, node, tag)
+                place = _previous_position(matching, node, tag)
             if survivor is None and any(value.name in matching.names.makers for value in node.outputs):
                 # A tool that fuses may have copied the tag of one node only.
                 matching.copied_places[node] = place
@@ -411,7 +411,7 @@ def _match_survivors(matching: _Matching) -> None:
             matching.matches[node] = Match("name", place, survivor)
 
 
-def _kept_place(matching: _Matching, node: ir.Node, tag: str) -> Place:
+def _previous_position(matching: _Matching, node: ir.Node, tag: str) -> Place:
     places = matching.original.places
     place = places.of_tag(tag)
     namespace = node.metadata_props.get(NAMESPACE_KEY)

@@ -140,9 +140,9 @@ class DecoderModel(GenerationMixin):
         return self.graph.empty_cache(rows) if self.graph.has_cache else None
 
     def _refuse_inputs(self, tokens: Any, use_cache: bool | None, return_dict: bool | None, other: Any) -> None:
-        given = [name for name, value in other.items() if value is not None]
-        if tokens is None or given:
-            problem = f"input {given[0]!r} is given" if given else "no input_ids are given"
+        passed = [name for name, value in other.items() if value is not None]
+        if tokens is None or passed:
+            problem = f"input {passed[0]!r} is given" if passed else "no input_ids are given"
             raise UsageError(
                 f"{problem}, and {self.graph.name} takes {', '.join(item.name for item in self.graph.inputs)}",
                 hint="Give input_ids, and attention_mask where rows are filled up.",
@@ -177,9 +177,9 @@ def generation_config_beside(folder: Path, config: PretrainedConfig, *, has_cach
         UsageError: a way to choose tokens is asked for that is not supported.
     """
     path = folder / GENERATION_CONFIG_NAME
-    given = {key: value for key, value in read_generation_config(folder).items() if key not in SPEED_ONLY}
+    passed = {key: value for key, value in read_generation_config(folder).items() if key not in SPEED_ONLY}
     try:
-        found = GenerationConfig.from_dict(given) if path.is_file() else GenerationConfig.from_model_config(config)
+        found = GenerationConfig.from_dict(passed) if path.is_file() else GenerationConfig.from_model_config(config)
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: transformers refuses it: {first_line(error)}", hint="Correct it there.") from error
     found.use_cache = has_cache
@@ -236,14 +236,14 @@ def generate_with_transformers(
 
 
 def generated_by(
-    model: Any, inputs: Mapping[str, torch.Tensor], given: int, settings: GenerationSettings
+    model: Any, inputs: Mapping[str, torch.Tensor], passed: int, settings: GenerationSettings
 ) -> Iterator[GeneratedToken]:
     """Yield the tokens that transformers' loop chooses; with beams, all of them at the end.
 
     Args:
         model: What the loop runs.
         inputs: Of one row, by argument of ``generate()``.
-        given: Tokens at the start of the answer that were not chosen.
+        passed: Tokens at the start of the answer that were not chosen.
         settings: How tokens are chosen, besides what the configs say.
 
     Raises:
@@ -257,7 +257,7 @@ def generated_by(
 
     def work() -> None:
         try:
-            answer = generation_call(
+            output = generation_call(
                 model,
                 **inputs,
                 max_new_tokens=settings.max_new_tokens,
@@ -266,15 +266,15 @@ def generated_by(
                 **drawn,
             )
             if not streams:
-                streamer.put(answer[0, :given])
-                for token in answer[0, given:]:
+                streamer.put(output[0, :passed])
+                for token in output[0, passed:]:
                     streamer.put(token)
             streamer.entries.put(None)
         except BaseException as error:  # handed to the thread that waits for the tokens, and raised there
             streamer.entries.put(error)
 
     threading.Thread(target=work, daemon=True).start()
-    yield from _told_ends(streamer.tokens(), settings)
+    yield from _ignored_end_tokens(streamer.tokens(), settings)
 
 
 class _Stream(BaseStreamer):
@@ -305,7 +305,7 @@ class _Stream(BaseStreamer):
             yield entry
 
 
-def _told_ends(tokens: Iterator[int], settings: GenerationSettings) -> Iterator[GeneratedToken]:
+def _ignored_end_tokens(tokens: Iterator[int], settings: GenerationSettings) -> Iterator[GeneratedToken]:
     before = time.perf_counter()
     for token in tokens:
         now = time.perf_counter()

@@ -68,7 +68,7 @@ def rendered_chat(
         "variables": dict(variables),
     }
     try:
-        answer = ask_limited(
+        output = ask_limited(
             RENDERING,
             question,
             f"{folder}: its chat template",
@@ -78,9 +78,9 @@ def rendered_chat(
     except InputError as error:
         error.hint = "Leave out --chat, or replace the template."
         raise
-    if "error" in answer:
-        raise InputError(f"{folder}: its chat template fails: {answer['error']}")
-    text = str(answer["text"])
+    if "error" in output:
+        raise InputError(f"{folder}: its chat template fails: {output['error']}")
+    text = str(output["text"])
     if len(text) > LONGEST_TEXT_CHARACTERS:
         raise InputError(
             f"{folder}: its chat template makes {len(text)} characters of the message, and at most "

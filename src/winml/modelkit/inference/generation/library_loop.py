@@ -67,24 +67,24 @@ def looping_model(loop: type, model: Any) -> Any:
             if "attention_mask" not in {item.name for item in self.graphs.inputs}:
                 # It tells how long each recording is, which is read before.
                 settings.pop("attention_mask", None)
-            shown = settings.pop("decoder_attention_mask", None)
-            if shown is not None and not torch.as_tensor(shown).bool().all():
+            displayed = settings.pop("decoder_attention_mask", None)
+            if displayed is not None and not torch.as_tensor(displayed).bool().all():
                 raise UsageError(
                     "the tokens before a piece are of several lengths, and the decoder takes no mask over them",
                     hint="Give one recording at a time, or leave out condition_on_prev_tokens.",
                 )
-            answer = super().generate(*inputs, **settings)
-            if not isinstance(answer, ModelOutput):
-                return answer
-            return type(answer)(**{name: value for name, value in answer.items() if name not in _CACHES})
+            output = super().generate(*inputs, **settings)
+            if not isinstance(output, ModelOutput):
+                return output
+            return type(output)(**{name: value for name, value in output.items() if name not in _CACHES})
 
     looping: Any = type(f"{loop.__name__}OfGraphs", (loop, Pieces), {})
-    made = looping.__new__(looping)
-    vars(made).update(vars(model))
+    created = looping.__new__(looping)
+    vars(created).update(vars(model))
     with torch.device("meta"):
         # The loop reads how many frames become one state.
-        made.model = model_class(model.config).model
-    return made
+        created.model = model_class(model.config).model
+    return created
 
 
 def _model_class(config: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.inference.generation.beginnings import TextBeginning
+from winml.modelkit.inference.generation.decoder_prompt import DecoderPrompt
 from winml.modelkit.inference.generation.settings import GenerationSettings, StepSettings
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph, rows_of
 
@@ -105,7 +105,7 @@ def generate_tokens(
     settings: GenerationSettings,
     *,
     encoded: Arrays | None = None,
-    beginning: TextBeginning | None = None,
+    beginning: DecoderPrompt | None = None,
     positions: Array | None = None,
 ) -> Iterator[GeneratedToken]:
     """Yield the tokens after a prompt, one by one; an end token is the last one.

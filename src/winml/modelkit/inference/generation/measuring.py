@@ -23,13 +23,13 @@ from winml.modelkit.inference.generation.settings import part_position_limit, po
 from winml.modelkit.measure.latency import LatencyOptions, measure_latency
 from winml.modelkit.results.perf import GenerationPerf, PromptTime, StepTime
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph, GraphCache
-from winml.modelkit.runtime.decoding.encoder_decoder import EncodedDecoder
+from winml.modelkit.runtime.decoding.encoder_decoder import EncoderDecoder
 from winml.modelkit.runtime.decoding.inputs import TOKEN_IDS
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.opened_model import RunOptions, values_for
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["LENGTHS", "measure_encoded_generation", "measure_generation"]
+__all__ = ["LENGTHS", "measure_encoder_decoder_generation", "measure_generation"]
 
 LENGTHS = (16, 64, 256, 1024)
 """Tokens of the prompts, and before the steps, that are measured as far as the model has positions. Chosen: from a
@@ -37,13 +37,13 @@ question to a page."""
 
 
 def measure_generation(
-    path: Path, shown: str, provider: ChosenProvider, *, threads: int | None, seed: int, latency: LatencyOptions
+    path: Path, displayed: str, provider: ChosenProvider, *, threads: int | None, seed: int, latency: LatencyOptions
 ) -> GenerationPerf:
     """Measure a decoder with a cache.
 
     Args:
         path: The ONNX file.
-        shown: The model as the user wrote it.
+        displayed: The model as the user wrote it.
         provider: Where it runs.
         threads: Threads that share the work of one operator; None: the runtime's own choice.
         seed: Of the tokens.
@@ -59,7 +59,7 @@ def measure_generation(
     session_ms = (time.perf_counter() - started) * 1000
     if not graph.has_cache:
         raise UsageError(
-            f"--generation: {shown} has no cache, so a step costs what its whole text costs",
+            f"--generation: {displayed} has no cache, so a step costs what its whole text costs",
             hint="Leave --generation out, or build the model again without --no-cache.",
         )
     limit = position_limit(files_folder(path))
@@ -77,11 +77,11 @@ def measure_generation(
     steps = tuple(_measured_step(graph, cache, tokens[:, :1], latency) for cache in caches.values())
     per_token = _growth(graph, caches[lengths[0]], tokens[:, :1])
     return GenerationPerf(
-        shown, provider.provider.name, threads, latency.iterations, session_ms, prompts, steps, per_token
+        displayed, provider.provider.name, threads, latency.iterations, session_ms, prompts, steps, per_token
     )
 
 
-def measure_encoded_generation(
+def measure_encoder_decoder_generation(
     files: Mapping[str, Path], options: RunOptions, *, latency: LatencyOptions
 ) -> GenerationPerf:
     """Measure an encoder and its decoder: the time to the first token holds encoding and the first run of the decoder.
@@ -102,17 +102,17 @@ def measure_encoded_generation(
         Session(files[part], providers=provider.names, provider_options=provider.options, threads=options.threads)
         for part in (ENCODER, DECODER)
     )
-    graphs = EncodedDecoder(encoder, decoder)
+    graphs = EncoderDecoder(encoder, decoder)
     session_ms = (time.perf_counter() - started) * 1000
     values = values_for(encoder, options)
-    given = dict(values.feeds)
-    rows = len(next(iter(given.values())))
+    passed = dict(values.feeds)
+    rows = len(next(iter(passed.values())))
     limit = part_position_limit(files[DECODER], files_folder(files[DECODER]))
     lengths = [length for length in LENGTHS if limit is None or length < limit] or [1]
     tokens = np.repeat(_random_tokens(graphs.decoder, lengths[-1], options.seed), rows, axis=0)
 
     def begun(count: int) -> GraphCache:
-        cache = graphs.start(given)
+        cache = graphs.start(passed)
         graphs.decoder.run(tokens[:, :count], cache=cache)
         return cache
 
@@ -120,7 +120,7 @@ def measure_encoded_generation(
     caches = [begun(length) for length in lengths]
     steps = tuple(_measured_step(graphs.decoder, cache, tokens[:, :1], latency) for cache in caches)
     per_token = _growth(graphs.decoder, caches[0], tokens[:, :1])
-    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in given.items())
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in passed.items())
     return GenerationPerf(
         options.shown,
         provider.provider.name,

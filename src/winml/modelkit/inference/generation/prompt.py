@@ -7,10 +7,10 @@ from pathlib import Path
 
 from winml.modelkit.evaluate.media import Recording
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
-from winml.modelkit.inference.generation.beginnings import TextBeginning
+from winml.modelkit.inference.generation.decoder_prompt import DecoderPrompt
 from winml.modelkit.inference.generation.settings import GenerationSettings
 from winml.modelkit.inference.generation.text import TextTokenizer
-from winml.modelkit.runtime.decoding.vision_language import ShownFiles
+from winml.modelkit.runtime.decoding.vision_language import VisionLanguageFiles
 
 __all__ = ["PreparedPrompt", "files_folder"]
 
@@ -26,13 +26,13 @@ class PreparedPrompt:
     tokenizer: TextTokenizer
     encoder: Path | None = None
     """Graph that reads the prompt, where another one writes the answer."""
-    beginning: TextBeginning | None = None
+    beginning: DecoderPrompt | None = None
     """How the answer begins then."""
     medium: str = "prompt"
     """What the encoder reads: ``prompt``, a text; ``audio`` and ``image``, the file named by ``text``."""
     recording: Recording | None = None
     """The sound of that file, where it is a recording."""
-    shown: ShownFiles | None = None
+    shown: VisionLanguageFiles | None = None
     """What the model is shown beside the text, where it takes images."""
 
     @property

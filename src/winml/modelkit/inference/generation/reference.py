@@ -51,7 +51,7 @@ def _pytorch_tokens(name: str, prompt: PreparedPrompt) -> tuple[list[int], Seque
         )
     model.generation_config = generation_config_beside(files_folder(prompt.model), model.config, has_cache=True)
     model.tokenizer_folder = files_folder(prompt.model)
-    answer = generation_call(
+    output = generation_call(
         model,
         inputs=torch.tensor([list(prompt.tokens)]),
         max_new_tokens=prompt.settings.max_new_tokens,
@@ -59,7 +59,7 @@ def _pytorch_tokens(name: str, prompt: PreparedPrompt) -> tuple[list[int], Seque
         return_dict_in_generate=True,
         output_scores=True,
     )
-    return answer.sequences[0, len(prompt.before) :].tolist(), answer.scores
+    return output.sequences[0, len(prompt.before) :].tolist(), output.scores
 
 
 def _first_difference(

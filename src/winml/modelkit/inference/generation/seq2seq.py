@@ -19,20 +19,20 @@ from transformers.utils.generic import ModelOutput
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy, to_torch
-from winml.modelkit.inference.generation.beginnings import read_prompt
 from winml.modelkit.inference.generation.causal_lm import DecoderModel
+from winml.modelkit.inference.generation.decoder_prompt import read_prompt
 from winml.modelkit.inference.generation.library_loop import asks_own_loop, looping_model, own_loop
 from winml.modelkit.inference.generation.prompt import files_folder
 from winml.modelkit.inference.generation.settings import position_limit
 from winml.modelkit.runtime.decoding.decoder import GraphCache
-from winml.modelkit.runtime.decoding.encoder_decoder import EncodedDecoder
+from winml.modelkit.runtime.decoding.encoder_decoder import EncoderDecoder
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["EncodedModel"]
+__all__ = ["EncoderDecoderModel"]
 
 
-class EncodedModel(DecoderModel):
+class EncoderDecoderModel(DecoderModel):
     """What transformers' loop asks of an encoder-decoder, answered by two graphs.
 
     Attributes:
@@ -58,13 +58,13 @@ class EncodedModel(DecoderModel):
         """
         provider = choose_provider(ep, device, {})
         sessions = (Session(Path(path), providers=provider.names) for path in (encoder, decoder))
-        self._open(EncodedDecoder(*sessions), Path(decoder).parent)
+        self._open(EncoderDecoder(*sessions), Path(decoder).parent)
 
     base_model_prefix = ""
     """Read by transformers' loop: the model has no other inside."""
 
     @classmethod
-    def of_graphs(cls, graphs: EncodedDecoder, folder: Path) -> EncodedModel:
+    def of_graphs(cls, graphs: EncoderDecoder, folder: Path) -> EncoderDecoderModel:
         """Return the model of graphs that are open already.
 
         Raises:
@@ -74,7 +74,7 @@ class EncodedModel(DecoderModel):
         model._open(graphs, folder)
         return model
 
-    def _open(self, graphs: EncodedDecoder, folder: Path) -> None:
+    def _open(self, graphs: EncoderDecoder, folder: Path) -> None:
         self.graphs, self.graph = graphs, graphs.decoder
         self._read_configs(folder, has_cache=True)
         # Of a decoder inside another model, the config of the whole does not say it.
@@ -99,12 +99,12 @@ class EncodedModel(DecoderModel):
         Raises:
             InputError: the model has no such language or task.
         """
-        if (looping := self._asked_loop(inputs, settings)) is not None:
+        if (looping := self._requested_loop(inputs, settings)) is not None:
             return looping.generate(*inputs, **settings)
-        asked = {key: settings.pop(key, None) for key in ("language", "task")}
-        if settings.get("decoder_input_ids") is None and (allowed := read_prompt(self._folder, **asked)):
+        requested = {key: settings.pop(key, None) for key in ("language", "task")}
+        if settings.get("decoder_input_ids") is None and (allowed := read_prompt(self._folder, **requested)):
             first = tuple(getattr(self.generation_config, "begin_suppress_tokens", None) or ())
-            own = _Beginning(allowed, first)
+            own = _PromptProcessor(allowed, first)
             settings["logits_processor"] = LogitsProcessorList([*(settings.get("logits_processor") or ()), own])
             self._lengthen(settings, len(allowed))
         loop: Any = super()  # declared for models of torch
@@ -115,23 +115,23 @@ class EncodedModel(DecoderModel):
 
         transformers' loop for such a model counts the tokens of the beginning as given, and this one as new.
         """
-        given = settings.get("generation_config")
-        asked = self.generation_config.max_new_tokens
-        if given is not None and given.max_new_tokens is not None:
-            asked = given.max_new_tokens
-        asked = settings.get("max_new_tokens", asked)
-        if asked is None:
+        passed = settings.get("generation_config")
+        requested = self.generation_config.max_new_tokens
+        if passed is not None and passed.max_new_tokens is not None:
+            requested = passed.max_new_tokens
+        requested = settings.get("max_new_tokens", requested)
+        if requested is None:
             return
         positions = position_limit(self._folder)
         # The first token stands at a position, too.
-        longest = asked + count if positions is None else max(asked, min(asked + count, positions - 1))
-        if given is None or "max_new_tokens" in settings:
+        longest = requested + count if positions is None else max(requested, min(requested + count, positions - 1))
+        if passed is None or "max_new_tokens" in settings:
             settings["max_new_tokens"] = longest
         else:
-            settings["generation_config"] = given = copy.deepcopy(given)
-            given.max_new_tokens = longest
+            settings["generation_config"] = passed = copy.deepcopy(passed)
+            passed.max_new_tokens = longest
 
-    def _asked_loop(self, inputs: tuple[Any, ...], settings: Mapping[str, Any]) -> Any | None:
+    def _requested_loop(self, inputs: tuple[Any, ...], settings: Mapping[str, Any]) -> Any | None:
         """Return the model with the loop that a call asks for; None where the general one does."""
         loop = own_loop(self.config)
         if loop is None or isinstance(self, loop):
@@ -140,8 +140,8 @@ class EncodedModel(DecoderModel):
         content = next((value for value in (*inputs, settings.get(item.name)) if value is not None), None)
         most = item.shape[-1]
         frames = None if content is None or not item.shape else content.shape[-1]
-        is_asked = asks_own_loop(loop, settings, frames, most if isinstance(most, int) else None)
-        return looping_model(loop, self) if is_asked else None
+        is_requested = asks_own_loop(loop, settings, frames, most if isinstance(most, int) else None)
+        return looping_model(loop, self) if is_requested else None
 
     def get_encoder(self, *_modality: Any) -> _Encoder:
         """Return what encodes; transformers' loop calls it once."""
@@ -177,20 +177,20 @@ class EncodedModel(DecoderModel):
             raise UsageError(
                 "no decoder_input_ids are given", hint="Give the tokens of the decoder, or call generate()."
             )
-        given = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
-        self._refuse_unknown(given, attention_mask, return_dict=kwargs.get("return_dict"))
+        passed = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
+        self._refuse_unknown(passed, attention_mask, return_dict=kwargs.get("return_dict"))
         if past_key_values is None:
             if encoder_outputs is None:
-                encoder_outputs = self.get_encoder()(**given, attention_mask=attention_mask)
+                encoder_outputs = self.get_encoder()(**passed, attention_mask=attention_mask)
             encoded = {name: to_numpy(encoder_outputs[_field(name)]) for name in self.graph.encoded}
             past_key_values = self.graph.empty_cache(len(decoder_input_ids), encoded)
         logits = to_torch(self.graph.run(to_numpy(torch.as_tensor(decoder_input_ids)), cache=past_key_values))
-        kept = past_key_values if use_cache is None or use_cache else None
-        return Seq2SeqLMOutput(logits=logits, past_key_values=kept)  # type: ignore[arg-type]
+        retained = past_key_values if use_cache is None or use_cache else None
+        return Seq2SeqLMOutput(logits=logits, past_key_values=retained)  # type: ignore[arg-type]
 
-    def _refuse_unknown(self, given: Mapping[str, Any], mask: Any, *, return_dict: bool | None) -> None:
+    def _refuse_unknown(self, passed: Mapping[str, Any], mask: Any, *, return_dict: bool | None) -> None:
         names = {item.name for item in self.graphs.inputs}
-        unknown = [name for name in given if name not in names]
+        unknown = [name for name in passed if name not in names]
         # transformers' loop gives a mask that hides nothing to every model.
         if mask is not None and "attention_mask" not in names and not torch.as_tensor(mask).bool().all():
             unknown.append("attention_mask")
@@ -206,7 +206,7 @@ class EncodedModel(DecoderModel):
     __call__ = forward  # type: ignore[assignment]  # an encoder-decoder's own names
 
 
-class _Beginning(LogitsProcessor):
+class _PromptProcessor(LogitsProcessor):
     """Leaves only the tokens of language and task at their places, and no others that must not follow them."""
 
     def __init__(self, allowed: Mapping[int, tuple[int, ...]], first_suppressed: tuple[int, ...]) -> None:
@@ -215,37 +215,37 @@ class _Beginning(LogitsProcessor):
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
         """Return the scores of one step."""
-        kept: Any = scores.clone()
+        retained: Any = scores.clone()
         allowed = self._allowed.get(input_ids.shape[1])
         if allowed is not None:
-            kept.fill_(-torch.inf)
+            retained.fill_(-torch.inf)
             # A token alone stands there even where it is suppressed otherwise.
-            kept[:, list(allowed)] = 0.0 if len(allowed) == 1 else scores[:, list(allowed)]
+            retained[:, list(allowed)] = 0.0 if len(allowed) == 1 else scores[:, list(allowed)]
         elif input_ids.shape[1] == self._free:
-            kept[:, self._first_suppressed] = -torch.inf
-        return kept
+            retained[:, self._first_suppressed] = -torch.inf
+        return retained
 
 
 class _Encoder:
     """The encoder as transformers' loop calls it; its signature names the inputs of the graph."""
 
-    def __init__(self, graphs: EncodedDecoder) -> None:
+    def __init__(self, graphs: EncoderDecoder) -> None:
         self._graphs = graphs
         self.main_input_name = graphs.inputs[0].name
         kind = inspect.Parameter.KEYWORD_ONLY
         names = [inspect.Parameter(item.name, kind, default=None) for item in graphs.inputs]
 
-        def forward(**given: Any) -> ModelOutput:
-            return self(**given)
+        def forward(**passed: Any) -> ModelOutput:
+            return self(**passed)
 
         forward.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]  # what inspect reads
         self.forward = forward
 
-    def __call__(self, **given: Any) -> ModelOutput:
+    def __call__(self, **passed: Any) -> ModelOutput:
         """Encode; every tensor of the answer has one entry for each row."""
         names = {item.name for item in self._graphs.inputs}
         arrays = {
-            key: to_numpy(torch.as_tensor(value)) for key, value in given.items() if key in names and value is not None
+            key: to_numpy(torch.as_tensor(value)) for key, value in passed.items() if key in names and value is not None
         }
         encoded = self._graphs.encode(arrays)
         fields: Mapping[str, Any] = {_field(name): to_torch(value) for name, value in encoded.items()}

@@ -120,7 +120,7 @@ class GenerationSettings:
             **(self.for_transformers or {}),
         }
 
-    def asked(
+    def updated(
         self, *, max_new_tokens: int | None, temperature: float | None, top_p: float | None, seed: int
     ) -> GenerationSettings:
         """Return the settings with what a user asks for; whoever gives a temperature or a share wants tokens drawn.
@@ -135,8 +135,10 @@ class GenerationSettings:
         if temperature == 0:
             step = replace(step, is_sampled=False)
         elif temperature is not None or top_p is not None:
-            asked: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
-            step = replace(step, is_sampled=True, **{key: value for key, value in asked.items() if value is not None})
+            requested: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
+            step = replace(
+                step, is_sampled=True, **{key: value for key, value in requested.items() if value is not None}
+            )
         if max_new_tokens is None:
             return replace(self, step=step, seed=seed)
         return replace(self, step=step, seed=seed, max_new_tokens=max_new_tokens, is_default_length=False)
@@ -178,33 +180,33 @@ def read_settings(folder: Path) -> GenerationSettings:
         UsageError: a way to choose tokens is asked for that is not supported.
     """
     config = read_record(folder / CHECKPOINT_CONFIG_NAME)
-    given = read_generation_config(folder)
-    eos = given.get("eos_token_id", _first_of(config, ("eos_token_id",)))
+    passed = read_generation_config(folder)
+    eos = passed.get("eos_token_id", _first_of(config, ("eos_token_id",)))
     ids = eos if isinstance(eos, list) else [eos]
     read_here = _OF_STEPS | _OF_ENDS | _WITHOUT_EFFECT | SPEED_ONLY | UNSUPPORTED.keys()
     other = {
         key: value
-        for key, value in given.items()
+        for key, value in passed.items()
         if key not in read_here and (key not in _NEUTRAL or value != _NEUTRAL[key])
     }
-    temperature = float(given.get("temperature", 1.0))
+    temperature = float(passed.get("temperature", 1.0))
     step = StepSettings(
         # As --temperature 0 does: the token with the highest score.
-        is_sampled=given.get("do_sample", False) and temperature > 0,
+        is_sampled=passed.get("do_sample", False) and temperature > 0,
         temperature=temperature or 1.0,
-        top_k=given.get("top_k", _DEFAULT_TOP_K),
-        top_p=float(given.get("top_p", 1.0)),
-        min_p=given.get("min_p"),
-        repetition_penalty=float(given.get("repetition_penalty", 1.0)),
+        top_k=passed.get("top_k", _DEFAULT_TOP_K),
+        top_p=float(passed.get("top_p", 1.0)),
+        min_p=passed.get("min_p"),
+        repetition_penalty=float(passed.get("repetition_penalty", 1.0)),
     )
     return GenerationSettings(
         step,
-        max_new_tokens=given.get("max_new_tokens", DEFAULT_NEW_TOKENS),
+        max_new_tokens=passed.get("max_new_tokens", DEFAULT_NEW_TOKENS),
         eos_token_ids=tuple(token for token in ids if isinstance(token, int) and not isinstance(token, bool)),
         for_transformers=other or None,
         notes=tuple(
             f"{folder / GENERATION_CONFIG_NAME}: {key} is ignored: it changes no token"
-            for key in sorted(given.keys() & _NOTED)
+            for key in sorted(passed.keys() & _NOTED)
         ),
     )
 

@@ -164,15 +164,15 @@ class _TokenizerOfTransformers:
 
     def pieces(self, tokens: Iterable[int], *, after: Sequence[int]) -> Iterator[str]:
         written = list(after)
-        told = self._decoded(written)
+        reported = self._decoded(written)
         for token in tokens:
             written.append(token)
             text = self._decoded(written)
             if text.endswith(_BROKEN):
                 yield ""
                 continue
-            yield text[len(told) :]
-            told = text
+            yield text[len(reported) :]
+            reported = text
 
     def _decoded(self, tokens: Sequence[int]) -> str:
         with tokenizer_call(self._tokenizer):

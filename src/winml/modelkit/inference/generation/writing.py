@@ -21,7 +21,7 @@ from winml.modelkit.inference.generation.settings import position_limit, read_se
 from winml.modelkit.inference.generation.text import TimedText, read_tokenizer
 from winml.modelkit.results.generated_text import GeneratedText
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph
-from winml.modelkit.runtime.decoding.vision_language import ShownDecoder, ShownSessions
+from winml.modelkit.runtime.decoding.vision_language import VisionLanguageDecoder, VisionLanguageSessions
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.sessions import Session
 
@@ -54,14 +54,14 @@ class _Progress:
         return len(self.seconds[1:]) / sum(self.seconds[1:]) if sum(self.seconds[1:]) else None
 
 
-def prepare_prompt(model: Path, prompt: str, *, is_chat: bool, **asked: Any) -> PreparedPrompt:
+def prepare_prompt(model: Path, prompt: str, *, is_chat: bool, **requested: Any) -> PreparedPrompt:
     """Encode a prompt, and settle how the answer is written; the model itself is not opened.
 
     Args:
         model: The ONNX file; tokenizer and configs are beside it.
         prompt: The text.
         is_chat: Whether it is the message of a user, which the chat template of the model makes a prompt of.
-        **asked: See :meth:`~winml.modelkit.inference.generation.settings.GenerationSettings.asked`.
+        **requested: See :meth:`~winml.modelkit.inference.generation.settings.GenerationSettings.updated`.
 
     Raises:
         UsageError: the prompt is empty, the model has no chat template, or too few positions.
@@ -69,7 +69,7 @@ def prepare_prompt(model: Path, prompt: str, *, is_chat: bool, **asked: Any) -> 
     """
     folder = files_folder(model)
     tokenizer = read_tokenizer(folder)
-    settings = read_settings(folder).asked(**asked)
+    settings = read_settings(folder).updated(**requested)
     text = chat_prompt(folder, prompt) if is_chat else prompt
     tokens = tuple(tokenizer.encode(text, with_special=not is_chat))
     if not tokens:
@@ -134,17 +134,17 @@ def _opened_graphs(
     """Return the decoder, and what says whose loop chooses the tokens and begins to yield them."""
     session = opened(prompt.model)
     if prompt.shown is not None:
-        from winml.modelkit.inference.generation.shown_writing import shown_tokens
+        from winml.modelkit.inference.generation.vision_language_text import vision_language_tokens
 
-        sessions = ShownSessions(opened(prompt.shown.vision), opened(prompt.shown.embedding), session)
-        shown = ShownDecoder(sessions)
-        return shown, partial(shown_tokens, shown, prompt)
+        sessions = VisionLanguageSessions(opened(prompt.shown.vision), opened(prompt.shown.embedding), session)
+        displayed = VisionLanguageDecoder(sessions)
+        return displayed, partial(vision_language_tokens, displayed, prompt)
     if prompt.encoder is not None:
-        from winml.modelkit.inference.generation.encoded_writing import encoded_tokens
-        from winml.modelkit.runtime.decoding.encoder_decoder import EncodedDecoder
+        from winml.modelkit.inference.generation.encoder_decoder_text import encoder_decoder_tokens
+        from winml.modelkit.runtime.decoding.encoder_decoder import EncoderDecoder
 
-        graphs = EncodedDecoder(opened(prompt.encoder), session)
-        return graphs.decoder, partial(encoded_tokens, graphs, prompt)
+        graphs = EncoderDecoder(opened(prompt.encoder), session)
+        return graphs.decoder, partial(encoder_decoder_tokens, graphs, prompt)
     graph = DecoderGraph(session)
     return graph, partial(_token_source, graph, prompt)
 

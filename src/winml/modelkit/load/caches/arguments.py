@@ -28,8 +28,8 @@ __all__ = [
     "decoder_arguments",
     "empty_states",
     "encoder_arguments",
+    "forward_with_states",
     "found_states",
-    "given_states",
     "held_tensors",
     "held_values",
     "inner_decoder_arguments",
@@ -77,10 +77,10 @@ def with_tensors(cache: object, tensors: Mapping[Way, object], layers: Sequence[
             return value.clone()
         return _mapped(value, way, replaced)
 
-    made = replaced(cache, ())
+    created = replaced(cache, ())
     if layers:
-        made.layers = list(layers)
-    return made
+        created.layers = list(layers)
+    return created
 
 
 def unread(value: object) -> Any:
@@ -158,9 +158,9 @@ def _mapped(value: Any, way: Way, change: Callable[[Any, Way], Any]) -> Any:
         return type(value)(items.values())
     if not items:
         return value
-    made = copy.copy(value)
-    vars(made).update(items)
-    return made
+    created = copy.copy(value)
+    vars(created).update(items)
+    return created
 
 
 # --- States that modules keep in attributes of their own from run to run, beside the cache that a forward is given.
@@ -198,7 +198,7 @@ def found_states(model: nn.Module) -> Iterator[dict[_Place, torch.Tensor]]:
                     del vars(module)[name]
 
 
-def given_states(states: tuple[ModuleState, ...], argument: str) -> Callable[[nn.Module], Callable[..., Any]]:
+def forward_with_states(states: tuple[ModuleState, ...], argument: str) -> Callable[[nn.Module], Callable[..., Any]]:
     """Return what makes a forward that is given the states of modules, and returns them with the cache it was given.
 
     Args:
@@ -211,17 +211,17 @@ def given_states(states: tuple[ModuleState, ...], argument: str) -> Callable[[nn
 
         @functools.wraps(forward)
         def call(*args: object, **arguments: Any) -> Any:
-            given: Mapping[_Place, torch.Tensor] | None = arguments.pop(STATES, None)
-            if given is None:
+            passed: Mapping[_Place, torch.Tensor] | None = arguments.pop(STATES, None)
+            if passed is None:
                 # As its user calls it: the modules keep them.
                 return forward(*args, **arguments)
-            for (path, name), tensor in given.items():
+            for (path, name), tensor in passed.items():
                 setattr(model.get_submodule(path), name, tensor)
             outputs = forward(*args, **arguments)
-            kept = {
+            retained = {
                 (item.path, item.attribute): getattr(model.get_submodule(item.path), item.attribute) for item in states
             }
-            return {**outputs, argument: arguments[argument], STATES: kept}
+            return {**outputs, argument: arguments[argument], STATES: retained}
 
         call.__signature__ = _with_parameter(inspect.signature(forward), STATES)  # type: ignore[attr-defined]
         return call
@@ -273,8 +273,8 @@ def arguments_with_cache(
         return arguments
 
     def results(outputs: Any) -> dict[str, Any]:
-        kept = {name: value for name, value in outputs.items() if name not in (layout.argument, STATES)}
-        return {**kept, **_states_of(layout, outputs[layout.argument], outputs.get(STATES, {}))}
+        retained = {name: value for name, value in outputs.items() if name not in (layout.argument, STATES)}
+        return {**retained, **_states_of(layout, outputs[layout.argument], outputs.get(STATES, {}))}
 
     return NestedArguments((*names, layout.argument, *([STATES] if layout.of_modules else [])), {}, build, results)
 
@@ -301,9 +301,9 @@ def encoder_arguments(
 
     def results(outputs: Any) -> dict[str, Any]:
         cross = outputs[layout.cross.argument].cross_attention_cache
-        kept = _states_of(layout.cross, cross) if with_cross else {}
+        retained = _states_of(layout.cross, cross) if with_cross else {}
         mask = {ENCODER_MASK: outputs[ENCODER_MASK]} if layout.mask_dtype is not None else {}
-        return {ENCODED: outputs["encoder_last_hidden_state"], **mask, **kept}
+        return {ENCODED: outputs["encoder_last_hidden_state"], **mask, **retained}
 
     return NestedArguments((*names, DECODER_TOKENS), {}, build, results)
 
@@ -371,11 +371,11 @@ def inner_decoder_arguments(layout: EncoderDecoderLayout, arguments: NestedArgum
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        given = arguments.build(tensors)
+        passed = arguments.build(tensors)
         return {
-            TOKENS: given[DECODER_TOKENS],
-            ENCODER_STATES: given["encoder_outputs"].last_hidden_state,
-            layout.own.argument: given[layout.own.argument],
+            TOKENS: passed[DECODER_TOKENS],
+            ENCODER_STATES: passed["encoder_outputs"].last_hidden_state,
+            layout.own.argument: passed[layout.own.argument],
         }
 
     return NestedArguments((TOKENS, ENCODER_STATES, layout.own.argument), {}, build, arguments.results)
@@ -404,8 +404,8 @@ def _mask_over_keys(mask: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) 
     They would make it as long as what is encoded in this run. Keys beyond the mask are hidden.
     """
     beyond = torch.zeros_like(keys[:, 0, mask.shape[1] :, 0], dtype=dtype)
-    shown = torch.cat([mask.to(dtype), beyond], dim=1)
-    return (1 - shown[:, None, None, :]) * torch.finfo(dtype).min
+    displayed = torch.cat([mask.to(dtype), beyond], dim=1)
+    return (1 - displayed[:, None, None, :]) * torch.finfo(dtype).min
 
 
 def empty_states(layout: CacheLayout, batch: int) -> dict[str, torch.Tensor]:

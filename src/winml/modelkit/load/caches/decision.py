@@ -13,7 +13,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.load.caches.finding import NO_CACHE_HINT, find_cache, is_of_tokens
 from winml.modelkit.load.caches.inputs import (
     PAST_KEY,
-    given_sizes,
+    fixed_sizes_of,
     open_by_default,
     refuse_several_rows,
     with_cache_inputs,
@@ -134,17 +134,17 @@ def open_cached_inputs(
     Raises:
         UsageError: sizes do not fit, the model mixes up the rows asked for, or the inputs are described otherwise.
     """
-    given, notes = given_sizes(request.shape_config, request.batch_size, layout)
+    passed, notes = fixed_sizes_of(request.shape_config, request.batch_size, layout)
     left_open = request.shape_config.left_open() if request.shape_config else {}
-    decision = with_cache_inputs(plain, layout, forward_parameters(model), config, given)
+    decision = with_cache_inputs(plain, layout, forward_parameters(model), config, passed)
     if request.input_specs is not None:
         decision = _as_described(decision, request)
         opened = open_axes(decision, request.dynamic, are_sizes_firm=True)
     else:
-        asked = left_open.keys()
-        left_open = open_by_default(left_open, given, layout, decision.meanings)
-        by_default = left_open.keys() - asked
-        opened = open_axes(decision, request.dynamic, left_open, by_default=by_default, firm_keys=frozenset(given))
+        requested = left_open.keys()
+        left_open = open_by_default(left_open, passed, layout, decision.meanings)
+        by_default = left_open.keys() - requested
+        opened = open_axes(decision, request.dynamic, left_open, by_default=by_default, firm_keys=frozenset(passed))
     refuse_several_rows(opened.inputs, layout)
     return dataclasses.replace(with_sums(opened), cache=layout, notes=(*opened.notes, *notes))
 
@@ -167,7 +167,7 @@ def _as_described(decision: InputDecision, request: ModelRequest) -> InputDecisi
         decision,
         inputs=tuple(by_name[name] for name in names),
         meanings=AxisMeanings(),
-        given_by=request.specs_origin,
+        requested_by=request.specs_origin,
     )
 
 

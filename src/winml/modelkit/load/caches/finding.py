@@ -50,12 +50,12 @@ __all__ = [
     "MaskUse",
     "as_read_after",
     "cache_refusal",
-    "encoder_answers",
     "find_cache",
     "find_encoder_decoder",
     "is_of_tokens",
     "layout_of",
     "layout_of_both",
+    "recorded_encoder_outputs",
     "streams_of",
     "window_masks",
 ]
@@ -109,15 +109,15 @@ class MaskUse(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at what is made of the mask."""
-        answer = func(*args, **(kwargs or {}))
-        given = [value for value in _tensors_in((args, kwargs)) if id(value) in self._followed]
-        if given and func not in _CONTRACTING | _ALLOCATING:
-            for made in _tensors_in((answer, _written_into(func, args, answer))):
-                self.is_widened |= any(_is_wider(made, mask) for mask in given)
-                if made.dim() and made.shape[-1] == self._columns:
+        output = func(*args, **(kwargs or {}))
+        passed = [value for value in _tensors_in((args, kwargs)) if id(value) in self._followed]
+        if passed and func not in _CONTRACTING | _ALLOCATING:
+            for created in _tensors_in((output, _written_into(func, args, output))):
+                self.is_widened |= any(_is_wider(created, mask) for mask in passed)
+                if created.dim() and created.shape[-1] == self._columns:
                     # Kept, so that no other tensor gets its id.
-                    self._followed[id(made)] = made
-        return answer
+                    self._followed[id(created)] = created
+        return output
 
 
 def _tensors_in(values: object) -> Iterator[torch.Tensor]:
@@ -131,17 +131,17 @@ def _tensors_in(values: object) -> Iterator[torch.Tensor]:
         yield from _tensors_in(list(values.values()))
 
 
-def _written_into(func: object, args: Any, answer: Any) -> torch.Tensor | None:
+def _written_into(func: object, args: Any, output: Any) -> torch.Tensor | None:
     """Return the tensor that a function changed by writing into it, or into a view of it; None where it did not."""
     if func is torch.Tensor.__setitem__:
         target: torch.Tensor = args[0]
         return target
-    return answer._base if isinstance(answer, torch.Tensor) and args and answer is args[0] else None
+    return output._base if isinstance(output, torch.Tensor) and args and output is args[0] else None
 
 
-def _is_wider(made: torch.Tensor, mask: torch.Tensor) -> bool:
+def _is_wider(created: torch.Tensor, mask: torch.Tensor) -> bool:
     """Say whether a tensor is as a mask but for more columns; none is made of one column by repeating it."""
-    return made.shape[:-1] == mask.shape[:-1] and 1 < mask.shape[-1] < made.shape[-1]
+    return created.shape[:-1] == mask.shape[:-1] and 1 < mask.shape[-1] < created.shape[-1]
 
 
 def as_read_after(layout: CacheLayout, rows: int, past: int, run: Callable[..., object]) -> CacheLayout | None:
@@ -559,7 +559,7 @@ def find_encoder_decoder(
     name = type(model).__name__
     specs = {spec.name: spec.model_copy(update={"shape": (RUN_ROWS, *spec.shape[1:])}) for spec in inputs}
     specs[DECODER_TOKENS] = specs[DECODER_TOKENS].model_copy(update={"shape": (RUN_ROWS, RUN_TOKENS)})
-    with encoder_answers(model) as answers:
+    with recorded_encoder_outputs(model) as answers:
         outputs = run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
     if not isinstance(outputs, Mapping):
         return f"{name} does not run with one"
@@ -572,24 +572,24 @@ def find_encoder_decoder(
 
 
 @contextmanager
-def encoder_answers(model: torch.nn.Module) -> Iterator[list[Mapping[str, Any]]]:
+def recorded_encoder_outputs(model: torch.nn.Module) -> Iterator[list[Mapping[str, Any]]]:
     """Yield a list that takes the records that the encoder of a model answers."""
-    answers: list[Mapping[str, Any]] = []
+    outputs: list[Mapping[str, Any]] = []
     get_encoder: Any = getattr(model, "get_encoder", None)
     encoder = get_encoder() if callable(get_encoder) else None
     forward = getattr(encoder, "forward", None)
     if not isinstance(encoder, nn.Module) or forward is None:
-        yield answers
+        yield outputs
         return
 
     @functools.wraps(forward)
     def call(*args: Any, **named: Any) -> Any:
-        answer = forward(*args, **named)
-        answers.extend([answer] if isinstance(answer, Mapping) else [])
-        return answer
+        output = forward(*args, **named)
+        outputs.extend([output] if isinstance(output, Mapping) else [])
+        return output
 
     with attribute_replaced(encoder, "forward", call):
-        yield answers
+        yield outputs
 
 
 def layout_of_both(name: str, outputs: Mapping[str, object]) -> EncoderDecoderLayout | str:

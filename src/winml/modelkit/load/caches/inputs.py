@@ -22,7 +22,7 @@ from winml.modelkit.load.inputs.sizes import SizeBounds, first_int
 
 __all__ = [
     "PAST_KEY",
-    "given_sizes",
+    "fixed_sizes_of",
     "open_by_default",
     "refuse_beyond_positions",
     "refuse_several_rows",
@@ -55,10 +55,10 @@ class _Sizes:
     past: int
 
     @classmethod
-    def asked(cls, given: Mapping[str, int]) -> _Sizes:
+    def of_request(cls, passed: Mapping[str, int]) -> _Sizes:
         """Return those the user gave, by key of ``--shape-config``, and usual ones for the others."""
-        tokens, past = given.get(_SEQUENCE_KEY, _TRACED_TOKENS), given.get(PAST_KEY, _TRACED_PAST)
-        return cls(batch=given.get("batch_size", 1), tokens=tokens, past=past)
+        tokens, past = passed.get(_SEQUENCE_KEY, _TRACED_TOKENS), passed.get(PAST_KEY, _TRACED_PAST)
+        return cls(batch=passed.get("batch_size", 1), tokens=tokens, past=past)
 
 
 def several_positions(inputs: Iterable[InputTensorSpec]) -> InputTensorSpec | None:
@@ -71,7 +71,7 @@ def with_cache_inputs(
     layout: CacheLayout,
     parameters: Mapping[str, object],
     config: object,
-    given: Mapping[str, int],
+    passed: Mapping[str, int],
 ) -> InputDecision:
     """Return the inputs of the graph with a cache.
 
@@ -80,7 +80,7 @@ def with_cache_inputs(
         layout: The cache.
         parameters: Those of the forward.
         config: Of the model; tells how many positions it has.
-        given: Key of ``--shape-config`` → number the user gave.
+        passed: Key of ``--shape-config`` → number the user gave.
 
     Raises:
         UsageError: more tokens are asked for than the model has positions.
@@ -88,8 +88,8 @@ def with_cache_inputs(
     limit = first_int(config, _POSITION_LIMITS)
     bounds = dict(decision.meanings.bounds)
     usable = (bounds.get(_SEQUENCE_KEY) or SizeBounds()).max
-    sizes = _Sizes.asked(given)
-    refuse_beyond_positions(usable, given)
+    sizes = _Sizes.of_request(passed)
+    refuse_beyond_positions(usable, passed)
     most = usable or limit or _USUAL_POSITIONS
     if layout.grows:
         bounds[PAST_KEY] = SizeBounds(min=0, max=None if usable is None else usable - 1)
@@ -156,20 +156,20 @@ def _state_keys(state: CacheState) -> tuple[str | None, ...]:
     return tuple(keys)
 
 
-def refuse_beyond_positions(usable: int | None, given: Mapping[str, int], tokens_key: str = _SEQUENCE_KEY) -> None:
+def refuse_beyond_positions(usable: int | None, passed: Mapping[str, int], tokens_key: str = _SEQUENCE_KEY) -> None:
     """Refuse more tokens than there are positions.
 
     Args:
         usable: Number of positions; None: any.
-        given: Key of ``--shape-config`` → number the user gave.
+        passed: Key of ``--shape-config`` → number the user gave.
         tokens_key: Key of the tokens that are read beside those in the cache.
 
     Raises:
         UsageError: names the sizes.
     """
-    wanted = {key: given[key] for key in (PAST_KEY, tokens_key) if key in given}
-    if usable is not None and sum(wanted.values()) > usable:
-        words = " and ".join(f"{key} {size}" for key, size in wanted.items())
+    requested = {key: passed[key] for key in (PAST_KEY, tokens_key) if key in passed}
+    if usable is not None and sum(requested.values()) > usable:
+        words = " and ".join(f"{key} {size}" for key, size in requested.items())
         raise UsageError(
             f"{SHAPE_CONFIG_OPTION}: {words}: the model has {usable} positions", hint="Give sizes that fit together."
         )
@@ -200,7 +200,7 @@ def _held_rotation(config: object, limit: int) -> tuple[str, int]:
     return "", limit
 
 
-def given_sizes(
+def fixed_sizes_of(
     shape_config: ShapeConfig | None, batch_size: int | None, layout: CacheLayout
 ) -> tuple[dict[str, int], tuple[str, ...]]:
     """Return the sizes that are fixed, by key, and what is to be said of them.
@@ -208,12 +208,12 @@ def given_sizes(
     A state that is computed from token to token takes one token in each run, unless the user says otherwise: a loop
     over tokens in Python has as many rounds in a graph as were traced.
     """
-    given = dict(shape_config.given()) if shape_config else {}
+    passed = dict(shape_config.fixed()) if shape_config else {}
     if batch_size:
-        given["batch_size"] = batch_size
+        passed["batch_size"] = batch_size
     notes: tuple[str, ...] = ()
-    if layout.is_of_one_row and "batch_size" not in given:
-        given["batch_size"] = 1
+    if layout.is_of_one_row and "batch_size" not in passed:
+        passed["batch_size"] = 1
         notes = ("The graph takes one row: of several, the model's own code mixes up the tokens.",)
     if not layout.is_masked:
         reason = "after others, the model's own code hides other tokens than it says"
@@ -228,13 +228,13 @@ def given_sizes(
         notes = (*notes, dropped)
     is_said = shape_config is not None and getattr(shape_config, _SEQUENCE_KEY) is not None
     if not layout.is_recurrent or is_said:
-        return given, notes
+        return passed, notes
     layer = next(state.layer for state in layout.states if state.kind == "recurrent")
     note = (
         f"The graph reads one token in each run, of the prompt as well: layer {layer} of the cache "
         f"({layout.class_of(layer)}) carries a state from token to token."
     )
-    return {**given, _SEQUENCE_KEY: 1}, (note, *notes)
+    return {**passed, _SEQUENCE_KEY: 1}, (note, *notes)
 
 
 def refuse_several_rows(inputs: Sequence[InputTensorSpec], layout: CacheLayout) -> None:
@@ -257,19 +257,19 @@ def refuse_several_rows(inputs: Sequence[InputTensorSpec], layout: CacheLayout) 
 
 
 def open_by_default(
-    left_open: Mapping[str, OpenSize], given: Mapping[str, int], layout: CacheLayout, meanings: AxisMeanings
+    left_open: Mapping[str, OpenSize], passed: Mapping[str, int], layout: CacheLayout, meanings: AxisMeanings
 ) -> dict[str, OpenSize]:
     """Return what is left open: rows, tokens and the cache, as far as the user gave no number.
 
     Args:
         left_open: What the user leaves open, with names and bounds.
-        given: Key → number.
+        passed: Key → number.
         layout: The cache; only one that grows has a length.
         meanings: Of the inputs; say what cannot vary.
     """
     keys = [key for key in _OPEN_KEYS if key != PAST_KEY or layout.grows]
     keys = [key for key in keys if not meanings.bounds.get(key, SizeBounds()).fixed]
-    return {**{key: OpenSize() for key in keys if key not in given}, **left_open}
+    return {**{key: OpenSize() for key in keys if key not in passed}, **left_open}
 
 
 def with_sums(decision: InputDecision) -> InputDecision:

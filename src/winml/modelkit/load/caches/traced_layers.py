@@ -143,9 +143,9 @@ class TracedRecurrentLayer(_Recurrent):  # type: ignore[misc]
 
     def update_conv_state(self, conv_states: torch.Tensor, state_idx: int = 0, **_options: object) -> torch.Tensor:
         """Return the columns before this run and those of it; keep as many of the last as there were."""
-        kept = self.conv_states[state_idx]
-        columns = torch.cat([kept, conv_states], dim=-1)
-        self.conv_states[state_idx] = columns[..., -kept.shape[-1] :]
+        retained = self.conv_states[state_idx]
+        columns = torch.cat([retained, conv_states], dim=-1)
+        self.conv_states[state_idx] = columns[..., -retained.shape[-1] :]
         return columns
 
     def update_recurrent_state(

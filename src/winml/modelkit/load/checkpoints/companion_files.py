@@ -131,8 +131,8 @@ def companion_files(folder: Path) -> dict[str, Path]:
         )
     for place, type_name in _modules(folder / MODULES_NAME):
         files += _module_files(folder / place, type_name)
-    shown = (path for path in sorted(set(files)) if not path.name.startswith("."))
-    return {path.relative_to(folder).as_posix(): path for path in shown}
+    displayed = (path for path in sorted(set(files)) if not path.name.startswith("."))
+    return {path.relative_to(folder).as_posix(): path for path in displayed}
 
 
 def card_files(folder: Path) -> dict[str, Path]:

@@ -86,8 +86,12 @@ def _largest_value(key: str) -> float:
 
 
 def _size_error(path: Path, name: str, value: int, expected: str) -> CheckpointError:
-    shown = str(value) if abs(value) < 10**15 else f"{float(value):.0e}" if abs(value) < 10**300 else "far too large"
-    return CheckpointError(f"{path}: {name} is {shown}, {expected}", hint="Mend the value, or fetch the config again.")
+    displayed = (
+        str(value) if abs(value) < 10**15 else f"{float(value):.0e}" if abs(value) < 10**300 else "far too large"
+    )
+    return CheckpointError(
+        f"{path}: {name} is {displayed}, {expected}", hint="Mend the value, or fetch the config again."
+    )
 
 
 def _named_numbers(content: Mapping[str, object]) -> Iterator[tuple[str, str, int]]:
@@ -318,7 +322,7 @@ def _built_or_refused(build: Callable[[], object], subject: str) -> Any:
         return build()
     except OfflineModeIsEnabled as error:
         raise CheckpointError(
-            f"{subject} looks for a part of the config on the Hub ({_asked_address(error)}), and nothing but the "
+            f"{subject} looks for a part of the config on the Hub ({_requested_url(error)}), and nothing but the "
             "folder is read",
             hint="Write that part into the config itself, such as a backbone as backbone_config.",
         ) from error
@@ -329,7 +333,7 @@ def _built_or_refused(build: Callable[[], object], subject: str) -> Any:
         ) from error
 
 
-def _asked_address(error: Exception) -> str:
+def _requested_url(error: Exception) -> str:
     return next((word.rstrip(":") for word in str(error).split() if "://" in word), first_line(error))
 
 

@@ -97,8 +97,8 @@ def _with_timm_backbone(record: dict[str, object]) -> dict[str, Any]:
     is_written_out = record.get("backbone_config") is not None or record.get("use_timm_backbone") is False
     if is_written_out or not isinstance(name, str) or "/" in name or not isinstance(keywords, dict) or not keywords:
         return record
-    kept = {key: value for key, value in record.items() if key not in ("backbone", "backbone_kwargs")}
-    return {**kept, "backbone_config": {**keywords, "model_type": "timm_backbone", "backbone": name}}
+    retained = {key: value for key, value in record.items() if key not in ("backbone", "backbone_kwargs")}
+    return {**retained, "backbone_config": {**keywords, "model_type": "timm_backbone", "backbone": name}}
 
 
 def refuse_foreign_weights(config: object, folder: Path) -> None:

@@ -355,8 +355,8 @@ def _decide_by_class(
     name = word if word in TASK_VARIANTS else canonical_task(word)
     classes = serving[canonical_task(word)]
     own = [architecture for architecture in architectures if architecture in classes]
-    given = "--model-class" if task is None else "--task and --model-class"
-    return TaskDecision(name, f"given by {given}", (own or classes)[0], tuple(offered))
+    passed = "--model-class" if task is None else "--task and --model-class"
+    return TaskDecision(name, f"given by {passed}", (own or classes)[0], tuple(offered))
 
 
 def _classes_called(model_class: str, task: str, model_type: str) -> Iterator[str]:

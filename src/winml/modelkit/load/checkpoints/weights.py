@@ -128,14 +128,14 @@ def _loading_errors() -> tuple[type[Exception], ...]:
 
 def _loading_error(model_class: Any, weights: WeightFiles, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"{_shown_files(weights.files)}: {model_class.__name__} cannot be loaded: {_first_sentence(error)}",
+        f"{_listed_files(weights.files)}: {model_class.__name__} cannot be loaded: {_first_sentence(error)}",
         hint="Fetch or save the checkpoint again.",
     )
 
 
 def _pickle_error(weights: WeightFiles, error: Exception) -> CheckpointError:
     """Return the error for what torch refuses to unpickle: something that could run code, or no pickle at all."""
-    files = _shown_files(weights.files)
+    files = _listed_files(weights.files)
     names = re.findall(r"(?:GLOBAL|global) ([\w.]+)", str(error))
     if names:
         return CheckpointError(
@@ -182,7 +182,7 @@ def _check_missing(names: Iterable[str], model: torch.nn.Module, config: Any, we
     if needed:
         total = len(model.state_dict())
         raise CheckpointError(
-            f"{_shown_files(weights.files)}: lacks {len(needed)} of the {total} tensors of {type(model).__name__}, "
+            f"{_listed_files(weights.files)}: lacks {len(needed)} of the {total} tensors of {type(model).__name__}, "
             f"which would be random: {_first_names(needed)}",
             hint=f"{_why_missing(type(model).__name__, config.architectures or ())}; or --random-weights if numbers do "
             "not matter.",
@@ -249,7 +249,7 @@ def _file_of_tensor(tensor: str, weights: WeightFiles) -> Path:
     return weights.files[0]
 
 
-def _shown_files(files: tuple[Path, ...]) -> str:
+def _listed_files(files: tuple[Path, ...]) -> str:
     further = f" and {len(files) - 1} other files" if len(files) > 1 else ""
     return f"{files[0]}{further}"
 

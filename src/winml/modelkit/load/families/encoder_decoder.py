@@ -36,10 +36,10 @@ from winml.modelkit.load.caches.finding import (
     ENCODER_ANSWER,
     RUN_ROWS,
     RUN_TOKENS,
-    encoder_answers,
     find_encoder_decoder,
     is_of_tokens,
     layout_of_both,
+    recorded_encoder_outputs,
 )
 from winml.modelkit.load.caches.inputs import PAST_KEY, refuse_beyond_positions
 from winml.modelkit.load.caches.layout import CacheLayout, EncoderDecoderLayout
@@ -110,7 +110,7 @@ class InnerDecoder:
 
         def encoded(**arguments: object) -> dict[str, Any]:
             tokens = {TOKENS: arguments.pop(DECODER_TOKENS)}
-            with _seen_calls(decoder) as calls:
+            with _recorded_decoder_calls(decoder) as calls:
                 forward(**arguments, **tokens)
             return {ENCODER_ANSWER: calls[-1].named[ENCODER_STATES], argument: calls[-1].answer[argument]}
 
@@ -137,7 +137,7 @@ def find_inner_decoder(
         return None
     specs = {spec.name: spec.model_copy(update={"shape": _sizes(spec)}) for spec in plain.inputs}
     for path in named:
-        with _seen_calls(model.get_submodule(path)) as calls:
+        with _recorded_decoder_calls(model.get_submodule(path)) as calls:
             run_on_shapes(model, {name: spec for name, spec in specs.items() if name != _MASK})
         if calls and isinstance(calls[-1].named.get(ENCODER_STATES), torch.Tensor):
             return _found(model, plain, path, calls[-1], request)
@@ -201,16 +201,16 @@ def _text_tokens(model: Any, path: str, plain: InputDecision) -> TextTokens | No
     if not callable(getattr(model, "generate", None)):
         return None
     decoder = model.get_submodule(path)
-    given: dict[str, Any] = {}
+    passed: dict[str, Any] = {}
     media = {spec.name: spec for spec in plain.inputs if spec.name not in (TOKENS, _MASK)}
 
     def look(*args: object, **named: object) -> None:
-        given.update({TOKENS: args[0]} if args else {}, **named)
+        passed.update({TOKENS: args[0]} if args else {}, **named)
         raise _Reached
 
     with attribute_replaced(decoder, "generate", look):
         run_on_shapes(lambda **tensors: _until_reached(model.generate, tensors), media)
-    first, ends = given.get(TOKENS), given.get("eos_token_id")
+    first, ends = passed.get(TOKENS), passed.get("eos_token_id")
     if not isinstance(first, torch.Tensor) or first.is_meta or first.dim() != 2 or first.shape[1] != 1:
         return None
     ids = ends if isinstance(ends, list) else [ends]
@@ -229,16 +229,16 @@ def _until_reached(generate: Callable[..., object], tensors: Mapping[str, torch.
 
 
 @contextmanager
-def _seen_calls(decoder: torch.nn.Module) -> Iterator[list[_Call]]:
+def _recorded_decoder_calls(decoder: torch.nn.Module) -> Iterator[list[_Call]]:
     """Yield a list that takes the calls of a decoder, each of which is asked for a cache."""
     calls: list[_Call] = []
     forward = decoder.forward
     names = list(inspect.signature(forward).parameters)
 
     def call(*args: object, **named: object) -> Any:
-        answer = forward(*args, **{**named, **_WITH_CACHE})
-        calls.append(_Call({**dict(zip(names, args, strict=False)), **named}, answer))
-        return answer
+        output = forward(*args, **{**named, **_WITH_CACHE})
+        calls.append(_Call({**dict(zip(names, args, strict=False)), **named}, output))
+        return output
 
     with attribute_replaced(decoder, "forward", call):
         yield calls
@@ -310,12 +310,12 @@ class _Divided:
         sizes = _Sizes.of(self.request, (_TEXT_KEY, _TOKENS_KEY) if self.inner is not None else None)
         encoder_axes = _encoder_axes(self.plain, self.layout, sizes)
         opened = encoder_axes.open(encoder_axes.decision, DynamicRequest())
-        decoder_axes = _decoder_axes(self.plain, self.layout, opened, sizes, is_given_states=self._is_given_states)
+        decoder_axes = _decoder_axes(self.plain, self.layout, opened, sizes, is_given_states=self._takes_encoder_states)
         encoder, decoder = divided_axes([encoder_axes, decoder_axes], self.request.dynamic)
         return self._encoder_part(encoder), self._decoder_part(decoder)
 
     @property
-    def _is_given_states(self) -> bool:
+    def _takes_encoder_states(self) -> bool:
         """Whether the decoder computes keys and values of what was encoded."""
         return self.request.cross_keys == DECODER
 
@@ -326,22 +326,22 @@ class _Divided:
         states = (PartFeed(ENCODED, DECODER, ENCODER_STATES),)
         has_mask = layout.mask_dtype is not None
         masks = (PartFeed(ENCODER_MASK, DECODER, ENCODER_MASK),) if has_mask else ()
-        entry = inner.encode if inner is not None else _with_answered_mask if has_mask else None
+        entry = inner.encode if inner is not None else _with_encoder_mask if has_mask else None
         return part_of_decision(
             model,
             decision,
             forward_keywords(model) if inner is not None else cached_keywords(model, self.request),
-            encoder_arguments(layout, names, start, with_cross=not self._is_given_states),
+            encoder_arguments(layout, names, start, with_cross=not self._takes_encoder_states),
             name=ENCODER,
             entry=entry,
-            feeds=(*masks, *(states if self._is_given_states else layout.cross.feeds_to(DECODER))),
+            feeds=(*masks, *(states if self._takes_encoder_states else layout.cross.feeds_to(DECODER))),
         )
 
     def _decoder_part(self, decision: InputDecision) -> ModelPart:
         layout, inner = self.layout, self.inner
-        cache = layout.both if self._is_given_states else layout.own
+        cache = layout.both if self._takes_encoder_states else layout.own
         has_mask = any(spec.name == _MASK for spec in self.plain.inputs)
-        arguments_of = self_feeding_decoder_arguments if self._is_given_states else decoder_arguments
+        arguments_of = self_feeding_decoder_arguments if self._takes_encoder_states else decoder_arguments
         arguments = arguments_of(layout, has_mask=has_mask)
         return part_of_decision(
             self.model,
@@ -356,7 +356,7 @@ class _Divided:
         )
 
 
-def _with_answered_mask(model: torch.nn.Module) -> Callable[..., Any]:
+def _with_encoder_mask(model: torch.nn.Module) -> Callable[..., Any]:
     """Return the forward of a model with the mask among its outputs that its encoder makes of the encoder's own.
 
     for: Moonshine, whose decoder reads the mask of the shorter sequence that convolutions leave of a recording.
@@ -365,7 +365,7 @@ def _with_answered_mask(model: torch.nn.Module) -> Callable[..., Any]:
 
     @functools.wraps(forward)
     def encoded(*args: Any, **arguments: Any) -> dict[str, Any]:
-        with encoder_answers(model) as answers:
+        with recorded_encoder_outputs(model) as answers:
             outputs = forward(*args, **arguments)
         return {**outputs, ENCODER_MASK: answers[-1][_MASK]}
 
@@ -389,24 +389,24 @@ class _Sizes:
             request: What the user asked for.
             renamed: A key as the user writes it, and the one that stands for it here.
         """
-        given = dict(request.shape_config.given()) if request.shape_config else {}
+        passed = dict(request.shape_config.fixed()) if request.shape_config else {}
         left_open = dict(request.shape_config.left_open()) if request.shape_config else {}
         if request.batch_size:
-            given[_BATCH_KEY] = request.batch_size
+            passed[_BATCH_KEY] = request.batch_size
         if renamed is not None:
             written, own = renamed
-            for values in (given, left_open):
+            for values in (passed, left_open):
                 values.update({own: values.pop(written)} if written in values else {})  # type: ignore[dict-item]
-        return cls(given, left_open, dict([renamed] if renamed is not None else []))
+        return cls(passed, left_open, dict([renamed] if renamed is not None else []))
 
     def opened(self, keys: tuple[str, ...], decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
         """Return inputs with axes left open: those of these keys unless a number was given, and what was asked for."""
         own = {key for axes in decision.meanings.keys.values() for key in axes if key is not None}
         by_default = {key: OpenSize() for key in keys if key in own and key not in self.given}
-        asked = {key: size for key, size in self.left_open.items() if key in own}
+        requested = {key: size for key, size in self.left_open.items() if key in own}
         firm = frozenset(key for key in self.given if key in own)
-        unasked = by_default.keys() - asked.keys()
-        opened = open_axes(decision, dynamic, {**by_default, **asked}, by_default=unasked, firm_keys=firm)
+        unasked = by_default.keys() - requested.keys()
+        opened = open_axes(decision, dynamic, {**by_default, **requested}, by_default=unasked, firm_keys=firm)
         written = {own: key for key, own in self.renamed.items()}
         names = {name: written.get(key, key) for name, key in opened.open_by_default.items()}
         return replace(opened, open_by_default=names)
@@ -476,11 +476,11 @@ def _decoder_axes(
     renamed = {DECODER_TOKENS: TOKENS, _MASK: ENCODER_MASK}
     hidden = {TOKENS, _MASK} & {spec.name for spec in encoder.inputs}
     keys_open = (_BATCH_KEY, _TEXT_KEY, _TOKENS_KEY, PAST_KEY)
-    kept = (_KEPT,) if is_given_states else ()
+    retained = (_KEPT,) if is_given_states else ()
 
     def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
-        asked = dynamic.model_copy(update={"dimensions": (*dynamic.dimensions, *kept)})
-        return sizes.opened(keys_open, decision, asked)
+        requested = dynamic.model_copy(update={"dimensions": (*dynamic.dimensions, *retained)})
+        return sizes.opened(keys_open, decision, requested)
 
     return PartAxes(decision, opened, renamed, hidden=frozenset(hidden))
 

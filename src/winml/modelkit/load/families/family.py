@@ -32,12 +32,12 @@ __all__ = [
     "Family",
     "FoundParts",
     "PartAxes",
-    "decide_whole_inputs",
+    "decide_model_inputs",
     "divided_axes",
     "firm_keys",
     "part_of_decision",
+    "single_part_model",
     "unused_size_notes",
-    "whole_model",
 ]
 
 
@@ -135,17 +135,17 @@ def divided_axes(parts: Sequence[PartAxes], request: DynamicRequest) -> list[Inp
     Raises:
         UsageError: no part has an axis of that name or meaning, or sizes do not fit.
     """
-    asked = [part.axes_of(request) for part in parts]
+    requested = [part.axes_of(request) for part in parts]
     for meaning in ("sequence", "image_size"):
-        if getattr(request, meaning) and not any(getattr(item, meaning) for item in asked):
+        if getattr(request, meaning) and not any(getattr(item, meaning) for item in requested):
             # It says what there is instead.
-            asked[0] = asked[0].model_copy(update={meaning: True})
+            requested[0] = requested[0].model_copy(update={meaning: True})
     taken = {name for part in parts for name in part.names}
     others = {name: axes for name, axes in request.axes.items() if name not in taken}
-    asked[-1] = asked[-1].model_copy(update={"axes": {**asked[-1].axes, **others}})
+    requested[-1] = requested[-1].model_copy(update={"axes": {**requested[-1].axes, **others}})
     names = [
         [item.name for item in part.open(part.decision, wish).dimensions]
-        for part, wish in zip(parts, asked, strict=True)
+        for part, wish in zip(parts, requested, strict=True)
     ]
     known = list(dict.fromkeys(name for own in names for name in own))
     for bound in request.dimensions:
@@ -158,14 +158,14 @@ def divided_axes(parts: Sequence[PartAxes], request: DynamicRequest) -> list[Inp
             part.decision,
             wish.model_copy(update={"dimensions": tuple(item for item in request.dimensions if item.name in own)}),
         )
-        for part, wish, own in zip(parts, asked, names, strict=True)
+        for part, wish, own in zip(parts, requested, names, strict=True)
     ]
 
 
 # --- Any other model: one part, whose forward is called with no cache.
 
 
-def whole_model(
+def single_part_model(
     model: torch.nn.Module,
     checkpoint: CheckpointConfig,
     task: str,
@@ -184,14 +184,14 @@ def whole_model(
     Raises:
         UsageError: a size the model refuses, or inputs that are not its own.
     """
-    decision = decide_whole_inputs(model, checkpoint, task, request)
+    decision = decide_model_inputs(model, checkpoint, task, request)
     decision = dataclasses.replace(decision, notes=(*notes, *decision.notes))
     described = [spec.name for spec in request.input_specs or ()]
     arguments = arguments_of_names(model, described, request.specs_origin)
     return part_of_decision(model, decision, forward_keywords(model), arguments)
 
 
-def decide_whole_inputs(
+def decide_model_inputs(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
 ) -> InputDecision:
     """Return the inputs of the user's manifest, else decided ones.
@@ -213,18 +213,18 @@ def decide_whole_inputs(
     check_input_specs(model, request.input_specs, request.specs_origin)
     meanings = known_meanings(model, checkpoint.config, request.input_specs, checkpoint.root, task)
     notes = unused_size_notes(request)
-    decision = InputDecision(request.input_specs, notes, meanings, given_by=request.specs_origin)
+    decision = InputDecision(request.input_specs, notes, meanings, requested_by=request.specs_origin)
     return open_axes(decision, request.dynamic, are_sizes_firm=True)
 
 
 def firm_keys(request: ModelRequest) -> frozenset[str]:
     """Return the sizes the user gave a number for."""
-    given = request.shape_config.given() if request.shape_config else {}
-    return frozenset({*given, *(["batch_size"] if request.batch_size else [])})
+    passed = request.shape_config.fixed() if request.shape_config else {}
+    return frozenset({*passed, *(["batch_size"] if request.batch_size else [])})
 
 
 def unused_size_notes(request: ModelRequest) -> tuple[str, ...]:
     """Return a note on sizes that a manifest of the inputs makes useless, if there are any."""
-    given = {"--shape-config": request.shape_config, "--batch-size": request.batch_size}
-    names = [name for name, value in given.items() if value is not None]
+    passed = {"--shape-config": request.shape_config, "--batch-size": request.batch_size}
+    names = [name for name, value in passed.items() if value is not None]
     return (f"{request.specs_origin} decides the inputs; {' and '.join(names)} not used",) if names else ()

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.layout import EMBEDDED
-from winml.modelkit.load.families.picture_grids import WholeTensors, computed_grids
+from winml.modelkit.load.families.image_grids import UnsplitTensors, computed_grids
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 
@@ -25,9 +25,9 @@ __all__ = [
     "FEATURES",
     "FEATURES_METHOD",
     "ImageCode",
+    "ImageFeatures",
     "LayeredVectors",
     "ListedVectors",
-    "SeenFeatures",
     "calls_of",
     "find_image_code",
     "find_layered",
@@ -45,7 +45,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class SeenFeatures:
+class ImageFeatures:
     """What a method makes of images, in a run on shapes."""
 
     pooled: Any
@@ -80,7 +80,7 @@ class LayeredVectors:
     """Parameter of the language model that says which tokens the vectors belong to."""
 
     @property
-    def seen_names(self) -> tuple[str, ...]:
+    def feature_names(self) -> tuple[str, ...]:
         """What they are called where images are seen."""
         return tuple(f"{self.field}.{number}" for number in range(self.count))
 
@@ -89,18 +89,18 @@ class LayeredVectors:
         """What they are called as vectors of all tokens."""
         return tuple(f"{self.argument}.{number}" for number in range(self.count))
 
-    def seen(self, answer: Any, whole: WholeTensors) -> dict[str, torch.Tensor]:
+    def seen(self, output: Any, complete: UnsplitTensors) -> dict[str, torch.Tensor]:
         """Return those in what the method returned, by name.
 
         Args:
-            answer: What it returned.
-            whole: Has seen what it divided.
+            output: What it returned.
+            complete: Has seen what it divided.
         """
-        return dict(zip(self.seen_names, map(whole.of, answer[self.field]), strict=True))
+        return dict(zip(self.feature_names, map(complete.of, output[self.field]), strict=True))
 
-    def listed(self, given: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    def listed(self, passed: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Return the field of the record with these vectors, each in one piece."""
-        vectors = [given[name] for name in self.seen_names]
+        vectors = [passed[name] for name in self.feature_names]
         return {self.field: [(item,) for item in vectors] if self.are_divided else vectors}
 
     def of_tokens(self, call: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -121,12 +121,12 @@ class LayeredVectors:
         forward = module.forward
 
         def forward_of_all(*args: Any, **named: Any) -> Any:
-            given = {name: named.pop(name) for name in self.token_names if name in named}
-            if not given:
+            passed = {name: named.pop(name) for name in self.token_names if name in named}
+            if not passed:
                 # As its user calls it.
                 return forward(*args, **named)
-            mask = torch.ones_like(given[self.token_names[0]][..., 0], dtype=torch.bool)
-            further = {self.mask: mask, self.argument: [given[name].flatten(0, 1) for name in self.token_names]}
+            mask = torch.ones_like(passed[self.token_names[0]][..., 0], dtype=torch.bool)
+            further = {self.mask: mask, self.argument: [passed[name].flatten(0, 1) for name in self.token_names]}
             with _AllTokens(mask):
                 if language_model is module:
                     return forward(*args, **{**named, **further})
@@ -140,25 +140,25 @@ class LayeredVectors:
         return forward_of_all
 
 
-def listed_vectors(answer: object, whole: WholeTensors) -> dict[str, ListedVectors]:
+def listed_vectors(output: object, complete: UnsplitTensors) -> dict[str, ListedVectors]:
     """Return the lists of vectors in the record of a method: each entry a tensor, or the pieces of one.
 
     Args:
-        answer: What the method returned.
-        whole: Has seen what it divided.
+        output: What the method returned.
+        complete: Has seen what it divided.
     """
-    fields = answer.items() if isinstance(answer, Mapping) else ()
+    fields = output.items() if isinstance(output, Mapping) else ()
     found = {
-        name: ListedVectors(tuple(map(whole.of, value)), any(map(whole.is_divided, value)))
+        name: ListedVectors(tuple(map(complete.of, value)), any(map(complete.is_divided, value)))
         for name, value in fields
-        if isinstance(value, list) and value and not whole.is_divided(value)
+        if isinstance(value, list) and value and not complete.is_divided(value)
     }
     return {
         name: listed for name, listed in found.items() if all(isinstance(item, torch.Tensor) for item in listed.items)
     }
 
 
-def find_layered(features: SeenFeatures, beside: Mapping[str, Any]) -> LayeredVectors | None:
+def find_layered(features: ImageFeatures, beside: Mapping[str, Any]) -> LayeredVectors | None:
     """Return how further vectors reach a language model; None where it is given others, or none.
 
     Args:
@@ -169,10 +169,10 @@ def find_layered(features: SeenFeatures, beside: Mapping[str, Any]) -> LayeredVe
     lists = [name for name, value in beside.items() if isinstance(value, list)]
     if len(beside) != 2 or not masks or not lists:
         return None
-    given, mask = beside[lists[0]], beside[masks[0]]
-    shapes = [tuple(item.shape) for item in given if isinstance(item, torch.Tensor) and item.dim() == 2]
+    passed, mask = beside[lists[0]], beside[masks[0]]
+    shapes = [tuple(item.shape) for item in passed if isinstance(item, torch.Tensor) and item.dim() == 2]
     marked = int(mask.sum()) if mask.dim() == 2 and not mask.is_meta else -1
-    if len(shapes) != len(given) or any(shape[0] != marked for shape in shapes):
+    if len(shapes) != len(passed) or any(shape[0] != marked for shape in shapes):
         return None
     for name, listed in features.lists.items():
         if [tuple(item.shape) for item in listed.items] == shapes:
@@ -240,16 +240,16 @@ class ImageCode:
     """Of the method."""
     feature_shape: tuple[int, ...]
     """Of what it makes of one row of inputs: images, vectors, width; or vectors, width."""
-    made_by: str | None
+    produced_by: str | None
     """Path of the module whose answer the method returns in pieces, one for each image; ``""``: it divides a tensor
     itself; None: it returns one tensor."""
     layered: LayeredVectors | None = None
     """Further vectors of images, which the language model adds after some of its layers; None: there are none."""
 
     @property
-    def seen_names(self) -> tuple[str, ...]:
+    def feature_names(self) -> tuple[str, ...]:
         """Further vectors of images, as they are seen."""
-        return () if self.layered is None else self.layered.seen_names
+        return () if self.layered is None else self.layered.feature_names
 
     @property
     def layered_names(self) -> tuple[str, ...]:
@@ -265,21 +265,21 @@ class ImageCode:
         method = getattr(module, FEATURES_METHOD)
 
         def image_features(**tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-            if not self.made_by:
+            if not self.produced_by:
                 # What is compared with is computed by the library's own code.
                 is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined]  # public, and not in its __all__
-                with computed_grids(module) if is_traced else nullcontext(), WholeTensors() as whole:
-                    answer = method(**tensors)
-                    further = {} if self.layered is None else self.layered.seen(answer, whole)
-                    return {FEATURES: whole.of(_pooled(answer)), **further}
-            answers: list[torch.Tensor] = []
-            maker = module.get_submodule(self.made_by)
-            handle = maker.register_forward_hook(lambda _module, _args, answer: answers.append(answer))
+                with computed_grids(module) if is_traced else nullcontext(), UnsplitTensors() as complete:
+                    output = method(**tensors)
+                    further = {} if self.layered is None else self.layered.seen(output, complete)
+                    return {FEATURES: complete.of(_pooled(output)), **further}
+            outputs: list[torch.Tensor] = []
+            maker = module.get_submodule(self.produced_by)
+            handle = maker.register_forward_hook(lambda _module, _args, output: outputs.append(output))
             try:
                 method(**tensors)
             finally:
                 handle.remove()
-            return {FEATURES: answers[-1]}
+            return {FEATURES: outputs[-1]}
 
         return image_features
 
@@ -297,9 +297,9 @@ class ImageCode:
         def inputs_embeds(
             input_ids: torch.Tensor, image_features: torch.Tensor, **further: torch.Tensor
         ) -> dict[str, torch.Tensor]:
-            given = [image_features.flatten(0, -2)] if self.made_by is not None else image_features
+            passed = [image_features.flatten(0, -2)] if self.produced_by is not None else image_features
             listed = {} if self.layered is None else self.layered.listed(further)
-            with _features_given(module, given, listed), calls_of(language_model) as calls:
+            with _replaced_features(module, passed, listed), calls_of(language_model) as calls:
                 # That there are images is all that is asked of these.
                 forward(**{"input_ids": input_ids, carrier: image_features})
             layered = {} if self.layered is None else self.layered.of_tokens(calls[-1])
@@ -338,7 +338,7 @@ def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageC
         return f"{name} has no language model of its own"
     parameters = frozenset(inspect.signature(getattr(owner, FEATURES_METHOD)).parameters)
     media = {key: spec for key, spec in inputs.items() if key in parameters}
-    features, answers = _seen(owner, media)
+    features, outputs = _seen(owner, media)
     with calls_of(language_model) as calls:
         run_on_shapes(model, inputs)
     if features is None or not calls:
@@ -349,15 +349,15 @@ def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageC
         return f"the language model of {name} is given {min(beside)} beside the vectors of tokens"
     if not isinstance(calls[-1].get(EMBEDDED), torch.Tensor):
         return f"the language model of {name} is given no vectors"
-    shape, made_by = _made_of(features.pooled, answers)
+    shape, produced_by = _vector_shape(features.pooled, outputs)
     if shape is None:
         return f"{FEATURES_METHOD}() of {name} returns a {type(features.pooled).__name__}"
-    if made_by and not _makes_all_at_once(owner, made_by, media):
-        return f"{made_by} of {name} does not make the vectors of all images in one call"
-    if made_by and layered is not None:
-        return f"{FEATURES_METHOD}() of {name} divides what {made_by} makes, and returns {layered.field} beside it"
+    if produced_by and not _makes_all_at_once(owner, produced_by, media):
+        return f"{produced_by} of {name} does not make the vectors of all images in one call"
+    if produced_by and layered is not None:
+        return f"{FEATURES_METHOD}() of {name} divides what {produced_by} makes, and returns {layered.field} beside it"
     places = (paths[id(owner)], paths[id(language_model)])
-    return ImageCode(*places, parameters, shape, made_by, layered)
+    return ImageCode(*places, parameters, shape, produced_by, layered)
 
 
 def _owner(model: object) -> Any:
@@ -365,22 +365,22 @@ def _owner(model: object) -> Any:
     return base if hasattr(base, FEATURES_METHOD) else model
 
 
-def _seen(owner: Any, media: Mapping[str, InputTensorSpec]) -> tuple[SeenFeatures | None, Sequence[tuple[str, Any]]]:
+def _seen(owner: Any, media: Mapping[str, InputTensorSpec]) -> tuple[ImageFeatures | None, Sequence[tuple[str, Any]]]:
     """Return what the method makes of images, None where it does not run, and the answer of each module in it.
 
     What it divides at last is returned as a whole, and as the answer of no module.
     """
 
-    def run(**tensors: torch.Tensor) -> SeenFeatures:
-        with WholeTensors() as whole:
-            answer = getattr(owner, FEATURES_METHOD)(**tensors)
-            made = _pooled(answer)
-            pooled = _Divided(whole.of(made)) if whole.is_divided(made) else made
-            return SeenFeatures(pooled, listed_vectors(answer, whole))
+    def run(**tensors: torch.Tensor) -> ImageFeatures:
+        with UnsplitTensors() as complete:
+            output = getattr(owner, FEATURES_METHOD)(**tensors)
+            created = _pooled(output)
+            pooled = _Divided(complete.of(created)) if complete.is_divided(created) else created
+            return ImageFeatures(pooled, listed_vectors(output, complete))
 
-    with _answers_of(owner) as answers:
+    with _module_outputs(owner) as outputs:
         features = run_on_shapes(run, media)
-    return features, answers
+    return features, outputs
 
 
 def _makes_all_at_once(owner: object, path: str, media: Mapping[str, InputTensorSpec]) -> bool:
@@ -391,11 +391,11 @@ def _makes_all_at_once(owner: object, path: str, media: Mapping[str, InputTensor
         )
         for name, spec in media.items()
     }
-    features, answers = _seen(owner, twice)
-    return features is not None and [other for other, _ in answers].count(path) == 1
+    features, outputs = _seen(owner, twice)
+    return features is not None and [other for other, _ in outputs].count(path) == 1
 
 
-def _made_of(features: object, answers: Sequence[tuple[str, object]]) -> tuple[tuple[int, ...] | None, str | None]:
+def _vector_shape(features: object, outputs: Sequence[tuple[str, object]]) -> tuple[tuple[int, ...] | None, str | None]:
     """Return the shape of the vectors of images, and the module that made them where they come in pieces."""
     if isinstance(features, _Divided):
         return tuple(features.whole.shape), ""
@@ -405,17 +405,17 @@ def _made_of(features: object, answers: Sequence[tuple[str, object]]) -> tuple[t
     if not pieces or not all(isinstance(piece, torch.Tensor) for piece in pieces):
         return None, None
     count, width = sum(piece.shape[:-1].numel() for piece in pieces), pieces[0].shape[-1]
-    for path, answer in reversed(answers):
-        if isinstance(answer, torch.Tensor) and (answer.shape[:-1].numel(), answer.shape[-1]) == (count, width):
-            return tuple(answer.shape), path
+    for path, output in reversed(outputs):
+        if isinstance(output, torch.Tensor) and (output.shape[:-1].numel(), output.shape[-1]) == (count, width):
+            return tuple(output.shape), path
     return None, None
 
 
-def _pooled(answer: object) -> Any:
+def _pooled(output: object) -> Any:
     """Return the vectors of images in what the method returned: a record, or the vectors themselves."""
-    if isinstance(answer, Mapping):
-        return answer.get(_POOLED)
-    return answer
+    if isinstance(output, Mapping):
+        return output.get(_POOLED)
+    return output
 
 
 def _holds_tensors(value: object) -> bool:
@@ -425,23 +425,23 @@ def _holds_tensors(value: object) -> bool:
 
 
 @contextmanager
-def _answers_of(module: torch.nn.Module) -> Iterator[list[tuple[str, Any]]]:
+def _module_outputs(module: torch.nn.Module) -> Iterator[list[tuple[str, Any]]]:
     """Yield a list that takes path and answer of each module that runs inside another, in the order of their ends."""
-    answers: list[tuple[str, Any]] = []
+    outputs: list[tuple[str, Any]] = []
     with ExitStack() as hooks:
         for path, inner in module.named_modules():
 
-            def keep(_module: object, _args: object, answer: object, path: str = path) -> None:
-                answers.append((path, answer))
+            def keep(_module: object, _args: object, output: object, path: str = path) -> None:
+                outputs.append((path, output))
 
             hooks.callback(inner.register_forward_hook(keep).remove)
-        yield answers
+        yield outputs
 
 
 @contextmanager
-def _features_given(module: torch.nn.Module, given: object, listed: Mapping[str, object]) -> Iterator[None]:
+def _replaced_features(module: torch.nn.Module, passed: object, listed: Mapping[str, object]) -> Iterator[None]:
     """Let the method of a module return these vectors, for the time of the block."""
-    with attribute_replaced(module, FEATURES_METHOD, lambda *_args, **_named: _record_of(given, listed)):
+    with attribute_replaced(module, FEATURES_METHOD, lambda *_args, **_named: _record_of(passed, listed)):
         yield
 
 

@@ -34,7 +34,7 @@ from winml.modelkit.load.families.image_features import (
     find_image_code,
     has_image_code,
 )
-from winml.modelkit.load.families.picture_grids import reads_grids, with_open_grids
+from winml.modelkit.load.families.image_grids import reads_grids, with_open_grids
 from winml.modelkit.load.inputs.decision import InputDecision, decide_inputs
 from winml.modelkit.load.inputs.dynamic_axes import open_axes
 from winml.modelkit.load.inputs.names import SHAPE_CONFIG_OPTION
@@ -315,7 +315,7 @@ class _Found:
             name=VISION,
             path=self.code.owner,
             entry=self.code.features,
-            feeds=tuple(PartFeed(name, EMBEDDING, name) for name in (FEATURES, *self.code.seen_names)),
+            feeds=tuple(PartFeed(name, EMBEDDING, name) for name in (FEATURES, *self.code.feature_names)),
         )
 
     def embedding_axes(self) -> PartAxes:
@@ -332,7 +332,7 @@ class _Found:
         """Return what makes vectors of tokens, those of images in their places."""
         # Without images, and with several in a row, their number is not that of the rows.
         images, *others = self.code.feature_shape
-        names = (FEATURES, *self.code.seen_names)
+        names = (FEATURES, *self.code.feature_names)
         features = tuple(
             InputTensorSpec(
                 name=name,
@@ -411,11 +411,11 @@ class _Found:
         Raises:
             UsageError: names the size.
         """
-        given = self.request.shape_config.given() if self.request.shape_config else {}
-        if self.kinds is not None and _SEQUENCE_KEY in given:
+        passed = self.request.shape_config.fixed() if self.request.shape_config else {}
+        if self.kinds is not None and _SEQUENCE_KEY in passed:
             raise UsageError(
-                f"{SHAPE_CONFIG_OPTION}: {_SEQUENCE_KEY} {given[_SEQUENCE_KEY]}: the tokens of an image see each other "
-                f"in {type(self.model).__name__}, so that each run takes any number of tokens",
+                f"{SHAPE_CONFIG_OPTION}: {_SEQUENCE_KEY} {passed[_SEQUENCE_KEY]}: the tokens of an image see each "
+                f"other in {type(self.model).__name__}, so that each run takes any number of tokens",
                 hint=f"Leave {_SEQUENCE_KEY} out. {NO_CACHE_HINT}",
             )
 
@@ -445,8 +445,8 @@ class _Found:
         """Return inputs with rows and tokens left open, as far as the user gave no number, and what was asked for."""
         firm = firm_keys(self.request)
         own = {key for axes in decision.meanings.keys.values() for key in axes}
-        asked = self.request.shape_config.left_open() if self.request.shape_config else {}
+        requested = self.request.shape_config.left_open() if self.request.shape_config else {}
         left_open = {key: OpenSize() for key in by_default if key not in firm}
-        left_open |= {key: size for key, size in asked.items() if key in own}
-        unasked = left_open.keys() - asked.keys()
+        left_open |= {key: size for key, size in requested.items() if key in own}
+        unasked = left_open.keys() - requested.keys()
         return open_axes(decision, dynamic, left_open, by_default=unasked, firm_keys=firm)

@@ -110,9 +110,9 @@ class AxisNames:
         for spec in self.decision.inputs:
             for axis, size in enumerate(spec.shape):
                 if isinstance(size, str):
-                    self.set_name((spec.name, axis), size, self.decision.given_by)
+                    self.set_name((spec.name, axis), size, self.decision.requested_by)
                 elif size == OPEN_SIZE:
-                    self.unnamed[spec.name, axis] = self.decision.given_by
+                    self.unnamed[spec.name, axis] = self.decision.requested_by
 
     def take_axes(self, request: DynamicRequest) -> tuple[OutputAxis, ...]:
         """Take names given by place; return those of axes of no input, which must be of outputs.
@@ -240,8 +240,8 @@ class AxisNames:
 
     def name_of_key(self, key: str) -> str:
         """Return the name axes of this key bear already, else the key itself."""
-        given = (name for axis, name in self.names.items() if self.axis_keys.key_of(axis) == key)
-        return next(given, key)
+        passed = (name for axis, name in self.names.items() if self.axis_keys.key_of(axis) == key)
+        return next(passed, key)
 
     def symbols(self) -> list[str]:
         """Return the names in the order of the inputs."""

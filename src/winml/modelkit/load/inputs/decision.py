@@ -74,7 +74,7 @@ class InputDecision:
     """Names in the shapes that no option asked for → the key of ``--shape-config`` that fixes each."""
     output_axes: tuple[OutputAxis, ...] = ()
     """Axes of outputs that are to be open; which outputs there are is known once the model ran."""
-    given_by: str = INPUT_SPECS_OPTION
+    requested_by: str = INPUT_SPECS_OPTION
     """What described the inputs, for messages, where somebody did."""
     cache: CacheLayout | None = None
     """The cache that goes in and out; None without one."""
@@ -103,7 +103,7 @@ def decide_inputs(
         UsageError: a size the model refuses, or the forward needs an input that no modality knows.
         CheckpointError: a processor file is malformed.
     """
-    requested = {**(shape.given() if shape else {}), **({"batch_size": batch_size} if batch_size else {})}
+    requested = {**(shape.fixed() if shape else {}), **({"batch_size": batch_size} if batch_size else {})}
     context = InputContext(
         model=model,
         config=config,
@@ -245,7 +245,7 @@ def forward_keywords(model: torch.nn.Module | type[torch.nn.Module]) -> dict[str
 def check_input_specs(
     model: torch.nn.Module | type[torch.nn.Module],
     specs: Sequence[InputTensorSpec],
-    given_by: str = INPUT_SPECS_OPTION,
+    requested_by: str = INPUT_SPECS_OPTION,
     arguments: Sequence[str] = (),
 ) -> None:
     """Check a manifest against the forward signature.
@@ -253,7 +253,7 @@ def check_input_specs(
     Args:
         model: Whose forward takes the inputs.
         specs: The inputs; ``features.input_ids`` belongs to the parameter ``features``.
-        given_by: What gave them, for messages.
+        requested_by: What gave them, for messages.
         arguments: Names of further arguments that are given.
 
     Raises:
@@ -261,19 +261,19 @@ def check_input_specs(
     """
     parameters = forward_parameters(model)
     names = _named_parameters(parameters)
-    given = list(dict.fromkeys([*(argument_of(spec.name) for spec in specs), *arguments]))
+    passed = list(dict.fromkeys([*(argument_of(spec.name) for spec in specs), *arguments]))
     kinds = {parameter.kind for parameter in parameters.values()}
     takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds and not names
     # Values of ``*args`` have no names of their own; whatever they are called, they go by position.
     if not takes_any_name and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        for name in given:
+        for name in passed:
             if name not in names:
                 guess = nearest(name, names)
                 hint = f"Did you mean {guess!r}?" if guess else f"It takes: {', '.join(names) or 'nothing'}."
                 if len(names) == 1 and not guess:
                     hint += f" A dict that is this one argument is given as {{{next(iter(names))!r}: {{…}}}}."
-                raise UsageError(f"{given_by}: {_class_name(model)} takes no input {name!r}", hint=hint)
-    _check_required_parameters(model, parameters, given)
+                raise UsageError(f"{requested_by}: {_class_name(model)} takes no input {name!r}", hint=hint)
+    _check_required_parameters(model, parameters, passed)
 
 
 def _check_required_parameters(

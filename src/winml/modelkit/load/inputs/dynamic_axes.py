@@ -72,9 +72,9 @@ def open_axes(
             model does not have or cannot vary.
     """
     sizes = decision.meanings.sizes
-    given = left_open or {}
-    meant = {own: size for key, size in given.items() for own in names_among(key, sizes)}
-    left_open = {**meant, **{key: size for key, size in given.items() if key in sizes}}
+    passed = left_open or {}
+    meant = {own: size for key, size in passed.items() for own in names_among(key, sizes)}
+    left_open = {**meant, **{key: size for key, size in passed.items() if key in sizes}}
     firm_keys = frozenset(own for key in firm_keys for own in names_among(key, sizes))
     naming = AxisNames(AxisKeys(decision))
     naming.take_names_in_shapes()
@@ -143,7 +143,7 @@ def _refuse_outputs_alone(decision: InputDecision, output_axes: Sequence[OutputA
         hint = f"Did you mean {guess!r}? " if guess else ""
         inputs = ", ".join(f"{spec.name} ({len(spec.shape)} axes)" for spec in decision.inputs)
         raise UsageError(
-            f"{item.given_by}: the model has no input {item.output!r}", hint=f"{hint}Its inputs: {inputs}."
+            f"{item.requested_by}: the model has no input {item.output!r}", hint=f"{hint}Its inputs: {inputs}."
         )
 
 
@@ -211,13 +211,13 @@ def _combined_bounds(name: str, naming: AxisNames, requested: _RequestedSizes) -
     Raises:
         UsageError: the user wants larger ones than the model takes, or nothing is left to vary.
     """
-    said = requested.of(name, naming.keys_named(name))
+    stated = requested.of(name, naming.keys_named(name))
     bounds = [naming.axis_keys.bounds_of(key) for key in naming.keys_named(name)]
     # A min that nobody wrote is no wish: a cache may be empty.
     low = max(
-        (*(item.min for item in said if "min" in item.model_fields_set), *(item.min for item in bounds)), default=1
+        (*(item.min for item in stated if "min" in item.model_fields_set), *(item.min for item in bounds)), default=1
     )
-    high = _smallest_limit([item.max for item in said])
+    high = _smallest_limit([item.max for item in stated])
     limit = _smallest_limit([item.max for item in bounds])
     if limit is not None and high is not None and high > limit:
         raise UsageError(

@@ -17,7 +17,7 @@ from winml.modelkit.load.inputs.nested_arguments import NestedArguments, flatten
 __all__ = ["NamedExample", "name_examples", "refuse_uninitialized", "refuse_without_values", "spec_of_example"]
 
 
-def refuse_uninitialized(model: torch.nn.Module, given_by: str) -> None:
+def refuse_uninitialized(model: torch.nn.Module, requested_by: str) -> None:
     """Refuse a live module some of whose parameters have no shape yet.
 
     Raises:
@@ -26,12 +26,12 @@ def refuse_uninitialized(model: torch.nn.Module, given_by: str) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
             raise InputError(
-                f"{given_by}: {name!r} is not initialized; its shape comes with the first call",
+                f"{requested_by}: {name!r} is not initialized; its shape comes with the first call",
                 hint="Call the model once before it is returned, with inputs like those it will get.",
             )
 
 
-def refuse_without_values(model: torch.nn.Module, given_by: str) -> None:
+def refuse_without_values(model: torch.nn.Module, requested_by: str) -> None:
     """Refuse a live module some of whose parameters have a shape but no values.
 
     Raises:
@@ -40,7 +40,7 @@ def refuse_without_values(model: torch.nn.Module, given_by: str) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise InputError(
-                f"{given_by}: {name!r} is on the meta device, where tensors have no values",
+                f"{requested_by}: {name!r} is on the meta device, where tensors have no values",
                 hint="Build the model on the CPU, or move it with to_empty() and load its weights.",
             )
 
@@ -67,14 +67,14 @@ class NamedExample:
         return () if self.arguments is None else self.arguments.notes
 
 
-def name_examples(examples: object, model: torch.nn.Module, given_by: str) -> NamedExample:
+def name_examples(examples: object, model: torch.nn.Module, requested_by: str) -> NamedExample:
     """Name the tensors of an example after the parameters of ``forward`` they are for.
 
     Args:
         examples: Values by name, in the order of the parameters, or a single one. A value is a tensor, a container of
             tensors, or a constant.
         model: The module they are for.
-        given_by: What gave the examples, for messages.
+        requested_by: What gave the examples, for messages.
 
     Raises:
         InputError: there is no tensor, there are more values than ``forward`` takes, or one cannot be an argument.
@@ -84,13 +84,13 @@ def name_examples(examples: object, model: torch.nn.Module, given_by: str) -> Na
         named = {str(name): value for name, value in examples.items()}
     else:
         values = list(examples) if isinstance(examples, (tuple, list)) else [examples]
-        named = dict(zip(_positional_parameters(model, len(values), given_by), values, strict=True))
-    tensors, arguments = flatten_arguments(named, given_by)
-    specs = tuple(spec_of_example(name, tensor, given_by) for name, tensor in tensors.items())
+        named = dict(zip(_positional_parameters(model, len(values), requested_by), values, strict=True))
+    tensors, arguments = flatten_arguments(named, requested_by)
+    specs = tuple(spec_of_example(name, tensor, requested_by) for name, tensor in tensors.items())
     return NamedExample(tensors, arguments, specs)
 
 
-def spec_of_example(name: str, value: torch.Tensor, given_by: str) -> InputTensorSpec:
+def spec_of_example(name: str, value: torch.Tensor, requested_by: str) -> InputTensorSpec:
     """Describe an example tensor; indices are valid between the smallest and the largest of the example.
 
     A mask that hides nothing may hide something.
@@ -108,12 +108,12 @@ def spec_of_example(name: str, value: torch.Tensor, given_by: str) -> InputTenso
     except ConfigError as error:
         reason = error.message.removeprefix(f"{InputTensorSpec.__name__}: ")
         raise UsageError(
-            f"{given_by}: {name!r} of shape {list(value.shape)} and dtype {dtype} cannot be an input: {reason}",
+            f"{requested_by}: {name!r} of shape {list(value.shape)} and dtype {dtype} cannot be an input: {reason}",
             hint=f"Give tensors without empty dimensions, of one of: {', '.join(DTYPES)}.",
         ) from error
 
 
-def _positional_parameters(model: torch.nn.Module, count: int, given_by: str) -> list[str]:
+def _positional_parameters(model: torch.nn.Module, count: int, requested_by: str) -> list[str]:
     kinds = inspect.Parameter
     names = []
     for name, parameter in forward_parameters(model).items():
@@ -123,7 +123,7 @@ def _positional_parameters(model: torch.nn.Module, count: int, given_by: str) ->
             names.extend(f"{name}_{position}" for position in range(count - len(names)))
     if count > len(names):
         raise InputError(
-            f"{given_by} gave {count} values, forward takes {len(names)} by position",
+            f"{requested_by} gave {count} values, forward takes {len(names)} by position",
             hint="Give a dict from parameter names to values; a list that is one argument stands in a tuple: ([…],).",
         )
     return names[:count]

@@ -58,22 +58,22 @@ class NestedArguments:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return a sentence on every constant but None, which stands for what is left out."""
-        shown = {name: repr(value) for name, value in self.constants.items() if value is not None}
+        displayed = {name: repr(value) for name, value in self.constants.items() if value is not None}
         return tuple(
             f"{name} is the constant {text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + '…'}: "
             "only tensors become inputs of the graph"
-            for name, text in shown.items()
+            for name, text in displayed.items()
         )
 
 
 def flatten_arguments(
-    arguments: Mapping[str, object], given_by: str
+    arguments: Mapping[str, object], requested_by: str
 ) -> tuple[dict[str, torch.Tensor], NestedArguments | None]:
     """Return the tensors in arguments by path, and how to build the arguments again.
 
     Args:
         arguments: Values by the name of the argument.
-        given_by: What gave them, for messages.
+        requested_by: What gave them, for messages.
 
     Returns:
         The tensors in order, and None in place of the builder where every argument is a tensor.
@@ -82,15 +82,17 @@ def flatten_arguments(
         InputError: there is no tensor, a value is neither tensor nor constant nor a known container, or two tensors
             have one path.
     """
-    flattening = _Flattening(given_by, {}, {})
+    flattening = _Flattening(requested_by, {}, {})
     try:
         build = flattening.flatten(dict(arguments), "")
     except RecursionError:
-        raise InputError(f"{given_by}: the arguments contain themselves", hint="Give a tree of containers.") from None
+        raise InputError(
+            f"{requested_by}: the arguments contain themselves", hint="Give a tree of containers."
+        ) from None
     tensors = flattening.tensors
     if not tensors:
-        given = next((f"{type(value).__name__} for {name!r}, and no tensor" for name, value in arguments.items()), "")
-        raise InputError(f"{given_by} gave {given or 'no inputs'}", hint="Give at least one tensor.")
+        passed = next((f"{type(value).__name__} for {name!r}, and no tensor" for name, value in arguments.items()), "")
+        raise InputError(f"{requested_by} gave {passed or 'no inputs'}", hint="Give at least one tensor.")
     if list(tensors) == list(arguments):
         return tensors, None
     return tensors, NestedArguments(tuple(arguments), flattening.constants, build)
@@ -100,7 +102,7 @@ def flatten_arguments(
 class _Flattening:
     """The tensors and constants found so far."""
 
-    given_by: str
+    requested_by: str
     tensors: dict[str, torch.Tensor]
     constants: dict[str, Any]
 
@@ -111,7 +113,7 @@ class _Flattening:
         except ValueError as error:
             # A registered type whose registration names no keys.
             raise InputError(
-                f"{self.given_by}: {prefix or 'the arguments'}: {error}", hint="Give a dict or a list instead."
+                f"{self.requested_by}: {prefix or 'the arguments'}: {error}", hint="Give a dict or a list instead."
             ) from error
         builders = [self._leaf(leaf, _joined(prefix, map(_key_words, path))) for path, leaf in entries]
         return lambda tensors: pytree.tree_unflatten([build(tensors) for build in builders], structure)
@@ -120,7 +122,7 @@ class _Flattening:
         if isinstance(leaf, torch.Tensor):
             if name in self.tensors:
                 raise InputError(
-                    f"{self.given_by} gave two tensors at {name!r}", hint="Rename one of the keys that hold them."
+                    f"{self.requested_by} gave two tensors at {name!r}", hint="Rename one of the keys that hold them."
                 )
             self.tensors[name] = leaf
             return lambda tensors: tensors[name]
@@ -130,16 +132,16 @@ class _Flattening:
         members = _members(leaf)
         if members is None:
             raise InputError(
-                f"{self.given_by} gave {type(leaf).__name__} for {name!r}, expected a torch.Tensor, or a list, tuple, "
-                "dict or dataclass of tensors",
+                f"{self.requested_by} gave {type(leaf).__name__} for {name!r}, expected a torch.Tensor, or a list, "
+                "tuple, dict or dataclass of tensors",
                 hint="Give tensors (torch.from_numpy for arrays); register other containers with torch.export."
                 "register_dataclass or torch.utils._pytree.",
             )
         build_members = self.flatten(members, name)
         if _with_members(leaf, members) is None:
             raise InputError(
-                f"{self.given_by} gave {type(leaf).__name__} for {name!r}, of which no copy with other tensors can be "
-                "made",
+                f"{self.requested_by} gave {type(leaf).__name__} for {name!r}, of which no copy with other tensors can "
+                "be made",
                 hint="Give a dict, or a class that is made from a mapping.",
             )
         return lambda tensors: _with_members(leaf, build_members(tensors))
@@ -175,14 +177,18 @@ def _with_members(template: object, members: Mapping[str, object]) -> Any:
             object.__setattr__(copied, name, value)  # also where it is frozen
         return copied
     ways = (_deep_copy_with, lambda template, members: type(template)(members))
-    made = (_made_or_none(make, template, members) for make in ways)
-    return next((mapping for mapping in made if mapping is not None), None)
+    created = (_output_or_none(make, template, members) for make in ways)
+    return next((mapping for mapping in created if mapping is not None), None)
 
 
-def _made_or_none(make: Callable[[Any, Mapping[str, Any]], Any], template: Any, members: Mapping[str, Any]) -> Any:
+def _output_or_none(make: Callable[[Any, Mapping[str, Any]], Any], template: Any, members: Mapping[str, Any]) -> Any:
     try:
-        made = make(template, members)
-        return made if len(made) == len(members) and all(made[name] is members[name] for name in members) else None
+        created = make(template, members)
+        return (
+            created
+            if len(created) == len(members) and all(created[name] is members[name] for name in members)
+            else None
+        )
     except Exception:
         return None
 
@@ -204,7 +210,7 @@ def _deep_copy_with(template: Any, members: Mapping[str, Any]) -> Any:
 def arguments_of_names(
     model: torch.nn.Module | type[torch.nn.Module],
     names: Sequence[str],
-    given_by: str,
+    requested_by: str,
     constants: Mapping[str, object] | None = None,
 ) -> NestedArguments | None:
     """Return how inputs of these names become the arguments of a forward; None where each is one.
@@ -212,7 +218,7 @@ def arguments_of_names(
     Args:
         model: Whose forward takes the arguments.
         names: Names of the inputs, containers and keys joined by dots.
-        given_by: What gave the names, for messages.
+        requested_by: What gave the names, for messages.
         constants: Further arguments, by name.
 
     Raises:
@@ -222,18 +228,18 @@ def arguments_of_names(
     if not constants and not any("." in name for name in names):
         return None
     hints = _annotations(model)
-    members = _members_of(names, given_by)
-    template = {name: _value(paths, name, hints.get(name), given_by) for name, paths in members.items()}
-    tensors, arguments = flatten_arguments({**template, **constants}, given_by)
+    members = _members_of(names, requested_by)
+    template = {name: _value(paths, name, hints.get(name), requested_by) for name, paths in members.items()}
+    tensors, arguments = flatten_arguments({**template, **constants}, requested_by)
     if set(tensors) != set(names):
         unmatched = sorted({*names} ^ {*tensors})
         raise UsageError(
-            f"{given_by}: {unmatched[0]!r} does not fit the class of its container", hint="Name its fields."
+            f"{requested_by}: {unmatched[0]!r} does not fit the class of its container", hint="Name its fields."
         )
     return arguments
 
 
-def _members_of(paths: Sequence[str], given_by: str) -> dict[str, list[str]]:
+def _members_of(paths: Sequence[str], requested_by: str) -> dict[str, list[str]]:
     """Return what follows the first name of each path, by that name; ``""`` where nothing does.
 
     Raises:
@@ -246,30 +252,30 @@ def _members_of(paths: Sequence[str], given_by: str) -> dict[str, list[str]]:
     for first, rests in members.items():
         if "" in rests and len(rests) > 1:
             raise UsageError(
-                f"{given_by}: {first!r} is described as a tensor and as a container",
+                f"{requested_by}: {first!r} is described as a tensor and as a container",
                 hint="Describe the tensor, or those inside.",
             )
     return members
 
 
-def _value(paths: Sequence[str], name: str, hint: object, given_by: str) -> Any:
+def _value(paths: Sequence[str], name: str, hint: object, requested_by: str) -> Any:
     """Return a value of the kind the annotation asks for, else a list where the keys count from 0, else a dict."""
     if list(paths) == [""]:
         return torch.empty(0, device="meta")
     hint = _without_none(hint)
-    members = _members_of(paths, given_by)
+    members = _members_of(paths, requested_by)
     is_counted = sorted(members) == sorted(map(str, range(len(members))))
     origin = get_origin(hint) or hint
-    values = {key: _value(rest, f"{name}.{key}", _hint_of(hint, key), given_by) for key, rest in members.items()}
+    values = {key: _value(rest, f"{name}.{key}", _hint_of(hint, key), requested_by) for key, rest in members.items()}
     if isinstance(origin, type) and (dataclasses.is_dataclass(origin) or hasattr(origin, "_fields")):
-        return _record(origin, values, name, given_by)
+        return _record(origin, values, name, requested_by)
     if is_counted and not (isinstance(origin, type) and issubclass(origin, Mapping)):
         in_order = [values[str(position)] for position in range(len(values))]
         return tuple(in_order) if origin is tuple else in_order
     return values
 
 
-def _record(record: Any, values: Mapping[str, Any], name: str, given_by: str) -> Any:
+def _record(record: Any, values: Mapping[str, Any], name: str, requested_by: str) -> Any:
     """Return a dataclass or NamedTuple with these members; others that it needs are None.
 
     Raises:
@@ -280,7 +286,7 @@ def _record(record: Any, values: Mapping[str, Any], name: str, given_by: str) ->
         return record(**{**dict.fromkeys(needed), **values})
     except Exception as error:  # the constructor is the user's code
         raise UsageError(
-            f"{given_by}: {name}: {record.__name__} cannot be made of {', '.join(values)}: "
+            f"{requested_by}: {name}: {record.__name__} cannot be made of {', '.join(values)}: "
             f"{type(error).__name__}: {error}",
             hint=f"Its members: {', '.join(inspect.signature(record).parameters)}.",
         ) from error

@@ -62,7 +62,7 @@ _SizeFields: Any = pydantic.create_model("_SizeFields", __base__=Options, **_SIZ
 class ShapeConfig(_SizeFields):  # type: ignore[misc]  # its fields are known at run time only
     """Sizes the user wants; None leaves the size to the model's config, an :class:`OpenSize` leaves it open."""
 
-    def given(self) -> dict[str, int]:
+    def fixed(self) -> dict[str, int]:
         """Return the sizes that were set to a number."""
         return {key: value for key, value in self if isinstance(value, int)}
 

@@ -47,8 +47,8 @@ def _scores_pairs(
     """Say whether a forward answers with a number for every pair of rows of two kinds."""
     sized = {draft.name: _of_rows(draft, InputSize(counts[keys[draft.name]])).as_spec() for draft in drafts}
     pairs = set(itertools.permutations(counts.values(), 2))
-    answers = run_on_shapes(model, sized)
-    tensors = answers.values() if isinstance(answers, Mapping) else ()
+    outputs = run_on_shapes(model, sized)
+    tensors = outputs.values() if isinstance(outputs, Mapping) else ()
     return any(isinstance(tensor, torch.Tensor) and tuple(tensor.shape) in pairs for tensor in tensors)
 
 

@@ -76,8 +76,8 @@ class _KeepPythonNumbers(TorchFunctionMode):
         if func is torch.Tensor.tolist and args[0].is_meta and args[0].dim() == 1 and not args[0].is_floating_point():
             return _UnknownCounts([0] * args[0].shape[0])
         if func in (torch.Tensor.split, torch.split) and isinstance(args[1], _UnknownCounts):
-            whole, sizes, axis = args[0], args[1], kwargs.get("dim", args[2] if len(args) > 2 else 0)
-            return func(whole, [whole.shape[axis], *sizes[1:]], axis)
+            complete, sizes, axis = args[0], args[1], kwargs.get("dim", args[2] if len(args) > 2 else 0)
+            return func(complete, [complete.shape[axis], *sizes[1:]], axis)
         return func(*args, **kwargs)
 
 
@@ -98,7 +98,7 @@ class _ComputeShapesOnly(TorchDispatchMode):
         args, kwargs = tree_unflatten(leaves, structure)
         result = func(*args, **kwargs)
         # What is made from nothing is a mask or a row of positions where it is whole, and a value like others if not.
-        return result if tensors else tree_map(_whole_numbers_only, result)
+        return result if tensors else tree_map(_integers_only, result)
 
 
 _aten = torch.ops.aten
@@ -137,6 +137,6 @@ def _without_values(leaf: object) -> Any:
     return leaf.to(_META) if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _whole_numbers_only(leaf: Any) -> Any:
+def _integers_only(leaf: Any) -> Any:
     is_float = isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
     return leaf.to(_META) if is_float else leaf

@@ -273,8 +273,8 @@ class CausalMask:
         is_seen = past <= now
         if self.window is not None:
             is_seen &= past > now - self.window
-        answer: Array = is_seen[None, None] & (mask[:, None, None] != 0)
-        return answer
+        output: Array = is_seen[None, None] & (mask[:, None, None] != 0)
+        return output
 
 
 def find_mask(value: ir.Value, interface: DecoderInterface, window: int | None) -> CausalMask | None:
@@ -355,13 +355,13 @@ def _all(
 def _draw(probe: Probe, interface: DecoderInterface, sizes: tuple[int, int, int]) -> _Draw | None:
     rows, tokens, past = sizes
     generator = np.random.default_rng(_SEED + sum(sizes))
-    given = np.ones((rows, past + tokens), np.int64)
-    given[0, : min(3, past + tokens - 1)] = 0
+    passed = np.ones((rows, past + tokens), np.int64)
+    passed[0, : min(3, past + tokens - 1)] = 0
     if rows > 1:
         # Anything may be hidden but the last token.
-        given[1:, :-1] = generator.integers(0, 2, (rows - 1, past + tokens - 1))
-    feeds = interface.feeds(probe.leaves, given, tokens, generator)
-    return _Draw(given, tokens, feeds) if feeds is not None else None
+        passed[1:, :-1] = generator.integers(0, 2, (rows - 1, past + tokens - 1))
+    feeds = interface.feeds(probe.leaves, passed, tokens, generator)
+    return _Draw(passed, tokens, feeds) if feeds is not None else None
 
 
 @dataclass

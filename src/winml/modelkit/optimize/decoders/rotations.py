@@ -165,10 +165,10 @@ class Rotation:
         """Return x, of shape [1, heads, sequence, size], turned."""
         cos, sin = self.cos[positions][None, None], self.sin[positions][None, None]
         first, second = self.places()
-        answer = x.copy()
-        answer[..., first] = x[..., first] * cos - x[..., second] * sin
-        answer[..., second] = x[..., second] * cos + x[..., first] * sin
-        return answer
+        output = x.copy()
+        output[..., first] = x[..., first] * cos - x[..., second] * sin
+        output[..., second] = x[..., second] * cos + x[..., first] * sin
+        return output
 
     def places(self) -> tuple[slice, slice]:
         """Return the elements that turn into each other."""
@@ -253,10 +253,10 @@ class _Runs:
 
     def run(self, x: Array, positions: Array) -> Array:
         rows = np.broadcast_to(x, (1, self.heads, *x.shape[-2:])).astype(np.float32)
-        answer = self.probe.run({self.source: rows, self.positions: positions[None].astype(np.int64)})
-        if answer.shape != rows.shape:
-            raise ValueError(f"shape {answer.shape} of a rotation of {rows.shape}")
-        return answer
+        output = self.probe.run({self.source: rows, self.positions: positions[None].astype(np.int64)})
+        if output.shape != rows.shape:
+            raise ValueError(f"shape {output.shape} of a rotation of {rows.shape}")
+        return output
 
     def form(self, count: int) -> tuple[int, bool] | None:
         """Return how many elements are turned, and whether neighbours turn together; None where it is no rotation."""
@@ -280,8 +280,8 @@ class _Runs:
             positions = np.arange(start, min(count, start + _CHUNK))
             x = np.zeros((1, 1, len(positions), self.size), np.float32)
             x[..., first] = 1
-            answer = self.run(x, positions)[0, 0]
-            cos[positions], sin[positions] = answer[:, first], answer[:, second]
+            output = self.run(x, positions)[0, 0]
+            cos[positions], sin[positions] = output[:, first], output[:, second]
         return Rotation(cos, sin, is_interleaved, self.size)
 
     def is_turned_by(self, rotation: Rotation, count: int) -> bool:

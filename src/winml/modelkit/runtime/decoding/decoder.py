@@ -214,8 +214,8 @@ class DecoderGraph:
         """Answer the tokens of one run, given as the graph takes them, and let the cache be what it is after them."""
         past = cache.length
         feeds = {**self._feeds(values, mask, positions, cache), **{name: cache.encoded[name] for name in self.encoded}}
-        arrays, kept = self._session.run_with_states(feeds, cache.values, {*self.states.values()})
-        cache.values = {name: kept[output] for name, output in self.states.items()}
+        arrays, retained = self._session.run_with_states(feeds, cache.values, {*self.states.values()})
+        cache.values = {name: retained[output] for name, output in self.states.items()}
         cache.length = past + values.shape[1]
         self.last_cache = cache
         return arrays[SCORES]
@@ -243,14 +243,14 @@ class DecoderGraph:
             _refuse_padding(mask, self.name)
         if positions is None:
             positions = np.broadcast_to(np.arange(past, past + count), (rows, count))
-        given = {
+        passed = {
             **_shares(self._value_inputs, _filled(values, filled)),
             MASK: _filled(mask[:, past:], filled) if self._masks_new_tokens else _filled(mask, past + filled),
             POSITIONS: _all_positions(np.asarray(positions), self.position_rows, rows, filled),
             TOKEN_TYPES: _filled(self.token_kinds(values, cache), filled),
         }
         others = (item for item in self.inputs if item.name not in (*self.states, *self.encoded))
-        return {item.name: self._fitted(item, given[item.name]) for item in others}
+        return {item.name: self._fitted(item, passed[item.name]) for item in others}
 
     def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
         """Return what the graph takes of tokens: these themselves.

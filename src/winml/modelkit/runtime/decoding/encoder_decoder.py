@@ -19,7 +19,7 @@ from winml.modelkit.runtime.decoding.inputs import MASK
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["EncodedDecoder"]
+__all__ = ["EncoderDecoder"]
 
 
 _DECODER_MASK = "encoder_attention_mask"
@@ -30,7 +30,7 @@ _NORMS_OVER_LENGTHS = frozenset({"InstanceNormalization", "GroupNormalization", 
 """Specified: operators whose mean and variance are taken over all axes behind the channels."""
 
 
-class EncodedDecoder:
+class EncoderDecoder:
     """An encoder and the decoder that reads what it answers.
 
     Attributes:
@@ -51,29 +51,29 @@ class EncodedDecoder:
         self.text = text_tokens(decoder)
         self.decoder = DecoderGraph(decoder, {*self._feeds.values(), _DECODER_MASK})
 
-    def encode(self, given: Arrays) -> dict[str, Array]:
+    def encode(self, passed: Arrays) -> dict[str, Array]:
         """Return what the decoder takes of the encoder's answer, by name of its input.
 
         A text or a recording shorter than the one length the graph takes is padded, and the mask hides the padding.
 
         Args:
-            given: Inputs of the encoder by name; a mask that is not given hides nothing.
+            passed: Inputs of the encoder by name; a mask that is not given hides nothing.
 
         Raises:
             UsageError: an input is missing, has a shape the graph does not take, or cannot be padded.
             StageError: ONNX Runtime fails.
         """
-        given = self._padded(given)
-        feeds = {item.name: self._fitted(item, given) for item in self.inputs}
+        passed = self._padded(passed)
+        feeds = {item.name: self._fitted(item, passed) for item in self.inputs}
         answer = self._encoder.run(feeds, list(self._feeds))
         encoded = {name: answer[output] for output, name in self._feeds.items()}
         if _DECODER_MASK in self.decoder.encoded and _DECODER_MASK not in encoded:
             encoded[_DECODER_MASK] = feeds[MASK]
         return encoded
 
-    def start(self, given: Arrays) -> GraphCache:
+    def start(self, passed: Arrays) -> GraphCache:
         """Encode, and return the state of the decoder before its first token; see :meth:`encode`."""
-        encoded = self.encode(given)
+        encoded = self.encode(passed)
         return self.decoder.empty_cache(len(next(iter(encoded.values()))), encoded)
 
     @property
@@ -92,16 +92,16 @@ class EncodedDecoder:
         mask = next((item for item in self.inputs if item.name == MASK and len(item.shape) == 2), None)
         return mask.shape[1] if mask is not None and isinstance(mask.shape[1], int) else None
 
-    def _padded(self, given: Arrays) -> Arrays:
+    def _padded(self, passed: Arrays) -> Arrays:
         """Return inputs with zeros up to the length of the graph's mask, where that is a number."""
         length = self._length
-        content = next((item.name for item in self.inputs if item.name != MASK and item.name in given), None)
+        content = next((item.name for item in self.inputs if item.name != MASK and item.name in passed), None)
         if length is None or content is None:
-            return given
-        rows = np.asarray(given[content]).shape[:2]
+            return passed
+        rows = np.asarray(passed[content]).shape[:2]
         if rows[1] < length:
             self._refuse_padding(content, rows[1], length)
-        arrays = {MASK: np.ones(rows, np.int64), **{name: np.asarray(array) for name, array in given.items()}}
+        arrays = {MASK: np.ones(rows, np.int64), **{name: np.asarray(array) for name, array in passed.items()}}
         return {
             name: np.pad(array, [(0, 0), (0, length - array.shape[1]), *[(0, 0)] * (array.ndim - 2)])
             if array.shape[:2] == rows and array.shape[1] < length
@@ -109,7 +109,7 @@ class EncodedDecoder:
             for name, array in arrays.items()
         }
 
-    def _refuse_padding(self, name: str, given: int, length: int) -> None:
+    def _refuse_padding(self, name: str, passed: int, length: int) -> None:
         """Refuse to pad where the graph normalizes over the whole length, which no mask hides.
 
         for: Moonshine, whose group norm takes mean and variance over the whole recording. transformers answers
@@ -117,9 +117,9 @@ class EncodedDecoder:
         """
         if self._normalizes_over_lengths:
             raise UsageError(
-                f"input {name!r} has a length of {given}, and {self._encoder.name} was built for {length}: padding "
+                f"input {name!r} has a length of {passed}, and {self._encoder.name} was built for {length}: padding "
                 "would change the answer, because the model normalizes over the whole length",
-                hint=f"Give {length}{_other_length(name, given)}.",
+                hint=f"Give {length}{_other_length(name, passed)}.",
             )
 
     @functools.cached_property
@@ -129,10 +129,10 @@ class EncodedDecoder:
         nodes = read_structure(Path(self._encoder.name)).graph.node
         return any(node.op_type in _NORMS_OVER_LENGTHS for node in nodes)
 
-    def _fitted(self, item: GraphInput, given: Arrays) -> Array:
-        array = given.get(item.name)
+    def _fitted(self, item: GraphInput, passed: Arrays) -> Array:
+        array = passed.get(item.name)
         if array is None and item.name == MASK:
-            tokens = next(iter(given.values()))
+            tokens = next(iter(passed.values()))
             array = np.ones(tokens.shape[:2], np.int64)
         if array is None:
             raise UsageError(

@@ -153,8 +153,8 @@ def decoder_tokens(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -
     axes = _open_axes(inputs)
     if axes is None:
         return None
-    given = sizes_by_key(inputs, requested)
-    tokens, past = given.get(axes.tokens), next((given[name] for name in axes.past if name in given), None)
+    passed = sizes_by_key(inputs, requested)
+    tokens, past = passed.get(axes.tokens), next((passed[name] for name in axes.past if name in passed), None)
     if tokens is not None and past is not None:
         return None
     positions = next((item.value_range for item in inputs if item.name == POSITIONS), None)
@@ -194,8 +194,8 @@ def decoder_feeds(
     own = {axes.tokens: run.tokens, **dict.fromkeys(axes.past, run.cached)}
     if axes.total is not None:
         own[axes.total] = run.tokens + run.cached
-    given = {name: size for name, size in sizes_by_key(inputs, requested).items() if name not in own}
-    sizes = settle_sizes(inputs, {**given, **own}, batch_size=batch_size)
+    passed = {name: size for name, size in sizes_by_key(inputs, requested).items() if name not in own}
+    sizes = settle_sizes(inputs, {**passed, **own}, batch_size=batch_size)
     feeds = draw_feeds(inputs, sizes.by_name, seed, with_padding=False)
     if POSITIONS in feeds:
         counted = np.arange(run.cached, run.cached + run.tokens)
@@ -222,10 +222,10 @@ def prompt_before(inputs: Sequence[GraphInput], requested: Mapping[str, int], st
             f"--step {steps}: the model has no cache, or takes a fixed number of tokens",
             hint="Compare a decoder that was exported with its cache and open sizes.",
         )
-    given = sizes_by_key(inputs, requested)
+    passed = sizes_by_key(inputs, requested)
     positions = next((item.value_range for item in inputs if item.name == POSITIONS), None)
     room = _PROMPT + steps if positions is None else int(positions[1]) + 1
-    tokens = given.get(axes.tokens, max(min(_PROMPT, room - steps), 1))
+    tokens = passed.get(axes.tokens, max(min(_PROMPT, room - steps), 1))
     if tokens + steps > room and positions is not None:
         raise UsageError(
             f"--step {steps}: after a prompt of {tokens} tokens the text has {tokens + steps}, and the model has "
@@ -237,7 +237,7 @@ def prompt_before(inputs: Sequence[GraphInput], requested: Mapping[str, int], st
 
 def next_feeds(
     feeds: Arrays,
-    answer: Arrays,
+    output: Arrays,
     states: Mapping[str, str],
     shapes: Mapping[str, Sequence[int | str | None]],
 ) -> dict[str, Array]:
@@ -245,17 +245,17 @@ def next_feeds(
 
     Args:
         feeds: What the run before was fed, one array for each input; token ids among them.
-        answer: What it answered; scores of tokens among it.
+        output: What it answered; scores of tokens among it.
         states: Input → output that is its next value.
         shapes: Input → sizes as the model states them. What has the named axis of the tokens gets one entry for the new
             token; all else stays, such as the mask of an encoder.
     """
-    token = answer[SCORES][:, -1].argmax(-1)[:, None]
+    token = output[SCORES][:, -1].argmax(-1)[:, None]
     tokens_axis = shapes[TOKEN_IDS][1]
     following = dict(feeds)
     for name, array in feeds.items():
         if name in states:
-            following[name] = answer[states[name]]
+            following[name] = output[states[name]]
         elif name == POSITIONS:
             following[name] = array[..., -1:] + 1
         elif name == MASK:
@@ -289,11 +289,11 @@ def plain_value(item: GraphInput | InputTensorSpec) -> int:
 def _open_axes(inputs: Sequence[GraphInput]) -> _Axes | None:
     """Return the names of tokens and cache; None where the graph is no decoder with a cache that takes any of them."""
     states = [item for item in inputs if item.cache is not None]
-    given = next((item for item in inputs if item.name in _TOKEN_INPUTS and len(item.shape) > 1), None)
-    tokens = None if given is None else given.shape[1]
-    if not states or given is None or not isinstance(tokens, str):
+    passed = next((item for item in inputs if item.name in _TOKEN_INPUTS and len(item.shape) > 1), None)
+    tokens = None if passed is None else passed.shape[1]
+    if not states or passed is None or not isinstance(tokens, str):
         return None
-    batch = given.shape[0]
+    batch = passed.shape[0]
     summed = {term for item in inputs for terms in item.sums.values() for term in terms}
     named = dict.fromkeys(size for item in states for size in item.shape if isinstance(size, str) and size != batch)
     past = tuple(name for name in named if name in summed or "past" in name)

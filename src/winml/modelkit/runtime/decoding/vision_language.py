@@ -19,7 +19,7 @@ from winml.modelkit.runtime.decoding.inputs import TOKEN_IDS, TOKEN_TYPES, TOKEN
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["PIXEL_MASK", "ShownDecoder", "ShownFiles", "ShownSessions", "TokenEmbedder"]
+__all__ = ["PIXEL_MASK", "TokenEmbedder", "VisionLanguageDecoder", "VisionLanguageFiles", "VisionLanguageSessions"]
 
 
 PIXEL_MASK = "pixel_attention_mask"
@@ -29,7 +29,7 @@ _IMAGES_RANK = 5
 
 
 @dataclass(frozen=True)
-class ShownSessions:
+class VisionLanguageSessions:
     """The graphs of one model in their sessions."""
 
     vision: Session
@@ -38,7 +38,7 @@ class ShownSessions:
 
 
 @dataclass(frozen=True)
-class ShownFiles:
+class VisionLanguageFiles:
     """What a decoder is shown: the graphs that see and embed, and what the first is given."""
 
     vision: Path
@@ -72,11 +72,11 @@ class TokenEmbedder:
         self.places = [value for value, _ in by_name[TOKEN_IDS].first_values]
         self._no_features = {name: _no_rows(by_name[name]) for name in self._seen.values()}
 
-    def see(self, given: Arrays) -> dict[str, Array]:
+    def see(self, passed: Arrays) -> dict[str, Array]:
         """Return what the model makes of images, for :meth:`embed`.
 
         Args:
-            given: Inputs of the graph that sees, by name.
+            passed: Inputs of the graph that sees, by name.
 
         Raises:
             UsageError: an input is missing, or has a shape the graph does not take.
@@ -84,13 +84,13 @@ class TokenEmbedder:
         """
         feeds = {}
         for item in self.image_inputs:
-            if item.name not in given:
+            if item.name not in passed:
                 raise UsageError(
                     f"input {item.name!r} is not given, and {self._vision.name} takes {item.words}",
                     hint="Give what the processor of the model makes of a picture.",
                 )
-            feeds[item.name] = np.ascontiguousarray(given[item.name].astype(item.dtype, copy=False))
-        feeds = self._one_in_each_row(feeds, given.get(PIXEL_MASK))
+            feeds[item.name] = np.ascontiguousarray(passed[item.name].astype(item.dtype, copy=False))
+        feeds = self._one_in_each_row(feeds, passed.get(PIXEL_MASK))
         rows = self.image_inputs[0].shape[0]
         count = len(next(iter(feeds.values())))
         # Of a graph that sees a fixed number, as many runs as there are such.
@@ -104,10 +104,10 @@ class TokenEmbedder:
                     f"input {item.name!r} is {array_words(odd[0])}, and {self._vision.name} was built for {item.words}",
                     hint="Give that size, or build the model with it left open.",
                 )
-        answers = [self._vision.run(piece, list(self._seen)) for piece in pieces]
-        if not answers:
+        outputs = [self._vision.run(piece, list(self._seen)) for piece in pieces]
+        if not outputs:
             return {}
-        return {name: np.concatenate([answer[output] for answer in answers]) for output, name in self._seen.items()}
+        return {name: np.concatenate([answer[output] for answer in outputs]) for output, name in self._seen.items()}
 
     def _one_in_each_row(self, feeds: dict[str, Array], mask: Array | None) -> dict[str, Array]:
         """Return pictures with one in each row, for a graph that sees such; without filler, which is zero.
@@ -127,8 +127,8 @@ class TokenEmbedder:
             is_real = pixels.any(axis=(1, 2, 3, 4))
             pixels = pixels[is_real]
         if mask is not None and item.name != PIXEL_MASK and PIXEL_MASK not in feeds:
-            shown = mask.reshape(-1, *mask.shape[2:])[is_real] if is_of_rows else mask
-            if not shown.all():
+            displayed = mask.reshape(-1, *mask.shape[2:])[is_real] if is_of_rows else mask
+            if not displayed.all():
                 raise UsageError(
                     f"{PIXEL_MASK} hides pixels, and {self._vision.name} sees all of them",
                     hint="Give pictures that fill the size the model sees: the processor divides or resizes them.",
@@ -169,7 +169,7 @@ class TokenEmbedder:
         return self._embedding.run({TOKEN_IDS: tokens, **features})
 
 
-class ShownDecoder(DecoderGraph):
+class VisionLanguageDecoder(DecoderGraph):
     """A decoder that is given vectors of tokens, with what makes them.
 
     Attributes:
@@ -178,7 +178,7 @@ class ShownDecoder(DecoderGraph):
 
     fed_input: ClassVar[str] = TOKEN_VECTORS
 
-    def __init__(self, sessions: ShownSessions) -> None:
+    def __init__(self, sessions: VisionLanguageSessions) -> None:
         """Look at how the graphs belong together.
 
         Raises:
@@ -219,15 +219,15 @@ class ShownDecoder(DecoderGraph):
         Raises:
             UsageError: kinds of other tokens are given.
         """
-        given = cache.encoded.get(TOKEN_TYPES) if cache is not None else None
-        if given is None:
+        passed = cache.encoded.get(TOKEN_TYPES) if cache is not None else None
+        if passed is None:
             return super().token_kinds(values, cache)
-        if given.shape != values.shape[:2]:
+        if passed.shape != values.shape[:2]:
             raise UsageError(
-                f"{TOKEN_TYPES} is {array_words(given)}; expected one for each of the tokens, {list(values.shape[:2])}",
+                f"{TOKEN_TYPES} is {array_words(passed)}; expected one for each token, {list(values.shape[:2])}",
                 hint="Give what the processor of the model makes of the same text and pictures.",
             )
-        return given
+        return passed
 
     def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:
         """Return the vectors of tokens, side by side, so that they are divided into runs as one.

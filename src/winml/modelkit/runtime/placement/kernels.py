@@ -27,13 +27,13 @@ __all__ = [
     "KernelTable",
     "OperatorTable",
     "TypedNode",
-    "can_be_asked",
     "documented_providers",
     "find_assignment",
     "is_composed",
     "kernel_table",
     "operator_table",
-    "read_answer",
+    "read_placement",
+    "reports_placement",
 ]
 
 
@@ -149,11 +149,11 @@ def kernel_table(provider: str, opsets: Mapping[str, int]) -> KernelTable | None
 def _listed(provider: str) -> tuple[dict[_Operator, list[_Kernel]], dict[_Operator, list[_Schema]]]:
     kernels: dict[_Operator, list[_Kernel]] = defaultdict(list)
     schemas: dict[_Operator, list[_Schema]] = defaultdict(list)
-    with answered({"kernels_of": provider}, provider, _SECONDS) as (told, _):
-        for domain, name, first, last, types in told["kernels"]:
+    with answered({"kernels_of": provider}, provider, _SECONDS) as (reported, _):
+        for domain, name, first, last, types in reported["kernels"]:
             allowed = {key: frozenset(map(_dtype, names)) for key, names in types.items()}
             kernels[_own_domain(domain), name].append(_Kernel(first, last, allowed))
-        for domain, name, since, inputs, outputs in told["schemas"]:
+        for domain, name, since, inputs, outputs in reported["schemas"]:
             schemas[_own_domain(domain), name].append(
                 _Schema(since, list(map(tuple, inputs)), list(map(tuple, outputs)))
             )
@@ -234,7 +234,7 @@ class Assignment:
     """Why no session could be opened; then there are no nodes."""
 
 
-def can_be_asked() -> bool:
+def reports_placement() -> bool:
     """Say whether the installed ONNX Runtime tells which provider got which node."""
     return hasattr(ort.InferenceSession, "get_provider_graph_assignment_info")
 
@@ -252,24 +252,24 @@ def find_assignment(model: Path, chosen: ChosenProvider) -> Assignment:
     question = {"model": str(model.absolute()), "providers": list(chosen.names), "options": dict(chosen.options)}
     name = chosen.provider.name
     with (
-        answered(question, name, _ASSIGNMENT_SECONDS) as (told, log),
+        answered(question, name, _ASSIGNMENT_SECONDS) as (reported, log),
         log.open(encoding="utf-8", errors="replace") as lines,
     ):
-        return read_answer(name, told, lines)
+        return read_placement(name, reported, lines)
 
 
-def read_answer(name: str, told: Mapping[str, Any], log: Iterable[str]) -> Assignment:
+def read_placement(name: str, reported: Mapping[str, Any], log: Iterable[str]) -> Assignment:
     """Return what a session told of a provider.
 
     Args:
         name: The provider.
-        told: The answer of the process.
+        reported: The answer of the process.
         log: Lines that it printed.
     """
     reasons = _reasons(log)
-    if "problem" in told:
-        return Assignment(reasons=reasons, problem=told["problem"])
-    nodes = tuple(AssignedNode(node, op_type, domain, ep == name) for ep, node, op_type, domain in told["assigned"])
+    if "problem" in reported:
+        return Assignment(reasons=reasons, problem=reported["problem"])
+    nodes = tuple(AssignedNode(node, op_type, domain, ep == name) for ep, node, op_type, domain in reported["assigned"])
     return Assignment(nodes, reasons)
 
 

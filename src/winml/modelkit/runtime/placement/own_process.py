@@ -29,13 +29,13 @@ def answered(question: Mapping[str, object], who: str, seconds: float) -> Iterat
         StageError: the process ended without an answer, or did not answer in time.
     """
     with temporary_folder() as folder:
-        answer, log = folder / "answer.json", folder / "log.txt"
-        task = json.dumps({**question, "answer": str(answer)})
+        output, log = folder / "answer.json", folder / "log.txt"
+        task = json.dumps({**question, "answer": str(output)})
         # In a folder of ours: providers write files into the working directory.
         with (
             log.open("wb") as stream,
             start_python(
-                "winml.modelkit.runtime.placement.asking", task, stdout=stream, stderr=stream, cwd=folder
+                "winml.modelkit.runtime.placement.placement_query", task, stdout=stream, stderr=stream, cwd=folder
             ) as process,
         ):
             try:
@@ -47,18 +47,18 @@ def answered(question: Mapping[str, object], who: str, seconds: float) -> Iterat
                 ) from None
             finally:
                 process.kill()  # nothing where it has ended
-        told = _read(answer)
-        if told is None:
+        reported = _read(output)
+        if reported is None:
             raise StageError(
                 f"{who} ended its process before it answered",
                 hint=f"{_last_line(log)} Give other --ep-options, or another --ep.".strip(),
             )
-        yield told, log
+        yield reported, log
 
 
-def _read(answer: Path) -> dict[str, Any] | None:
+def _read(output: Path) -> dict[str, Any] | None:
     try:
-        return dict(json.loads(answer.read_text(encoding="utf-8")))
+        return dict(json.loads(output.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return None  # none, or cut off
 

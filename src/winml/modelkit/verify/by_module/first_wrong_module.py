@@ -134,7 +134,7 @@ def _first_of(
 ) -> ComparedModule | None:
     file.session([name for item in matched for _, name in item.taps])
     outputs, _ = pair.compared_outputs()
-    whole = min((output.fidelity for output in outputs), key=lambda item: (not item.problem, item.sqnr_db))
-    compared = compare_modules(pair, matched, whole, unchanged=unchanged, seconds=MOST_SECONDS)
+    complete = min((output.fidelity for output in outputs), key=lambda item: (not item.problem, item.sqnr_db))
+    compared = compare_modules(pair, matched, complete, unchanged=unchanged, seconds=MOST_SECONDS)
     found = (compared.divergence(tolerance) for tolerance in (TOLERANCE, TOLERANCE * FINEST))
     return next((compared.modules[position] for position in found if position is not None), None)

@@ -151,7 +151,7 @@ class ModuleComparison:
 def compare_modules(
     pair: SidePair,
     matched: Sequence[MatchedBoundary],
-    whole: OutputFidelity,
+    complete: OutputFidelity,
     *,
     unchanged: Collection[str] | None = None,
     seconds: float = math.inf,
@@ -161,12 +161,12 @@ def compare_modules(
     Args:
         pair: The sides, and what they are fed.
         matched: What is at the boundary of each module, in the order it is computed.
-        whole: The output of the model that is farthest off.
+        complete: The output of the model that is farthest off.
         unchanged: Tags of modules that are on both sides as they were; None where nobody knows.
         seconds: Time after which no further values are recorded.
     """
     taps = [names for item in matched if not item.is_root for names in item.taps]
-    measured = _Measured(_measure(pair, taps, seconds), whole, matched, unchanged)
+    measured = _Measured(_measure(pair, taps, seconds), complete, matched, unchanged)
     modules: list[ComparedModule] = []
     compared: list[tuple[int, ModuleErrors]] = []
     for item in matched:

@@ -136,19 +136,19 @@ class OnnxSide:
 
     def outputs(self, feeds: Arrays) -> dict[str, Array]:
         """Run the model, and return what it answers."""
-        session = self.session() if self._holds_little(feeds) else self._opened(())
+        session = self.session() if self._fits_memory_limit(feeds) else self._opened(())
         return session.run(feeds, self._declared)
 
     def values(self, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
         """Run the model, and return inner values by name."""
         if not names:
             return {}
-        wanted = frozenset(names).difference(self._declared)
-        is_ready = wanted == self._tapped or (wanted < self._tapped and self._holds_little(feeds))
+        requested = frozenset(names).difference(self._declared)
+        is_ready = requested == self._tapped or (requested < self._tapped and self._fits_memory_limit(feeds))
         session = self.session() if is_ready else self._opened(names)
         return session.run(feeds, list(names))
 
-    def _holds_little(self, feeds: Arrays) -> bool:
+    def _fits_memory_limit(self, feeds: Arrays) -> bool:
         """Say whether a run of the open session holds no more of inner values than one side may."""
         self.session()
         sizes = self.value_bytes(sorted(self._tapped), feeds)

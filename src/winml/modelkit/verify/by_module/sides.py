@@ -97,28 +97,28 @@ class SidePair:
         missing: tuple[Sequence[str], Sequence[str]] = ((), ())
         for feeds in self.draws:
             expected = self.reference.outputs(self.reference_feeds(feeds))
-            answers = self.candidate.outputs(self.candidate_feeds(feeds))
+            outputs = self.candidate.outputs(self.candidate_feeds(feeds))
             if not compared:
-                common, missing = self._common_names(expected, answers)
+                common, missing = self._common_names(expected, outputs)
                 compared = {name: _RunningOutput(name, other) for name, other in common.items()}
             for name, output in compared.items():
-                output.add(expected[name], answers[output.other])
+                output.add(expected[name], outputs[output.other])
         return tuple(output.result() for output in compared.values()), missing
 
     def _common_names(
-        self, expected: Arrays, answers: Arrays
+        self, expected: Arrays, outputs: Arrays
     ) -> tuple[dict[str, str], tuple[Sequence[str], Sequence[str]]]:
         """Return name in the reference → name in the candidate, and the outputs of each side alone, in their order."""
         names = {name: self.names.get(name, name) for name in expected}
-        common = {name: other for name, other in names.items() if other in answers}
+        common = {name: other for name, other in names.items() if other in outputs}
         if not common:
             raise UsageError(
                 f"no output is on both sides: {self.reference.shown} answers {', '.join(expected)}, "
-                f"{self.candidate.shown} {', '.join(answers)}",
+                f"{self.candidate.shown} {', '.join(outputs)}",
                 hint="Say which is which with --map reference=candidate.",
             )
         theirs = set(common.values())
-        alone = [name for name in names if name not in common], [name for name in answers if name not in theirs]
+        alone = [name for name in names if name not in common], [name for name in outputs if name not in theirs]
         return common, alone
 
     def value_bytes(self, taps: Sequence[NamesOfBoth]) -> list[int | None]:
@@ -187,7 +187,7 @@ class _RunningOutput:
 
     def result(self) -> ComparedOutput:
         """Return how near it is over all draws."""
-        fidelity = self._sum.of_answer()
+        fidelity = self._sum.of_output()
         if fidelity.problem or not self._has_scores:
             return ComparedOutput(fidelity)
         return ComparedOutput(fidelity, float(np.mean(self._agreeing)))

@@ -20,8 +20,8 @@ from winml.modelkit.hierarchy.tracing import record_calls
 from winml.modelkit.hierarchy.tree import build_tree
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.verify.by_module.value_matching import ValueCounts, value_name
-from winml.modelkit.verify.other_sizes import unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference, with_values
+from winml.modelkit.verify.varied_sizes import unchanged_attributes
 
 __all__ = ["TorchCalls", "TorchSide", "opened_torch_side"]
 
@@ -93,18 +93,18 @@ class TorchSide:
 
     def values(self, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
         """Run the model, and return what its modules take and return, by the names of ``value_name``."""
-        wanted, kept = set(names), dict[str, Array]()
-        if not wanted:
-            return kept
+        requested, retained = set(names), dict[str, Array]()
+        if not requested:
+            return retained
 
         def keep(name: tuple[str, int, str], index: int, tensor: torch.Tensor) -> None:
-            if (text := value_name(*name, index)) in wanted:
+            if (text := value_name(*name, index)) in requested:
                 # What a module returns may be changed in place by the next.
-                kept[text] = to_numpy(tensor).copy()
+                retained[text] = to_numpy(tensor).copy()
 
         with self._hooked(keep):
             self.outputs(feeds)
-        return kept
+        return retained
 
     def calls(self, feeds: Arrays) -> TorchCalls:
         """Run the model, and return which modules run, and how many floating-point tensors each takes and returns."""
@@ -115,14 +115,14 @@ class TorchSide:
             counts[name] = counts.get(name, 0) + 1
 
         with record_calls(self._prepared.model) as trace, self._hooked(count, ended):
-            answer = self.outputs(feeds)
+            output = self.outputs(feeds)
         nodes = {node.path: node for node in build_tree(trace).nodes}
         identities = [
             ModuleIdentity(path, nodes[path].tag, nodes[path].class_name, call, nodes[path].calls)
             for path, call in ended
             if path in nodes
         ]
-        return TorchCalls(counts, tuple(identities), answer)
+        return TorchCalls(counts, tuple(identities), output)
 
     @contextmanager
     def _hooked(

@@ -116,8 +116,8 @@ def _paired(names: Sequence[str], counts: ValueCounts, identity: ModuleIdentity,
     count = counts.get((identity.module, identity.call, kind), 0)
     if not count or not names:
         return ()
-    kept = names if count == len(names) else names[-1:] if count == 1 and kind == "output" else ()
-    return tuple((value_name(identity.module, identity.call, kind, index), name) for index, name in enumerate(kept))
+    retained = names if count == len(names) else names[-1:] if count == 1 and kind == "output" else ()
+    return tuple((value_name(identity.module, identity.call, kind, index), name) for index, name in enumerate(retained))
 
 
 def match_calls(

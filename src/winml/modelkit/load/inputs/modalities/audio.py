@@ -61,8 +61,8 @@ class AudioFeatures(_Recording):
 
     def dependent_parameters(self, context: InputContext, media: Sequence[Modality]) -> list[str]:
         """Return the mask over the recording, and the spectrogram that a decoder goes on with."""
-        is_given = context.gives_decoder_input(_DECODER_FEATURES)
-        return [*super().dependent_parameters(context, media), *([_DECODER_FEATURES] if is_given else [])]
+        is_not_default = context.gives_decoder_input(_DECODER_FEATURES)
+        return [*super().dependent_parameters(context, media), *([_DECODER_FEATURES] if is_not_default else [])]
 
     def draft_dependent(self, name: str, context: InputContext, media: Sequence[DecidedMedium]) -> InputDraft | None:
         """Return one of the dependent inputs."""

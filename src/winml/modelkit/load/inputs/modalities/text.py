@@ -55,7 +55,7 @@ class Text(Modality):
         """Return the parameters that hold tokens or say something of each token."""
         has_masks = any(modality.has_place_masks for modality in media)
         masks = {KINDS_PARAMETER, *(modality.place_mask for modality in media if modality.has_place_masks)}
-        is_given = {
+        is_not_default = {
             "input_ids": True,
             "bbox": True,
             # Of a vision model it masks patches and is no input a processor makes.
@@ -64,7 +64,7 @@ class Text(Modality):
             "decoder_input_ids": context.gives_decoder_input("decoder_input_ids"),
             **dict.fromkeys(masks, has_masks),
         }
-        return [name for name in context.parameters if is_given.get(name)]
+        return [name for name in context.parameters if is_not_default.get(name)]
 
     def draft_dependent(self, name: str, context: InputContext, media: Sequence[DecidedMedium]) -> InputDraft | None:
         """Return one of the parameters of text."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.fidelity import OutputFidelity, answer_fidelity
+from winml.modelkit.compare.fidelity import OutputFidelity, output_fidelity
 from winml.modelkit.compare.generation import GenerationInfo
 from winml.modelkit.errors import first_line
 from winml.modelkit.export.tensors import to_numpy
@@ -28,20 +28,20 @@ from winml.modelkit.runtime.decoding.inputs import SCORES, TOKEN_IDS, plain_valu
 from winml.modelkit.verify.generated_text import GeneratedText, as_the_user_calls_it, generated_text, reason_against
 from winml.modelkit.verify.generation import compare_generation, read_scores
 from winml.modelkit.verify.input_draws import InputDraws
-from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
-from winml.modelkit.verify.parts.encoded_generation import (
+from winml.modelkit.verify.parts.encoder_decoder import (
     MOST_WHOLE_BYTES,
     beyond_memory,
+    failures_as_unverified,
     is_rounding,
     opened_decoder,
     opened_file,
     sizes_of_rows,
-    told_failures,
 )
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, with_values
+from winml.modelkit.verify.varied_sizes import Draw, unchanged_attributes
 from winml.modelkit.words import size_words
 
-__all__ = ["SeenParts", "compare_seen_generation", "measure_seen_text"]
+__all__ = ["VisionLanguageParts", "compare_vision_language_generation", "measure_vision_language_text"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -53,7 +53,7 @@ _ROWS = 2
 
 
 @dataclass(frozen=True)
-class SeenParts:
+class VisionLanguageParts:
     """The parts of one model, and the files that were made of them."""
 
     vision: ModelPart
@@ -71,7 +71,7 @@ class _Reference:
     text: GeneratedText
 
 
-def compare_seen_generation(parts: SeenParts, seed: int) -> GenerationInfo | str:
+def compare_vision_language_generation(parts: VisionLanguageParts, seed: int) -> GenerationInfo | str:
     """Compare the scores that three files give, token by token, with those of PyTorch; return why not, where it cannot.
 
     Args:
@@ -87,7 +87,7 @@ def compare_seen_generation(parts: SeenParts, seed: int) -> GenerationInfo | str
     decoder = parts.decoder.part
     dtypes = dtypes_inside(decoder.module, {})
 
-    with told_failures():
+    with failures_as_unverified():
         return compare_generation(
             decoder,
             reference.text,
@@ -98,7 +98,7 @@ def compare_seen_generation(parts: SeenParts, seed: int) -> GenerationInfo | str
         )
 
 
-def measure_seen_text(parts: SeenParts, seed: int) -> OutputFidelity | str:
+def measure_vision_language_text(parts: VisionLanguageParts, seed: int) -> OutputFidelity | str:
     """Measure how near the scores of three files of few bits are to those of PyTorch; return why not, where it cannot.
 
     Args:
@@ -112,14 +112,14 @@ def measure_seen_text(parts: SeenParts, seed: int) -> OutputFidelity | str:
     reference = reason or _loaded_and_generated(parts, seed)
     if isinstance(reference, str):
         return reference
-    with told_failures():
+    with failures_as_unverified():
         vectors = _vectors_of(parts, reference.images)
         read = list(read_scores(parts.decoder.part, reference.text, _runs(parts), vectors))
-    expected, given = (np.concatenate(scores, axis=1) for scores in zip(*read, strict=True))
-    return answer_fidelity(f"{SCORES} of {expected.shape[1]} tokens", [expected], [given])
+    expected, passed = (np.concatenate(scores, axis=1) for scores in zip(*read, strict=True))
+    return output_fidelity(f"{SCORES} of {expected.shape[1]} tokens", [expected], [passed])
 
 
-def _missing_words(parts: SeenParts) -> str:
+def _missing_words(parts: VisionLanguageParts) -> str:
     missing = [part.name for part in (parts.vision, parts.embedding) if part.name not in parts.paths]
     return f"{missing[0]} is not among the files" if missing else ""
 
@@ -132,18 +132,18 @@ def _held_words(decoder: PreparedPart) -> str:
     return f"its weights have {size_words(size)}, and PyTorch generates with up to {size_words(MOST_WHOLE_BYTES)}"
 
 
-def _runs(parts: SeenParts) -> Callable[[Draw], Arrays]:
+def _runs(parts: VisionLanguageParts) -> Callable[[Draw], Arrays]:
     run = opened_decoder(parts.paths[parts.decoder.part.name])
     return lambda draw: run({name: to_numpy(value) for name, value in draw.inputs.items()})
 
 
-def _loaded_and_generated(parts: SeenParts, seed: int) -> _Reference | str:
+def _loaded_and_generated(parts: VisionLanguageParts, seed: int) -> _Reference | str:
     """Generate with the model and its weights, which are gone before ONNX Runtime opens files."""
     with with_values(parts.decoder) as weighted:
         return _generate(parts, weighted, seed)
 
 
-def _generate(parts: SeenParts, weighted: PreparedPart, seed: int) -> _Reference | str:
+def _generate(parts: VisionLanguageParts, weighted: PreparedPart, seed: int) -> _Reference | str:
     """Let PyTorch generate; return why not, where it cannot."""
     decoder = weighted.part
     if reason := reason_against(decoder):
@@ -155,19 +155,19 @@ def _generate(parts: SeenParts, weighted: PreparedPart, seed: int) -> _Reference
         return f"the model has no more than {room} positions"
     places = _places(parts.embedding)
     images = _images(parts, seed, len(tokens))
-    shown = {**images, **_kinds(decoder, tokens, places)}
+    displayed = {**images, **_kinds(decoder, tokens, places)}
     if several_positions(decoder.inputs) is not None:
         # By these, the model makes the positions.
-        shown[KINDS_PARAMETER] = torch.isin(tokens, torch.tensor(places)).long()
+        displayed[KINDS_PARAMETER] = torch.isin(tokens, torch.tensor(places)).long()
     try:
         with as_the_user_calls_it(weighted), unchanged_attributes(weighted.model), quiet_libraries():
-            text = generated_text(decoder, weighted.model, (tokens, mask), min(free, _NEW_TOKENS), shown, places)
+            text = generated_text(decoder, weighted.model, (tokens, mask), min(free, _NEW_TOKENS), displayed, places)
     except Exception as error:  # code of the model
         return f"generate() in PyTorch fails: {type(error).__name__}: {first_line(error)}"
     return _Reference(images, text)
 
 
-def _images(parts: SeenParts, seed: int, rows: int) -> Tensors:
+def _images(parts: VisionLanguageParts, seed: int, rows: int) -> Tensors:
     """Return images for so many rows of tokens; of a graph that takes a fixed number, as many draws as that takes."""
     vision = parts.vision
     if (grids := next((spec for spec in vision.inputs if spec.grid is not None), None)) is not None:
@@ -180,7 +180,7 @@ def _images(parts: SeenParts, seed: int, rows: int) -> Tensors:
     return {name: torch.cat([tensors[name] for tensors in drawn]) for name in drawn[0]}
 
 
-def _images_of_grids(parts: SeenParts, grids: InputTensorSpec, seed: int, rows: int) -> Tensors:
+def _images_of_grids(parts: VisionLanguageParts, grids: InputTensorSpec, seed: int, rows: int) -> Tensors:
     """Return an image for each row of tokens, in whose places it fits: of as many columns as rows, and of fewer."""
     assert grids.grid is not None
     blocks, multiple = _place_count(parts.embedding), grids.grid.multiple
@@ -228,9 +228,9 @@ def _prompt(embedding: ModelPart, seed: int, *, is_padded: bool) -> tuple[torch.
 
 def _kinds(decoder: ModelPart, tokens: torch.Tensor, places: list[int]) -> Tensors:
     """Return what the decoder is told of each token: which of them hold places, where it asks."""
-    told = {spec.name: (plain_value(spec), spec.first_values[0][0]) for spec in decoder.inputs if spec.first_values}
+    reported = {spec.name: (plain_value(spec), spec.first_values[0][0]) for spec in decoder.inputs if spec.first_values}
     is_place = torch.isin(tokens, torch.tensor(places))
-    return {name: torch.where(is_place, marked, plain) for name, (plain, marked) in told.items()}
+    return {name: torch.where(is_place, marked, plain) for name, (plain, marked) in reported.items()}
 
 
 def _places(embedding: ModelPart) -> list[int]:
@@ -238,16 +238,16 @@ def _places(embedding: ModelPart) -> list[int]:
     return [value for spec in embedding.inputs if spec.name == TOKEN_IDS for value, _ in spec.first_values]
 
 
-def _vectors_of(parts: SeenParts, images: Tensors) -> Callable[[Array], dict[str, Array]]:
+def _vectors_of(parts: VisionLanguageParts, images: Tensors) -> Callable[[Array], dict[str, Array]]:
     """Return what makes vectors of tokens with the files: with those of the images where tokens hold their places."""
     from winml.modelkit.runtime.decoding.vision_language import TokenEmbedder  # imports onnxruntime
 
     embedder = TokenEmbedder(*(opened_file(parts.paths[part.name]) for part in (parts.vision, parts.embedding)))
     seen = embedder.see({name: to_numpy(value) for name, value in images.items()})
-    made = {feed.output: feed.input for feed in parts.embedding.feeds}
+    created = {feed.output: feed.input for feed in parts.embedding.feeds}
 
     def vectors(tokens: Array) -> dict[str, Array]:
         answer = embedder.embed(tokens, seen)
-        return {name: answer[output] for output, name in made.items()}
+        return {name: answer[output] for output, name in created.items()}
 
     return vectors

@@ -29,10 +29,10 @@ from winml.modelkit.flows.quantize.quantize import prepare
 from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.graph_reading import load_foreign
-from winml.modelkit.graph.files.kept_results import KeptResults, OtherRequest
 from winml.modelkit.graph.files.output_files import recover, refuse_existing
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.recovery import temporary_folder
+from winml.modelkit.graph.files.resumable_results import OtherRequest, ResumableResults
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import HasAddress, escape, select
@@ -41,18 +41,24 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult
 from winml.modelkit.quantize.planning import PlannedNode, QuantizationPlan
 from winml.modelkit.quantize.precisions import FLOAT32, PrecisionName
-from winml.modelkit.results.quantization_sensitivity import MeasuredForm, MetricTarget, Part, SensitivityCost, TimedForm
+from winml.modelkit.results.quantization_sensitivity import (
+    MeasuredVariant,
+    MetricTarget,
+    Part,
+    SensitivityCost,
+    TimedVariant,
+)
 from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = [
     "FloatGraph",
-    "FormJudge",
-    "MeasuredForms",
+    "MeasuredVariants",
     "ModulePart",
-    "QuantizedForms",
+    "QuantizedVariants",
     "Quantizer",
     "Samples",
+    "VariantEvaluator",
     "content_digest",
     "excluding_options",
     "file_digest",
@@ -74,7 +80,7 @@ no burden in the graph, which protobuf limits to 2 GB."""
 
 
 @dataclass(frozen=True)
-class FormJudge:
+class VariantEvaluator:
     """What judges forms by how well they do the task of the model."""
 
     target: MetricTarget
@@ -139,23 +145,23 @@ def take_samples(graph: FloatGraph, options: RunOptions, count: int, threads: in
     session = Session(graph.path, threads=threads, name=options.shown)
     count = 1 if options.input_data is not None else count
     values = tuple(values_for(session, replace(options, seed=options.seed + draw)) for draw in range(count))
-    answers = []
+    outputs = []
     for item in values:
         with refusals_explained(item):
-            answers.append(_numbers(session.run(item.feeds)))
-    if not any(np.any(np.isfinite(array) & (array != 0)) for answer in answers for array in answer.values()):
+            outputs.append(_numbers(session.run(item.feeds)))
+    if not any(np.any(np.isfinite(array) & (array != 0)) for output in outputs for array in output.values()):
         raise StageError(
             f"{options.shown} answers nothing but zeros, NaN or infinity on these values, so no damage would show",
             hint="Give values it has an answer to: --input-data file.npz.",
         )
-    names = [name for name in answers[0] if any(np.isfinite(answer[name]).any() for answer in answers)]
-    left_out = tuple(name for name in answers[0] if name not in names and any(answer[name].size for answer in answers))
-    return Samples(values, tuple({name: answer[name] for name in names} for answer in answers), left_out)
+    names = [name for name in outputs[0] if any(np.isfinite(output[name]).any() for output in outputs)]
+    left_out = tuple(name for name in outputs[0] if name not in names and any(output[name].size for output in outputs))
+    return Samples(values, tuple({name: output[name] for name in names} for output in outputs), left_out)
 
 
-def _numbers(answers: Arrays) -> dict[str, Array]:
+def _numbers(outputs: Arrays) -> dict[str, Array]:
     """Return the outputs that are numbers."""
-    return {name: array for name, array in answers.items() if array.dtype.kind not in "USO"}
+    return {name: array for name, array in outputs.items() if array.dtype.kind not in "USO"}
 
 
 def weight_bytes(model: ir.Model) -> int:
@@ -164,7 +170,7 @@ def weight_bytes(model: ir.Model) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
-class QuantizedForms:
+class QuantizedVariants:
     """Makes forms of a graph, one for each thread that asks."""
 
     def __init__(
@@ -173,7 +179,7 @@ class QuantizedForms:
         samples: Samples,
         quantizer: Quantizer,
         threads: int | None,
-        judge: FormJudge | None = None,
+        evaluator: VariantEvaluator | None = None,
         before_each: Callable[[], None] | None = None,
     ) -> None:
         """Hold what all forms share.
@@ -183,10 +189,10 @@ class QuantizedForms:
             samples: What is run, and the answers it is compared with.
             quantizer: Makes a form.
             threads: Threads of one session. None: as many as ONNX Runtime chooses.
-            judge: Says how well a form does the task of the model.
+            evaluator: Says how well a form does the task of the model.
             before_each: Called before each measurement; what it raises ends the work.
         """
-        self.judge = judge
+        self.evaluator = evaluator
         self._before_each = before_each
         self._graph = graph
         self._samples = samples
@@ -199,12 +205,12 @@ class QuantizedForms:
         self.cost = SensitivityCost()
         """Time taken so far."""
 
-    def measure(self, options: QuantizeOptions, *, is_judged: bool = False) -> MeasuredForm:
+    def measure(self, options: QuantizeOptions, *, is_judged: bool = False) -> MeasuredVariant:
         """Make a form, run it, and compare; a form that cannot be made or run is told in the record.
 
         Args:
             options: How the modules of the form are quantized.
-            is_judged: Whether the judge, where there is one, looks at it as well, which takes longer.
+            is_judged: Whether the evaluator, where there is one, looks at it as well, which takes longer.
 
         Raises:
             UsageError: the options name no module, or leave nothing to quantize.
@@ -214,26 +220,26 @@ class QuantizedForms:
         try:
             result = self._quantized(options)
         except QuantizeError as error:
-            return MeasuredForm(None, 0, 0, error.message)
-        made, size = time.perf_counter(), weight_bytes(result.model)
+            return MeasuredVariant(None, 0, 0, error.message)
+        created, size = time.perf_counter(), weight_bytes(result.model)
         try:
             with self._session(result.model) as session:
                 opened = time.perf_counter()
-                answers = [_numbers(session.run(item.feeds)) for item in self._samples.values]
-                scores = dict(self.judge.scores(session)) if is_judged and self.judge is not None else {}
+                outputs = [_numbers(session.run(item.feeds)) for item in self._samples.values]
+                scores = dict(self.evaluator.scores(session)) if is_judged and self.evaluator is not None else {}
         except StageError as error:
-            return MeasuredForm(None, result.quantized, size, f"does not run: {error.message}")
-        self._add_cost(measured=1, session_s=opened - made, runs_s=time.perf_counter() - opened)
-        worst = measure_fidelity(self._samples.answers, answers, 0.0).worst
-        return MeasuredForm(worst, result.quantized, size, worst.problem, scores)
+            return MeasuredVariant(None, result.quantized, size, f"does not run: {error.message}")
+        self._add_cost(measured=1, session_s=opened - created, runs_s=time.perf_counter() - opened)
+        worst = measure_fidelity(self._samples.answers, outputs, 0.0).worst
+        return MeasuredVariant(worst, result.quantized, size, worst.problem, scores)
 
     def float_scores(self) -> dict[str, float]:
         """Return how well the float graph does the task; nothing without a judge."""
-        if self.judge is None:
+        if self.evaluator is None:
             return {}
-        return dict(self.judge.scores(Session(self._graph.path, threads=self._threads, name="the float graph")))
+        return dict(self.evaluator.scores(Session(self._graph.path, threads=self._threads, name="the float graph")))
 
-    def timed(self, options: QuantizeOptions, timing: LatencyOptions) -> TimedForm:
+    def timed(self, options: QuantizeOptions, timing: LatencyOptions) -> TimedVariant:
         """Time a form in alternation with the float graph, on the first set of values.
 
         Raises:
@@ -244,7 +250,7 @@ class QuantizedForms:
         with self._session(self._quantized(options).model) as session:
             reference = Session(self._graph.path, threads=self._threads, name="the float graph")
             compared = measure_alternating(session.prepare(feeds), reference.prepare(feeds), timing)
-        return TimedForm(compared.model.summary.p50, compared.baseline.summary.p50, compared.ratio)
+        return TimedVariant(compared.model.summary.p50, compared.baseline.summary.p50, compared.ratio)
 
     def _quantized(self, options: QuantizeOptions) -> QuantizeResult:
         with self._quantizing:
@@ -321,7 +327,7 @@ def file_digest(path: Path) -> str:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="Give the path of a file.") from error
 
 
-class MeasuredForms:
+class MeasuredVariants:
     """Measurements by key; kept in a file, where one is given."""
 
     def __init__(self, path: Path | None, request: Mapping[str, Any], *, overwrite: bool) -> None:
@@ -336,9 +342,9 @@ class MeasuredForms:
             UsageError: it belongs to another request; names what differs.
             WriteError: it cannot be written where it is.
         """
-        self._file = None if path is None else KeptResults(path, request)
+        self._file = None if path is None else ResumableResults(path, request)
         self._lock = threading.Lock()
-        self._forms: dict[str, MeasuredForm] = {}
+        self._forms: dict[str, MeasuredVariant] = {}
         if self._file is not None:
             refuse_existing([self._file.path], overwrite=True)
             recover([self._file.path])
@@ -346,11 +352,11 @@ class MeasuredForms:
         self.resumed = len(self._forms)
         """Number of measurements that were there already."""
 
-    def get(self, key: str) -> MeasuredForm | None:
+    def get(self, key: str) -> MeasuredVariant | None:
         """Return a measurement; None where there is none yet."""
         return self._forms.get(key)
 
-    def put(self, key: str, form: MeasuredForm) -> None:
+    def put(self, key: str, form: MeasuredVariant) -> None:
         """Add a measurement; it is on disk when this returns.
 
         Raises:
@@ -366,9 +372,9 @@ class MeasuredForms:
         if self._file is not None:
             self._file.path.unlink(missing_ok=True)
 
-    def _read(self, file: KeptResults, *, overwrite: bool) -> dict[str, MeasuredForm]:
+    def _read(self, file: ResumableResults, *, overwrite: bool) -> dict[str, MeasuredVariant]:
         earlier = file.read(
-            lambda record: {key: MeasuredForm.from_fields(item) for key, item in record["measured"].items()}
+            lambda record: {key: MeasuredVariant.from_fields(item) for key, item in record["measured"].items()}
         )
         if not isinstance(earlier, OtherRequest):
             return earlier or {}

@@ -25,10 +25,10 @@ from winml.modelkit.errors import first_line
 
 __all__ = [
     "LeftAsFound",
-    "kept_values",
     "module_left_as_found",
     "process_left_as_found",
     "quiet_torch",
+    "restored_tensor_values",
     "unprinted_failures",
 ]
 
@@ -140,7 +140,7 @@ def module_left_as_found(model: nn.Module) -> Iterator[LeftAsFound]:
 
 
 @contextmanager
-def kept_values(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+def restored_tensor_values(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Put back, in place and at the end, the values of tensors, up to ``LARGEST_COPY_BYTES`` of them in all."""
     copies, _ = _copies(tensors)
     try:

@@ -19,7 +19,7 @@ from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.graph.files.output_files import OutputFiles, write_error
 from winml.modelkit.options import read_json_file
 
-__all__ = ["KeptResults", "OtherRequest", "locked_folder", "write_atomically"]
+__all__ = ["OtherRequest", "ResumableResults", "locked_folder", "write_atomically"]
 
 _T = TypeVar("_T")
 
@@ -44,7 +44,7 @@ class OtherRequest:
     """Key of the request → its value then and now; empty where the file cannot be read."""
 
 
-class KeptResults:
+class ResumableResults:
     """The results of one run in a JSON file: ``schema_version``, ``request``, and what the run adds."""
 
     def __init__(self, path: Path, request: Mapping[str, Any], schema_version: int = 1) -> None:

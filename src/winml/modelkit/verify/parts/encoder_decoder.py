@@ -32,10 +32,10 @@ from winml.modelkit.runtime.decoding.inputs import MASK, SCORES
 from winml.modelkit.verify.generated_text import GeneratedText, as_the_user_calls_it, plain_generation
 from winml.modelkit.verify.generation import compare_generation
 from winml.modelkit.verify.input_draws import InputDraws
-from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, prepared_part, run_reference, with_values
 from winml.modelkit.verify.single_rows import feeds_by_rows, joined_rows, takes_single_rows
 from winml.modelkit.verify.stable_draws import is_decided_by_rounding
+from winml.modelkit.verify.varied_sizes import Draw, unchanged_attributes
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_WHOLE_BYTES",
     "Arrays",
-    "EncodedParts",
+    "EncoderDecoderParts",
     "beyond_memory",
-    "compare_encoded_generation",
+    "compare_encoder_decoder_generation",
+    "failures_as_unverified",
     "is_rounding",
     "new_tokens",
     "opened_decoder",
     "opened_file",
     "sizes_of_rows",
-    "told_failures",
 ]
 
 
@@ -86,7 +86,7 @@ def opened_decoder(path: Path) -> Callable[[Arrays], Arrays]:
 
 
 @contextmanager
-def told_failures() -> Iterator[None]:
+def failures_as_unverified() -> Iterator[None]:
     """Tell a file that does not run as one that was not verified.
 
     Raises:
@@ -121,7 +121,7 @@ _ROWS = 2
 
 
 @dataclass(frozen=True)
-class EncodedParts:
+class EncoderDecoderParts:
     """Encoder and decoder of one model, and the files that were made of them."""
 
     encoder: ModelPart
@@ -158,7 +158,7 @@ class _Reference:
     text: GeneratedText
 
 
-def compare_encoded_generation(parts: EncodedParts, seed: int) -> GenerationInfo | str:
+def compare_encoder_decoder_generation(parts: EncoderDecoderParts, seed: int) -> GenerationInfo | str:
     """Compare the scores that two files give, token by token, with those of PyTorch; return why not, where it cannot.
 
     Args:
@@ -171,17 +171,17 @@ def compare_encoded_generation(parts: EncodedParts, seed: int) -> GenerationInfo
     reference = _loaded_and_generated(parts, seed)
     if isinstance(reference, str):
         return reference
-    with told_failures():
+    with failures_as_unverified():
         return _compare(parts, reference)
 
 
-def _loaded_and_generated(parts: EncodedParts, seed: int) -> _Reference | str:
+def _loaded_and_generated(parts: EncoderDecoderParts, seed: int) -> _Reference | str:
     """Generate with the model and its weights, which are gone before ONNX Runtime opens files."""
     with with_values(parts.decoder) as weighted:
         return _generate(parts, weighted, seed)
 
 
-def _generate(parts: EncodedParts, weighted: PreparedPart, seed: int) -> _Reference | str:
+def _generate(parts: EncoderDecoderParts, weighted: PreparedPart, seed: int) -> _Reference | str:
     """Let PyTorch encode and generate; return why not, where it cannot."""
     model: Any = weighted.model
     encoder = replace(parts.encoder, model=model, stored=None, with_weights=None)
@@ -232,11 +232,11 @@ def _text(
     second = torch.cat([tokens[:, -1:], tokens[:, :1].expand(-1, _SECOND_PROMPT - 1)], dim=1)
     cache = {decoder.cache.argument: result.past_key_values}
     if decoder.path:
-        given = {TOKENS: second, ENCODER_STATES: torch.from_numpy(np.array(encoded[ENCODED]))}
+        passed = {TOKENS: second, ENCODER_STATES: torch.from_numpy(np.array(encoded[ENCODED]))}
     else:
-        given = {**inputs, DECODER_TOKENS: second}
-    answer = model.get_submodule(decoder.path)(**given, **cache, **decoder.forward_kwargs)
-    return GeneratedText.of_runs([*runs, (to_numpy(second), to_numpy(answer[SCORES]))])
+        passed = {**inputs, DECODER_TOKENS: second}
+    output = model.get_submodule(decoder.path)(**passed, **cache, **decoder.forward_kwargs)
+    return GeneratedText.of_runs([*runs, (to_numpy(second), to_numpy(output[SCORES]))])
 
 
 def _start(model: Any) -> int:
@@ -246,7 +246,7 @@ def _start(model: Any) -> int:
     return next((token for token in found if isinstance(token, int)), 0)
 
 
-def _compare(parts: EncodedParts, reference: _Reference) -> GenerationInfo:
+def _compare(parts: EncoderDecoderParts, reference: _Reference) -> GenerationInfo:
     decoder = parts.decoder.part
     run = opened_file(parts.decoder_path).run
     encoded = reference.encoded
@@ -261,8 +261,8 @@ def _compare(parts: EncodedParts, reference: _Reference) -> GenerationInfo:
     dtypes = dtypes_inside(decoder.module, encoded)
 
     def is_uncertain(draw: Draw) -> bool:
-        given = {**draw.inputs, **tensors}
-        return is_rounding(parts.decoder, {spec.name: given[spec.name] for spec in decoder.inputs}, dtypes)
+        passed = {**draw.inputs, **tensors}
+        return is_rounding(parts.decoder, {spec.name: passed[spec.name] for spec in decoder.inputs}, dtypes)
 
     return compare_generation(
         stepping,

@@ -12,13 +12,13 @@ import torch
 
 from winml.modelkit.errors import UsageError
 
-__all__ = ["KINDS", "PicturePositions"]
+__all__ = ["KINDS", "ImagePositions"]
 
 KINDS: Final = "mm_token_type_ids"
 """Specified by transformers: which tokens of a text stand for what kind of medium."""
 
 
-class PicturePositions:
+class ImagePositions:
     """Makes the positions of tokens as the model of a config does."""
 
     def __init__(self, config: Any, rows: int) -> None:
@@ -35,12 +35,12 @@ class PicturePositions:
             self._model = make.from_config(config)
         self._rows = rows
 
-    def of_prompt(self, tokens: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
+    def of_prompt(self, tokens: torch.Tensor, passed: Mapping[str, Any]) -> torch.Tensor:
         """Return the positions of tokens, and remember by how much later ones are ahead of their number.
 
         Args:
             tokens: Of shape [batch, sequence].
-            given: What else ``generate()`` is given, such as the grids of pictures and the kinds of tokens.
+            passed: What else ``generate()`` is given, such as the grids of pictures and the kinds of tokens.
 
         Returns:
             Integers of shape [rows, batch, sequence].
@@ -48,12 +48,12 @@ class PicturePositions:
         Raises:
             UsageError: there are grids of pictures, and nothing says which tokens stand for them.
         """
-        grids = [name for name in given if name.endswith("grid_thw") and given[name] is not None]
-        if grids and given.get(KINDS) is None:
+        grids = [name for name in passed if name.endswith("grid_thw") and passed[name] is not None]
+        if grids and passed.get(KINDS) is None:
             raise UsageError(
                 f"{grids[0]} is given, and no {KINDS}: which tokens stand for pictures is not known",
                 hint="Give all that the processor of the model makes of the text and the pictures.",
             )
-        positions = self._model._prepare_position_ids_for_generation(tokens, dict(given))
+        positions = self._model._prepare_position_ids_for_generation(tokens, dict(passed))
         several: torch.Tensor = positions[-self._rows :].expand(self._rows, *tokens.shape[:1], -1)
         return several

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.compared_models import found_side
-from winml.modelkit.errors import told_as
+from winml.modelkit.errors import rename_options
 from winml.modelkit.evaluate.data_sources import find_source, source_files
 from winml.modelkit.evaluate.options import NO_BASELINE, PYTORCH, EvaluationOptions
 from winml.modelkit.load.load_options import declared_options
@@ -18,8 +18,8 @@ from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import parse_options, unknown_key_message
 
 if TYPE_CHECKING:
-    from winml.modelkit.flows.evaluate.judged_models import Subject
-    from winml.modelkit.flows.quantize.quantized_forms import FormJudge
+    from winml.modelkit.flows.evaluate.evaluated_models import Subject
+    from winml.modelkit.flows.quantize.quantized_variants import VariantEvaluator
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.results.evaluation import Evaluation
     from winml.modelkit.runtime.opened_model import RunOptions
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = [
     "evaluate_build",
     "evaluate_model",
-    "form_judge",
     "named_baseline",
     "named_subject",
-    "refuse_missing_judges",
+    "refuse_missing_evaluations",
     "refuse_unfit_limits",
+    "variant_evaluator",
 ]
 
 _NAME = "evaluate_model"
@@ -81,14 +81,14 @@ def evaluate_model(
     name = os.fspath(model)
     run = RunOptions(name, **{key: flags.pop(key) for key in _RUN_OPTIONS if key in flags})
     load = {key: flags.pop(key) for key in _LOAD_OPTIONS if key in flags}
-    given = {"dataset": os.fspath(dataset)} if dataset is not None else {}
-    if options is not None and (both := [*given, *flags]):
+    passed = {"dataset": os.fspath(dataset)} if dataset is not None else {}
+    if options is not None and (both := [*passed, *flags]):
         raise UsageError(
             f"{_NAME}: options= and {both[0]} both say what is asked for",
             hint=f"Give one of them, or options.model_copy(update={{{both[0]!r}: …}}).",
         )
-    asked = options or parse_options(EvaluationOptions, {**given, **flags}, _NAME)
-    return evaluate(named_subject(name, asked, run, **load), asked, on_step=on_step, progress=progress)
+    requested = options or parse_options(EvaluationOptions, {**passed, **flags}, _NAME)
+    return evaluate(named_subject(name, requested, run, **load), requested, on_step=on_step, progress=progress)
 
 
 def named_baseline(name: str | None) -> Path | ModelRequest | None:
@@ -112,7 +112,7 @@ def named_subject(name: str, options: EvaluationOptions, run: RunOptions, **load
     Raises:
         UsageError: a name means nothing.
     """
-    from winml.modelkit.flows.evaluate.judged_models import Subject
+    from winml.modelkit.flows.evaluate.evaluated_models import Subject
 
     model = found_side(name)
     if isinstance(model, ModelRequest):
@@ -125,7 +125,7 @@ def _has_baseline(options: EvaluationOptions) -> bool | None:
     return None if options.baseline is None else options.baseline != NO_BASELINE
 
 
-def refuse_missing_judges(options: EvaluationOptions) -> None:
+def refuse_missing_evaluations(options: EvaluationOptions) -> None:
     """Refuse a data set or baseline that is not there, before the build that they are to judge.
 
     Raises:
@@ -147,9 +147,9 @@ def refuse_unfit_limits(options: EvaluationOptions, task: str | None) -> None:
     """
     from winml.modelkit.evaluate.tasks.table import task_definition
     from winml.modelkit.flows.evaluate.evaluate import check_limits, refuse_limits_without_baseline
-    from winml.modelkit.flows.evaluate.judged_models import task_name
+    from winml.modelkit.flows.evaluate.evaluated_models import task_name
 
-    with told_as(_ENTRIES):
+    with rename_options(_ENTRIES):
         if options.baseline == NO_BASELINE:
             refuse_limits_without_baseline(options, None)
         if (named := options.task or task) is not None:
@@ -185,7 +185,7 @@ def evaluate_build(
         StageError: a model cannot be loaded, or refuses a sample.
     """
     from winml.modelkit.flows.evaluate.evaluate import evaluate
-    from winml.modelkit.flows.evaluate.judged_models import Subject
+    from winml.modelkit.flows.evaluate.evaluated_models import Subject
     from winml.modelkit.runtime.opened_model import RunOptions
 
     baseline = named_baseline(options.baseline)
@@ -194,12 +194,12 @@ def evaluate_build(
         read = {option.name: getattr(request, option.name) for option in declared_options()}
         baseline = ModelRequest(model=request.model, **read)
     subject = Subject(model, RunOptions(model.name), baseline, _has_baseline(options))
-    with told_as(_ENTRIES):
+    with rename_options(_ENTRIES):
         return evaluate(subject, options, on_step=on_step)
 
 
 @contextmanager
-def form_judge(model: Path, options: EvaluationOptions, target: tuple[str, float]) -> Iterator[FormJudge]:
+def variant_evaluator(model: Path, options: EvaluationOptions, target: tuple[str, float]) -> Iterator[VariantEvaluator]:
     """Return what judges quantized forms of an ONNX file, for the time of the block.
 
     Args:
@@ -212,23 +212,23 @@ def form_judge(model: Path, options: EvaluationOptions, target: tuple[str, float
         InputError: a file is missing or damaged.
     """
     from winml.modelkit.evaluate.tasks.table import chosen_metrics, task_definition
+    from winml.modelkit.flows.evaluate.cached_batches import CachedBatches
     from winml.modelkit.flows.evaluate.evaluate import prepared_data
-    from winml.modelkit.flows.evaluate.judged_models import Subject, opened_model
-    from winml.modelkit.flows.evaluate.kept_batches import KeptBatches
+    from winml.modelkit.flows.evaluate.evaluated_models import Subject, opened_model
     from winml.modelkit.flows.evaluate.sides import OnnxSide
-    from winml.modelkit.flows.quantize.quantized_forms import FormJudge, file_digest
+    from winml.modelkit.flows.quantize.quantized_variants import VariantEvaluator, file_digest
     from winml.modelkit.results.quantization_sensitivity import MetricTarget
     from winml.modelkit.runtime.opened_model import RunOptions
 
     name, value = target
     with ExitStack() as stack:
-        judged = opened_model(Subject(model, RunOptions(str(model))), options.task, stack)
-        task = judged.task
+        evaluated = opened_model(Subject(model, RunOptions(str(model))), options.task, stack)
+        task = evaluated.task
         metrics = chosen_metrics(task_definition(task), (name,), "--target")
-        asked = options.model_copy(update={"metrics": (name,)})
-        prepared = prepared_data(judged, asked, stack)
-        prepared = replace(prepared, preprocessor=KeptBatches.keeping(prepared.preprocessor))
-        del judged  # its session holds the weights, and only forms are run
+        requested = options.model_copy(update={"metrics": (name,)})
+        prepared = prepared_data(evaluated, requested, stack)
+        prepared = replace(prepared, preprocessor=CachedBatches.keeping(prepared.preprocessor))
+        del evaluated  # its session holds the weights, and only forms are run
 
         def judge(session: Session) -> dict[str, float]:
             scores = prepared.scores([OnnxSide(session, session.name, "cpu")])
@@ -237,5 +237,5 @@ def form_judge(model: Path, options: EvaluationOptions, target: tuple[str, float
         source = find_source(options.dataset)
         root = source.folder or Path()
         digests = {path.relative_to(root).as_posix(): file_digest(path) for path in source_files(source)}
-        request = {**asked.model_dump(mode="json"), "content": digests, "task": task}
-        yield FormJudge(MetricTarget(name, value, metrics[0].is_higher_better), judge, request)
+        request = {**requested.model_dump(mode="json"), "content": digests, "task": task}
+        yield VariantEvaluator(MetricTarget(name, value, metrics[0].is_higher_better), judge, request)

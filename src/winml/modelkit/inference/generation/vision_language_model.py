@@ -15,21 +15,21 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.inference.generation.causal_lm import DecoderModel
-from winml.modelkit.inference.generation.picture_positions import KINDS, PicturePositions
+from winml.modelkit.inference.generation.image_positions import KINDS, ImagePositions
 from winml.modelkit.runtime.decoding.decoder import GraphCache
 from winml.modelkit.runtime.decoding.inputs import TOKEN_TYPES
-from winml.modelkit.runtime.decoding.vision_language import PIXEL_MASK, ShownDecoder, ShownSessions
+from winml.modelkit.runtime.decoding.vision_language import PIXEL_MASK, VisionLanguageDecoder, VisionLanguageSessions
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["ShownModel"]
+__all__ = ["VisionLanguageModel"]
 
 
 _SEEN = "winml_seen_images"
 """Among the arguments of the loop: what the model made of images before their rows were repeated."""
 
 
-class ShownModel(DecoderModel):
+class VisionLanguageModel(DecoderModel):
     """What transformers' loop asks of a language model that is shown images, answered by three graphs.
 
     Attributes:
@@ -38,7 +38,7 @@ class ShownModel(DecoderModel):
         generation_config: What decides how it generates where a call says nothing.
     """
 
-    graph: ShownDecoder
+    graph: VisionLanguageDecoder
 
     def __init__(
         self,
@@ -63,10 +63,12 @@ class ShownModel(DecoderModel):
         vision, embedding, decoder = (
             Session(Path(files[name]), providers=provider.names) for name in (VISION, EMBEDDING, DECODER)
         )
-        self._open(ShownDecoder(ShownSessions(vision, embedding, decoder)), Path(files[DECODER]).parent)
+        self._open(
+            VisionLanguageDecoder(VisionLanguageSessions(vision, embedding, decoder)), Path(files[DECODER]).parent
+        )
 
     @classmethod
-    def of_graph(cls, graph: ShownDecoder, folder: Path) -> ShownModel:
+    def of_graph(cls, graph: VisionLanguageDecoder, folder: Path) -> VisionLanguageModel:
         """Return the model of graphs that are open already.
 
         Raises:
@@ -76,20 +78,20 @@ class ShownModel(DecoderModel):
         model._open(graph, folder)
         return model
 
-    def _open(self, graph: ShownDecoder, folder: Path) -> None:
+    def _open(self, graph: VisionLanguageDecoder, folder: Path) -> None:
         self.graph = graph
         self._read_configs(folder, has_cache=True)
 
     @property
-    def _shown_names(self) -> tuple[str, ...]:
+    def _extra_argument_names(self) -> tuple[str, ...]:
         """What a call may be given beside tokens."""
         kinds = (TOKEN_TYPES,) if self.graph.takes_kinds else ()
-        by_picture = (KINDS,) if self.graph.position_rows is not None else ()
-        return (*(item.name for item in self.graph.embedder.image_inputs), PIXEL_MASK, *kinds, *by_picture)
+        by_image = (KINDS,) if self.graph.position_rows is not None else ()
+        return (*(item.name for item in self.graph.embedder.image_inputs), PIXEL_MASK, *kinds, *by_image)
 
     @cached_property
-    def _positions(self) -> PicturePositions:
-        return PicturePositions(self.config, self.graph.position_rows or 1)
+    def _positions(self) -> ImagePositions:
+        return ImagePositions(self.config, self.graph.position_rows or 1)
 
     def _prepare_position_ids_for_generation(self, inputs_tensor: torch.Tensor, model_kwargs: dict[str, Any]) -> Any:
         # Called by transformers' loop: of a text alone, its own way; with pictures, that of the model.
@@ -100,7 +102,7 @@ class ShownModel(DecoderModel):
 
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
         # Called by transformers' loop, which knows the names in a signature only.
-        names = {*self._shown_names, "labels"}
+        names = {*self._extra_argument_names, "labels"}
         model_kwargs.pop("labels", None)  # of processors for training as well; no forward is given them
         others = {name: value for name, value in model_kwargs.items() if name not in names}
         loop: Any = super()  # declared for models of torch
@@ -112,12 +114,12 @@ class ShownModel(DecoderModel):
         # Called by transformers' loop, which repeats the rows of every tensor for beams: patches are no rows.
         loop: Any = super()  # declared for models of torch
         items = self.graph.embedder.image_inputs
-        shown = {item.name: model_kwargs[item.name] for item in items if model_kwargs.get(item.name) is not None}
-        if expand_size > 1 and shown and any(item.grid is not None for item in items):
-            seen = self.graph.embedder.see({name: to_numpy(value) for name, value in shown.items()})
+        displayed = {item.name: model_kwargs[item.name] for item in items if model_kwargs.get(item.name) is not None}
+        if expand_size > 1 and displayed and any(item.grid is not None for item in items):
+            seen = self.graph.embedder.see({name: to_numpy(value) for name, value in displayed.items()})
             counts = [self.graph.embedder.count_places(to_numpy(row)) for row in input_ids]
             # An array: the loop repeats tensors.
-            model_kwargs = {name: value for name, value in model_kwargs.items() if name not in shown}
+            model_kwargs = {name: value for name, value in model_kwargs.items() if name not in displayed}
             model_kwargs[_SEEN] = {name: _repeated(value, counts, expand_size) for name, value in seen.items()}
         return loop._expand_inputs_for_generation(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
 
@@ -149,20 +151,20 @@ class ShownModel(DecoderModel):
             UsageError: an input is missing, unknown or of a shape the graphs do not take.
             StageError: ONNX Runtime fails.
         """
-        names = self._shown_names
+        names = self._extra_argument_names
         if self.graph.position_rows is not None and position_ids is None and input_ids is not None:
             beside = {"attention_mask": attention_mask, "past_key_values": past_key_values, **images}
             position_ids = self._positions.of_prompt(torch.as_tensor(input_ids), beside)
             position_ids = position_ids[..., -len(input_ids[0]) :]
         images.pop(KINDS, None)
         seen_before = images.pop(_SEEN, None)
-        shown = {name: to_numpy(images.pop(name)) for name in names if images.get(name) is not None}
-        kinds = {TOKEN_TYPES: shown.pop(TOKEN_TYPES)} if TOKEN_TYPES in shown else {}
+        displayed = {name: to_numpy(images.pop(name)) for name in names if images.get(name) is not None}
+        kinds = {TOKEN_TYPES: displayed.pop(TOKEN_TYPES)} if TOKEN_TYPES in displayed else {}
         if past_key_values is None and input_ids is not None:
-            seen = seen_before or (self.graph.embedder.see(shown) if shown else {})
+            seen = seen_before or (self.graph.embedder.see(displayed) if displayed else {})
             past_key_values = self.graph.empty_cache(len(input_ids), {**seen, **kinds})
-        elif shown and isinstance(past_key_values, GraphCache) and self.graph.embedder.count_places(input_ids):
-            past_key_values.encoded = {**self.graph.embedder.see(shown), **kinds}
+        elif displayed and isinstance(past_key_values, GraphCache) and self.graph.embedder.count_places(input_ids):
+            past_key_values.encoded = {**self.graph.embedder.see(displayed), **kinds}
         others = {name: value for name, value in images.items() if name not in names}
         return super().forward(
             input_ids, attention_mask, position_ids, past_key_values, use_cache, return_dict, **others

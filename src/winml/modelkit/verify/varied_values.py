@@ -24,12 +24,12 @@ from winml.modelkit.errors import ExportError, VerificationError, first_line
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.feeds import FeedRules, holds_lengths, is_mask
-from winml.modelkit.verify.other_sizes import Draw, WrittenGraph, unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference
+from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph, unchanged_attributes
 
 __all__ = [
-    "OtherValues",
     "Varied",
+    "VariedValues",
     "checked_values",
     "deciding_inputs",
     "other_values",
@@ -37,7 +37,7 @@ __all__ = [
     "read_inputs",
     "refuse_frozen_values",
     "refuse_unread_values",
-    "run_at_other_values",
+    "run_at_varied_values",
     "value_words",
 ]
 
@@ -78,8 +78,8 @@ class _ValueReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, and note from which inputs its results come."""
         result = func(*args, **(kwargs or {}))
-        given = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-        sources = frozenset[str]().union(*(self._sources.get(value, frozenset()) for value in given))
+        passed = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        sources = frozenset[str]().union(*(self._sources.get(value, frozenset()) for value in passed))
         if func.name() in _READS:
             self.read |= sources
         for value in pytree.tree_leaves(result):
@@ -124,7 +124,7 @@ class Varied:
 
 
 @dataclass(frozen=True)
-class OtherValues:
+class VariedValues:
     """What PyTorch answers where single inputs have other values."""
 
     varied: tuple[Varied, ...] = ()
@@ -134,9 +134,9 @@ class OtherValues:
     """Inputs whose values, or what was computed from them, the forward reads in Python."""
 
 
-def run_at_other_values(
+def run_at_varied_values(
     prepared: PreparedPart, traced: Draw, rules: FeedRules | None = None, *, reads_values: bool = False
-) -> OtherValues:
+) -> VariedValues:
     """Run PyTorch on other values of each input that random draws may not vary, one input at a time.
 
     Args:
@@ -151,13 +151,13 @@ def run_at_other_values(
     refused: dict[str, tuple[str, ...]] = {}
 
     def add(names: Sequence[str], words: str, changed: Tensors) -> bool:
-        answer = _answer_at(prepared, traced, changed)
-        if isinstance(answer, Draw):
-            varied.append(Varied(tuple(names), words, answer))
+        output = _torch_output_at(prepared, traced, changed)
+        if isinstance(output, Draw):
+            varied.append(Varied(tuple(names), words, output))
             return True
-        told = refused.get(names[0], ())
-        if len(names) == 1 and sum(answer in reason for reason in told) < _SHOWN_REFUSED:
-            refused[names[0]] = (*told, f"{words} ({answer})")
+        reported = refused.get(names[0], ())
+        if len(names) == 1 and sum(output in reason for reason in reported) < _SHOWN_REFUSED:
+            refused[names[0]] = (*reported, f"{words} ({output})")
         return False
 
     for spec in part.inputs:
@@ -173,10 +173,10 @@ def run_at_other_values(
     # Of tensors of floats random draws vary the values; that a sign is refused is no news.
     refused = {name: reasons for name, reasons in refused.items() if name not in {spec.name for spec in floats}}
     read = read_inputs(prepared, traced) if reads_values else frozenset[str]()
-    return OtherValues(tuple(varied), refused, read)
+    return VariedValues(tuple(varied), refused, read)
 
 
-def _answer_at(prepared: PreparedPart, traced: Draw, changed: Tensors) -> Draw | str:
+def _torch_output_at(prepared: PreparedPart, traced: Draw, changed: Tensors) -> Draw | str:
     """Return PyTorch's answer to the traced inputs with some changed; in words, why it has none to compare."""
     tensors = {**traced.inputs, **changed}
     try:
@@ -320,7 +320,7 @@ def _inside(values: torch.Tensor, spec: InputTensorSpec) -> torch.Tensor:
 
 def refuse_frozen_values(
     written: WrittenGraph,
-    values: OtherValues,
+    values: VariedValues,
     run_file: Callable[[Draw], Arrays],
     computed_in: Sequence[str],
     is_rounding: Callable[[Varied, Collection[str]], bool],
@@ -368,19 +368,19 @@ class _Difference:
 
 def _difference(draw: Draw, run_file: Callable[[Draw], Arrays], computed_in: Sequence[str]) -> _Difference | None:
     try:
-        answer = run_file(draw)
+        output = run_file(draw)
     except VerificationError as error:
         return _Difference(f"the file fails where PyTorch answers: {error.message}")
-    if set(answer) != set(draw.reference):
+    if set(output) != set(draw.reference):
         return _Difference(f"PyTorch returns other outputs ({', '.join(draw.reference)})")
-    comparisons = compare_outputs([draw.reference], [answer], computed_in=computed_in).comparisons
+    comparisons = compare_outputs([draw.reference], [output], computed_in=computed_in).comparisons
     unequal = [item for item in comparisons if not item.is_equal]
     if not unequal:
         return None
     worst = max(unequal, key=lambda item: bool(item.problem))
     size = worst.problem or f"the file differs from PyTorch by {worst.relative_diff:.1e} of scale"
     names = () if worst.problem else tuple(item.name for item in unequal)
-    is_nan = any(_count_nan(answer[item.name]) > _count_nan(draw.reference[item.name]) for item in unequal)
+    is_nan = any(_count_nan(output[item.name]) > _count_nan(draw.reference[item.name]) for item in unequal)
     return _Difference(f"{size} (output {worst.name!r})", names, is_nan)
 
 
@@ -397,7 +397,7 @@ def _count_nan(value: Array) -> int:
     return 0 if value.dtype.kind in "biu" else int(np.isnan(value.astype(np.float64)).sum())
 
 
-def refuse_unread_values(written: WrittenGraph, values: OtherValues) -> None:
+def refuse_unread_values(written: WrittenGraph, values: VariedValues) -> None:
     """Refuse a file that has no use for an input whose value Python reads, and of which PyTorch takes other values.
 
     That the answers are equal wherever they were compared says nothing of the values beyond.
@@ -449,14 +449,14 @@ def value_words(values: torch.Tensor) -> str:
     ('[3, 5]', '1', '0.5')
     """
     flat = values.detach().cpu().flatten()
-    shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in flat[:_SHOWN_VALUES].tolist()]
-    if len(shown) == 1 or bool((flat == flat[0]).all()):
-        return shown[0]
-    return f"[{', '.join(shown)}{', …' if len(flat) > _SHOWN_VALUES else ''}]"
+    displayed = [f"{value:g}" if isinstance(value, float) else str(value) for value in flat[:_SHOWN_VALUES].tolist()]
+    if len(displayed) == 1 or bool((flat == flat[0]).all()):
+        return displayed[0]
+    return f"[{', '.join(displayed)}{', …' if len(flat) > _SHOWN_VALUES else ''}]"
 
 
 def checked_values(
-    written: WrittenGraph, draws: Sequence[Draw], values: OtherValues, compared: Sequence[Varied]
+    written: WrittenGraph, draws: Sequence[Draw], values: VariedValues, compared: Sequence[Varied]
 ) -> tuple[CheckedValue, ...]:
     """Return which inputs were varied by themselves, and which have one value in all that was compared.
 

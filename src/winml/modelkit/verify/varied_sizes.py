@@ -20,8 +20,8 @@ from torch import nn
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.outputs import OutputComparison, compare_outputs
 from winml.modelkit.errors import ExportError, StageError, UsageError, VerificationError
-from winml.modelkit.export.left_as_found import kept_values
 from winml.modelkit.export.output_shapes import Observation, explain_output_shapes
+from winml.modelkit.export.state_restoration import restored_tensor_values
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec
 from winml.modelkit.hierarchy.tagging import all_nodes, read_tag
@@ -32,9 +32,9 @@ __all__ = [
     "DynamicProof",
     "WrittenGraph",
     "axes_of",
-    "compare_at_other_sizes",
+    "compare_at_varied_sizes",
     "declare_output_shapes",
-    "run_at_other_sizes",
+    "run_at_varied_sizes",
     "unchanged_attributes",
 ]
 
@@ -109,7 +109,7 @@ def unchanged_attributes(model: nn.Module) -> Iterator[None]:
     before = {module: {**vars(module), **module._buffers} for module in model.modules()}
     children = {module: dict(module.named_children()) for module in before}
     try:
-        with kept_values(model.buffers()):
+        with restored_tensor_values(model.buffers()):
             yield
     finally:
         for module, attributes in before.items():
@@ -130,7 +130,7 @@ def axes_of(inputs: Sequence[InputTensorSpec]) -> dict[str, dict[int, str]]:
     return {name: axes for name, axes in named.items() if axes}
 
 
-def run_at_other_sizes(
+def run_at_varied_sizes(
     traced: Draw, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Draw]
 ) -> DynamicProof:
     """Run the model at other sizes and explain the shapes of its outputs.
@@ -199,18 +199,18 @@ def _accepted_draws(traced: Sizes, dimension: DynamicDimension, run: Callable[[S
     return [draw for draw in (smallest, larger) if draw is not None], next(iter(refusals), "")
 
 
-def _smallest_accepted(dimension: DynamicDimension, answer: Callable[[int], Draw | None]) -> Draw | None:
+def _smallest_accepted(dimension: DynamicDimension, output: Callable[[int], Draw | None]) -> Draw | None:
     """Return the answer at the smallest size below the traced one that has any."""
     refused = 0
     for size in _smaller_sizes(dimension):
-        accepted = answer(size)
+        accepted = output(size)
         if accepted is None:
             refused = max(refused, size)
             continue
         # Between the last refused and the first accepted by halving, as if all sizes above one that does were accepted.
         while size - refused > 1 and refused:
             middle = (size + refused) // 2
-            draw = answer(middle)
+            draw = output(middle)
             size, accepted, refused = (size, accepted, middle) if draw is None else (middle, draw, refused)
         return accepted
     return None
@@ -245,9 +245,9 @@ def _output_ranks(draw: Draw) -> dict[str, int]:
 
 
 def _output_words(draw: Draw) -> str:
-    shown = [f"{name} {shape_words(str(value.dtype), value.shape)}" for name, value in draw.reference.items()]
-    rest = f" and {len(shown) - _SHOWN_OUTPUTS} others" if len(shown) > _SHOWN_OUTPUTS else ""
-    return f"{', '.join(shown[:_SHOWN_OUTPUTS])}{rest}"
+    displayed = [f"{name} {shape_words(str(value.dtype), value.shape)}" for name, value in draw.reference.items()]
+    rest = f" and {len(displayed) - _SHOWN_OUTPUTS} others" if len(displayed) > _SHOWN_OUTPUTS else ""
+    return f"{', '.join(displayed[:_SHOWN_OUTPUTS])}{rest}"
 
 
 def _notes_on(dimension: DynamicDimension, smallest: int, accepted: int) -> list[str]:
@@ -348,7 +348,7 @@ def _module_of_failure(model: ir.Model, reason: str) -> str:
     return failed
 
 
-def compare_at_other_sizes(
+def compare_at_varied_sizes(
     written: WrittenGraph,
     computed_in: Sequence[str],
     run_file: Callable[[Draw], Arrays],
@@ -374,12 +374,12 @@ def compare_at_other_sizes(
     comparisons: list[OutputComparison] = []
     for number, draw in enumerate(written.proof.draws, start=3):
         try:
-            answer = run_file(draw)
+            output = run_file(draw)
         except StageError as error:
             feeds = {name: to_numpy(value) for name, value in draw.inputs.items()}
             reason = _without_path(_unoptimized_reason(written.path, feeds) or error.message, written.path)
             raise _frozen_axis_error(draw, written, advice, reason) from error
-        for item in compare_outputs([draw.reference], [answer], computed_in=computed_in).comparisons:
+        for item in compare_outputs([draw.reference], [output], computed_in=computed_in).comparisons:
             if not item.is_equal:
                 difference = item.problem or f"differs by {item.relative_diff:.1e} of scale"
                 frozen = _frozen_axis_error(draw, written, advice, f"Output {item.name!r}: {difference}.")

@@ -24,8 +24,8 @@ from winml.modelkit.results.tuning import (
 )
 from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.tune.candidates import PLAIN, TuningMachine
-from winml.modelkit.tune.judging import Judge
 from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.quality_limits import QualityLimits
 from winml.modelkit.tune.racing import times_of_runs
 from winml.modelkit.tune.state import Failure, TuneState
 from winml.modelkit.version import __version__
@@ -49,7 +49,7 @@ class Answer:
     shown: str
     candidates: tuple[Candidate, ...]
     state: TuneState
-    judge: Judge
+    limits: QualityLimits
     skipped: Mapping[str, Failure]
     notes: tuple[str, ...]
 
@@ -117,7 +117,7 @@ class Answer:
             return out.status, out.reason
         if facts is None:
             return "not tried", "the time was up (--budget)"
-        if candidate.name != PLAIN and (reason := self.judge.reason_wrong(facts)):
+        if candidate.name != PLAIN and (reason := self.limits.reason_wrong(facts)):
             return "wrong", reason
         if self.task_options.target == "size":
             winner = self.state.facts(choice.winner)

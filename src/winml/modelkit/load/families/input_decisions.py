@@ -14,12 +14,18 @@ from torch.overrides import TorchFunctionMode
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import ROWS_OF_ONE_KIND
-from winml.modelkit.load.caches.arguments import arguments_with_cache, given_states
+from winml.modelkit.load.caches.arguments import arguments_with_cache, forward_with_states
 from winml.modelkit.load.caches.decision import cached_keywords, decision_with_cache
 from winml.modelkit.load.checkpoints.config import CheckpointConfig
 from winml.modelkit.load.checkpoints.task import canonical_task
 from winml.modelkit.load.families.encoder_decoder import encoder_decoder_parts
-from winml.modelkit.load.families.family import Family, FoundParts, decide_whole_inputs, part_of_decision, whole_model
+from winml.modelkit.load.families.family import (
+    Family,
+    FoundParts,
+    decide_model_inputs,
+    part_of_decision,
+    single_part_model,
+)
 from winml.modelkit.load.families.vision_language import vision_language_parts
 from winml.modelkit.load.inputs.decision import InputDecision
 from winml.modelkit.load.inputs.modalities.modality import BATCH_KEY
@@ -62,7 +68,7 @@ def decoder_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: st
         arguments_with_cache(cache, others),
         feeds=cache.feeds,
         cache=cache,
-        entry=given_states(cache.of_modules, cache.argument) if cache.of_modules else None,
+        entry=forward_with_states(cache.of_modules, cache.argument) if cache.of_modules else None,
     )
     return FoundParts((part,))
 
@@ -102,9 +108,9 @@ def dual_encoder_parts(
     encoders = [item for item in _ENCODERS if callable(getattr(model, item.method, None))]
     if not request.submodel or len(encoders) < 2 or encoders[0].part != "text":
         return FoundParts()
-    whole = decide_whole_inputs(model, checkpoint, task, request)
-    taken = {item.part: _read_inputs(getattr(model, item.method), whole) for item in encoders}
-    decisions = {item.part: _inputs_among(whole, taken[item.part]) for item in encoders}
+    complete = decide_model_inputs(model, checkpoint, task, request)
+    taken = {item.part: _read_inputs(getattr(model, item.method), complete) for item in encoders}
+    decisions = {item.part: _inputs_among(complete, taken[item.part]) for item in encoders}
     if not all(decision.inputs for decision in decisions.values()):
         return FoundParts()
     return FoundParts(tuple(_part(model, item, decisions[item.part]) for item in encoders))
@@ -124,16 +130,16 @@ def _part(model: torch.nn.Module, encoder: _Encoder, decision: InputDecision) ->
     )
 
 
-def _read_inputs(method: Callable[..., object], whole: InputDecision) -> frozenset[str]:
+def _read_inputs(method: Callable[..., object], complete: InputDecision) -> frozenset[str]:
     """Return the inputs of the whole model that a method computes with; all it takes, where it does not run alone.
 
     It may take one for the whole model's sake, such as a mask of the other encoder's tokens.
     """
     parameters = inspect.signature(method).parameters
-    sizes = {dimension.name: dimension.example or 1 for dimension in whole.dimensions}
+    sizes = {dimension.name: dimension.example or 1 for dimension in complete.dimensions}
     specs = {
         spec.name: spec.model_copy(update={"shape": tuple(sizes.get(str(size), size) for size in spec.shape)})
-        for spec in whole.inputs
+        for spec in complete.inputs
         if spec.name in parameters
     }
     read: set[str] = set()
@@ -159,8 +165,8 @@ class _Reads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, and note what it is given."""
         if getattr(func, "__name__", "") != "__get__":
-            given = _flat([*args, *(kwargs or {}).values()])
-            self._read.update(self._names[id(item)] for item in given if id(item) in self._names)
+            passed = _flat([*args, *(kwargs or {}).values()])
+            self._read.update(self._names[id(item)] for item in passed if id(item) in self._names)
         return func(*args, **(kwargs or {}))
 
 
@@ -169,21 +175,21 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
         yield from _flat(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _inputs_among(whole: InputDecision, names: frozenset[str]) -> InputDecision:
+def _inputs_among(complete: InputDecision, names: frozenset[str]) -> InputDecision:
     """Return the inputs of these names, with the dimensions that are theirs; rows of one kind are rows."""
-    alone = {item.name: BATCH_KEY.name for item in whole.dimensions if item.name in ROWS_OF_ONE_KIND}
+    alone = {item.name: BATCH_KEY.name for item in complete.dimensions if item.name in ROWS_OF_ONE_KIND}
     inputs = tuple(
         spec.model_copy(update={"shape": tuple(alone.get(str(size), size) for size in spec.shape)})
-        for spec in whole.inputs
+        for spec in complete.inputs
         if spec.name in names
     )
-    sizes = {size for spec in whole.inputs if spec.name in names for size in spec.shape}
+    sizes = {size for spec in complete.inputs if spec.name in names for size in spec.shape}
     dimensions = tuple(
         item.model_copy(update={"name": alone.get(item.name, item.name)})
-        for item in whole.dimensions
+        for item in complete.dimensions
         if item.name in sizes
     )
-    return replace(whole, inputs=inputs, dimensions=dimensions)
+    return replace(complete, inputs=inputs, dimensions=dimensions)
 
 
 FAMILIES: Registry[Family] = Registry(
@@ -216,16 +222,16 @@ def decide_parts(
         notes = notes or [*found.notes]  # the first that says why it is one graph has said it
         if parts := found.parts:
             break
-    parts = parts or (whole_model(model, checkpoint, canonical_task(task), request, tuple(notes)),)
+    parts = parts or (single_part_model(model, checkpoint, canonical_task(task), request, tuple(notes)),)
     refuse_unknown_parts(request.submodel, parts, type(model).__name__)
     return parts
 
 
-def refuse_unknown_parts(wanted: Sequence[str], parts: Sequence[ModelPart], name: str) -> None:
+def refuse_unknown_parts(requested: Sequence[str], parts: Sequence[ModelPart], name: str) -> None:
     """Refuse parts that a model does not have.
 
     Args:
-        wanted: Their names.
+        requested: Their names.
         parts: What it has.
         name: The model, for the message.
 
@@ -233,7 +239,7 @@ def refuse_unknown_parts(wanted: Sequence[str], parts: Sequence[ModelPart], name
         UsageError: names the part, and those that there are.
     """
     names = [part.name for part in parts]
-    for part in wanted:
+    for part in requested:
         if len(names) == 1:
             raise UsageError(
                 f"--submodel {part}: {name} becomes one graph and has no parts", hint="Leave --submodel out."

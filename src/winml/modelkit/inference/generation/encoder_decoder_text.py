@@ -18,19 +18,19 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import Recording, Unreadable, open_recording, resampled
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, ENCODER, GENERATION_CONFIG_NAME
-from winml.modelkit.inference.generation.beginnings import read_beginning
 from winml.modelkit.inference.generation.config_file import read_generation_config
+from winml.modelkit.inference.generation.decoder_prompt import read_decoder_prompt
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
 from winml.modelkit.inference.generation.prompt import PreparedPrompt, files_folder
 from winml.modelkit.inference.generation.settings import part_position_limit
 from winml.modelkit.inference.generation.text import TextSegment, TimedText, read_tokenizer
 from winml.modelkit.load.checkpoints.companion_files import read_processor_files
-from winml.modelkit.runtime.decoding.encoder_decoder import EncodedDecoder
+from winml.modelkit.runtime.decoding.encoder_decoder import EncoderDecoder
 from winml.modelkit.runtime.graph_inputs import GraphInput
 
 __all__ = [
-    "encoded_tokens",
-    "prepare_encoded",
+    "encoder_decoder_tokens",
+    "prepare_encoder_decoder",
     "recorded_prompt",
     "recorded_tokens",
 ]
@@ -66,16 +66,16 @@ def recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedProm
     config = open_config(folder)
     has_times = read_generation_config(folder).get("no_timestamps_token_id") is not None
     if own_loop(config) is None or not has_times:
-        asked = "--timestamps" if with_times else f"--audio {Path(prompt.text)} is longer than {seconds:g} s"
+        requested = "--timestamps" if with_times else f"--audio {Path(prompt.text)} is longer than {seconds:g} s"
         raise UsageError(
-            f"{asked}: {folder} tells no times (no_timestamps_token_id in {GENERATION_CONFIG_NAME}, and a model "
+            f"{requested}: {folder} tells no times (no_timestamps_token_id in {GENERATION_CONFIG_NAME}, and a model "
             f"type with a loop for them in {CHECKPOINT_CONFIG_NAME})",
             hint="Leave --timestamps out." if with_times else "Give it in pieces of that length.",
         )
     return replace(prompt, tokenizer=TimedText(prompt.tokenizer, with_times=with_times))
 
 
-def recorded_tokens(graphs: EncodedDecoder, prompt: PreparedPrompt, timed: TimedText) -> Iterator[GeneratedToken]:
+def recorded_tokens(graphs: EncoderDecoder, prompt: PreparedPrompt, timed: TimedText) -> Iterator[GeneratedToken]:
     """Yield the tokens of a whole recording, all at the end; the segments are told to ``timed`` before the first.
 
     Raises:
@@ -85,24 +85,24 @@ def recorded_tokens(graphs: EncodedDecoder, prompt: PreparedPrompt, timed: Timed
     from transformers import AutoFeatureExtractor, set_seed
 
     from winml.modelkit.inference.generation.causal_lm import generation_call
-    from winml.modelkit.inference.generation.seq2seq import EncodedModel
+    from winml.modelkit.inference.generation.seq2seq import EncoderDecoderModel
 
     started = time.perf_counter()
     folder = files_folder(prompt.model)
-    model: Any = EncodedModel.of_graphs(graphs, folder)
+    model: Any = EncoderDecoderModel.of_graphs(graphs, folder)
     make: Any = AutoFeatureExtractor
     extractor = make.from_pretrained(folder, local_files_only=True)
     assert prompt.recording is not None  # opened by recorded_prompt
     samples = resampled(prompt.recording, int(extractor.sampling_rate))
     is_long = len(samples) > extractor.n_samples
-    whole = {"truncation": False, "padding": "longest", "return_attention_mask": True} if is_long else {}
-    given = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt", **whole)
+    complete = {"truncation": False, "padding": "longest", "return_attention_mask": True} if is_long else {}
+    passed = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt", **complete)
     settings = prompt.settings
-    asked: dict[str, Any] = {} if settings.is_default_length else {"max_new_tokens": settings.max_new_tokens}
+    requested: dict[str, Any] = {} if settings.is_default_length else {"max_new_tokens": settings.max_new_tokens}
     drawn = {"temperature": settings.step.temperature, "top_p": settings.step.top_p} if settings.step.is_sampled else {}
     set_seed(settings.seed)
-    asked |= {"return_timestamps": True, "return_segments": True, "do_sample": settings.step.is_sampled}
-    answer = generation_call(model, **given, **asked, **drawn)
+    requested |= {"return_timestamps": True, "return_segments": True, "do_sample": settings.step.is_sampled}
+    output = generation_call(model, **passed, **requested, **drawn)
     first_time = int(model.generation_config.no_timestamps_token_id) + 1
     timed.segments = tuple(
         TextSegment(
@@ -110,9 +110,9 @@ def recorded_tokens(graphs: EncodedDecoder, prompt: PreparedPrompt, timed: Timed
             float(item["end"]),
             tuple(token for token in item["tokens"].tolist() if token < first_time),
         )
-        for item in answer["segments"][0]
+        for item in output["segments"][0]
     )
-    tokens = answer["sequences"][0].tolist()
+    tokens = output["sequences"][0].tolist()
     for number, token in enumerate(tokens):
         seconds = time.perf_counter() - started if number == 0 else 0.0
         yield GeneratedToken(token, seconds, "eos" if number + 1 == len(tokens) else "")
@@ -131,16 +131,16 @@ _OPTIONS: Mapping[str, str] = {
 """Specified: what transformers calls the input that carries the content → the option that gives it."""
 
 
-def prepare_encoded(
-    files: Mapping[str, Path], given: Mapping[str, str | None], *, with_times: bool = False, **asked: Any
+def prepare_encoder_decoder(
+    files: Mapping[str, Path], passed: Mapping[str, str | None], *, with_times: bool = False, **requested: Any
 ) -> PreparedPrompt:
     """Encode what is given, and settle how the answer is written; no graph is opened.
 
     Args:
         files: The ONNX files of ``encoder`` and ``decoder``; tokenizer, processors and configs are beside them.
-        given: ``prompt``: a text; ``audio``, ``image``: paths; None where one was not given.
+        passed: ``prompt``: a text; ``audio``, ``image``: paths; None where one was not given.
         with_times: Whether the text is to say when it is spoken, of a recording.
-        **asked: See :meth:`~winml.modelkit.inference.generation.settings.GenerationSettings.asked`.
+        **requested: See :meth:`~winml.modelkit.inference.generation.settings.GenerationSettings.updated`.
 
     Raises:
         UsageError: the model reads something else than what is given, or tells no times.
@@ -152,9 +152,9 @@ def prepare_encoded(
     encoder, decoder = files[ENCODER], files[DECODER]
     names = [value.name for value in read_structure(encoder).graph.input]
     wanted = next((_OPTIONS[name] for name in names if name in _OPTIONS), None)
-    content = given.get(wanted or "")
-    if wanted is None or content is None or any(value for key, value in given.items() if key != wanted):
-        named = next((f"--{key}" for key, value in given.items() if value and key != wanted), "nothing")
+    content = passed.get(wanted or "")
+    if wanted is None or content is None or any(value for key, value in passed.items() if key != wanted):
+        named = next((f"--{key}" for key, value in passed.items() if value and key != wanted), "nothing")
         advice = "Run the parts with WinMLAutoModel."
         if wanted is not None:
             advice = f"Give --{wanted}." if content is None else f"Leave {named} out."
@@ -162,9 +162,9 @@ def prepare_encoded(
     folder = files_folder(decoder)
     tokenizer = read_tokenizer(folder)
     described = read_part_description(decoder)
-    beginning, settings = read_beginning(folder, described.text if described is not None else None)
-    given_tokens = 1 + beginning.prompt_places
-    settings = settings.asked(**asked).fitted(given_tokens, part_position_limit(decoder, folder))
+    beginning, settings = read_decoder_prompt(folder, described.text if described is not None else None)
+    prompt_tokens = 1 + beginning.prompt_places
+    settings = settings.updated(**requested).fitted(prompt_tokens, part_position_limit(decoder, folder))
     tokens = tuple(tokenizer.encode(content)) if wanted == "prompt" else ()
     if wanted == "prompt" and not tokens:
         raise UsageError("the prompt is empty", hint="Give a text.")
@@ -184,8 +184,8 @@ def prepare_encoded(
     return recorded_prompt(prompt, with_times=with_times)
 
 
-def encoded_tokens(
-    graphs: EncodedDecoder, prompt: PreparedPrompt
+def encoder_decoder_tokens(
+    graphs: EncoderDecoder, prompt: PreparedPrompt
 ) -> tuple[Literal["winml", "transformers"], Iterator[GeneratedToken]]:
     """Encode, and return whose loop chooses the tokens, and the tokens.
 
@@ -207,9 +207,9 @@ def encoded_tokens(
     import torch
 
     from winml.modelkit.inference.generation.causal_lm import generated_by
-    from winml.modelkit.inference.generation.seq2seq import EncodedModel
+    from winml.modelkit.inference.generation.seq2seq import EncoderDecoderModel
 
-    model = EncodedModel.of_graphs(graphs, files_folder(prompt.model))
+    model = EncoderDecoderModel.of_graphs(graphs, files_folder(prompt.model))
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return "transformers", generated_by(model, tensors, 1, prompt.settings)
 
@@ -218,8 +218,8 @@ def _arrays(inputs: tuple[GraphInput, ...], prompt: PreparedPrompt) -> dict[str,
     """Return what the encoder is fed."""
     if prompt.medium == "prompt":
         tokens = np.array([prompt.tokens], np.int64)
-        given = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
-        return {item.name: given[item.name] for item in inputs if item.name in given}
+        passed = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
+        return {item.name: passed[item.name] for item in inputs if item.name in passed}
     from winml.modelkit.evaluate.media import Unreadable, open_image
     from winml.modelkit.evaluate.preprocessing import Preprocessor
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from winml.modelkit.load.parts import LoadedModel
 
 __all__ = [
-    "JudgedModel",
+    "EvaluatedModel",
     "Subject",
     "opened_baseline",
     "opened_model",
@@ -49,14 +49,14 @@ _SHOWN = 6
 """Labels of one side in a message. Chosen: enough to see which they are."""
 
 
-def refuse_other_labels(task: str, config: Any, folder: Path, shown: str) -> None:
+def refuse_other_labels(task: str, config: Any, folder: Path, displayed: str) -> None:
     """Refuse a baseline whose config gives the classes other names or numbers.
 
     Args:
         task: Canonical name.
         config: That of the judged model; None where it has none.
         folder: Where the config of the baseline lies.
-        shown: The baseline, for people.
+        displayed: The baseline, for people.
 
     Raises:
         UsageError: shows the labels of both.
@@ -71,19 +71,19 @@ def refuse_other_labels(task: str, config: Any, folder: Path, shown: str) -> Non
     if are_unnamed and ours.keys() == theirs.keys():
         return
     raise UsageError(
-        f"{_OPTION} {shown}: its labels are {_label_words(theirs)}, and those of the model {_label_words(ours)}",
+        f"{_OPTION} {displayed}: its labels are {_label_words(theirs)}, and those of the model {_label_words(ours)}",
         hint=_BASELINE_HINT,
     )
 
 
-def refuse_other_vocabulary(names: Sequence[str], model: Path, baseline: Path, shown: str) -> None:
+def refuse_other_vocabulary(names: Sequence[str], model: Path, baseline: Path, displayed: str) -> None:
     """Refuse a baseline whose tokenizer gives texts other numbers.
 
     Args:
         names: Of the inputs of the judged model.
         model: Folder of its tokenizer.
         baseline: Folder of the baseline's.
-        shown: The baseline, for people.
+        displayed: The baseline, for people.
 
     Raises:
         UsageError: says how many tokens are other ones.
@@ -99,7 +99,7 @@ def refuse_other_vocabulary(names: Sequence[str], model: Path, baseline: Path, s
     ours, theirs = (open_processor("tokenizer", folder, _OPTION).get_vocab() for folder in (model, baseline))
     if other := sum(ours.get(token) != number for token, number in theirs.items()) or abs(len(ours) - len(theirs)):
         raise UsageError(
-            f"{_OPTION} {shown}: its tokenizer has {len(theirs)} tokens, {other} of them not as the model's "
+            f"{_OPTION} {displayed}: its tokenizer has {len(theirs)} tokens, {other} of them not as the model's "
             f"{len(ours)}: both are fed what the model's tokenizer makes",
             hint=_BASELINE_HINT,
         )
@@ -137,7 +137,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class JudgedModel:
+class EvaluatedModel:
     """The model that is judged, ready to be run."""
 
     side: Side
@@ -153,7 +153,7 @@ class JudgedModel:
     notes: tuple[str, ...] = ()
 
 
-def opened_model(subject: Subject, task: str | None, stack: ExitStack) -> JudgedModel:
+def opened_model(subject: Subject, task: str | None, stack: ExitStack) -> EvaluatedModel:
     """Open the model that is judged.
 
     Args:
@@ -180,21 +180,21 @@ def task_name(name: str) -> str:
     return name if name in TASK_DEFINITIONS else canonical_task(name)
 
 
-def _onnx_model(path: Path, run: RunOptions, task: str | None) -> JudgedModel:
+def _onnx_model(path: Path, run: RunOptions, task: str | None) -> EvaluatedModel:
     side = open_onnx_side(path, run)
     metadata = side.session.metadata
-    said = _task_of(metadata)
-    if task is None and said is None:
+    stated = _task_of(metadata)
+    if task is None and stated is None:
         raise TaskError(
             f"{run.shown} does not say what it is for", hint="Say it: --task, such as --task text-classification."
         )
-    name = task_name(task or str(said))
+    name = task_name(task or str(stated))
     rule = "given by --task" if task else "as the file says"
     source = _source_of(metadata, run.shown)
     folder = path.parent
     if not processor_files(folder) and source is not None and (beside := _checkpoint_folder(source)) is not None:
         folder = beside
-    return JudgedModel(side, name, rule, folder, open_config(folder), source)
+    return EvaluatedModel(side, name, rule, folder, open_config(folder), source)
 
 
 def _task_of(metadata: dict[str, str]) -> str | None:
@@ -205,9 +205,9 @@ def _task_of(metadata: dict[str, str]) -> str | None:
     return str(task) if task else None
 
 
-def _source_of(metadata: dict[str, str], shown: str) -> ModelRequest | None:
+def _source_of(metadata: dict[str, str], displayed: str) -> ModelRequest | None:
     try:
-        return exported_from(metadata, shown)
+        return exported_from(metadata, displayed)
     except UsageError:
         return None
 
@@ -217,13 +217,13 @@ def _checkpoint_folder(request: ModelRequest) -> Path | None:
     return path if path is None or path.is_dir() else path.parent
 
 
-def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> JudgedModel:
+def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> EvaluatedModel:
     from winml.modelkit.load.model import load_model
 
-    asked = task or request.task
+    requested = task or request.task
     # What transformers has no name for is loaded for the task that its config says.
-    added = asked if asked in TASK_DEFINITIONS and asked not in TASKS else None
-    loaded = load_model(_without_cache(request, None if added else asked))
+    added = requested if requested in TASK_DEFINITIONS and requested not in TASKS else None
+    loaded = load_model(_without_cache(request, None if added else requested))
     info = loaded.info
     if info.task is None:
         raise TaskError(f"{request.model} does not say what it is for", hint="Give a checkpoint of transformers.")
@@ -232,7 +232,7 @@ def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> J
     side = stack.enter_context(opened_torch_side(loaded, None, shown=request.model))
     note = "The model is a checkpoint: PyTorch runs it, and nothing is exported."
     name, rule = (added, "given by --task") if added else (info.task, str(info.task_rule))
-    return JudgedModel(side, name, rule, folder, open_config(folder), None, (note, *_notes(loaded)))
+    return EvaluatedModel(side, name, rule, folder, open_config(folder), None, (note, *_notes(loaded)))
 
 
 def _without_cache(request: ModelRequest, task: str | None) -> ModelRequest:
@@ -247,7 +247,7 @@ def _notes(loaded: LoadedModel) -> tuple[str, ...]:
     return tuple(note for note in loaded.notes if note != NO_CACHE_ASKED)
 
 
-def opened_baseline(subject: Subject, model: JudgedModel, stack: ExitStack) -> tuple[Side | None, tuple[str, ...]]:
+def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -> tuple[Side | None, tuple[str, ...]]:
     """Open what the model is compared with; returns also what is to be said of it.
 
     Raises:
@@ -279,18 +279,18 @@ def opened_baseline(subject: Subject, model: JudgedModel, stack: ExitStack) -> t
     return _torch_baseline(baseline, model, subject.run.threads, stack)
 
 
-def _refuse_other(model: JudgedModel, folder: Path, shown: str) -> None:
+def _refuse_other(model: EvaluatedModel, folder: Path, displayed: str) -> None:
     """Refuse a baseline of other labels or another vocabulary, as far as its folder tells."""
     if folder.absolute() != model.folder.absolute():
-        refuse_other_labels(model.task, model.config, folder, shown)
-        refuse_other_vocabulary([item.name for item in model.side.inputs], model.folder, folder, shown)
+        refuse_other_labels(model.task, model.config, folder, displayed)
+        refuse_other_vocabulary([item.name for item in model.side.inputs], model.folder, folder, displayed)
 
 
-def _refuse_other_task(baseline: Side, model: JudgedModel) -> None:
-    said, own = _task_of(_metadata(baseline)), _task_of(_metadata(model.side))
-    if said is not None and said != own and task_name(said) != model.task:
+def _refuse_other_task(baseline: Side, model: EvaluatedModel) -> None:
+    stated, own = _task_of(_metadata(baseline)), _task_of(_metadata(model.side))
+    if stated is not None and stated != own and task_name(stated) != model.task:
         raise UsageError(
-            f"--baseline {baseline.name}: is a model for {said}, and {model.side.name} is judged for {model.task}",
+            f"--baseline {baseline.name}: is a model for {stated}, and {model.side.name} is judged for {model.task}",
             hint="Name a baseline of the same task, or --baseline none.",
         )
 
@@ -301,7 +301,7 @@ def _metadata(side: Side) -> dict[str, str]:
 
 
 def _torch_baseline(
-    request: ModelRequest, model: JudgedModel, threads: int | None, stack: ExitStack
+    request: ModelRequest, model: EvaluatedModel, threads: int | None, stack: ExitStack
 ) -> tuple[Side, tuple[str, ...]]:
     import torch
 

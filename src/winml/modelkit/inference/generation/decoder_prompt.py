@@ -19,7 +19,7 @@ from winml.modelkit.graph.bundle import TextTokens
 from winml.modelkit.inference.generation.config_file import check_kinds, read_generation_config, read_record
 from winml.modelkit.inference.generation.settings import GenerationSettings, read_settings
 
-__all__ = ["TextBeginning", "read_beginning", "read_prompt"]
+__all__ = ["DecoderPrompt", "read_decoder_prompt", "read_prompt"]
 
 _READ_HERE = {
     "forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids", "suppress_tokens", "begin_suppress_tokens",
@@ -35,7 +35,7 @@ _OF_CONFIG = {
 
 
 @dataclass(frozen=True)
-class TextBeginning:
+class DecoderPrompt:
     """What is known of a text before any token is chosen."""
 
     start: int
@@ -63,23 +63,23 @@ class TextBeginning:
             InputError: a token that has to stand there is none of the model.
         """
         if (allowed := self._only(position, is_last=is_last)) is not None:
-            kept = np.full_like(logits, -np.inf)
+            retained = np.full_like(logits, -np.inf)
             if outside := [token for token in allowed if not 0 <= token < len(logits)]:
                 raise InputError(
                     f"{GENERATION_CONFIG_NAME}: token {outside[0]} is to stand at position {position}, and the model "
                     f"has {len(logits)} tokens",
                     hint="Correct it there (forced_bos_token_id, forced_decoder_ids, lang_to_id and the like).",
                 )
-            kept[list(allowed)] = logits[list(allowed)]
-            return kept
+            retained[list(allowed)] = logits[list(allowed)]
+            return retained
         first_free = next((place for place in range(1, position + 1) if place not in self.allowed), position)
         suppressed = (*self.suppressed, *(self.first_suppressed if position == first_free else ()))
         out = [token for token in suppressed if 0 <= token < len(logits)]
         if not out:
             return logits
-        kept = logits.copy()
-        kept[out] = -np.inf
-        return kept
+        retained = logits.copy()
+        retained[out] = -np.inf
+        return retained
 
     def _only(self, position: int, *, is_last: bool) -> tuple[int, ...] | None:
         if is_last and self.last is not None:
@@ -87,7 +87,7 @@ class TextBeginning:
         return self.allowed.get(position)
 
 
-def read_beginning(folder: Path, text: TextTokens | None = None) -> tuple[TextBeginning, GenerationSettings]:
+def read_decoder_prompt(folder: Path, text: TextTokens | None = None) -> tuple[DecoderPrompt, GenerationSettings]:
     """Return how a text begins, and how it goes on, as the files in the folder of a model say.
 
     Args:
@@ -98,9 +98,9 @@ def read_beginning(folder: Path, text: TextTokens | None = None) -> tuple[TextBe
         InputError: they do not say what it begins with, or are damaged.
     """
     settings = read_settings(folder)
-    given, config = read_generation_config(folder), _read_config(folder)
+    passed, config = read_generation_config(folder), _read_config(folder)
     decoder = config["decoder"] if isinstance(config.get("decoder"), dict) else {}
-    records = (given, config, decoder)
+    records = (passed, config, decoder)
     numbers = (_number(record, key) for key in ("decoder_start_token_id", "bos_token_id") for record in records)
     start = next((value for value in numbers if value is not None), None)
     if text is not None:
@@ -110,61 +110,61 @@ def read_beginning(folder: Path, text: TextTokens | None = None) -> tuple[TextBe
             f"{folder}: nothing says which token a text begins with (decoder_start_token_id)",
             hint=f"Add it to {GENERATION_CONFIG_NAME}, or build the model again with its files beside it.",
         )
-    said = given if (folder / GENERATION_CONFIG_NAME).is_file() else config
+    stated = passed if (folder / GENERATION_CONFIG_NAME).is_file() else config
     prompt = read_prompt(folder)
     allowed = dict(prompt)
-    if (first := _number(said, "forced_bos_token_id")) is not None:
+    if (first := _number(stated, "forced_bos_token_id")) is not None:
         allowed[1] = (first,)
-    beginning = TextBeginning(
+    beginning = DecoderPrompt(
         start,
         prompt_places=len(prompt),
         allowed=allowed,
-        last=_number(said, "forced_eos_token_id"),
-        suppressed=tuple(said.get("suppress_tokens") or ()),
-        first_suppressed=tuple(said.get("begin_suppress_tokens") or ()),
+        last=_number(stated, "forced_eos_token_id"),
+        suppressed=tuple(stated.get("suppress_tokens") or ()),
+        first_suppressed=tuple(stated.get("begin_suppress_tokens") or ()),
     )
     others = {key: value for key, value in (settings.for_transformers or {}).items() if key not in _READ_HERE}
     return beginning, replace(settings, for_transformers=others or None)
 
 
-def read_prompt(folder: Path, **asked: Any) -> dict[int, tuple[int, ...]]:
+def read_prompt(folder: Path, **requested: Any) -> dict[int, tuple[int, ...]]:
     """Return the tokens that tell language and task, by position: one, or for a language that nobody named any of them.
 
     As transformers makes the beginning of what Whisper writes.
 
     Args:
         folder: With the files of a model.
-        **asked: ``language`` and ``task`` that stand before those of the files; None: as the files say.
+        **requested: ``language`` and ``task`` that stand before those of the files; None: as the files say.
 
     Raises:
         InputError: a language or task is not one of the model, or times are asked for.
     """
-    given = {**read_generation_config(folder), **_without_none(asked)}
-    language, task = given.get("language"), given.get("task")
-    if given.get("return_timestamps"):
+    passed = {**read_generation_config(folder), **_without_none(requested)}
+    language, task = passed.get("language"), passed.get("task")
+    if passed.get("return_timestamps"):
         raise InputError(
-            f"{folder / GENERATION_CONFIG_NAME}: return_timestamps is {given['return_timestamps']}, and text is "
+            f"{folder / GENERATION_CONFIG_NAME}: return_timestamps is {passed['return_timestamps']}, and text is "
             "written without times",
             hint="Set it to false.",
         )
     is_named = language is not None or task is not None
-    if is_named and given.get("is_multilingual") is False:
+    if is_named and passed.get("is_multilingual") is False:
         raise InputError(
             f"{folder}: language {language!r} and task {task!r} are asked of a model that is not multilingual",
             hint=f"Leave them out of {GENERATION_CONFIG_NAME}.",
         )
-    forced = given.get("forced_decoder_ids") or _read_config(folder).get("forced_decoder_ids")
+    forced = passed.get("forced_decoder_ids") or _read_config(folder).get("forced_decoder_ids")
     pairs = () if is_named else forced or ()
     allowed: dict[int, tuple[int, ...]] = {position: (token,) for position, token in pairs if token is not None}
-    languages = given.get("lang_to_id") or {}
+    languages = passed.get("lang_to_id") or {}
     if language is not None:
         allowed[1] = (_token_of(language, languages, "language", folder),)
     elif languages and 1 not in allowed:
         allowed[1] = tuple(languages.values())
-    tasks = given.get("task_to_id") or {}
+    tasks = passed.get("task_to_id") or {}
     if task is not None or (language is not None and tasks):
         allowed[max(allowed, default=0) + 1] = (_token_of(task or "transcribe", tasks, "task", folder),)
-    without_times = _number(given, "no_timestamps_token_id")
+    without_times = _number(passed, "no_timestamps_token_id")
     if without_times is not None and (without_times,) not in allowed.values():
         allowed[max(allowed, default=0) + 1] = (without_times,)
     return allowed
@@ -201,6 +201,6 @@ def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _number(given: Mapping[str, Any], key: str) -> int | None:
-    value = given.get(key)
+def _number(passed: Mapping[str, Any], key: str) -> int | None:
+    value = passed.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None

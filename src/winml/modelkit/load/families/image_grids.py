@@ -22,7 +22,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import DynamicDimension, DynamicRequest, GridSlot
 from winml.modelkit.load.inputs.decision import InputDecision
 
-__all__ = ["WholeTensors", "computed_grids", "reads_grids", "with_open_grids"]
+__all__ = ["UnsplitTensors", "computed_grids", "reads_grids", "with_open_grids"]
 
 _LIBRARY = "transformers.vision_utils"
 _ATTENTION: Final = "winml_flash_pictures"
@@ -53,18 +53,18 @@ def with_open_grids(decision: InputDecision, dynamic: DynamicRequest, vectors: i
                 f"{dynamic.origin_of('dynamic_axes', (name, odd[0]))}: axis {odd[0]} of {name} is of one size",
                 hint=f"Axis 0 is open: any number of pictures, of any size. Axes of {name} count from 0.",
             )
-    asked = {name: dynamic.axes.get(name, {}).get(0) for name in (patches.name, grids.name)}
-    all_patches, pictures = asked[patches.name] or _PATCHES, asked[grids.name] or _PICTURES
+    requested = {name: dynamic.axes.get(name, {}).get(0) for name in (patches.name, grids.name)}
+    all_patches, images = requested[patches.name] or _PATCHES, requested[grids.name] or _PICTURES
     slot = GridSlot(patches=all_patches, multiple=math.isqrt(int(patches.shape[0]) // vectors))
     opened = {
         patches.name: patches.model_copy(update={"shape": (all_patches, *patches.shape[1:])}),
-        grids.name: grids.model_copy(update={"shape": (pictures, *grids.shape[1:]), "first_values": (), "grid": slot}),
+        grids.name: grids.model_copy(update={"shape": (images, *grids.shape[1:]), "first_values": (), "grid": slot}),
     }
-    bounds = next((item for item in dynamic.dimensions if item.name == pictures), None)
+    bounds = next((item for item in dynamic.dimensions if item.name == images), None)
     return replace(
         decision,
         inputs=tuple(opened[spec.name] for spec in decision.inputs),
-        dimensions=(bounds or DynamicDimension(name=pictures, example=2),),
+        dimensions=(bounds or DynamicDimension(name=images, example=2),),
     )
 
 
@@ -93,7 +93,7 @@ def computed_grids(module: torch.nn.Module) -> Iterator[None]:
         for namespace, name in uses:
             stack.callback(namespace.__setitem__, name, namespace[name])
             namespace[name] = _REPLACEMENTS[name]
-        ALL_ATTENTION_FUNCTIONS[_ATTENTION] = _attention_in_pictures
+        ALL_ATTENTION_FUNCTIONS[_ATTENTION] = _attention_in_images
         stack.callback(ALL_ATTENTION_FUNCTIONS.pop, _ATTENTION)
         for key, config in configs.items():
             stack.callback(setattr, config, "_attn_implementation", own[key])
@@ -122,7 +122,7 @@ def _is_reader(module: torch.nn.Module, uses: list[tuple[dict[str, object], str]
     return is_of_readers and hasattr(getattr(module, "config", None), "_attn_implementation")
 
 
-class WholeTensors(TorchFunctionMode):
+class UnsplitTensors(TorchFunctionMode):
     """Remembers what tensors were before they were divided into pieces, for the time of the block."""
 
     def __init__(self) -> None:
@@ -133,26 +133,26 @@ class WholeTensors(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, and remember what it divided."""
         kwargs = kwargs or {}
-        answer = func(*args, **kwargs)
+        output = func(*args, **kwargs)
         if func in _DIVIDING and len(args) == 2 and isinstance(args[1], (list, tuple)) and not kwargs.get("dim"):
-            self._divided.append((tuple(answer), args[0]))
-        return answer
+            self._divided.append((tuple(output), args[0]))
+        return output
 
-    def is_divided(self, answer: Any) -> bool:
+    def is_divided(self, output: Any) -> bool:
         """Say whether these are all pieces of one tensor."""
-        return self._whole(answer) is not None
+        return self._whole(output) is not None
 
-    def of(self, answer: Any) -> torch.Tensor:
+    def of(self, output: Any) -> torch.Tensor:
         """Return the tensor that these are the pieces of, else the answer itself."""
-        whole = self._whole(answer)
-        kept: torch.Tensor = answer if whole is None else whole
-        return kept
+        complete = self._whole(output)
+        retained: torch.Tensor = output if complete is None else complete
+        return retained
 
-    def _whole(self, answer: Any) -> torch.Tensor | None:
-        if not isinstance(answer, (list, tuple)):
+    def _whole(self, output: Any) -> torch.Tensor | None:
+        if not isinstance(output, (list, tuple)):
             return None
-        ids = list(map(id, answer))
-        return next((whole for pieces, whole in self._divided if ids == list(map(id, pieces))), None)
+        ids = list(map(id, output))
+        return next((complete for pieces, complete in self._divided if ids == list(map(id, pieces))), None)
 
 
 _DIVIDING = (torch.split, torch.Tensor.split)
@@ -281,7 +281,7 @@ _REPLACEMENTS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _attention_in_pictures(
+def _attention_in_images(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -303,8 +303,8 @@ def _attention_in_pictures(
         What was attended to, of shape [1, patches, heads, width].
     """
     patches = torch.arange(query.shape[2], device=query.device)
-    picture = (patches[:, None] >= named["cu_seq_lens_q"][None, 1:]).sum(1)
-    mask = (picture[:, None] == picture[None, :])[None, None]
+    image = (patches[:, None] >= named["cu_seq_lens_q"][None, 1:]).sum(1)
+    mask = (image[:, None] == image[None, :])[None, None]
     # Of transformers: sizes would be read in a trace.
     groups = getattr(module, "num_key_value_groups", 1)
     if groups > 1:

@@ -24,9 +24,9 @@ from winml.modelkit.inference.generation.prompt import PreparedPrompt, files_fol
 from winml.modelkit.inference.generation.settings import part_position_limit, read_settings
 from winml.modelkit.inference.generation.text import read_tokenizer
 from winml.modelkit.runtime.decoding.inputs import POSITIONS, TOKEN_TYPES
-from winml.modelkit.runtime.decoding.vision_language import PIXEL_MASK, ShownDecoder, ShownFiles
+from winml.modelkit.runtime.decoding.vision_language import PIXEL_MASK, VisionLanguageDecoder, VisionLanguageFiles
 
-__all__ = ["prepare_shown", "shown_tokens"]
+__all__ = ["prepare_vision_language", "vision_language_tokens"]
 
 _VIDEO_HALF = "video_processor"
 """Specified by transformers: part of a processor, which needs torchvision."""
@@ -34,8 +34,8 @@ _FAILURES = (ValueError, TypeError, LookupError, RuntimeError, AttributeError)
 """What processors raise for values they cannot use."""
 
 
-def prepare_shown(
-    files: Mapping[str, Path], text: str, pictures: Sequence[str], *, is_chat: bool, **asked: Any
+def prepare_vision_language(
+    files: Mapping[str, Path], text: str, pictures: Sequence[str], *, is_chat: bool, **requested: Any
 ) -> PreparedPrompt:
     """Make tokens and pixels, and settle how the answer is written; no graph is opened.
 
@@ -44,31 +44,31 @@ def prepare_shown(
         text: What is asked. Where it names no place for the pictures, they come before it.
         pictures: Their paths.
         is_chat: Whether the text is the message of a user, which the chat template of the model makes a prompt of.
-        **asked: See :meth:`~winml.modelkit.inference.generation.settings.GenerationSettings.asked`.
+        **requested: See :meth:`~winml.modelkit.inference.generation.settings.GenerationSettings.updated`.
 
     Raises:
         UsageError: the prompt is empty, there is no such picture or no chat template, or there are too few positions.
         InputError: a picture does not open, there is no processor or tokenizer, or a file is damaged.
     """
     folder = files_folder(files[DECODER])
-    images = [_opened_picture(path) for path in pictures]
+    images = [_opened_image(path) for path in pictures]
     tokenizer = read_tokenizer(folder)
-    settings = read_settings(folder).asked(**asked)
-    made: dict[str, Array] = {}
+    settings = read_settings(folder).updated(**requested)
+    created: dict[str, Array] = {}
     if images or is_chat:
-        text, tokens, made = _processed(files, folder, text, images, is_chat=is_chat)
+        text, tokens, created = _processed(files, folder, text, images, is_chat=is_chat)
     else:
         tokens = tuple(tokenizer.encode(text))
     if not tokens:
         raise UsageError("the prompt is empty, and this model begins with no token of its own", hint="Give a text.")
     settings = settings.fitted(len(tokens), part_position_limit(files[DECODER], folder))
-    kinds, positions = made.pop(TOKEN_TYPES, None), made.pop(POSITIONS, None)
-    shown = ShownFiles(files[VISION], files[EMBEDDING], made if images else {}, kinds, positions)
-    return PreparedPrompt(files[DECODER], text, tokens, settings, tokenizer, shown=shown)
+    kinds, positions = created.pop(TOKEN_TYPES, None), created.pop(POSITIONS, None)
+    displayed = VisionLanguageFiles(files[VISION], files[EMBEDDING], created if images else {}, kinds, positions)
+    return PreparedPrompt(files[DECODER], text, tokens, settings, tokenizer, shown=displayed)
 
 
-def shown_tokens(
-    graph: ShownDecoder, prompt: PreparedPrompt
+def vision_language_tokens(
+    graph: VisionLanguageDecoder, prompt: PreparedPrompt
 ) -> tuple[Literal["winml", "transformers"], Iterator[GeneratedToken]]:
     """Let the model see, and return whose loop chooses the tokens, and the tokens.
 
@@ -83,29 +83,31 @@ def shown_tokens(
     import torch
 
     from winml.modelkit.inference.generation.causal_lm import generated_by
-    from winml.modelkit.inference.generation.shown_model import ShownModel
+    from winml.modelkit.inference.generation.vision_language_model import VisionLanguageModel
 
-    model = ShownModel.of_graph(graph, files_folder(prompt.model))
+    model = VisionLanguageModel.of_graph(graph, files_folder(prompt.model))
     beside = {TOKEN_TYPES: kinds, POSITIONS: prompt.shown.positions}
     arrays = {**pixels, **{name: array for name, array in beside.items() if array is not None}}
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    given = {"inputs": torch.tensor([list(prompt.tokens)]), **tensors}
-    return "transformers", generated_by(model, given, len(prompt.tokens), prompt.settings)
+    passed = {"inputs": torch.tensor([list(prompt.tokens)]), **tensors}
+    return "transformers", generated_by(model, passed, len(prompt.tokens), prompt.settings)
 
 
-def _tokens_after_seeing(graph: ShownDecoder, prompt: PreparedPrompt, shown: ShownFiles) -> Iterator[GeneratedToken]:
+def _tokens_after_seeing(
+    graph: VisionLanguageDecoder, prompt: PreparedPrompt, displayed: VisionLanguageFiles
+) -> Iterator[GeneratedToken]:
     """Yield the tokens; the time of the first is that of seeing, too."""
     started = time.perf_counter()
-    seen = graph.embedder.see(shown.pixels) if shown.pixels else {}
-    if shown.kinds is not None:
-        seen[TOKEN_TYPES] = shown.kinds
+    seen = graph.embedder.see(displayed.pixels) if displayed.pixels else {}
+    if displayed.kinds is not None:
+        seen[TOKEN_TYPES] = displayed.kinds
     seconds = time.perf_counter() - started
-    for entry in generate_tokens(graph, prompt.tokens, prompt.settings, encoded=seen, positions=shown.positions):
+    for entry in generate_tokens(graph, prompt.tokens, prompt.settings, encoded=seen, positions=displayed.positions):
         yield replace(entry, seconds=entry.seconds + seconds)
         seconds = 0.0
 
 
-def _opened_picture(path: str) -> Any:
+def _opened_image(path: str) -> Any:
     from winml.modelkit.evaluate.media import Unreadable, open_image
 
     if not Path(path).is_file():
@@ -126,7 +128,7 @@ def _processed(
     text = _chat_text(processor, folder, text, len(images)) if is_chat else _placed_text(processor, text, len(images))
     try:
         with tokenizer_call(folder, text):
-            made = processor(
+            created = processor(
                 images=list(images) or None, text=[text], add_special_tokens=not is_chat, return_tensors="pt"
             )
     except _FAILURES as error:
@@ -134,25 +136,25 @@ def _processed(
             f"--image: the processor in {folder} fails: {first_line(error)}",
             hint="Give one picture for each place in the prompt.",
         ) from error
-    arrays = {name: np.asarray(value) for name, value in made.items()}
+    arrays = {name: np.asarray(value) for name, value in created.items()}
     names = [value.name for value in read_structure(files[VISION]).graph.input]
-    asked = {value.name: value for value in read_structure(files[DECODER]).graph.input}
-    names += [PIXEL_MASK, *(name for name in asked if name == TOKEN_TYPES)]
+    requested = {value.name: value for value in read_structure(files[DECODER]).graph.input}
+    names += [PIXEL_MASK, *(name for name in requested if name == TOKEN_TYPES)]
     tokens = tuple(int(token) for token in arrays["input_ids"][0])
-    kept = {name: arrays[name] for name in names if name in arrays}
-    several: Any = asked[POSITIONS].type.tensor_type.shape.dim if POSITIONS in asked else ()
+    retained = {name: arrays[name] for name in names if name in arrays}
+    several: Any = requested[POSITIONS].type.tensor_type.shape.dim if POSITIONS in requested else ()
     if images and len(several) > 2:
-        kept[POSITIONS] = _positions_with_pictures(folder, several[0].dim_value, made)
-    return text, tokens, kept
+        retained[POSITIONS] = _positions_with_images(folder, several[0].dim_value, created)
+    return text, tokens, retained
 
 
-def _positions_with_pictures(folder: Path, rows: int, made: Mapping[str, Any]) -> Array:
+def _positions_with_images(folder: Path, rows: int, created: Mapping[str, Any]) -> Array:
     """Return the positions of the tokens of a text with pictures."""
     from winml.modelkit.evaluate.processors import open_config
-    from winml.modelkit.inference.generation.picture_positions import PicturePositions
+    from winml.modelkit.inference.generation.image_positions import ImagePositions
 
-    positions = PicturePositions(open_config(folder), rows)
-    return np.asarray(positions.of_prompt(made["input_ids"], made))
+    positions = ImagePositions(open_config(folder), rows)
+    return np.asarray(positions.of_prompt(created["input_ids"], created))
 
 
 def _open_processor(folder: Path) -> Any:

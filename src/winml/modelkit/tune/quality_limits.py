@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.builds.judged_models import evaluate_model, form_judge
+from winml.modelkit.builds.evaluated_models import evaluate_model, variant_evaluator
 from winml.modelkit.evaluate.options import NO_BASELINE
 from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity
 from winml.modelkit.flows.quantize.sensitivity_options import SensitivityOptions
@@ -24,7 +24,7 @@ from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.racing import Contestant, Contestants
 from winml.modelkit.tune.worker import values_path
 
-__all__ = ["Judge"]
+__all__ = ["QualityLimits"]
 
 MARGIN_DB = 0.1
 """By how much more is asked for when modules are looked for that stay in float. Chosen: a file that is run by other
@@ -32,7 +32,7 @@ kernels than the form that was measured differs by less."""
 
 
 @dataclass(frozen=True)
-class Judge:
+class QualityLimits:
     """What a tuning takes for right, and the values it is judged on."""
 
     options: TuneOptions
@@ -48,16 +48,16 @@ class Judge:
         Raises:
             MeasureError: it does not run on them, or answers with nothing that a wrong file would get wrong.
         """
-        asked = self.options
+        requested = self.options
         fed = {
-            "sizes": dict(asked.sizes),
-            "batch_size": asked.batch_size,
-            "seed": asked.seed,
-            "input_data": None if asked.input_data is None else str(asked.input_data.absolute()),
+            "sizes": dict(requested.sizes),
+            "batch_size": requested.batch_size,
+            "seed": requested.seed,
+            "input_data": None if requested.input_data is None else str(requested.input_data.absolute()),
         }
         with Contestant(self.shown) as process:
             return process.ask(
-                "record", path=str(plain), shown=self.shown, folder=str(self.folder), draws=asked.draws, fed=fed
+                "record", path=str(plain), displayed=self.shown, folder=str(self.folder), draws=requested.draws, fed=fed
             )
 
     def measure(self, candidate: Candidate, model: Path, draws: int) -> tuple[CandidateFacts, float]:
@@ -85,15 +85,15 @@ class Judge:
         Raises:
             WinMLError: as :func:`~winml.modelkit.evaluate_model`.
         """
-        asked = self.options.evaluation
-        if asked is None:
+        requested = self.options.evaluation
+        if requested is None:
             return facts
         changed = {"max_drop": {}, "metrics": tuple(self.options.max_drop), "baseline": NO_BASELINE}
-        judged = evaluate_model(
-            model, options=asked.model_copy(update=changed), ep=candidate.ep, ep_options=dict(candidate.ep_options)
+        evaluated = evaluate_model(
+            model, options=requested.model_copy(update=changed), ep=candidate.ep, ep_options=dict(candidate.ep_options)
         )
-        scores = {metric.name: metric.value for metric in judged.metrics}
-        is_higher_better = {metric.name: metric.is_higher_better for metric in judged.metrics}
+        scores = {metric.name: metric.value for metric in evaluated.metrics}
+        is_higher_better = {metric.name: metric.is_higher_better for metric in evaluated.metrics}
         before = scores if plain is None else plain.scores
         drops = {
             name: before[name] - value if is_higher_better[name] else value - before[name]
@@ -151,11 +151,13 @@ class Judge:
         )
         if least is not None:
             return quantization_sensitivity(plain, options=options, sensitivity=sensitivity, before_each=before_each)
-        asked = self.options.evaluation
-        assert asked is not None  # a drop is asked for, and that needs a data set
-        with form_judge(plain, asked.model_copy(update={"max_drop": {}}), self._metric_target(plain_facts)) as judge:
+        requested = self.options.evaluation
+        assert requested is not None  # a drop is asked for, and that needs a data set
+        with variant_evaluator(
+            plain, requested.model_copy(update={"max_drop": {}}), self._metric_target(plain_facts)
+        ) as evaluator:
             return quantization_sensitivity(
-                plain, options=options, sensitivity=sensitivity, judge=judge, before_each=before_each
+                plain, options=options, sensitivity=sensitivity, evaluator=evaluator, before_each=before_each
             )
 
     def _metric_target(self, plain: CandidateFacts) -> tuple[str, float]:

@@ -27,11 +27,11 @@ def main(task: dict[str, Any]) -> None:
     """Write the answer to a question.
 
     Args:
-        task: ``answer`` (the file to write), and ``kernels_of`` (a provider), or ``model``, ``providers`` and
+        task: ``output`` (the file to write), and ``kernels_of`` (a provider), or ``model``, ``providers`` and
             ``options``.
     """
-    answer = _kernels(task["kernels_of"]) if "kernels_of" in task else _assignment(task)
-    Path(task["answer"]).write_text(json.dumps(answer), encoding="utf-8")
+    output = _kernels(task["kernels_of"]) if "kernels_of" in task else _assignment(task)
+    Path(task["answer"]).write_text(json.dumps(output), encoding="utf-8")
 
 
 def _assignment(task: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.compare.fidelity import OutputFidelity, answer_fidelity
+from winml.modelkit.compare.fidelity import OutputFidelity, output_fidelity
 from winml.modelkit.compare.generation import GenerationInfo
 from winml.modelkit.errors import first_line
 from winml.modelkit.export.tensors import to_numpy
@@ -18,25 +18,29 @@ from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.decoding.inputs import SCORES
 from winml.modelkit.verify.generated_text import as_the_user_calls_it
 from winml.modelkit.verify.input_draws import InputDraws
-from winml.modelkit.verify.other_sizes import unchanged_attributes
-from winml.modelkit.verify.parts.encoded_generation import (
+from winml.modelkit.verify.parts.encoder_decoder import (
     Arrays,
-    EncodedParts,
+    EncoderDecoderParts,
     beyond_memory,
-    compare_encoded_generation,
+    compare_encoder_decoder_generation,
+    failures_as_unverified,
     new_tokens,
     opened_file,
     sizes_of_rows,
-    told_failures,
 )
-from winml.modelkit.verify.parts.seen_generation import SeenParts, compare_seen_generation, measure_seen_text
+from winml.modelkit.verify.parts.vision_language import (
+    VisionLanguageParts,
+    compare_vision_language_generation,
+    measure_vision_language_text,
+)
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference, with_values
 from winml.modelkit.verify.streamed_reference import with_streamed_values
+from winml.modelkit.verify.varied_sizes import unchanged_attributes
 
 __all__ = [
     "compare_text_together",
     "decodes_for_others",
-    "measure_encoded_text",
+    "measure_encoder_decoder_text",
     "measure_text_together",
 ]
 
@@ -52,7 +56,7 @@ _SINGLE_STEPS = 8
 """Chosen: runs of one token, after which the rest of the text is read at once."""
 
 
-def measure_encoded_text(parts: EncodedParts, seed: int) -> OutputFidelity | str:
+def measure_encoder_decoder_text(parts: EncoderDecoderParts, seed: int) -> OutputFidelity | str:
     """Measure how near the scores of a text are to those of PyTorch; return why not, where they cannot be.
 
     Args:
@@ -78,26 +82,26 @@ def measure_encoded_text(parts: EncodedParts, seed: int) -> OutputFidelity | str
         encoded, expected = _reference(parts, inputs, tokens)
     except Exception as error:  # code of the model
         return f"PyTorch refuses the text: {type(error).__name__}: {first_line(error)}"
-    with told_failures():
+    with failures_as_unverified():
         if parts.encoder_path is not None:
             arrays = {name: to_numpy(value) for name, value in inputs.items()}
             encoded = opened_file(parts.encoder_path).run(arrays)
         scores = np.concatenate([*_scores(parts, parts.taken(encoded, inputs), tokens)], axis=1)
-    return answer_fidelity(f"{SCORES} of {count} tokens", [expected], [scores])
+    return output_fidelity(f"{SCORES} of {count} tokens", [expected], [scores])
 
 
-def _reference(parts: EncodedParts, inputs: dict[str, torch.Tensor], tokens: Array) -> tuple[Arrays, Array]:
+def _reference(parts: EncoderDecoderParts, inputs: dict[str, torch.Tensor], tokens: Array) -> tuple[Arrays, Array]:
     """Return what the encoder answers in PyTorch, and the scores after each token of a text."""
     decoder = parts.decoder.part
     assert decoder.cache is not None
     with as_the_user_calls_it(parts.decoder), prepared_part(parts.encoder) as encoder:
         encoded = _answered(encoder, inputs)
-    given = {
+    passed = {
         TOKENS: torch.from_numpy(tokens),
         **{name: torch.from_numpy(np.array(value)) for name, value in parts.taken(encoded, inputs).items()},
     }
     states = empty_states(decoder.cache, len(tokens))
-    ordered = {spec.name: given[spec.name] if spec.name in given else states[spec.name] for spec in decoder.inputs}
+    ordered = {spec.name: passed[spec.name] if spec.name in passed else states[spec.name] for spec in decoder.inputs}
     return encoded, _answered(parts.decoder, ordered)[SCORES]
 
 
@@ -106,7 +110,7 @@ def _answered(prepared: PreparedPart, inputs: dict[str, torch.Tensor]) -> Arrays
         return run_reference(weighted, inputs)
 
 
-def _scores(parts: EncodedParts, taken: Arrays, tokens: Array) -> Iterator[Array]:
+def _scores(parts: EncoderDecoderParts, taken: Arrays, tokens: Array) -> Iterator[Array]:
     """Yield the scores of the decoder's file, run by run."""
     cache = parts.decoder.part.cache
     assert cache is not None
@@ -116,9 +120,9 @@ def _scores(parts: EncodedParts, taken: Arrays, tokens: Array) -> Iterator[Array
     for start, end in zip([0, *ends], ends, strict=False):
         if start == end:
             return
-        answer = run({TOKENS: tokens[:, start:end], **taken, **states})
-        states = {state.input: answer[state.output] for state in cache.states}
-        yield answer[SCORES]
+        output = run({TOKENS: tokens[:, start:end], **taken, **states})
+        states = {state.input: output[state.output] for state in cache.states}
+        yield output[SCORES]
 
 
 def decodes_for_others(part: ModelPart, parts: Sequence[ModelPart]) -> bool:
@@ -141,9 +145,9 @@ def compare_text_together(
         VerificationError: PyTorch generates another text, or ONNX Runtime cannot run a file.
     """
     found = _grouped(parts, decoder, paths)
-    if isinstance(found, SeenParts):
-        return compare_seen_generation(found, seed)
-    return compare_encoded_generation(found, seed)
+    if isinstance(found, VisionLanguageParts):
+        return compare_vision_language_generation(found, seed)
+    return compare_encoder_decoder_generation(found, seed)
 
 
 def measure_text_together(
@@ -151,14 +155,20 @@ def measure_text_together(
 ) -> OutputFidelity | str:
     """Measure how near the scores of all files are to those of PyTorch; see :func:`compare_text_together`."""
     found = _grouped(parts, decoder, paths)
-    return measure_seen_text(found, seed) if isinstance(found, SeenParts) else measure_encoded_text(found, seed)
+    return (
+        measure_vision_language_text(found, seed)
+        if isinstance(found, VisionLanguageParts)
+        else measure_encoder_decoder_text(found, seed)
+    )
 
 
-def _grouped(parts: Sequence[ModelPart], decoder: PreparedPart, paths: Mapping[str, Path]) -> SeenParts | EncodedParts:
+def _grouped(
+    parts: Sequence[ModelPart], decoder: PreparedPart, paths: Mapping[str, Path]
+) -> VisionLanguageParts | EncoderDecoderParts:
     others = [part for part in parts if part is not decoder.part]
     assert decoder.part.cache is not None  # it decodes
     if decoder.part.cache.side is None:
         vision, maker = others
-        return SeenParts(vision, maker, decoder, paths)
+        return VisionLanguageParts(vision, maker, decoder, paths)
     (encoder,) = others
-    return EncodedParts(encoder, decoder, paths[decoder.part.name], paths.get(encoder.name))
+    return EncoderDecoderParts(encoder, decoder, paths[decoder.part.name], paths.get(encoder.name))

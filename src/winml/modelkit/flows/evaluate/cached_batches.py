@@ -6,27 +6,27 @@ from collections.abc import Iterable, Iterator
 
 from winml.modelkit.evaluate.preprocessing import Batch, Preprocessor, Sample
 
-__all__ = ["KeptBatches"]
+__all__ = ["CachedBatches"]
 
 KEPT_BYTES = 512_000_000
 """Arrays and pictures that are kept. Chosen: small beside the forms that are judged on them."""
 
 
-class KeptBatches(Preprocessor):
+class CachedBatches(Preprocessor):
     """A preprocessor for one list of samples: the second run over them takes what the first one made."""
 
     _kept: list[Batch] | None = None
 
     @classmethod
-    def keeping(cls, preprocessor: Preprocessor) -> KeptBatches:
+    def keeping(cls, preprocessor: Preprocessor) -> CachedBatches:
         """Return one that makes what another makes.
 
         Args:
             preprocessor: It stays as it is.
         """
-        made = cls.__new__(cls)
-        vars(made).update(vars(preprocessor))
-        return made
+        created = cls.__new__(cls)
+        vars(created).update(vars(preprocessor))
+        return created
 
     def batches(self, samples: Iterable[Sample], batch_size: int | None = None) -> Iterator[Batch]:
         """Yield what each run takes; see :meth:`Preprocessor.batches`. Samples and batch size are those of each time.
@@ -39,23 +39,23 @@ class KeptBatches(Preprocessor):
         if self._kept is not None:
             yield from _in_step(self._kept, iter(samples))
             return
-        made: list[Batch] = []
+        created: list[Batch] = []
         held = 0
         for batch in super().batches(samples, batch_size):
             held += _held_bytes(batch)
             if held <= KEPT_BYTES:
-                made.append(batch)
+                created.append(batch)
             else:
-                made.clear()
+                created.clear()
             yield batch
         if held <= KEPT_BYTES:
-            self._kept = made
+            self._kept = created
 
 
-def _in_step(kept: Iterable[Batch], samples: Iterator[Sample]) -> Iterator[Batch]:
+def _in_step(retained: Iterable[Batch], samples: Iterator[Sample]) -> Iterator[Batch]:
     """Yield batches, each when its samples were read: who gives them waits for that."""
     taken = -1
-    for batch in kept:
+    for batch in retained:
         while taken < batch.rows[-1].number:
             next(samples, None)
             taken += 1
