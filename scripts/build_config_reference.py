@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from winml.modelkit.builds.config import SCHEMA_VERSION, WinMLBuildConfig
+from written_document import write_or_check
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "build_config.md"
 
@@ -102,15 +102,5 @@ def _text(docstring: str) -> str:
     return " ".join(re.sub(r"\bNone\b", "Null", words).split())
 
 
-def main() -> None:
-    """Write the document, or say whether it is current."""
-    text = reference()
-    if "--check" in sys.argv[1:]:
-        if not TARGET.is_file() or TARGET.read_text(encoding="utf-8") != text:
-            raise SystemExit(f"{TARGET} is out of date: run python {Path(__file__).name}")
-        return
-    TARGET.write_text(text, encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(TARGET, reference())

@@ -6,13 +6,13 @@ python scripts/verb_reference.py [--check]
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 
 import click
 
 from winml.modelkit.cli.main import COMMANDS
 from winml.modelkit.fields import GENERAL, in_groups
+from written_document import write_or_check
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "verbs.md"
 
@@ -56,15 +56,5 @@ def _row(option: click.Parameter, context: click.Context) -> str:
     return f"| `{spelling}` | {f'`{key}`' if key else ''} | {words} |"
 
 
-def main() -> None:
-    """Write the document, or say whether it is current."""
-    text = reference()
-    if "--check" in sys.argv[1:]:
-        if not TARGET.is_file() or TARGET.read_text(encoding="utf-8") != text:
-            raise SystemExit(f"{TARGET} is out of date: run python {Path(__file__).name}")
-        return
-    TARGET.write_text(text, encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(TARGET, reference())

@@ -284,7 +284,7 @@ def _installed(search_path: tuple[str, ...]) -> Mapping[str, tuple[PlugIn, ...]]
     """Return the entry points of packages that add to winml, by group, in the order of their names.
 
     Only files that name a group of ours are parsed: reading the others takes 2 ms for a hundred distributions, where
-    ``importlib.metadata`` takes 15 ms to import and as long to read them.
+    ``importlib.metadata`` takes 35 to 150 ms to import and 5 to 10 ms to read them (measured).
 
     Args:
         search_path: Where Python looks for modules.

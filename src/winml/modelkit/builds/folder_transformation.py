@@ -37,6 +37,7 @@ from winml.modelkit.version import __version__
 __all__ = ["options_by_part", "part_modules", "parts_with_module", "refuse_folder_outputs", "transform_folder"]
 
 OptionsT = TypeVar("OptionsT", bound=Options)
+PlannedT = TypeVar("PlannedT")
 Modules = Mapping[str, list[HasAddress]]
 """Name of a part → its modules."""
 
@@ -70,16 +71,16 @@ def refuse_folder_outputs(found: FoundFolder, output: Path, *, overwrite: bool) 
 def transform_folder(
     found: FoundFolder,
     task: GraphFileTask,
-    wanted: Mapping[str, OptionsT],
-    work: Callable[[str, GraphFileTask, OptionsT], RecordT],
+    planned: Mapping[str, PlannedT],
+    work: Callable[[str, GraphFileTask, PlannedT], RecordT],
 ) -> TransformedFolder[RecordT]:
     """Do something with the chosen parts of a folder, and put the result beside what came along.
 
     Args:
         found: The folder.
         task: Its output is the folder to write; all else of it holds for each part.
-        wanted: Name of the part → what is to be done with it, of those that change (:func:`options_by_part`).
-        work: Turns one file into another: name of the part, task, options.
+        planned: Name of the part → what is to be done with it, of those that change.
+        work: Turns one file into another: name of the part, task, what is to be done.
 
     Raises:
         UsageError: the output is no folder that can be written.
@@ -96,12 +97,11 @@ def transform_folder(
         for part, source in found.parts.items():
             name = found.name_of(part)
             place = files.reserve(output / name)
-            asked = wanted.get(part)
-            if asked is None:
-                place_self_contained(source, place, may_link=False)
-            else:
+            if part in planned:
                 part_task = replace(task, source=source, output=output / name, transaction=files)
-                records[part] = work(part, part_task, asked)
+                records[part] = work(part, part_task, planned[part])
+            else:
+                place_self_contained(source, place, may_link=False)
             staged[part] = (name, (place, *external_files(place)))
         for name, source in found.companions.items():
             place = files.reserve(output / name)

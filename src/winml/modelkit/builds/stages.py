@@ -248,7 +248,7 @@ def _optimize_options(plan: BuildPlan) -> dict[str, Any]:
 
 def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, CopyRules, GraphFileTask
-    from winml.modelkit.flows.optimize import optimize_file
+    from winml.modelkit.flows.optimize import optimization, optimize_file
     from winml.modelkit.optimize.options import CONFIG_WORDS
 
     section = task.plan.config.optim
@@ -269,7 +269,7 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
         copying=CopyRules(share_data=is_ours, may_link=is_ours, of_any_form=skips),
     )
     with rename_options(CONFIG_WORDS):
-        result = optimize_file(file_task, options)
+        result = optimize_file(file_task, optimization(options, {}))
     if result.is_copy:
         return (_copied_by_reference(result),)
     ignored = (_IGNORED_SKIP,) if skips else ()
@@ -351,7 +351,7 @@ def _idle_quantization(config: WinMLBuildConfig) -> str:
 
 def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphFileTask
-    from winml.modelkit.flows.quantize.quantize import quantize_file
+    from winml.modelkit.flows.quantize.quantize import Quantization, quantize_file
     from winml.modelkit.load.checkpoint_path import processor_folder
 
     section = task.plan.config.quant
@@ -366,7 +366,7 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
             seed=task.plan.request.seed,
             external_from_bytes=EXTERNAL_BYTES,
         ),
-        quantize_options(section),
+        Quantization(task.source, quantize_options(section), {}),
         processors=processor_folder(task.plan.onnx_path or task.plan.request),
     )
     outcome = StageOutcome(
@@ -409,7 +409,7 @@ def _compile_options(plan: BuildPlan) -> dict[str, Any]:
 
 
 def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
-    from winml.modelkit.flows.compile import compile_file
+    from winml.modelkit.flows.compile import compilation, compile_file
     from winml.modelkit.flows.graph_file import GraphFileTask
 
     section, seed = task.plan.config.compile, task.plan.request.seed
@@ -417,7 +417,7 @@ def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
     assert task.source is not None  # an earlier stage ran, or the build starts from an ONNX file
     file_task = GraphFileTask(task.source, task.output, overwrite=True, verify=task.plan.verify, seed=seed)
     try:
-        result = compile_file(file_task, section)
+        result = compile_file(file_task, compilation(file_task, section, {}))
     except (UsageError, StageError) as error:
         error.hint += WITHOUT_COMPILATION
         raise

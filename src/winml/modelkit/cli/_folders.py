@@ -74,7 +74,7 @@ def parts_record(options: Mapping[str, Any], records: Mapping[str, Mapping[str, 
 
 
 def run_verb(
-    verb: FileVerb[Any, Any, RecordT],
+    verb: FileVerb[Any, Any, Any, RecordT],
     request: FileRequest[Any],
     options: Mapping[str, Any],
     describe: Callable[[RecordT], Document],

@@ -40,24 +40,20 @@ __all__ = ["Compilation", "compilable_providers", "compilation", "compile_file"]
 
 def compile_file(
     task: GraphFileTask,
-    options: CompileOptions,
+    work: Compilation,
     on_step: Callable[[StepEvent], None] | None = None,
-    *,
-    sizes: Mapping[str, int] | None = None,
     checked: CheckedSource | None = None,
 ) -> CompiledFile:
     """Compile an ONNX file as a task says; see :func:`~winml.modelkit.compile_onnx`.
 
     Args:
         task: From which file to which.
-        options: What it is compiled for.
+        work: What it is compiled for, of :func:`compilation`.
         on_step: Called when a step starts and when it ends.
-        sizes: Sizes of open dimensions to compare at.
         checked: The source, where a plan has read it.
     """
-    task.refuse_early()
+    task.refuse_early()  # before the folder of compiled parts is made
     task.recover()
-    work = compilation(task, options, sizes or {})
     try:
         with temporary_folder(beside=task.output) as folder, rename_options({UNNAMED_FILE: str(task.source)}):
             done = transform_file(task, replace(work, folder=folder), on_step, checked)
@@ -68,7 +64,12 @@ def compile_file(
 
 
 def compilation(task: GraphFileTask, options: CompileOptions, sizes: Mapping[str, int]) -> Compilation:
-    """Return the work that options ask for, without a folder yet.
+    """Return the work that options request, without a folder yet.
+
+    Args:
+        task: From which file to which.
+        options: What it is compiled for.
+        sizes: Sizes of open dimensions to compare at.
 
     Raises:
         UsageError: the provider is unknown, not installed or compiles nothing.

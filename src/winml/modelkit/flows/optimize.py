@@ -53,29 +53,27 @@ AnalyzeRound = Callable[[OptimizationRound], Mapping[str, Any] | None]
 
 def optimize_file(
     task: GraphFileTask,
-    options: OptimizeOptions,
+    work: SingleOptimization,
     on_step: Callable[[StepEvent], None] | None = None,
-    *,
-    sizes: Mapping[str, int] | None = None,
     checked: CheckedSource | None = None,
 ) -> OptimizedFile:
     """Optimize an ONNX file as a task says; see :func:`~winml.modelkit.optimize_onnx`.
 
     Args:
         task: From which file to which.
-        options: What is to be done.
+        work: What is to be done, of :func:`optimization`.
         on_step: Called when a step starts and when it ends.
-        sizes: Sizes of open dimensions to compare at.
         checked: The source, where a plan has read it.
     """
-    task.refuse_early()
-    task.recover()
-    work = optimization(options, sizes or {})
     return _optimized_file(work, transform_file(task, work, on_step, checked))
 
 
 def optimization(options: OptimizeOptions, sizes: Mapping[str, int]) -> SingleOptimization:
-    """Return the work that options ask for.
+    """Return the work that options request.
+
+    Args:
+        options: What is to be done.
+        sizes: Sizes of open dimensions to compare at.
 
     Raises:
         UsageError: they contradict one another, or name an opset nobody knows.
@@ -127,6 +125,7 @@ def run_optimize_analyze_loop(
     if max_rounds < 1:
         raise UsageError(f"max_rounds {max_rounds}: at least one round is needed", hint="Give a number from 1 up.")
     options = parse_options(OptimizeOptions, flags, "run_optimize_analyze_loop")
+    refuse_unknown_opset(options.opset)
     options.refuse_whole_graph_options()
     task = GraphFileTask(
         Path(model),
@@ -137,9 +136,6 @@ def run_optimize_analyze_loop(
         external_data=external_data,
         external_from_bytes=EXTERNAL_BYTES,
     )
-    task.refuse_early()
-    task.recover()
-    refuse_unknown_opset(options.opset)
     work = _OptimizationInRounds([options], max_rounds, analyze)
     file = _optimized_file(work, transform_file(task, work, on_step))
     return OptimizationLoop(file, tuple(work.rounds))

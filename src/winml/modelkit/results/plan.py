@@ -6,42 +6,35 @@ Standard library only: requests are refused, and plans made, before a model libr
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from winml.modelkit.file_names import DATA_DIGITS, data_path
 from winml.modelkit.graph.files.recovery import Interrupted, interrupted_in, settle_interrupted
+from winml.modelkit.records import Record, entry
 
 __all__ = ["Plan", "PlannedFile", "PlannedStep", "interruptions_beside", "planned_data"]
 
 
 @dataclass(frozen=True)
-class PlannedFile:
+class PlannedFile(Record):
     """A file that would be written."""
 
     path: Path
     """Where. A ``*`` in the name of weights stands for digits of their content, which are not known yet."""
     replaces: bool = False
     """Whether a file there is replaced."""
-    only_if: str = ""
+    only_if: str = field(default="", metadata=entry(null_if_empty=True))
     """On which condition it is written; empty: always."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {"path": str(self.path), "replaces": self.replaces, "only_if": self.only_if or None}
 
 
 @dataclass(frozen=True)
-class PlannedStep:
+class PlannedStep(Record):
     """One step, with what it would do in one line."""
 
     name: str
-    words: str
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {"name": self.name, "does": self.words}
+    words: str = field(metadata=entry("does"))
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class CompileRequest(FileRequest["CompileOptions"]):
         return CompileOptions
 
 
-class _Compile(FileVerb[CompileRequest, "CompileOptions", "CompiledFile"]):
+class _Compile(FileVerb[CompileRequest, "CompileOptions", "Compilation", "CompiledFile"]):
     name: ClassVar[str] = "compile"
 
     def refuse_options(self, request: CompileRequest) -> None:
@@ -58,37 +58,25 @@ class _Compile(FileVerb[CompileRequest, "CompileOptions", "CompiledFile"]):
             )
         find_execution_provider(request.options.ep)
 
-    def task(self, request: CompileRequest, source: Path, output: Path) -> GraphFileTask:
-        from winml.modelkit.flows.graph_file import GraphFileTask
-
-        return GraphFileTask(source, output, overwrite=request.overwrite, verify=request.verify, seed=request.seed)
-
-    def work(
-        self,
-        request: CompileRequest,
-        task: GraphFileTask,
-        options: CompileOptions,
-        folder: FoundFolder | None,  # noqa: ARG002  # other verbs look at it
-    ) -> Compilation:
+    def work(self, request: CompileRequest, task: GraphFileTask, options: CompileOptions) -> Compilation:
         from winml.modelkit.flows.compile import compilation
 
         return compilation(task, options, request.sizes or {})
 
-    def data_condition(self, task: GraphFileTask, options: CompileOptions) -> str | None:  # noqa: ARG002  # others do
-        if options.embed:
+    def data_condition(self, task: GraphFileTask, work: Compilation) -> str | None:  # noqa: ARG002  # others do
+        if work.options.embed:
             return None
         return f"a weight takes {size_words(EXTERNAL_FROM_BYTES)} or more, or the provider compiles a part"
 
     def transform(
         self,
-        request: CompileRequest,
-        part: PlannedPart[CompileOptions],
+        part: PlannedPart[Compilation],
         folder: FoundFolder | None,  # noqa: ARG002  # other verbs look at it
         on_step: Callable[[StepEvent], None] | None,
     ) -> CompiledFile:
         from winml.modelkit.flows.compile import compile_file
 
-        return compile_file(part.task, part.options, on_step, sizes=request.sizes, checked=part.checked)
+        return compile_file(part.task, part.work, on_step, part.checked)
 
 
 COMPILE = _Compile()

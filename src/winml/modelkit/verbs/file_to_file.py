@@ -32,6 +32,7 @@ __all__ = [
     "FileRequest",
     "FileVerb",
     "PlannedPart",
+    "WeightsRequest",
     "find_source",
     "only_part",
     "orphaned_data",
@@ -40,6 +41,7 @@ __all__ = [
 
 OptionsT = TypeVar("OptionsT", bound="Options")
 RequestT = TypeVar("RequestT", bound="FileRequest[Any]")
+WorkT = TypeVar("WorkT", bound="GraphWork[Any]")
 
 EXTERNAL_FROM_BYTES = 256
 """Specified by onnx_ir: the smallest weight that goes to a file of weights."""
@@ -66,7 +68,7 @@ def read_sizes(text: str) -> dict[str, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileRequest(Generic[OptionsT]):
+class FileRequest(ABC, Generic[OptionsT]):
     """What is requested of a verb that makes a file of a file."""
 
     section: ClassVar[str]
@@ -94,9 +96,9 @@ class FileRequest(Generic[OptionsT]):
     seed: int = declare(0, "Seed of the values compared on.", COMPARISON, in_command=False)
 
     @classmethod
+    @abstractmethod
     def options_record(cls) -> type[OptionsT]:
         """Return the validated record of the options."""
-        raise NotImplementedError
 
     @classmethod
     def section_values(cls, section: Options) -> tuple[dict[str, Any], str]:
@@ -122,28 +124,39 @@ class FileRequest(Generic[OptionsT]):
         return cls(options=parse_options(cls.options_record(), {**section, **options}, "options"), **fields)
 
 
+@dataclass(frozen=True, kw_only=True)
+class WeightsRequest(FileRequest[OptionsT]):
+    """What is requested of a verb that also says where the weights go."""
+
+    external_data: bool | None = declare(
+        None,
+        "Keep weights in a file of their own, or inside; by default large ones go outside, which loads faster.",
+        OUTPUT,
+    )
+
+
 @dataclass(frozen=True)
-class PlannedPart(Generic[OptionsT]):
+class PlannedPart(Generic[WorkT]):
     """One file that would become another."""
 
     task: GraphFileTask
-    options: OptionsT
+    work: WorkT
     checked: CheckedSource | None
     """The source as it was read; None where recovery would replace it first, so that it is read and checked then."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilePlan(Plan, Generic[RequestT, OptionsT]):
+class FilePlan(Plan, Generic[RequestT, WorkT]):
     """What a verb that makes a file of a file would do."""
 
     request: RequestT
-    parts: Mapping[str, PlannedPart[OptionsT]]
+    parts: Mapping[str, PlannedPart[WorkT]]
     """Name of the part → what would become of it; of a file there is one."""
     folder: FoundFolder | None = None
     """The folder whose parts they are."""
 
 
-class FileVerb(ABC, Generic[RequestT, OptionsT, RecordT]):
+class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
     """A verb that makes a file of a file: what it does itself between reading and writing."""
 
     name: ClassVar[str]
@@ -159,27 +172,29 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, RecordT]):
         """Return what is written where no output is named; None where one has to be."""
         return None
 
-    @abstractmethod
     def task(self, request: RequestT, source: Path, output: Path) -> GraphFileTask:
         """Return from which file to which, and how."""
+        from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphFileTask
+
+        task = GraphFileTask(source, output, overwrite=request.overwrite, verify=request.verify, seed=request.seed)
+        if not isinstance(request, WeightsRequest):
+            return task
+        return replace(task, external_data=request.external_data, external_from_bytes=EXTERNAL_BYTES)
 
     @abstractmethod
-    def work(
-        self, request: RequestT, task: GraphFileTask, options: OptionsT, folder: FoundFolder | None
-    ) -> GraphWork[Any]:
+    def work(self, request: RequestT, task: GraphFileTask, options: OptionsT) -> WorkT:
         """Return what is done with the graph.
 
         Args:
             request: What is requested.
             task: From which file to which.
             options: Those of the part.
-            folder: The folder of a build that the file is a part of, if it is.
 
         Raises:
             UsageError: it cannot be done with any.
         """
 
-    def data_condition(self, task: GraphFileTask, options: OptionsT) -> str | None:  # noqa: ARG002  # other verbs do
+    def data_condition(self, task: GraphFileTask, work: WorkT) -> str | None:  # noqa: ARG002  # other verbs look at it
         """Return on which condition files of data are written beside the model; None: never."""
         if task.external_data is False:
             return None
@@ -192,18 +207,22 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, RecordT]):
     @abstractmethod
     def transform(
         self,
-        request: RequestT,
-        part: PlannedPart[OptionsT],
+        part: PlannedPart[WorkT],
         folder: FoundFolder | None,
         on_step: Callable[[StepEvent], None] | None,
     ) -> RecordT:
         """Make the file of one part, and return the record of it.
 
+        Args:
+            part: From which file to which, and what is done.
+            folder: The folder of a build that the file is a part of, if it is.
+            on_step: Called when a step starts and when it ends.
+
         Raises:
             WinMLError: the work failed; no file was written.
         """
 
-    def plan(self, request: RequestT) -> FilePlan[RequestT, OptionsT]:
+    def plan(self, request: RequestT) -> FilePlan[RequestT, WorkT]:
         """Return what would be done, for a file or for the folder of a build. Writes nothing.
 
         Raises:
@@ -220,7 +239,7 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, RecordT]):
         model = only_part(source, f"-o {request.output} is one file")
         return self.plan_file(replace(request, model=model, submodel=()))
 
-    def plan_file(self, request: RequestT) -> FilePlan[RequestT, OptionsT]:
+    def plan_file(self, request: RequestT) -> FilePlan[RequestT, WorkT]:
         """Return what would be done with one file; raises as :meth:`plan` does."""
         from winml.modelkit.graph.files.output_files import ExportPaths, refuse_existing, refuse_inputs, waiting_files
 
@@ -233,7 +252,7 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, RecordT]):
         is_waiting = model.absolute() in {path.absolute() for path in waiting}
         if not model.is_file() and not is_waiting:
             raise ModelPathError(f"{model}: no such file", hint="Give the path of an ONNX file.")
-        part, files, steps = self._plan_part(request, model, output, request.options, None, is_waiting=is_waiting)
+        part, files, steps = self._plan_part(request, model, output, request.options, is_waiting=is_waiting)
         reads = (model, *(part.checked.data if part.checked is not None else ()))
         return FilePlan(
             verb=self.name,
@@ -247,14 +266,14 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, RecordT]):
             parts={ONLY_PART: part},
         )
 
-    def _plan_folder(self, request: RequestT, found: FoundFolder) -> FilePlan[RequestT, OptionsT]:
+    def _plan_folder(self, request: RequestT, found: FoundFolder) -> FilePlan[RequestT, WorkT]:
         from winml.modelkit.builds.folder_transformation import options_by_part, refuse_folder_outputs
         from winml.modelkit.graph.files.placing import external_files
 
         folder, notes = self._output(request, found.path)
         refuse_folder_outputs(found, folder, overwrite=request.overwrite)
         requested = options_by_part(found, request.options)
-        parts: dict[str, PlannedPart[OptionsT]] = {}
+        parts: dict[str, PlannedPart[WorkT]] = {}
         files: list[PlannedFile] = []
         steps: list[PlannedStep] = []
         reads = [*found.companions.values()]
@@ -265,9 +284,7 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, RecordT]):
                 steps.append(PlannedStep(f"{part}: copying", "as it is"))
                 files += [_planned(output), *([PlannedFile(data_path(output, "*"))] if external_files(source) else [])]
                 continue
-            parts[part], outputs, own = self._plan_part(
-                request, source, output, requested[part], found, is_waiting=False
-            )
+            parts[part], outputs, own = self._plan_part(request, source, output, requested[part], is_waiting=False)
             prefix = f"{part}: " if len(found.parts) > 1 else ""
             steps += [replace(step, name=f"{prefix}{step.name}") for step in own]
             files += outputs
@@ -296,32 +313,25 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, RecordT]):
         return output, (f"No output was named: {output}, beside the input.",)
 
     def _plan_part(
-        self,
-        request: RequestT,
-        source: Path,
-        output: Path,
-        options: OptionsT,
-        folder: FoundFolder | None,
-        *,
-        is_waiting: bool,
-    ) -> tuple[PlannedPart[OptionsT], tuple[PlannedFile, ...], tuple[PlannedStep, ...]]:
+        self, request: RequestT, source: Path, output: Path, options: OptionsT, *, is_waiting: bool
+    ) -> tuple[PlannedPart[WorkT], tuple[PlannedFile, ...], tuple[PlannedStep, ...]]:
         """Return what would become of one file, what would be written of it, and in which steps."""
         from winml.modelkit.flows.graph_file import check_source
 
         task = self.task(request, source, output)
-        work = self.work(request, task, options, folder)
+        work = self.work(request, task, options)
         checked = None if is_waiting else check_source(task, work)
         is_copy = checked is not None and _is_copy(task, work, checked)
         if is_copy:
             condition = "" if checked is not None and checked.data else None
         else:
-            condition = self.data_condition(task, options)
+            condition = self.data_condition(task, work)
         data = () if condition is None else (PlannedFile(data_path(output, "*"), only_if=condition),)
         steps = _planned_steps(task, work, checked, is_copy=is_copy)
-        return PlannedPart(task, options, checked), (_planned(output), *data), steps
+        return PlannedPart(task, work, checked), (_planned(output), *data), steps
 
     def run(
-        self, plan: FilePlan[RequestT, OptionsT], on_step: Callable[[StepEvent], None] | None = None
+        self, plan: FilePlan[RequestT, WorkT], on_step: Callable[[StepEvent], None] | None = None
     ) -> RecordT | TransformedFolder[RecordT]:
         """Do what a plan says: recover what killed commands left, then make the file, or the folder.
 
@@ -332,24 +342,19 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, RecordT]):
             return self.run_file(plan, on_step)
         from winml.modelkit.builds.folder_transformation import transform_folder
 
-        folder, parts = plan.folder, plan.parts
+        folder = plan.folder
         output, _ = self._output(plan.request, folder.path)
         plan.recover()
 
-        def work_on_part(name: str, task: GraphFileTask, options: OptionsT) -> RecordT:
-            part = PlannedPart(task, options, parts[name].checked)
-            return self.transform(plan.request, part, folder, _named_steps(name, folder, on_step))
+        def work_on_part(name: str, task: GraphFileTask, part: PlannedPart[WorkT]) -> RecordT:
+            return self.transform(replace(part, task=task), folder, _named_steps(name, folder, on_step))
 
-        task = self.task(plan.request, folder.path, output)
-        requested = {name: part.options for name, part in parts.items()}
-        return transform_folder(folder, task, requested, work_on_part)
+        return transform_folder(folder, self.task(plan.request, folder.path, output), plan.parts, work_on_part)
 
-    def run_file(
-        self, plan: FilePlan[RequestT, OptionsT], on_step: Callable[[StepEvent], None] | None = None
-    ) -> RecordT:
+    def run_file(self, plan: FilePlan[RequestT, WorkT], on_step: Callable[[StepEvent], None] | None = None) -> RecordT:
         """Do what the plan of one file says; raises as :meth:`run` does."""
         plan.recover()
-        return self.transform(plan.request, plan.parts[ONLY_PART], None, on_step)
+        return self.transform(plan.parts[ONLY_PART], None, on_step)
 
 
 def find_source(request: FileRequest[Any]) -> FoundFolder | Path:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from winml.modelkit.fields import INPUT, OUTPUT, declare
 from winml.modelkit.file_names import OPTIMIZED_SUFFIX, optimized_path
 from winml.modelkit.optimize.declared_options import OptimizeFields
-from winml.modelkit.verbs.file_to_file import FileRequest, FileVerb, PlannedPart
+from winml.modelkit.verbs.file_to_file import FileVerb, PlannedPart, WeightsRequest
 
 if TYPE_CHECKING:
     from winml.modelkit.flows.graph_file import GraphFileTask
@@ -25,7 +25,7 @@ __all__ = ["OPTIMIZE", "OptimizeRequest", "optimize_onnx"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizeRequest(FileRequest["OptimizeOptions"]):
+class OptimizeRequest(WeightsRequest["OptimizeOptions"]):
     """What is requested of ``winml optimize``."""
 
     section: ClassVar[str] = "optim"
@@ -36,11 +36,6 @@ class OptimizeRequest(FileRequest["OptimizeOptions"]):
         f"File to write; of a folder, the folder.  [default: <stem>{OPTIMIZED_SUFFIX}.onnx beside the input]",
         OUTPUT,
         short="-o",
-    )
-    external_data: bool | None = declare(
-        None,
-        "Keep weights in a file of their own, or inside; by default large ones go outside, which loads faster.",
-        OUTPUT,
     )
     functions: str | None = declare(
         None,
@@ -61,7 +56,7 @@ class OptimizeRequest(FileRequest["OptimizeOptions"]):
         return OptimizeOptions
 
 
-class _Optimize(FileVerb[OptimizeRequest, "OptimizeOptions", "OptimizedFile"]):
+class _Optimize(FileVerb[OptimizeRequest, "OptimizeOptions", "SingleOptimization", "OptimizedFile"]):
     name: ClassVar[str] = "optimize"
 
     def refuse_options(self, request: OptimizeRequest) -> None:
@@ -75,26 +70,14 @@ class _Optimize(FileVerb[OptimizeRequest, "OptimizeOptions", "OptimizedFile"]):
         return named.with_name(f"{named.name}{OPTIMIZED_SUFFIX}")
 
     def task(self, request: OptimizeRequest, source: Path, output: Path) -> GraphFileTask:
-        from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphFileTask
-
-        return GraphFileTask(
-            source,
-            output,
-            overwrite=request.overwrite,
-            verify=request.verify,
-            seed=request.seed,
-            skip_normalization=request.skip_normalization,
-            external_data=request.external_data,
-            external_from_bytes=EXTERNAL_BYTES,
-            functions=request.functions,
-        )
+        task = super().task(request, source, output)
+        return replace(task, skip_normalization=request.skip_normalization, functions=request.functions)
 
     def work(
         self,
         request: OptimizeRequest,
         task: GraphFileTask,  # noqa: ARG002  # other verbs look at it
         options: OptimizeOptions,
-        folder: FoundFolder | None,  # noqa: ARG002  # other verbs look at it
     ) -> SingleOptimization:
         from winml.modelkit.flows.optimize import optimization
 
@@ -102,14 +85,13 @@ class _Optimize(FileVerb[OptimizeRequest, "OptimizeOptions", "OptimizedFile"]):
 
     def transform(
         self,
-        request: OptimizeRequest,
-        part: PlannedPart[OptimizeOptions],
+        part: PlannedPart[SingleOptimization],
         folder: FoundFolder | None,  # noqa: ARG002  # other verbs look at it
         on_step: Callable[[StepEvent], None] | None,
     ) -> OptimizedFile:
         from winml.modelkit.flows.optimize import optimize_file
 
-        return optimize_file(part.task, part.options, on_step, sizes=request.sizes, checked=part.checked)
+        return optimize_file(part.task, part.work, on_step, part.checked)
 
 
 OPTIMIZE = _Optimize()

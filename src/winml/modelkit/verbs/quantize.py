@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from winml.modelkit.errors import ModelPathError, UsageError
-from winml.modelkit.fields import OUTPUT, declare
+from winml.modelkit.fields import declare
 from winml.modelkit.file_names import measured_path
 from winml.modelkit.quantize.declared_options import QuantizeFields
 from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
-from winml.modelkit.verbs.file_to_file import FileRequest, FileVerb, PlannedPart, find_source, only_part
+from winml.modelkit.verbs.file_to_file import FileVerb, PlannedPart, WeightsRequest, find_source, only_part
 
 if TYPE_CHECKING:
     from winml.modelkit.flows.graph_file import GraphFileTask
@@ -34,17 +34,12 @@ _SENSITIVITY = "Sensitivity"
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizeRequest(FileRequest["QuantizeOptions"]):
+class QuantizeRequest(WeightsRequest["QuantizeOptions"]):
     """What is requested of ``winml quantize``."""
 
     section: ClassVar[str] = "quant"
     declaring: ClassVar[type] = QuantizeFields
 
-    external_data: bool | None = declare(
-        None,
-        "Keep weights in a file of their own, or inside; by default large ones go outside, which loads faster.",
-        OUTPUT,
-    )
     sensitivity: bool = declare(
         False,
         "Write no model: quantize each module alone, and rank modules by the loss of accuracy of the outputs. "
@@ -111,7 +106,7 @@ class QuantizeRequest(FileRequest["QuantizeOptions"]):
         return request
 
 
-class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "QuantizedFile"]):
+class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "Quantization", "QuantizedFile"]):
     name: ClassVar[str] = "quantize"
 
     def refuse_options(self, request: QuantizeRequest) -> None:
@@ -124,43 +119,21 @@ class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "QuantizedFile"]):
                 raise UsageError(f"{flag} is for --sensitivity", hint=f"Add --sensitivity, or leave {flag} out.")
         refuse_missing_files(request.options)
 
-    def task(self, request: QuantizeRequest, source: Path, output: Path) -> GraphFileTask:
-        from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphFileTask
-
-        return GraphFileTask(
-            source,
-            output,
-            overwrite=request.overwrite,
-            verify=request.verify,
-            seed=request.seed,
-            external_data=request.external_data,
-            external_from_bytes=EXTERNAL_BYTES,
-        )
-
-    def work(
-        self,
-        request: QuantizeRequest,
-        task: GraphFileTask,
-        options: QuantizeOptions,
-        folder: FoundFolder | None,  # noqa: ARG002  # other verbs look at it
-    ) -> Quantization:
+    def work(self, request: QuantizeRequest, task: GraphFileTask, options: QuantizeOptions) -> Quantization:
         from winml.modelkit.flows.quantize.quantize import Quantization
 
         return Quantization(task.source, options, request.sizes or {})
 
     def transform(
         self,
-        request: QuantizeRequest,
-        part: PlannedPart[QuantizeOptions],
+        part: PlannedPart[Quantization],
         folder: FoundFolder | None,
         on_step: Callable[[StepEvent], None] | None,
     ) -> QuantizedFile:
         from winml.modelkit.flows.quantize.quantize import quantize_file
 
         processors = folder.path if folder is not None else None
-        return quantize_file(
-            part.task, part.options, on_step, sizes=request.sizes, processors=processors, checked=part.checked
-        )
+        return quantize_file(part.task, part.work, on_step, part.checked, processors=processors)
 
 
 QUANTIZE = _Quantize()

@@ -134,32 +134,29 @@ LEAST_SAVING = 0.9
 
 def quantize_file(
     task: GraphFileTask,
-    options: QuantizeOptions,
+    work: Quantization,
     on_step: Callable[[StepEvent], None] | None = None,
-    *,
-    sizes: Mapping[str, int] | None = None,
-    processors: Path | None = None,
     checked: CheckedSource | None = None,
+    *,
+    processors: Path | None = None,
 ) -> QuantizedFile:
     """Quantize an ONNX file as a task says; see :func:`~winml.modelkit.quantize_onnx`.
 
     Args:
         task: From which file to which.
-        options: What is to be done.
+        work: What is to be done.
         on_step: Called when a step starts and when it ends.
-        sizes: Sizes of open dimensions.
+        checked: The source, where a plan has read it.
         processors: Folder of the tokenizer, image processor or feature extractor that makes calibration data arrays;
             None: that of the source.
-        checked: The source, where a plan has read it.
     """
-    task.refuse_early()
-    task.recover()
+    options = work.options
     options.refuse_contradictions()
     folder = processors or task.source.absolute().parent
-    calibration = calibration_of(options, folder, sizes or {}, task.seed)
+    calibration = calibration_of(options, folder, work.sizes, task.seed)
     if calibration is not None:
         refuse_missing_data(calibration)
-    work = Quantization(task.source, options, sizes or {}, calibration)
+    work = replace(work, calibration=calibration, notes=[])
     try:
         done = transform_file(task, work, on_step, checked)
     finally:

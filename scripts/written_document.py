@@ -1,0 +1,20 @@
+"""Writes a document that is made from the code, or with ``--check`` says whether the one that is there is current."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+__all__ = ["write_or_check"]
+
+
+def write_or_check(target: Path, text: str) -> None:
+    """Write a document; with ``--check`` on the command line, compare it instead.
+
+    Raises:
+        SystemExit: it is out of date.
+    """
+    if "--check" not in sys.argv[1:]:
+        target.write_text(text, encoding="utf-8", newline="\n")
+    elif not target.is_file() or target.read_text(encoding="utf-8") != text:
+        raise SystemExit(f"{target} is out of date: run python {Path(sys.argv[0]).name}")
