@@ -187,7 +187,7 @@ def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage,
     def options(plan: BuildPlan) -> dict[str, Any]:
         return {key: value for stage in (*before, quantize) for key, value in stage.options(plan).items()}
 
-    def undo_resolution(options: dict[str, Any], earlier: StageRecord) -> dict[str, Any]:
+    def undo_resolution(options: dict[str, object], earlier: StageRecord) -> dict[str, Any]:
         return {**options, **by_name["export"].undo_resolution(options, earlier)}
 
     taker = replace(
@@ -306,7 +306,7 @@ def _export_sidecar(part: BuiltPart) -> tuple[FileRecord, FileRecord] | None:
 
 
 def _adapted(
-    record: dict[str, Any], part: BuiltPart, folder: Path, model_file: FileRecord, data: Mapping[str, int]
+    record: dict[str, object], part: BuiltPart, folder: Path, model_file: FileRecord, data: Mapping[str, int]
 ) -> str:
     # Of the stage, whose weights may lie outside: the nodes are the same, and less is read.
     model = ir.serde.deserialize_model(read_structure(folder / part.current_files[0].name))

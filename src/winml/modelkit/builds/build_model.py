@@ -106,7 +106,7 @@ def build_onnx_model(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
     *,
-    config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    config: WinMLBuildConfig | Mapping[str, object] | str | os.PathLike[str] | None = None,
     precision: str | None = None,
     verify: bool = True,
     rebuild: bool = False,
@@ -242,7 +242,7 @@ def read_build_config(text_or_path: str | os.PathLike[str], option: str) -> tupl
 
 
 def passed_build_config(
-    config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
+    config: WinMLBuildConfig | Mapping[str, object] | str | os.PathLike[str] | None,
     listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
     *,
     precision: str | None = None,

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import platformdirs
 
@@ -65,7 +64,7 @@ def cache_root() -> Path:
     return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("winml", appauthor=False)
 
 
-def digest(record: Any) -> str:
+def digest(record: object) -> str:
     """Return the SHA-256 of a JSON value, the same whatever the order of its keys.
 
     >>> digest({"a": 1, "b": [2]}) == digest({"b": [2], "a": 1})

@@ -75,13 +75,13 @@ else:
     )
 
 
-def loader_section(request: ModelRequest, **decided: Any) -> LoaderSection:
+def loader_section(request: ModelRequest, **decided: object) -> LoaderSection:
     """Return the section that says what a request says, and what was decided for it."""
     requested = {name: getattr(request, name) for name in LoaderSection.model_fields if hasattr(request, name)}
     return LoaderSection(**{**requested, **decided})
 
 
-def check_load_keywords(load: Mapping[str, Any], function: str) -> None:
+def check_load_keywords(load: Mapping[str, object], function: str) -> None:
     """Refuse keywords that declare no option of loading, and values of the wrong kind.
 
     Args:
@@ -198,14 +198,14 @@ def _with_named_precision(value: Any) -> tuple[Any, tuple[str, ...]]:
     return {**value, "quant": {**section, "precision": name}}, (f"quant.precision {bits} is now called {name}",)
 
 
-def _optimize_becomes_optim(config: dict[str, Any]) -> list[str]:
+def _optimize_becomes_optim(config: dict[str, object]) -> list[str]:
     if "optimize" not in config:
         return []
     config["optim"] = config.pop("optimize")
     return ["section optimize is now called optim"]
 
 
-def _model_id_becomes_model(config: dict[str, Any]) -> list[str]:
+def _model_id_becomes_model(config: dict[str, object]) -> list[str]:
     loader = config.get("loader")
     if not isinstance(loader, dict) or "model_id" not in loader:
         return []
@@ -221,7 +221,7 @@ MIGRATIONS: Mapping[int, tuple[Migration, ...]] = {
 """Version → what makes the next version of it, in place; each says what it did."""
 
 
-def _migrate_to_current(value: Any, source: str) -> tuple[Any, tuple[str, ...]]:
+def _migrate_to_current(value: object, source: str) -> tuple[Any, tuple[str, ...]]:
     """Return a copy in the layout of this version, and what was changed."""
     if not isinstance(value, dict):
         return value, ()
@@ -240,7 +240,7 @@ def _migrate_to_current(value: Any, source: str) -> tuple[Any, tuple[str, ...]]:
     return {**config, "schema_version": SCHEMA_VERSION}, tuple(notes)
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return value

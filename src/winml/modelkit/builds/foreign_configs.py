@@ -100,12 +100,12 @@ def _is_of_winml_cli(config: Mapping[str, Any]) -> bool:
     return bool(own or later or specs or "skip_optimize" in config)
 
 
-def _specs(section: Any, key: str) -> list[dict[str, Any]]:
+def _specs(section: object, key: str) -> list[dict[str, Any]]:
     specs = section.get(key) if isinstance(section, dict) else None
     return [spec for spec in specs if isinstance(spec, dict)] if isinstance(specs, list) else []
 
 
-def _refuse(source: str, place: str, value: Any, hint: str) -> NoReturn:
+def _refuse(source: str, place: str, value: object, hint: str) -> NoReturn:
     raise ConfigError(f"{source}: {place}: {value!r} has no counterpart here, and would change the result", hint=hint)
 
 

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from winml.modelkit.builds.build import identify_plan
 from winml.modelkit.builds.build_model import build_in_cache, cache_key, passed_build_config
@@ -63,7 +62,7 @@ _NO_SIZES = (TaskError, ModelPathError, OutputExistsError, WriteError)
 
 def build_with_open_sizes(
     request: ModelRequest,
-    config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
+    config: WinMLBuildConfig | Mapping[str, object] | str | os.PathLike[str] | None,
     *,
     ep: str | None = None,
     precision: str | None = None,

@@ -18,7 +18,7 @@ __all__ = ["place_state", "resume_identity", "tool_versions"]
 _LIBRARIES = ("torch", "transformers", "onnx-ir", "onnxscript", "onnxruntime")
 
 
-def resume_identity(requested: Mapping[str, Any], files: Any) -> dict[str, Any]:
+def resume_identity(requested: Mapping[str, object], files: object) -> dict[str, Any]:
     """Return all that kept results depend on, JSON-ready: equal where they may be used again.
 
     Args:

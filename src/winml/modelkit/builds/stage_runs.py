@@ -367,7 +367,7 @@ def _count_nodes(path: Path) -> tuple[int, CoverageRecord]:
     return coverage.nodes, CoverageRecord(tagged=coverage.tagged, percent=shares[0], at_root_percent=shares[1])
 
 
-def _changed_keys(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
+def _changed_keys(before: Mapping[str, object], after: Mapping[str, object], prefix: str = "") -> list[str]:
     """Return the dotted keys at which two JSON objects differ, with their values where these are short."""
     changes = []
     for key in sorted({*before, *after}):
@@ -383,9 +383,9 @@ def _changed_keys(before: Mapping[str, Any], after: Mapping[str, Any], prefix: s
     return changes
 
 
-def _is_short(value: Any) -> bool:
+def _is_short(value: object) -> bool:
     return isinstance(value, str) and len(value) <= _SHOWN_LENGTH
 
 
-def _value_words(value: Any) -> str:
+def _value_words(value: object) -> str:
     return "none" if value is None else str(value)

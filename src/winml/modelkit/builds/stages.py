@@ -175,13 +175,13 @@ _INPUT_KEYS = ("input_specs", "shape_config", "batch_size", "dynamic")
 """Keys of a request that only say what the inputs are to be."""
 
 
-def _is_implied(now: Mapping[str, Any], before: Mapping[str, Any], written: Mapping[str, Any]) -> bool:
+def _is_implied(now: Mapping[str, object], before: Mapping[str, object], written: Mapping[str, object]) -> bool:
     """Say whether a wish for open dimensions asks for nothing that the inputs as written do not have already."""
     wishes = {**now, "dimensions": now["dimensions"] if now["dimensions"] != written["dynamic_dimensions"] else []}
     return all(not value or value == before.get(key) for key, value in wishes.items())
 
 
-def _put_back(request: dict[str, Any], before: Mapping[str, Any], *keys: str) -> None:
+def _put_back(request: dict[str, object], before: Mapping[str, object], *keys: str) -> None:
     for key in keys:
         request.pop(key, None)
     request.update({key: before[key] for key in keys if key in before})

@@ -92,7 +92,7 @@ _given_files: list[str] = []
 """What the command was given to read, for an error that names no file itself."""
 
 
-def _problem_of(value: Any) -> str:
+def _problem_of(value: object) -> str:
     """Return what is wrong with a value whatever its option means; empty where nothing is."""
     if isinstance(value, str) and not value.strip():
         return "the text is empty."
@@ -285,7 +285,7 @@ def catch_signals() -> None:
             _earlier[number] = signal.signal(number, _interrupt)
 
 
-def _interrupt(number: int, _frame: Any) -> None:
+def _interrupt(number: int, _frame: object) -> None:
     _received.append(number)
     raise KeyboardInterrupt
 

@@ -60,12 +60,12 @@ def named_parts(options: Mapping[str, Any], *, beside_weights: bool = False) -> 
     return chosen_parts(passed[0], options["submodel"], beside_weights=beside_weights)
 
 
-def options_of_part(options: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def options_of_part(options: Mapping[str, object], path: Path) -> dict[str, Any]:
     """Return the options of a verb as if the file of a part were named."""
     return {**options, "target": str(path), "model": None, "submodel": ()}
 
 
-def parts_record(options: Mapping[str, Any], records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def parts_record(options: Mapping[str, object], records: Mapping[str, Mapping[str, object]]) -> dict[str, Any]:
     """Return the answer for a program: the record of each part of a folder."""
     return {"schema_version": 1, "model": options["target"] or options["model"], "parts": dict(records)}
 
@@ -106,7 +106,7 @@ def run_verb(
         show_result(result.as_record(), options, lambda: describe(result))
 
 
-def show_plan(plan: Plan, options: Mapping[str, Any]) -> None:
+def show_plan(plan: Plan, options: Mapping[str, object]) -> None:
     """Print what a verb would do, in the form that is asked for."""
     from winml.modelkit.report.files import plan_document
 

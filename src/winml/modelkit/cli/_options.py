@@ -111,12 +111,12 @@ class _GroupedArgument(click.Argument):
         return self.make_metavar(ctx), self._words
 
 
-def grouped_option(*names: str, group: str = GENERAL, **settings: Any) -> Callable[[_F], _F]:
+def grouped_option(*names: str, group: str = GENERAL, **settings: object) -> Callable[[_F], _F]:
     """Return an option that is no field of a request, with the heading below which the help has it."""
     return click.option(*names, cls=_GroupedOption, group=group, **settings)
 
 
-def _declared_option(option: Field, **heading: Any) -> Callable[[_F], _F]:
+def _declared_option(option: Field, **heading: object) -> Callable[[_F], _F]:
     """Return the option of the command that a field declares; ``heading`` is that of a :class:`_GroupedOption`."""
     if option.is_argument:
         type_ = NonEmptyPath() if option.annotation is Path else None

@@ -167,7 +167,7 @@ def read_request(kind: type[_RequestT], options: Mapping[str, Any]) -> _RequestT
     return request
 
 
-def stated_fields(declaring: type, options: Mapping[str, Any]) -> dict[str, Any]:
+def stated_fields(declaring: type, options: Mapping[str, object]) -> dict[str, Any]:
     """Return the fields of a request that the command line states, by name.
 
     Args:
@@ -185,7 +185,9 @@ def stated_fields(declaring: type, options: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def configured_options(context: click.Context, options: dict[str, Any], config: WinMLBuildConfig) -> ConfiguredOptions:
+def configured_options(
+    context: click.Context, options: dict[str, object], config: WinMLBuildConfig
+) -> ConfiguredOptions:
     """Return the options, with what the command line leaves open taken from the loader section."""
     loader = config.loader.model_dump() if config.loader is not None else {}
     passed = {name for name in loader if context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)}
@@ -197,7 +199,7 @@ def configured_options(context: click.Context, options: dict[str, Any], config: 
     return ConfiguredOptions({**options, **taken}, words)
 
 
-def export_section_keys(export: WinMLExportConfig | None, options: Mapping[str, Any], words: str) -> dict[str, str]:
+def export_section_keys(export: WinMLExportConfig | None, options: Mapping[str, object], words: str) -> dict[str, str]:
     """Return option → the key of an export section that was given in its place.
 
     Args:
@@ -333,7 +335,7 @@ def exported_path(model: FoundModel, on_step: Callable[[StepEvent], None] | None
     return path
 
 
-def refuse_checkpoint_options(path: Path, options: Mapping[str, Any], names: Iterable[str], hint: str) -> None:
+def refuse_checkpoint_options(path: Path, options: Mapping[str, object], names: Iterable[str], hint: str) -> None:
     """Refuse the options that say how a checkpoint becomes a graph, which an ONNX file already is.
 
     Raises:

@@ -207,12 +207,12 @@ def _redirected_descriptors() -> Iterator[TextIO | None]:
 # --- How does a record become the answer for a program? One JSON object on stdout, in one form for all verbs.
 
 
-def print_json(record: Mapping[str, Any]) -> None:
+def print_json(record: Mapping[str, object]) -> None:
     """Write a record on stdout."""
     click.echo(json_text(record))
 
 
-def json_text(record: Mapping[str, Any]) -> str:
+def json_text(record: Mapping[str, object]) -> str:
     """Return a record as indented JSON; letters of all languages stay readable, and no character moves a terminal."""
     import json
 
@@ -252,7 +252,11 @@ def write_and_print_result(
 
 
 def show_result(
-    record: Mapping[str, Any], options: Mapping[str, Any], describe: Callable[[], Document], *, is_answer: bool = False
+    record: Mapping[str, object],
+    options: Mapping[str, object],
+    describe: Callable[[], Document],
+    *,
+    is_answer: bool = False,
 ) -> None:
     """Print a result: as JSON if requested, else for people.
 

@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -155,7 +154,7 @@ def reference_outputs(
         raise _reference_error(reference, error) from error
 
 
-def refuse_below_minimum_sqnr(fidelity: FidelityInfo, reference: str, inputs: Mapping[str, Any]) -> None:
+def refuse_below_minimum_sqnr(fidelity: FidelityInfo, reference: str, inputs: Mapping[str, object]) -> None:
     """Refuse a file that answers too unlike what it was made from.
 
     Args:

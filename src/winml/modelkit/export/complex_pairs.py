@@ -121,7 +121,7 @@ def _apply(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return func(*map(_without_pairs, args), **{key: _without_pairs(value) for key, value in kwargs.items()})
 
 
-def _without_pairs(value: Any) -> Any:
+def _without_pairs(value: object) -> Any:
     """Return an argument, or a list of operands, with complex tensors in place of pairs."""
     if isinstance(value, (list, tuple)):
         return [_without_pairs(item) for item in value]

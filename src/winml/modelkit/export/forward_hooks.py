@@ -78,7 +78,7 @@ def _with_hooks(module: nn.Module, forward: Callable[..., Any], hooks: dict[str,
     ]
     after = [(hook, key in hooks["_forward_hooks_with_kwargs"]) for key, hook in hooks["_forward_hooks"].items()]
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         # Hooks without keywords see the arguments only where these are given by position.
         bound = signature.bind(*args, **kwargs)
         args, kwargs = bound.args, bound.kwargs

@@ -37,7 +37,7 @@ class BuiltParts:
         self._bundle = ModelBundle.read(list(result.part_paths.values()))
         self.parts = {name: WinMLModel(path, ep=ep, device=device) for name, path in self._bundle.paths.items()}
 
-    def __call__(self, **named: Any) -> ModelOutput:
+    def __call__(self, **named: object) -> ModelOutput:
         """Run the parts in order; what one answers goes where its file says.
 
         Args:

@@ -56,7 +56,7 @@ class Contestant:
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._errors: IO[str] | None = None
 
-    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+    def ask(self, what: str, **arguments: object) -> dict[str, Any]:
         """Return the answer of the process.
 
         Raises:

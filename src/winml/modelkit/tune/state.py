@@ -138,7 +138,7 @@ class TuneState:
         """What is known of the values that all candidates are run on."""
         return self._content["values"]  # type: ignore[no-any-return]  # JSON
 
-    def keep_values(self, reported: Mapping[str, Any]) -> None:
+    def keep_values(self, reported: Mapping[str, object]) -> None:
         """Remember what is known of the values."""
         self._content["values"] = dict(reported)
         self.save()

@@ -480,7 +480,7 @@ def tuned_request(model: str | os.PathLike[str], **load: Any) -> ModelRequest:
 
 
 def _parsed_flags(
-    options: TuneOptions | None, model: str | os.PathLike[str] | ModelRequest, flags: Mapping[str, Any]
+    options: TuneOptions | None, model: str | os.PathLike[str] | ModelRequest, flags: Mapping[str, object]
 ) -> tuple[TuneOptions, ModelRequest]:
     """Return the options and the request that flags of both kinds make."""
     load_names = [option.name for option in declared_options()]

@@ -232,7 +232,7 @@ def _scores_after(part: ModelPart, model: nn.Module, step: TextStep, cache: Any)
     return np.concatenate([to_numpy(_torch_output_after(part, model, run, cache)[SCORES]) for run in runs], axis=1)
 
 
-def _torch_output_after(part: ModelPart, model: nn.Module, run: TextStep, cache: Any) -> Any:
+def _torch_output_after(part: ModelPart, model: nn.Module, run: TextStep, cache: object) -> Any:
     """Return what PyTorch answers to the tokens of one run after those in its own cache; None: an empty one."""
     assert part.cache is not None
     # The model takes tokens, also where the graph takes their vectors.

@@ -188,7 +188,7 @@ def conditions_as_python() -> Iterator[None]:
         torch.compile = compile_function
 
 
-def _uncompiled(model: Any = None, **_options: Any) -> Any:
+def _uncompiled(model: object = None, **_options: object) -> Any:
     """Return what ``torch.compile`` is given as it is; a decorator that does so where it is given options only."""
     return model if model is not None else lambda function: function
 

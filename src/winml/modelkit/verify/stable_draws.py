@@ -97,7 +97,7 @@ def compare_stable_draws(
 
 
 def _compare_remaining_draws(
-    draws: Sequence[Draw], outputs: Sequence[Arrays], aside: Mapping[int, Any], computed_in: Sequence[str]
+    draws: Sequence[Draw], outputs: Sequence[Arrays], aside: Mapping[int, object], computed_in: Sequence[str]
 ) -> VerificationInfo:
     """Compare the draws that were not set aside; each keeps its number."""
     retained = [number for number in range(1, len(draws) + 1) if number not in aside]
@@ -212,7 +212,7 @@ def _moved_results(model: nn.Module, seed: int) -> Iterator[None]:
     """Move what modules without children return up or down by one unit in the last place; not at all for seed 0."""
     generator = torch.Generator().manual_seed(seed)
 
-    def hook(_module: nn.Module, _inputs: Any, result: Any) -> Any:
+    def hook(_module: nn.Module, _inputs: object, result: object) -> Any:
         return pytree.tree_map(lambda value: _moved(value, generator), result)
 
     leaves = [module for module in model.modules() if seed and next(module.children(), None) is None]
@@ -224,7 +224,7 @@ def _moved_results(model: nn.Module, seed: int) -> Iterator[None]:
             handle.remove()
 
 
-def _moved(value: Any, generator: torch.Generator) -> Any:
+def _moved(value: object, generator: torch.Generator) -> Any:
     """Return floats moved by one unit in the last place, up or down; anything else as it is."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value

@@ -376,7 +376,7 @@ def _values(value: Any) -> Any:
     return origin.compute(_values)
 
 
-def _source_of(value: Any) -> _Source | None:
+def _source_of(value: object) -> _Source | None:
     """Return the parameter that a tensor is; None where it is anything else."""
     if not isinstance(value, _StreamedTensor):
         return None
@@ -386,7 +386,7 @@ def _source_of(value: Any) -> _Source | None:
     return _source_of(origin.arguments[0]) if origin.operation in (aten.detach.default, aten.alias.default) else None
 
 
-def _transposed_source(value: Any) -> _Source | None:
+def _transposed_source(value: object) -> _Source | None:
     """Return the parameter that a tensor is the transposed matrix of; None where it is anything else."""
     if not isinstance(value, _StreamedTensor) or not isinstance(value.origin, RecordedOperation) or value.dim() != 2:
         return None

@@ -62,7 +62,7 @@ def session_section() -> dict[str, Any]:
     return {"log_id": "onnxruntime-genai", "provider_options": []}
 
 
-def search_section(generation: Mapping[str, Any], context: int, *, shares: bool) -> dict[str, Any]:
+def search_section(generation: Mapping[str, object], context: int, *, shares: bool) -> dict[str, Any]:
     """Return how tokens are chosen.
 
     Args:
@@ -79,7 +79,7 @@ def search_section(generation: Mapping[str, Any], context: int, *, shares: bool)
     return {**neutral, **passed, "max_length": context, "past_present_share_buffer": shares}
 
 
-def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_section(config: Mapping[str, object]) -> Mapping[str, Any]:
     """Return the part of a config that describes what writes the text."""
     section = config.get("text_config")
     return section if isinstance(section, dict) else config
@@ -90,14 +90,14 @@ def first_number(config: Mapping[str, Any], keys: tuple[str, ...], default: int)
     return next((int(config[key]) for key in keys if isinstance(config.get(key), int)), default)
 
 
-def token_of(generation: Mapping[str, Any], config: Mapping[str, Any], key: str, default: Any = 0) -> Any:
+def token_of(generation: Mapping[str, object], config: Mapping[str, object], key: str, default: object = 0) -> Any:
     """Return a special token: a number, or a list of them."""
     value = generation.get(key)
     value = text_section(config).get(key, config.get(key)) if value is None else value
     return default if value is None else value
 
 
-def single(value: Any) -> Any:
+def single(value: object) -> Any:
     """Return the first token of a list, and any other value as it is."""
     return value[0] if isinstance(value, list) and value else value
 
@@ -141,7 +141,7 @@ _PROCESSOR_FIELDS = ("n_fft", "hop_length", "chunk_length", "feature_size")
 
 
 def speech_config(
-    encoder: tuple[Path, str], decoder: tuple[Path, str], config: Mapping[str, Any], generation: Mapping[str, Any]
+    encoder: tuple[Path, str], decoder: tuple[Path, str], config: Mapping[str, object], generation: Mapping[str, object]
 ) -> dict[str, Any]:
     """Return ``genai_config.json`` of a model that writes what it hears.
 
@@ -325,7 +325,9 @@ def genai_texts(models: Mapping[str, tuple[Path, str]], sources: Mapping[str, Pa
     return {name: json.dumps(record, indent=2) + "\n" for name, record in texts.items()}
 
 
-def genai_config(model: Path, name: str, config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
+def genai_config(
+    model: Path, name: str, config: Mapping[str, object], generation: Mapping[str, object]
+) -> dict[str, Any]:
     """Return the description of a decoder.
 
     Args:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from winml.modelkit.errors import InputError, TaskError, UsageError
 from winml.modelkit.file_names import DECODER, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, built_part_name
@@ -114,7 +114,7 @@ LayoutName = Annotated[str, LAYOUTS]
 
 
 def rewritten_tokenizer(
-    sources: Mapping[str, Path], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    sources: Mapping[str, Path], change: Callable[[Mapping[str, object]], Mapping[str, object]]
 ) -> dict[str, str]:
     """Return the config of a tokenizer in other words, by its name; nothing where it stays as it is.
 

@@ -35,7 +35,7 @@ def quantization_options(precisions: Sequence[str], help: str) -> Callable[[_F],
     return declared_options_of(replace(field, default=None, **own.get(field.name, {})) for field in _FIELDS)
 
 
-def filled_section(section: QuantSection | None, options: Mapping[str, Any]) -> QuantSection | None:
+def filled_section(section: QuantSection | None, options: Mapping[str, object]) -> QuantSection | None:
     """Return a section with what the options say; an option wins, and begins a section that is null.
 
     Raises:
@@ -55,7 +55,7 @@ def filled_section(section: QuantSection | None, options: Mapping[str, Any]) -> 
     return parse_options(QuantSection, {**base, **stated}, "options")
 
 
-def refuse_flags_without_stage(options: Mapping[str, Any]) -> None:
+def refuse_flags_without_stage(options: Mapping[str, object]) -> None:
     """Refuse options about quantization where the stage is left out.
 
     Raises:
@@ -66,5 +66,5 @@ def refuse_flags_without_stage(options: Mapping[str, Any]) -> None:
         raise UsageError(f"{flags[stated[0].name]} has no meaning with --no-quant", hint="Leave one of them out.")
 
 
-def _stated(options: Mapping[str, Any]) -> list[Any]:
+def _stated(options: Mapping[str, object]) -> list[Any]:
     return [field for field in _FIELDS if options.get(field.name) not in (None, ())]

@@ -126,7 +126,7 @@ def _read_request(context: click.Context, options: dict[str, Any]) -> BuildReque
         )
 
 
-def _listener(options: Mapping[str, Any], retained: list[str]) -> BuildListener:
+def _listener(options: Mapping[str, object], retained: list[str]) -> BuildListener:
     """Return what shows progress; the names of stages whose results are there go to ``retained``."""
     from winml.modelkit.builds.build import BuildListener
     from winml.modelkit.cli._progress import show_step
@@ -145,7 +145,7 @@ def _listener(options: Mapping[str, Any], retained: list[str]) -> BuildListener:
     )
 
 
-def _show_result(result: BuildResult, options: Mapping[str, Any]) -> None:
+def _show_result(result: BuildResult, options: Mapping[str, object]) -> None:
     from winml.modelkit.report.document import Document, Fields
     from winml.modelkit.results.build_result import build_lines
 

@@ -35,7 +35,7 @@ def command() -> None:
 @command.command(name="ls", cls=WinMLCommand)
 @format_option
 @debug_option
-def _list(**options: Any) -> None:
+def _list(**options: object) -> None:
     """List the builds in the cache, the one written last first, with what removing each frees."""
     from winml.modelkit.builds.cache_contents import list_cache
     from winml.modelkit.report.machine import contents_document

@@ -53,7 +53,7 @@ def _described(result: CompiledFile) -> Document:
     return compilation_document(result)
 
 
-def _list_providers(options: dict[str, Any]) -> None:
+def _list_providers(options: dict[str, object]) -> None:
     from winml.modelkit.flows.compile import compilable_providers
     from winml.modelkit.report.files import compilable_providers_document
 

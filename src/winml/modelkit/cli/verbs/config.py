@@ -195,7 +195,7 @@ def _refuse_early(config: WinMLBuildConfig, request: ModelRequest, options: dict
         refuse_outputs([options["output"]], files, overwrite=options["overwrite"])
 
 
-def _config_of_options(base: WinMLBuildConfig, options: dict[str, Any]) -> WinMLBuildConfig:
+def _config_of_options(base: WinMLBuildConfig, options: dict[str, object]) -> WinMLBuildConfig:
     """Return the config with what the options say; an option wins.
 
     Raises:

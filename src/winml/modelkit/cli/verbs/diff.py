@@ -87,7 +87,7 @@ def _write(diff: StructureDiff, output: Path, *, overwrite: bool) -> None:
         files.commit(overwrite=overwrite)
 
 
-def _show(diff: StructureDiff, options: dict[str, Any]) -> None:
+def _show(diff: StructureDiff, options: dict[str, object]) -> None:
     from winml.modelkit.report.structure_diff import diff_document
 
     if options["format_"] == "markdown":

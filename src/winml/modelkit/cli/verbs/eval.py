@@ -132,7 +132,7 @@ def _refuse_early(options: dict[str, Any]) -> tuple[str, EvaluationOptions]:
     return name, requested
 
 
-def _refuse_run_options(options: dict[str, Any]) -> None:
+def _refuse_run_options(options: dict[str, object]) -> None:
     """Refuse options of ONNX Runtime for a checkpoint, which PyTorch runs.
 
     Raises:

@@ -63,7 +63,7 @@ _FOR_PYTORCH_MODELS = (
 """Options that say how a graph is made from a PyTorch model."""
 
 
-def is_pinning(options: Mapping[str, Any]) -> bool:
+def is_pinning(options: Mapping[str, object]) -> bool:
     """Say whether the model is an ONNX file, whose sizes can be fixed.
 
     Raises:
@@ -175,7 +175,7 @@ Examples:
 @tree_options("Tell more: the module tree with node counts.")
 @result_options
 @click.pass_context
-def command(context: click.Context, /, **options: Any) -> None:
+def command(context: click.Context, /, **options: object) -> None:
     """Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.
 
     The file is compared with PyTorch in ONNX Runtime before it is put in place; every node names the module it came

@@ -119,7 +119,7 @@ def _request(options: dict[str, Any]) -> ExtractRequest:
     return ExtractRequest(model=model, run=run, protected=protected, **fields)
 
 
-def _show_plans(plans: dict[str, ExtractPlan], options: dict[str, Any]) -> None:
+def _show_plans(plans: dict[str, ExtractPlan], options: dict[str, object]) -> None:
     if _WHOLE in plans:
         show_plan(plans[_WHOLE], options)
         return
@@ -130,7 +130,7 @@ def _show_plans(plans: dict[str, ExtractPlan], options: dict[str, Any]) -> None:
     show_result(record, options, lambda: parts_document(plans, plan_document))
 
 
-def _extract(plan: ExtractPlan, options: dict[str, Any]) -> ExtractResult:
+def _extract(plan: ExtractPlan, options: dict[str, object]) -> ExtractResult:
     from winml.modelkit.cli._progress import show_step
 
     with library_output_to_stderr():

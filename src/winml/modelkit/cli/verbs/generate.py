@@ -225,7 +225,7 @@ def _write(prompt: PreparedPrompt, checkpoint: str | None, options: dict[str, An
     return result
 
 
-def _tell_result(result: GeneratedText, options: dict[str, Any]) -> None:
+def _tell_result(result: GeneratedText, options: dict[str, object]) -> None:
     if options["quiet"]:
         return
     from winml.modelkit.report.generation import generated_lines

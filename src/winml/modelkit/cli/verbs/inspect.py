@@ -74,7 +74,7 @@ FOR_CHECKPOINTS = (
 @click.option("--ep-options", multiple=True, metavar="KEY=VALUE", help="Option of the provider; repeatable.")
 @format_option
 @debug_option
-def command(**options: Any) -> None:
+def command(**options: object) -> None:
     """Show what is in a model; no weight is read.
 
     Of an ONNX file: inputs and outputs, operators, sizes, and the module tree its nodes remember. Of anything else:
@@ -152,7 +152,7 @@ def _file_in_folder(name: str) -> str:
     return name if path is None else str(path)
 
 
-def _inspect_file(path: Path, options: dict[str, Any]) -> None:
+def _inspect_file(path: Path, options: dict[str, object]) -> None:
     inspected = _inspected_file(path, options)
     show_result(inspected.as_record(options), options, lambda: inspected.document(options))
     _end(inspected.fit)
@@ -185,7 +185,7 @@ class _InspectedFile:
         record = self.inspection.as_record(with_hierarchy=_with_hierarchy(options), with_weights=options["verbose"])
         return {**record, "execution_provider": None if self.fit is None else self.fit.as_record()}
 
-    def document(self, options: Mapping[str, Any]) -> Document:
+    def document(self, options: Mapping[str, object]) -> Document:
         from winml.modelkit.report.inspection import onnx_inspection_document
 
         limits = _limits(options) if _with_hierarchy(options) else None
@@ -232,7 +232,7 @@ def _limits(options: Mapping[str, Any]) -> TreeLimits:
     return TreeLimits(options["depth"], folds=options["verbose"] < 2)
 
 
-def _list_all_tasks(options: dict[str, Any]) -> None:
+def _list_all_tasks(options: dict[str, object]) -> None:
     from winml.modelkit.load.checkpoints.task import TASK_ALIASES, all_tasks
     from winml.modelkit.report.inspection import tasks_document
 

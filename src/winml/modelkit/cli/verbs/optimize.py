@@ -69,7 +69,7 @@ def _described(result: OptimizedFile) -> Document:
     return optimization_document(result)
 
 
-def _list_capabilities(requested: OptimizeOptions, options: dict[str, Any]) -> None:
+def _list_capabilities(requested: OptimizeOptions, options: dict[str, object]) -> None:
     by_level = {level: requested.model_copy(update={**_NO_FLAGS, "level": level}) for level in LEVELS}
     defaults = {
         entry.name: {level: by_level[level].is_enabled(entry) for level in LEVELS} for entry in CAPABILITIES.values()

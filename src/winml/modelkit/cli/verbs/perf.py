@@ -87,7 +87,7 @@ def generation_option(command: _F) -> _F:
     )(command)
 
 
-def check_generation(options: Mapping[str, Any]) -> None:
+def check_generation(options: Mapping[str, object]) -> None:
     """Refuse what does not go together.
 
     Raises:
@@ -162,7 +162,7 @@ def check_module(options: Mapping[str, Any]) -> None:
 
 
 def show_module_perf(
-    model: FoundModel, run_options: RunOptions, latency: LatencyOptions, options: Mapping[str, Any]
+    model: FoundModel, run_options: RunOptions, latency: LatencyOptions, options: Mapping[str, object]
 ) -> None:
     """Measure, show the tables, and leave with exit code 1 where an instance failed.
 
@@ -473,7 +473,7 @@ def command(**options: Any) -> None:
     write_and_print_result(result.as_record(), options, lambda: perf_document(result))
 
 
-def _tell(options: Mapping[str, Any]) -> Callable[[str], None] | None:
+def _tell(options: Mapping[str, object]) -> Callable[[str], None] | None:
     """Return what says on stderr how the baseline comes along; None where nothing is to be said."""
     return None if options["quiet"] else lambda words: tell(f"baseline: {words}")
 
@@ -492,7 +492,7 @@ def _refuse_early(options: dict[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
     return model, run_options
 
 
-def _refuse_combinations(options: Mapping[str, Any]) -> None:
+def _refuse_combinations(options: Mapping[str, object]) -> None:
     """Refuse options that do not go together.
 
     Raises:

@@ -89,7 +89,7 @@ def _measure(request: QuantizeRequest, options: Mapping[str, Any]) -> None:
         click.get_current_context().exit(NEGATIVE_ANSWER)
 
 
-def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) -> list[Path]:
+def _write_files(result: QuantizationSensitivity, options: Mapping[str, object]) -> list[Path]:
     """Write the files that are asked for; the list of exceptions only where it meets the target."""
     from winml.modelkit.report.html import render_html
     from winml.modelkit.report.quantization import sensitivity_document
@@ -104,7 +104,7 @@ def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) ->
     return write_files(renderers, options)
 
 
-def _show(result: QuantizationSensitivity, written: list[Path], options: Mapping[str, Any]) -> None:
+def _show(result: QuantizationSensitivity, written: list[Path], options: Mapping[str, object]) -> None:
     from winml.modelkit.report.quantization import sensitivity_document
 
     show_result(result.as_record(), options, lambda: sensitivity_document(result).with_files(written))

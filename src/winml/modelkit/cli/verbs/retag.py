@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
@@ -25,7 +23,7 @@ Examples:
 @click.command(name="retag", cls=WinMLCommand, epilog=EPILOG)
 @request_options(RetagRequest)
 @result_options
-def command(**options: Any) -> None:
+def command(**options: object) -> None:
     """Carry the tags of BEFORE to AFTER, which another tool made from it.
 
     Everything but the metadata of AFTER is copied as it is; no weight is read. Exit codes: 0 done, 1 the files are

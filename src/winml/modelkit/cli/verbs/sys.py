@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
@@ -22,7 +20,7 @@ Examples:
 @click.command(name="sys", cls=WinMLCommand, epilog=EPILOG)
 @format_option
 @debug_option
-def command(**options: Any) -> None:
+def command(**options: object) -> None:
     """Say what a bug report needs: versions, execution providers, devices, memory.
 
     Holds no path and no name of a user or host, so that it can be pasted anywhere.

@@ -157,7 +157,7 @@ def _tune_options(options: Mapping[str, Any], sizes: Mapping[str, Any]) -> TuneO
     )
 
 
-def _show_plan(requested: TuneOptions, options: Mapping[str, Any]) -> None:
+def _show_plan(requested: TuneOptions, options: Mapping[str, object]) -> None:
     from winml.modelkit.report.tuning import tuning_plan_document
     from winml.modelkit.tune.candidates import look_at_tuning_machine, plan_candidates
 

@@ -260,7 +260,7 @@ class TracedLoops:
             setattr(found, _ROUNDS, len(_values(values)))
         return _marked(found)
 
-    def _rounds(self, original: Callable[..., Any], values: torch.Tensor) -> Any:
+    def _rounds(self, original: Callable[..., object], values: torch.Tensor) -> Any:
         places = getattr(values, _ROUNDS, None)
         return original(values) if places is None else self._round_by_round(places, values.device)
 

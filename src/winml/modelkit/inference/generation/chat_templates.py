@@ -49,7 +49,7 @@ def chat_prompt(folder: Path, message: str) -> str:
 
 
 def rendered_chat(
-    folder: Path, template: str, content: str | Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+    folder: Path, template: str, content: str | Sequence[Mapping[str, object]], variables: Mapping[str, object]
 ) -> str:
     """Return what a template makes of one message of a user.
 
@@ -90,7 +90,7 @@ def rendered_chat(
     return text
 
 
-def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+def _chat_template(folder: Path, config: Mapping[str, object]) -> str | None:
     path = folder / _TEMPLATE_NAME
     if path.is_file():
         try:
@@ -104,7 +104,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
+def _special_tokens(config: Mapping[str, object]) -> dict[str, Any]:
     """Return what templates know of a tokenizer: ``bos_token`` and the like."""
     tokens = {key: value for key, value in config.items() if key.endswith("_token")}
     named = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}

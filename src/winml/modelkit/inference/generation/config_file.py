@@ -116,7 +116,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
     return record
 
 
-def check_kinds(record: Mapping[str, Any], path: Path) -> None:
+def check_kinds(record: Mapping[str, object], path: Path) -> None:
     """Refuse a value of the wrong kind under a key of generation.
 
     Raises:

@@ -127,7 +127,7 @@ def read_decoder_prompt(folder: Path, text: TextTokens | None = None) -> tuple[D
     return beginning, replace(settings, for_transformers=others or None)
 
 
-def read_prompt(folder: Path, **requested: Any) -> dict[int, tuple[int, ...]]:
+def read_prompt(folder: Path, **requested: object) -> dict[int, tuple[int, ...]]:
     """Return the tokens that tell language and task, by position: one, or for a language that nobody named any of them.
 
     As transformers makes the beginning of what Whisper writes.
@@ -170,7 +170,7 @@ def read_prompt(folder: Path, **requested: Any) -> dict[int, tuple[int, ...]]:
     return allowed
 
 
-def _token_of(name: Any, known: Mapping[str, int], key: str, folder: Path) -> int:
+def _token_of(name: object, known: Mapping[str, int], key: str, folder: Path) -> int:
     """Return the token of a language or a task; languages may be given by token, code or English name."""
     if isinstance(name, (list, tuple)) and len(name) == 1:
         (name,) = name
@@ -197,10 +197,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(values: Mapping[str, object]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _number(passed: Mapping[str, Any], key: str) -> int | None:
+def _number(passed: Mapping[str, object], key: str) -> int | None:
     value = passed.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None

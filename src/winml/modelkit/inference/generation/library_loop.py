@@ -24,13 +24,13 @@ _KNOWN = frozenset({"language", "task", "attention_mask", "temperature", "kwargs
 """Arguments of such a loop that the general one is given here as well."""
 
 
-def own_loop(config: Any) -> type | None:
+def own_loop(config: object) -> type | None:
     """Return transformers' class with the generation loop of a model that writes what it hears; None: it has none."""
     model_class = _model_class(config)
     return next((base for base in model_class.__mro__ if _is_loop(base)), None) if model_class is not None else None
 
 
-def asks_own_loop(loop: type, settings: Mapping[str, Any], frames: int | None, most: int | None) -> bool:
+def asks_own_loop(loop: type, settings: Mapping[str, object], frames: int | None, most: int | None) -> bool:
     """Say whether a call of ``generate()`` needs a loop of its own.
 
     Args:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -158,5 +157,5 @@ def _growth(graph: DecoderGraph, cache: GraphCache, token: Array) -> float:
     return float(longer.size_bytes() - cache.size_bytes())
 
 
-def _median_ms(run: Callable[[], Any], latency: LatencyOptions) -> float:
+def _median_ms(run: Callable[[], object], latency: LatencyOptions) -> float:
     return median(measure_latency(run, latency).samples_ms)

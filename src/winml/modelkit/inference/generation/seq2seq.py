@@ -143,7 +143,7 @@ class EncoderDecoderModel(DecoderModel):
         is_requested = asks_own_loop(loop, settings, frames, most if isinstance(most, int) else None)
         return looping_model(loop, self) if is_requested else None
 
-    def get_encoder(self, *_modality: Any) -> _Encoder:
+    def get_encoder(self, *_modality: object) -> _Encoder:
         """Return what encodes; transformers' loop calls it once."""
         return self.encoder
 
@@ -241,7 +241,7 @@ class _Encoder:
         forward.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]  # what inspect reads
         self.forward = forward
 
-    def __call__(self, **passed: Any) -> ModelOutput:
+    def __call__(self, **passed: object) -> ModelOutput:
         """Encode; every tensor of the answer has one entry for each row."""
         names = {item.name for item in self._graphs.inputs}
         arrays = {

@@ -100,7 +100,7 @@ class VisionLanguageModel(DecoderModel):
             return loop._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
         return self._positions.of_prompt(model_kwargs.get("input_ids", inputs_tensor), model_kwargs)
 
-    def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
+    def _validate_model_kwargs(self, model_kwargs: dict[str, object]) -> None:
         # Called by transformers' loop, which knows the names in a signature only.
         names = {*self._extra_argument_names, "labels"}
         model_kwargs.pop("labels", None)  # of processors for training as well; no forward is given them

@@ -119,7 +119,7 @@ def _opened_image(path: str) -> Any:
 
 
 def _processed(
-    files: Mapping[str, Path], folder: Path, text: str, images: Sequence[Any], *, is_chat: bool
+    files: Mapping[str, Path], folder: Path, text: str, images: Sequence[object], *, is_chat: bool
 ) -> tuple[str, tuple[int, ...], dict[str, Array]]:
     """Return the text with places for the pictures, its tokens, and what the graphs take besides."""
     from winml.modelkit.graph.files.reading import read_structure
@@ -191,7 +191,7 @@ def _processor_class(folder: Path) -> Any:
 _COPY_HINT = "Copy the processor files of the checkpoint there (processor_config.json), or build the model again."
 
 
-def _placed_text(processor: Any, text: str, count: int) -> str:
+def _placed_text(processor: object, text: str, count: int) -> str:
     """Return a text that holds a place for each picture: before it, where it names none itself.
 
     A token that is more than its text is one that a processor puts before texts itself.

@@ -583,7 +583,7 @@ def recorded_encoder_outputs(model: torch.nn.Module) -> Iterator[list[Mapping[st
         return
 
     @functools.wraps(forward)
-    def call(*args: Any, **named: Any) -> Any:
+    def call(*args: object, **named: object) -> Any:
         output = forward(*args, **named)
         outputs.extend([output] if isinstance(output, Mapping) else [])
         return output

@@ -301,7 +301,7 @@ class RecordedOperation:
         """Whether what comes out shares its memory with what went in."""
         return any(returned.alias_info is not None for returned in self.operation._schema.returns)
 
-    def compute(self, evaluate: Callable[[Any], Any]) -> torch.Tensor:
+    def compute(self, evaluate: Callable[[object], object]) -> torch.Tensor:
         """Do the operation.
 
         Args:
@@ -459,7 +459,7 @@ def _origin_of_output(recorded: RecordedOperation, output: torch.Tensor) -> Stor
     return recorded
 
 
-def _without_values(value: Any) -> Any:
+def _without_values(value: object) -> Any:
     if isinstance(value, UnreadTensor):
         return value.like
     if isinstance(value, torch.Tensor):

@@ -364,7 +364,7 @@ def _with_encoder_mask(model: torch.nn.Module) -> Callable[..., Any]:
     forward = model.forward
 
     @functools.wraps(forward)
-    def encoded(*args: Any, **arguments: Any) -> dict[str, Any]:
+    def encoded(*args: object, **arguments: object) -> dict[str, Any]:
         with recorded_encoder_outputs(model) as answers:
             outputs = forward(*args, **arguments)
         return {**outputs, ENCODER_MASK: answers[-1][_MASK]}

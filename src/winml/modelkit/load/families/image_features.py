@@ -205,7 +205,7 @@ class _AllTokens(TorchFunctionMode):
             return args[0].copy_(args[2].reshape(args[0].shape))
         return func(*args, **(kwargs or {}))
 
-    def _chooses(self, index: Any) -> bool:
+    def _chooses(self, index: object) -> bool:
         first = index[0] if isinstance(index, tuple) and index else index
         return first is self._mask
 

@@ -138,7 +138,7 @@ class UnsplitTensors(TorchFunctionMode):
             self._divided.append((tuple(output), args[0]))
         return output
 
-    def is_divided(self, output: Any) -> bool:
+    def is_divided(self, output: object) -> bool:
         """Say whether these are all pieces of one tensor."""
         return self._whole(output) is not None
 
@@ -148,7 +148,7 @@ class UnsplitTensors(TorchFunctionMode):
         retained: torch.Tensor = output if complete is None else complete
         return retained
 
-    def _whole(self, output: Any) -> torch.Tensor | None:
+    def _whole(self, output: object) -> torch.Tensor | None:
         if not isinstance(output, (list, tuple)):
             return None
         ids = list(map(id, output))

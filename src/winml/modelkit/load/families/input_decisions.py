@@ -170,7 +170,7 @@ class _Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
+def _flat(values: Iterable[object]) -> Iterator[Any]:
     for value in values:
         yield from _flat(value) if isinstance(value, (list, tuple)) else [value]
 

@@ -133,17 +133,17 @@ class TorchSide:
         """Call ``keep`` with every floating-point tensor that any module takes or returns; list ended calls."""
         calls: dict[str, int] = {}
 
-        def keep_all(path: str, kind: str, values: Any) -> None:
+        def keep_all(path: str, kind: str, values: object) -> None:
             floats = (tensor for tensor in _tensors_in(values) if tensor.is_floating_point())
             for index, tensor in enumerate(floats):
                 keep((path, calls[path], kind), index, tensor)
 
         def hooks_of(path: str) -> tuple[Any, Any]:
-            def before(_module: Any, arguments: Any, keywords: Any) -> None:
+            def before(_module: object, arguments: object, keywords: object) -> None:
                 calls[path] = calls.get(path, 0) + 1
                 keep_all(path, "input", (arguments, keywords))
 
-            def after(_module: Any, _arguments: Any, output: Any) -> None:
+            def after(_module: object, _arguments: object, output: object) -> None:
                 keep_all(path, "output", output)
                 if ended is not None:
                     ended.append((path, calls[path]))
@@ -168,7 +168,7 @@ def opened_torch_side(part: ModelPart, shown: str) -> Iterator[TorchSide]:
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def _tensors_in(output: Any) -> Iterator[torch.Tensor]:
+def _tensors_in(output: object) -> Iterator[torch.Tensor]:
     """Yield the tensors in what a module returns, in order: of tuples, lists and mappings, and of records of them."""
     if isinstance(output, torch.Tensor):
         yield output
