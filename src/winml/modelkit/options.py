@@ -49,7 +49,7 @@ _INHERITED = ("/dev/fd/", "/dev/stdin", "/proc/")
 class _NamedErrors(type(pydantic.BaseModel)):  # type: ignore[misc]  # pydantic's own metaclass has no public name
     """Tells a caller in Python what is wrong with a value as it is told to a user of the command."""
 
-    def __call__(cls, *args: Any, **values: Any) -> Any:
+    def __call__(cls, *args: object, **values: Any) -> Any:
         try:
             return super().__call__(*args, **values)
         except pydantic.ValidationError as error:

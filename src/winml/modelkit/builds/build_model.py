@@ -55,7 +55,7 @@ def build_hf_model(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
     *,
-    config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    config: WinMLBuildConfig | Mapping[str, object] | str | os.PathLike[str] | None = None,
     precision: str | None = None,
     verify: bool = True,
     rebuild: bool = False,

@@ -235,7 +235,7 @@ def refuse_outputs(paths: Iterable[Path], inputs: Iterable[Path], *, overwrite: 
 
 
 def write_and_print_result(
-    record: Mapping[str, Any], options: Mapping[str, Any], describe: Callable[[], Document]
+    record: Mapping[str, object], options: Mapping[str, Any], describe: Callable[[], Document]
 ) -> None:
     """Write a record to the file of ``--output``, if one is named, and to stdout in the requested format.
 

@@ -198,7 +198,7 @@ def _batch_rows(path: Path, most_bytes: int) -> int:
 def _limited(generate: Callable[..., Iterator[Any]], most_bytes: int) -> Callable[..., Iterator[Any]]:
     """Return what generates tables until they are larger than is read."""
 
-    def limited(*arguments: Any, **keywords: Any) -> Iterator[Any]:
+    def limited(*arguments: object, **keywords: Any) -> Iterator[Any]:
         size = 0
         for key, table in generate(*arguments, **keywords):
             size += table.nbytes

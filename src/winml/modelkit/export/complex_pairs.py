@@ -40,7 +40,7 @@ class _Pair:
         self.real, self.imag = real, imag
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func: object, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _apply(getattr(func, "__name__", ""), func, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:

@@ -81,13 +81,13 @@ def record_calls(model: nn.Module) -> Iterator[CallTrace]:
     running: list[str] = []
 
     def watch(path: str, module: nn.Module) -> Iterator[Any]:
-        def enter(_module: Any, _args: Any) -> None:
+        def enter(_module: object, _args: Any) -> None:
             stacks.setdefault(path, tuple(running))
             counts[path] = counts.get(path, 0) + 1
             callers.setdefault(path, set()).update(running[-1:])
             running.append(path)
 
-        def leave(_module: Any, _args: Any, _output: Any) -> None:
+        def leave(_module: object, _args: Any, _output: object) -> None:
             running.pop()
 
         # First to enter and last to leave: what the user's own hooks compute counts as inside the module.

@@ -56,7 +56,7 @@ _TINY = 1e-12
 
 
 def build_random_model(
-    model_class: Any, config: Any, seed: int, *, dtype: torch.dtype | None = None
+    model_class: Any, config: object, seed: int, *, dtype: torch.dtype | None = None
 ) -> torch.nn.Module:
     """Build a model of ``model_class`` with seeded random weights, in evaluation mode.
 

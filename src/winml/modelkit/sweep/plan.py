@@ -261,7 +261,7 @@ def parse_work(config: Mapping[str, object], settings: Mapping[str, object], lab
     return WorkSettings(build=build, perf=perf, compare=compare)
 
 
-def _set_value(record: dict[str, Any], key: str, value: Any, label: str) -> None:
+def _set_value(record: dict[str, Any], key: str, value: object, label: str) -> None:
     """Put a value where a dotted key says, in place."""
     *outer, last = key.split(".")
     names = [*SECTIONS, "perf", "compare", "layout", "auto"]

@@ -248,7 +248,7 @@ def _fill_gaps(content: Mapping[str, Any]) -> dict[str, Any]:
     return complete
 
 
-def _fill_text_width(config: dict[str, Any], text_width: Any) -> None:
+def _fill_text_width(config: dict[str, Any], text_width: object) -> None:
     """Give the embeddings that stand among the text tokens the width of the text, in place."""
     for part in (config, config.get("vision_config") or {}):
         for key in ("out_hidden_size", "hidden_size"):
@@ -461,7 +461,7 @@ def _cut_tokens(content: dict[str, object], facts: _ConfigFacts) -> dict[str, An
     return {key: cut(key, value) for key, value in content.items()}
 
 
-def _map_counts(value: Any, change: Any) -> Any:
+def _map_counts(value: object, change: Any) -> Any:
     """Apply ``change`` to a count, or to every count in nested lists; any other value stays."""
     if _is_count(value):
         return change(value)

@@ -183,7 +183,7 @@ def _positions_of_runs(model: Any, rows: int) -> Iterator[Iterator[Array]]:
     """
     seen: deque[Array] = deque()
 
-    def keep(_module: Any, _args: Any, named: Mapping[str, Any]) -> None:
+    def keep(_module: object, _args: Any, named: Mapping[str, Any]) -> None:
         seen.append(to_numpy(named[POSITIONS])[-rows:])
 
     handle = model.get_decoder().register_forward_pre_hook(keep, with_kwargs=True) if rows else None
@@ -206,7 +206,7 @@ def _text_of_streams(part: ModelPart, model: Any, arguments: Mapping[str, torch.
     settings = {**special, "num_return_sequences": 1, "suppress_tokens": [own.pad_token_id]}
     steps: list[TextStep] = []
 
-    def look(_module: Any, _arguments: Any, named: Mapping[str, torch.Tensor], output: Any) -> None:
+    def look(_module: object, _arguments: Any, named: Mapping[str, torch.Tensor], output: Any) -> None:
         tokens, mask, scores = (to_numpy(item) for item in (named[TOKEN_IDS], named[MASK], output[SCORES]))
         # It may leave out tokens of the prompt, and then says too much of them.
         read = tokens.shape[1] + sum(step.tokens.shape[1] for step in steps)
@@ -360,7 +360,7 @@ class _FewRows(TorchFunctionMode):
     Measured with two rows: a quarter of the time of torch's own way, which lays the matrix out anew each time.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Multiply from the other side where that is quicker."""
         if func is nn.functional.linear and not kwargs and len(args) > 1:
             passed, weight, *bias = args

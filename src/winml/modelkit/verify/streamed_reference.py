@@ -298,7 +298,7 @@ class _StreamedTensor(UnreadTensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # as torch documents and calls it
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, func: Any, types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Record what only looks at parameters otherwise; compute all else.
 

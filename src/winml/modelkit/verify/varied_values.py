@@ -75,7 +75,7 @@ class _ValueReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, value in inputs.items():
             self._sources[value] = frozenset({name})
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, and note from which inputs its results come."""
         result = func(*args, **(kwargs or {}))
         passed = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]

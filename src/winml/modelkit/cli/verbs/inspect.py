@@ -158,7 +158,7 @@ def _inspect_file(path: Path, options: dict[str, object]) -> None:
     _end(inspected.fit)
 
 
-def _inspect_parts(parts: Mapping[str, Path], options: dict[str, Any], requested: dict[str, Any]) -> None:
+def _inspect_parts(parts: Mapping[str, Path], options: dict[str, Any], requested: dict[str, object]) -> None:
     """Show what is in each part of a folder, as ``requested``; ``--module`` in those that have such a module."""
     from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
 

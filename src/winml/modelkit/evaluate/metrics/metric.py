@@ -99,7 +99,7 @@ class Metric:
     """Of how many resamples the value is computed."""
 
     def measured(
-        self, predictions: Sequence[Any], references: Sequence[Any], prepared: dict[Any, Any] | None = None
+        self, predictions: Sequence[object], references: Sequence[Any], prepared: dict[object, Any] | None = None
     ) -> Measured:
         """Measure the predictions of all samples.
 

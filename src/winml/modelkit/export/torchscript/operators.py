@@ -59,7 +59,7 @@ def _is_user_operator(name: str, opset_version: int) -> bool:
 
 
 @symbolic_helper.parse_args("v", "i", "i", "v", "v")
-def _diff_form(graph: Any, values: Any, times: int, axis: int, before: Any, after: Any) -> Any:
+def _diff_form(graph: Any, values: object, times: int, axis: int, before: Any, after: object) -> Any:
     """``torch.diff``: each value minus the one before it, ``times`` times; for booleans, whether they differ."""
     operands = [operand for operand in (before, values, after) if not symbolic_helper._is_none(operand)]
     differences = graph.op("Concat", *operands, axis_i=axis) if len(operands) > 1 else values
@@ -80,14 +80,14 @@ def _cumsum_form(graph: Any, values: Any, axis: object, dtype: object = None) ->
 
 
 @symbolic_helper.parse_args("v")
-def _expm1_form(graph: Any, values: Any) -> Any:
+def _expm1_form(graph: Any, values: object) -> Any:
     """``tanh(x / 2) * (exp(x) + 1)``: equal to ``exp(x) - 1``, and exact near 0, where the difference cancels."""
     half = graph.op("Div", values, _float_constant(graph, 2.0, values))
     raised = graph.op("Add", graph.op("Exp", values), _float_constant(graph, 1.0, values))
     return graph.op("Mul", graph.op("Tanh", half), raised)
 
 
-def _as_strided_form(graph: Any, values: Any, *places: Any) -> Any:
+def _as_strided_form(graph: Any, values: Any, *places: object) -> Any:
     """Like torch's own form, which assumes contiguous memory, applied to the values in memory order."""
     strides, sizes = values.type().strides(), values.type().sizes()
     if strides is None:
@@ -117,7 +117,7 @@ def _permute_form(graph: object, values: object, axes: Sequence[int]) -> Any:
 
 
 @symbolic_helper.quantized_args(True)
-def _reshape_form(graph: Any, values: Any, shape: Any) -> Any:
+def _reshape_form(graph: Any, values: object, shape: Any) -> Any:
     """Like torch's own form, in which a size of 0 always copies the input's size; here 0 means 0 (``allowzero``)."""
     sizes = symbolic_helper._maybe_get_const(shape, "is")
     if symbolic_helper._is_value(sizes):
@@ -126,7 +126,7 @@ def _reshape_form(graph: Any, values: Any, shape: Any) -> Any:
     return symbolic_helper._reshape_helper(graph, values, shape, allowzero=int(graph.opset >= 14 and 0 in sizes))
 
 
-def _repeat_interleave_form(graph: Any, values: Any, repeats: Any, axis: Any = None, *size: Any) -> Any:
+def _repeat_interleave_form(graph: Any, values: object, repeats: Any, axis: object = None, *size: Any) -> Any:
     """Like torch's own form, which is wrong for negative axes: it changes every constant with that value."""
     torch_symbolics = symbolic_opset13 if graph.opset >= 13 else symbolic_opset9
     number = None if axis is None or symbolic_helper._is_none(axis) else symbolic_helper._get_const(axis, "i", "dim")
@@ -136,7 +136,7 @@ def _repeat_interleave_form(graph: Any, values: Any, repeats: Any, axis: Any = N
     return torch_symbolics.repeat_interleave(graph, values, repeats, axis, *size)
 
 
-def _repeated_by_counts(graph: Any, values: Any, counts: Any, axis: int | None) -> Any:
+def _repeated_by_counts(graph: Any, values: object, counts: Any, axis: int | None) -> Any:
     """Repeat each position by its count; torch's own form repeats a position of count 0 once."""
     integer = JitScalarType.INT64.onnx_type()
     zero, one = (graph.op("Constant", value_t=torch.tensor(number)) for number in (0, 1))
@@ -149,7 +149,7 @@ def _repeated_by_counts(graph: Any, values: Any, counts: Any, axis: int | None) 
     return graph.op("Gather", flat, places, axis_i=axis or 0)
 
 
-def _index_put_form(graph: Any, values: Any, places: Any, new_values: Any, adds: Any = None) -> Any:
+def _index_put_form(graph: Any, values: object, places: Any, new_values: Any, adds: Any = None) -> Any:
     """Like torch's own form, which crashes the process for empty values (it divides by the number of elements)."""
     indices = symbolic_helper._unpack_list(places)
     if 0 not in (new_values.type().sizes() or ()):
@@ -161,7 +161,7 @@ def _index_put_form(graph: Any, values: Any, places: Any, new_values: Any, adds:
     return graph.op("ScatterND", values, symbolic_helper._unsqueeze_helper(graph, indices[0], [-1]), new_values)
 
 
-def _attention_form(graph: Any, query: Any, key: Any, value: Any, *options: Any) -> Any:
+def _attention_form(graph: object, query: Any, key: object, value: Any, *options: object) -> Any:
     """Like torch's own form, which does not support grouped-query attention (``enable_gqa``)."""
     if symbolic_helper._get_const(options[-1], "b", "enable_gqa"):
         heads = symbolic_helper._get_tensor_dim_size(query, -3)

@@ -157,7 +157,7 @@ def _inline_calls(graph: torch._C.Graph) -> None:
         marker.destroy()
 
 
-def _adopt_scope(node: Any, donor: Any) -> None:
+def _adopt_scope(node: Any, donor: object) -> None:
     if not node.scopeName():
         node.copyMetadata(donor)
     for block in node.blocks():

@@ -253,7 +253,7 @@ class TracedLoops:
         self._shortened[loop] = (places, place)
         return True
 
-    def _places(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def _places(self, original: Callable[..., object], *args: Any, **options: Any) -> Any:
         found = original(*args, **options)
         values = args[0] if args else options["input"]
         if isinstance(found, torch.Tensor) and values.dim() == 1 and self._depends_on_inputs(values):

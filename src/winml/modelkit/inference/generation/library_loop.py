@@ -57,7 +57,7 @@ def looping_model(loop: type, model: Any) -> Any:
     class Pieces(type(model)):  # type: ignore[misc]  # of a class that is known here only
         """Writes one piece."""
 
-        def generate(self, *inputs: Any, **settings: Any) -> Any:
+        def generate(self, *inputs: object, **settings: Any) -> Any:
             """Let the general loop write a piece; what it keeps is not handed on."""
             if settings.get("output_attentions") or settings.get("return_token_timestamps"):
                 raise UsageError(

@@ -86,7 +86,7 @@ class EncoderDecoderModel(DecoderModel):
         self.encoder = _Encoder(graphs)
         self._folder = files_folder(folder / "model.onnx")
 
-    def generate(self, *inputs: Any, **settings: Any) -> Any:
+    def generate(self, *inputs: object, **settings: Any) -> Any:
         """Let transformers' loop write texts; see ``GenerationMixin.generate``.
 
         Args:
@@ -131,7 +131,7 @@ class EncoderDecoderModel(DecoderModel):
             settings["generation_config"] = passed = copy.deepcopy(passed)
             passed.max_new_tokens = longest
 
-    def _requested_loop(self, inputs: tuple[Any, ...], settings: Mapping[str, Any]) -> Any | None:
+    def _requested_loop(self, inputs: tuple[Any, ...], settings: Mapping[str, object]) -> Any | None:
         """Return the model with the loop that a call asks for; None where the general one does."""
         loop = own_loop(self.config)
         if loop is None or isinstance(self, loop):
@@ -151,7 +151,7 @@ class EncoderDecoderModel(DecoderModel):
         self,
         decoder_input_ids: Any = None,
         encoder_outputs: Any = None,
-        attention_mask: Any = None,
+        attention_mask: object = None,
         past_key_values: GraphCache | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
@@ -188,7 +188,7 @@ class EncoderDecoderModel(DecoderModel):
         retained = past_key_values if use_cache is None or use_cache else None
         return Seq2SeqLMOutput(logits=logits, past_key_values=retained)  # type: ignore[arg-type]
 
-    def _refuse_unknown(self, passed: Mapping[str, Any], mask: Any, *, return_dict: bool | None) -> None:
+    def _refuse_unknown(self, passed: Mapping[str, object], mask: Any, *, return_dict: bool | None) -> None:
         names = {item.name for item in self.graphs.inputs}
         unknown = [name for name in passed if name not in names]
         # transformers' loop gives a mask that hides nothing to every model.

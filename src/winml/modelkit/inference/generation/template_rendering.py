@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 
-def _render(template: str, messages: list[dict[str, Any]], variables: dict[str, Any]) -> dict[str, str]:
+def _render(template: str, messages: list[dict[str, object]], variables: dict[str, Any]) -> dict[str, str]:
     # Does not import torch.
     from transformers.utils.chat_template_utils import render_jinja_template
 

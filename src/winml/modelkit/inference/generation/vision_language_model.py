@@ -127,7 +127,7 @@ class VisionLanguageModel(DecoderModel):
         self,
         input_ids: Any = None,
         attention_mask: Any = None,
-        position_ids: Any = None,
+        position_ids: object = None,
         past_key_values: GraphCache | None = None,
         use_cache: bool | None = None,
         return_dict: bool | None = None,

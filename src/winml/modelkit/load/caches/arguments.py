@@ -113,7 +113,7 @@ class _UnreadTensor(torch.Tensor):
     """Numbers that a number can be added to, and nothing else be done with."""
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func: object, types: Any, args: Any = (), kwargs: object = None) -> Any:
         if func not in _ADDING:
             raise _ReadError(f"{func} reads a count")
         _refuse_unless_number(args[1])
@@ -150,7 +150,7 @@ def _items(value: object, way: Way) -> Sequence[tuple[str | int, Any]]:
     return tuple((name, item) for name, item in vars(value).items() if name != _LAYERS)
 
 
-def _mapped(value: Any, way: Way, change: Callable[[Any, Way], Any]) -> Any:
+def _mapped(value: Any, way: Way, change: Callable[[object, Way], Any]) -> Any:
     items = {key: change(item, (*way, key)) for key, item in _items(value, way)}
     if isinstance(value, Mapping):
         return items

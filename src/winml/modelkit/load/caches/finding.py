@@ -107,7 +107,7 @@ class MaskUse(TorchFunctionMode):
         self._followed = {} if mask is None else {id(mask): mask}
         self._columns = 0 if mask is None else mask.shape[-1]
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Look at what is made of the mask."""
         output = func(*args, **(kwargs or {}))
         passed = [value for value in _tensors_in((args, kwargs)) if id(value) in self._followed]
@@ -131,7 +131,7 @@ def _tensors_in(values: object) -> Iterator[torch.Tensor]:
         yield from _tensors_in(list(values.values()))
 
 
-def _written_into(func: object, args: Any, output: Any) -> torch.Tensor | None:
+def _written_into(func: object, args: Any, output: object) -> torch.Tensor | None:
     """Return the tensor that a function changed by writing into it, or into a view of it; None where it did not."""
     if func is torch.Tensor.__setitem__:
         target: torch.Tensor = args[0]
@@ -210,7 +210,7 @@ def window_masks(model: nn.Module) -> Iterator[set[int]]:
     own = {name: getattr(masking_utils, name) for name in _OVERLAYS}
 
     def seen(name: str) -> Callable[..., Any]:
-        def call(*args: Any, **arguments: Any) -> Any:
+        def call(*args: object, **arguments: Any) -> Any:
             # Specified: the first parameter of each is how many tokens are seen.
             windows.add(int(next(iter((*args, *arguments.values())))))
             return own[name](*args, **arguments)
@@ -387,7 +387,7 @@ def _layout_with_modules(
     return replace(layers, states=all_states, of_modules=tuple(states))
 
 
-def _held_states(model_name: str, argument: str, cache: Any, outputs_of: Callable[..., Any]) -> HeldStates:
+def _held_states(model_name: str, argument: str, cache: object, outputs_of: Callable[..., Any]) -> HeldStates:
     """Return the states that a cache of a class of its own holds outside of layers, each with the way to it.
 
     Args:

@@ -273,7 +273,7 @@ def _decide_model_type(
     )
 
 
-def _unknown_type_error(declared: Any, path: Path, model_types: Any) -> CheckpointError:
+def _unknown_type_error(declared: object, path: Path, model_types: Any) -> CheckpointError:
     import transformers
 
     guess = nearest(str(declared), model_types)

@@ -64,7 +64,7 @@ _MESSAGE_LENGTH = 200
 
 def load_checkpoint(
     model_class: Any,
-    config: Any,
+    config: object,
     weights: WeightFiles,
     *,
     dtype: torch.dtype | None = None,
@@ -387,7 +387,7 @@ class DeferredTensor(UnreadTensor):
         return cls.recorded(func, args, kwargs, _origin_of_output)
 
     @classmethod
-    def _record_write(cls, func: Any, args: Any, kwargs: Any) -> Any:
+    def _record_write(cls, func: object, args: Any, kwargs: Any) -> Any:
         """Record an operation that writes into a tensor which shares its memory with no other.
 
         Raises:

@@ -120,7 +120,7 @@ class LayeredVectors:
         """
         forward = module.forward
 
-        def forward_of_all(*args: Any, **named: Any) -> Any:
+        def forward_of_all(*args: object, **named: Any) -> Any:
             passed = {name: named.pop(name) for name in self.token_names if name in named}
             if not passed:
                 # As its user calls it.
@@ -195,7 +195,7 @@ class _AllTokens(TorchFunctionMode):
         super().__init__()
         self._mask = mask
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Read and write all tokens where the mask says which."""
         if func is torch.Tensor.to and args[0] is self._mask:
             return self._mask

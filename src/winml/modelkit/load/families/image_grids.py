@@ -130,7 +130,7 @@ class UnsplitTensors(TorchFunctionMode):
         super().__init__()
         self._divided: list[tuple[tuple[torch.Tensor, ...], torch.Tensor]] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, and remember what it divided."""
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
@@ -169,7 +169,7 @@ class _TensorRepeats(TorchFunctionMode):
     What a method would divide by numbers out of a tensor stays one piece.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Compute it by counting how many entries end before each place."""
         kwargs = kwargs or {}
         if func in _REPEATING and not kwargs and _are_entries_and_counts(args):

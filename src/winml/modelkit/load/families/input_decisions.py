@@ -162,7 +162,7 @@ class _Reads(TorchFunctionMode):
         self._names = {id(tensor): name for name, tensor in tensors.items()}
         self._read = read
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, and note what it is given."""
         if getattr(func, "__name__", "") != "__get__":
             passed = _flat([*args, *(kwargs or {}).values()])

@@ -181,7 +181,9 @@ def _with_members(template: object, members: Mapping[str, object]) -> Any:
     return next((mapping for mapping in created if mapping is not None), None)
 
 
-def _output_or_none(make: Callable[[Any, Mapping[str, Any]], Any], template: Any, members: Mapping[str, Any]) -> Any:
+def _output_or_none(
+    make: Callable[[object, Mapping[str, Any]], Any], template: object, members: Mapping[str, Any]
+) -> Any:
     try:
         created = make(template, members)
         return (
@@ -193,7 +195,7 @@ def _output_or_none(make: Callable[[Any, Mapping[str, Any]], Any], template: Any
         return None
 
 
-def _deep_copy_with(template: Any, members: Mapping[str, Any]) -> Any:
+def _deep_copy_with(template: Any, members: Mapping[str, object]) -> Any:
     """Return a copy of a mapping with other members, whose own ones are not copied."""
     copied = copy.deepcopy(template, {id(value): value for value in template.values()})
     for name, value in members.items():
@@ -275,7 +277,7 @@ def _value(paths: Sequence[str], name: str, hint: object, requested_by: str) -> 
     return values
 
 
-def _record(record: Any, values: Mapping[str, Any], name: str, requested_by: str) -> Any:
+def _record(record: Any, values: Mapping[str, object], name: str, requested_by: str) -> Any:
     """Return a dataclass or NamedTuple with these members; others that it needs are None.
 
     Raises:

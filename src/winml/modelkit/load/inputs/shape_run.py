@@ -69,7 +69,7 @@ class _UnknownCounts(list[int]):
 class _KeepPythonNumbers(TorchFunctionMode):
     """Keeps the values of tensors that are made from Python's numbers, and makes lists of numbers nobody knows."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func in (torch.tensor, torch.as_tensor):
             kwargs.pop("device", None)
@@ -84,7 +84,7 @@ class _KeepPythonNumbers(TorchFunctionMode):
 class _ComputeShapesOnly(TorchDispatchMode):
     """Computes whole numbers on the CPU and leaves everything else without values."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         leaves, structure = tree_flatten((args, kwargs or {}))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         # Parameters have none here, also where they do: what is made of them alone goes where all the rest is.
