@@ -52,7 +52,7 @@ class ModelIdentity:
 
     def __init__(
         self,
-        find: Callable[[], dict[str, Any]],
+        find: Callable[[], Mapping[str, Any]],
         *,
         is_repeatable: bool,
         places: tuple[Path, ...],

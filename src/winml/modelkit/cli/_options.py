@@ -331,7 +331,7 @@ def columns_option(command: _F) -> _F:
     return click.option("--columns", metavar="ROLE=COLUMN", multiple=True, help=words)(command)
 
 
-def requested_samples(options: dict[str, Any], most: int) -> DataSetRequest | None:
+def requested_samples(options: Mapping[str, Any], most: int) -> DataSetRequest | None:
     """Return the samples that ``--dataset`` names; None without it.
 
     Args:

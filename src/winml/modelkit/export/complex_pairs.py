@@ -107,7 +107,7 @@ _LAYOUT = frozenset({
 """Operators that place values and compute none; the last three say the same of both parts."""
 
 
-def _apply(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _apply(name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     first = args[0] if args else None
     if isinstance(first, _Pair) and name in _LAYOUT:
         real, imag = (func(part, *args[1:], **kwargs) for part in (first.real, first.imag))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,7 +71,7 @@ def detached_hooks(module: nn.Module, forward: Callable[..., object]) -> Iterato
             setattr(module, name, dictionary)
 
 
-def _with_hooks(module: nn.Module, forward: Callable[..., object], hooks: dict[str, Any]) -> Callable[..., Any]:
+def _with_hooks(module: nn.Module, forward: Callable[..., object], hooks: Mapping[str, Any]) -> Callable[..., Any]:
     signature = inspect.signature(forward)
     before = [
         (hook, key in hooks["_forward_pre_hooks_with_kwargs"]) for key, hook in hooks["_forward_pre_hooks"].items()

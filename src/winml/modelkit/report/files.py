@@ -119,7 +119,7 @@ def _extract_fields(result: ExtractResult) -> Iterator[doc.Field]:
     yield from doc.note_fields(result.notes)
 
 
-def _tensor_words(records: tuple[dict[str, Any], ...]) -> str:
+def _tensor_words(records: tuple[Mapping[str, Any], ...]) -> str:
     return ", ".join(f"{record['name']} {shape_words(record['dtype'], record['shape'])}" for record in records) or "-"
 
 

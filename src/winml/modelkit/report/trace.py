@@ -102,7 +102,7 @@ def _close_frames(open_frames: list[tuple[str, float]], depth: int, end_us: floa
         yield _trace_event(segment, "module", start_us, end_us - start_us, {})
 
 
-def _trace_event(name: str, category: str, start_us: float, duration_us: float, details: dict[str, Any]) -> Event:
+def _trace_event(name: str, category: str, start_us: float, duration_us: float, details: Mapping[str, Any]) -> Event:
     thread = {"pid": _PROCESS, "tid": _THREAD}
     return {"name": name, "cat": category, "ph": "X", "ts": start_us, "dur": duration_us, **thread, "args": details}
 

@@ -268,7 +268,7 @@ def _set_if_none(content: dict[str, object], key: str, value: object) -> None:
         content[key] = value
 
 
-def _cut_depth(content: dict[str, Any], alike: int) -> dict[str, Any]:
+def _cut_depth(content: Mapping[str, Any], alike: int) -> dict[str, Any]:
     """Keep ``alike`` layers of each kind, at least two, and the first blocks of each stage."""
     stages = {len(value) for key, value in content.items() if _BLOCKS_PER_STAGE.search(key) and _is_counts(value)}
     counts = {

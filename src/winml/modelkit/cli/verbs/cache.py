@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -63,5 +64,5 @@ def _clean(**options: Any) -> None:
     show_result(record, options, lambda: removed_document(removed, is_rehearsal=is_rehearsal))
 
 
-def _age(options: dict[str, Any]) -> timedelta | None:
+def _age(options: Mapping[str, Any]) -> timedelta | None:
     return None if options["older_than"] is None else timedelta(days=min(options["older_than"], 1e6))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,7 +133,7 @@ def command(**options: Any) -> None:
         click.get_current_context().exit(NEGATIVE_ANSWER)
 
 
-def _write(result: ModelComparison, options: dict[str, Any]) -> list[Path]:
+def _write(result: ModelComparison, options: Mapping[str, Any]) -> list[Path]:
     """Write the files that were asked for: the answer, and of every part what shows its modules."""
     from winml.modelkit.report.comparison import comparison_document
     from winml.modelkit.report.html import render_html
@@ -158,7 +158,7 @@ def _module_files(path: Path | None, parts: Sequence[str]) -> list[Path]:
     return [] if path is None else [part_path(path, part, of_several=len(parts) > 1) for part in parts]
 
 
-def _show(result: ModelComparison, written: list[Path], options: dict[str, Any]) -> None:
+def _show(result: ModelComparison, written: list[Path], options: Mapping[str, Any]) -> None:
     from winml.modelkit.report.comparison import comparison_document
 
     depth = options["depth"]
@@ -166,7 +166,7 @@ def _show(result: ModelComparison, written: list[Path], options: dict[str, Any])
     show_result(record, options, lambda: comparison_document(result, depth=depth).with_files(written))
 
 
-def _refuse_early(options: dict[str, Any]) -> FoundPairs:
+def _refuse_early(options: Mapping[str, Any]) -> FoundPairs:
     """Return what is compared; refuse what options and paths show to be wrong, before heavy imports."""
     from winml.modelkit.builds.compared_models import found_pairs
     from winml.modelkit.flows.compare.values import value_files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,7 +169,7 @@ def _resolved_config(
         return resolve_build_config(config, request, model_type=model_type)
 
 
-def _put_config(resolved: WinMLBuildConfig, options: dict[str, Any]) -> None:
+def _put_config(resolved: WinMLBuildConfig, options: Mapping[str, Any]) -> None:
     output: Path | None = options["output"]
     if output is None:
         print_json(resolved.as_record())
@@ -177,7 +178,7 @@ def _put_config(resolved: WinMLBuildConfig, options: dict[str, Any]) -> None:
     tell(f"wrote {output}")
 
 
-def _refuse_early(config: WinMLBuildConfig, request: ModelRequest, options: dict[str, Any]) -> None:
+def _refuse_early(config: WinMLBuildConfig, request: ModelRequest, options: Mapping[str, Any]) -> None:
     """Refuse what names and paths show to be wrong, before torch is imported, which takes seconds."""
     from winml.modelkit.builds.plan import is_onnx_path, plan_build
     from winml.modelkit.load.request import resolve_source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,7 @@ def command(**options: Any) -> None:
         click.get_current_context().exit(NEGATIVE_ANSWER)
 
 
-def _refuse_early(options: dict[str, Any]) -> tuple[Path, Path]:
+def _refuse_early(options: Mapping[str, Any]) -> tuple[Path, Path]:
     """Return the files to compare; refuse what paths show to be wrong, before anything is read."""
     from winml.modelkit.found_models import onnx_file
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +147,7 @@ def _refuse_run_options(options: dict[str, object]) -> None:
             )
 
 
-def _evaluation_options(options: dict[str, Any]) -> EvaluationOptions:
+def _evaluation_options(options: Mapping[str, Any]) -> EvaluationOptions:
     from winml.modelkit.evaluate.columns import parse_columns
     from winml.modelkit.evaluate.data_sources import find_source
     from winml.modelkit.evaluate.options import EvaluationOptions, parse_limits

@@ -222,7 +222,7 @@ def _configured(
     return _with_flags(with_sizes(config, options), options), passed.options, words
 
 
-def _refuse_early(request: ModelRequest, config: WinMLExportConfig, options: dict[str, Any]) -> None:
+def _refuse_early(request: ModelRequest, config: WinMLExportConfig, options: Mapping[str, Any]) -> None:
     """Refuse what names and paths show to be wrong, before torch is imported, which takes seconds."""
     from winml.modelkit.graph.files.output_files import ExportPaths
     from winml.modelkit.load.request import resolve_source
@@ -251,7 +251,7 @@ def _export_config(place: str) -> WinMLExportConfig:
     return parse_options(WinMLExportConfig, value, source)
 
 
-def _with_flags(config: WinMLExportConfig, options: dict[str, Any]) -> WinMLExportConfig:
+def _with_flags(config: WinMLExportConfig, options: Mapping[str, Any]) -> WinMLExportConfig:
     """Return the config with what the flags say; a flag wins."""
     passed: dict[str, Any] = {}
     if options["torch_module"]:
@@ -284,7 +284,7 @@ def _torch_modules(text: str) -> TorchModules:
         raise ConfigError(f"--torch-module {text}: {error}", hint=hint) from None
 
 
-def _export_model(request: ModelRequest, config: WinMLExportConfig, options: dict[str, Any]) -> ExportResult:
+def _export_model(request: ModelRequest, config: WinMLExportConfig, options: Mapping[str, Any]) -> ExportResult:
     from winml.modelkit.cli._progress import show_step
 
     silence_library_warnings(debug=options["debug"])
@@ -302,7 +302,7 @@ def _export_model(request: ModelRequest, config: WinMLExportConfig, options: dic
         )
 
 
-def _show_result(result: ExportResult, options: dict[str, Any]) -> None:
+def _show_result(result: ExportResult, options: Mapping[str, Any]) -> None:
     if options["quiet"] or options["format_"] == "json":
         # Among the rows of the table it is a note. Nobody is to miss it: the folder may be read as another model's.
         for note in result.companions.notes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -111,7 +112,7 @@ def _options_by_part(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _request(options: dict[str, Any]) -> ExtractRequest:
+def _request(options: Mapping[str, Any]) -> ExtractRequest:
     """Return the request for one graph; what names and paths show to be wrong is refused, before heavy imports."""
     model, run = runnable_model(options)
     protected = tuple(files_read(model, options))

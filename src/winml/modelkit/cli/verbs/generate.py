@@ -122,7 +122,7 @@ def _text_on_stdin() -> str:
     return text
 
 
-def _prepare(files: Mapping[str, Path], text: str | None, options: dict[str, Any]) -> PreparedPrompt:
+def _prepare(files: Mapping[str, Path], text: str | None, options: Mapping[str, Any]) -> PreparedPrompt:
     """Return what the model is given, in its tokens."""
     requested = {key: options[key] for key in ("max_new_tokens", "temperature", "top_p", "seed")}
     if ENCODER in files:
@@ -140,7 +140,7 @@ def _prepare(files: Mapping[str, Path], text: str | None, options: dict[str, Any
     return prepare_prompt(files[ONLY_PART], text or "", is_chat=options["chat"], **requested)
 
 
-def _refuse_early(options: dict[str, Any]) -> Mapping[str, Path]:
+def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
     """Return the ONNX files that are meant, by part; refuse what names and paths show to be wrong.
 
     Raises:
@@ -200,7 +200,7 @@ def _checkpoint(files: Mapping[str, Path], reference: str | None) -> str | None:
     return exported_from(metadata, str(path), "Name the checkpoint: --reference CHECKPOINT", "--reference").model
 
 
-def _write(prompt: PreparedPrompt, checkpoint: str | None, options: dict[str, Any]) -> GeneratedText:
+def _write(prompt: PreparedPrompt, checkpoint: str | None, options: Mapping[str, Any]) -> GeneratedText:
     """Write the text, on stdout unless all of the answer is to be one JSON object."""
     from winml.modelkit.inference.generation.writing import write_text
     from winml.modelkit.runtime.devices import choose_provider

@@ -96,7 +96,7 @@ def command(**options: object) -> None:
         _inspect_model(model, options)
 
 
-def _refuse_early(options: dict[str, Any]) -> str | None:
+def _refuse_early(options: Mapping[str, Any]) -> str | None:
     """Return the model, given as argument or option; refuse what is wrong with its name, before heavy imports.
 
     Raises:
@@ -158,7 +158,7 @@ def _inspect_file(path: Path, options: dict[str, object]) -> None:
     _end(inspected.fit)
 
 
-def _inspect_parts(parts: Mapping[str, Path], options: dict[str, Any], requested: dict[str, object]) -> None:
+def _inspect_parts(parts: Mapping[str, Path], options: Mapping[str, Any], requested: dict[str, object]) -> None:
     """Show what is in each part of a folder, as ``requested``; ``--module`` in those that have such a module."""
     from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
 
@@ -196,7 +196,7 @@ def _with_hierarchy(options: Mapping[str, Any]) -> bool:
     return options["hierarchy"] or options["module"] is not None
 
 
-def _inspected_file(path: Path, options: dict[str, Any]) -> _InspectedFile:
+def _inspected_file(path: Path, options: Mapping[str, Any]) -> _InspectedFile:
     hint = "Leave it out, or inspect the checkpoint the file was made from."
     refuse_checkpoint_options(path, options, FOR_CHECKPOINTS, hint)
     from winml.modelkit.inspect.onnx_file import inspect_onnx
@@ -241,7 +241,7 @@ def _list_all_tasks(options: dict[str, object]) -> None:
     show_result(record, options, lambda: tasks_document(tasks, TASK_ALIASES))
 
 
-def _inspect_model(model: str | None, options: dict[str, Any]) -> None:
+def _inspect_model(model: str | None, options: Mapping[str, Any]) -> None:
     request = model_request({**options, "model": model or ""})
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.flows.inspect import inspect_model, list_tasks

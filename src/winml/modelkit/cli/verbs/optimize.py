@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,7 @@ def _list_capabilities(requested: OptimizeOptions, options: dict[str, object]) -
     show_result(record, options, lambda: capabilities_document(rows), is_answer=True)
 
 
-def _check_files(request: OptimizeRequest, options: dict[str, Any]) -> None:
+def _check_files(request: OptimizeRequest, options: Mapping[str, Any]) -> None:
     for name, flag in (
         ("output", "--output"),
         ("overwrite", "--overwrite"),

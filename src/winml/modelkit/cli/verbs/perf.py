@@ -317,7 +317,7 @@ def _write_files(measured: ProfiledModules | ProfiledDecoder, options: Mapping[s
 _OF_ONE_GRAPH = ("by_module", "baseline", "input_data")
 
 
-def show_parts_perf(parts: Mapping[str, Path], latency: LatencyOptions, options: dict[str, Any]) -> None:
+def show_parts_perf(parts: Mapping[str, Path], latency: LatencyOptions, options: Mapping[str, Any]) -> None:
     """Measure all parts and show the answer.
 
     Raises:
@@ -366,7 +366,7 @@ def show_parts_perf(parts: Mapping[str, Path], latency: LatencyOptions, options:
 
 
 def _show_modules(
-    parts: Mapping[str, Path], runs: Mapping[str, RunOptions], latency: LatencyOptions, options: dict[str, Any]
+    parts: Mapping[str, Path], runs: Mapping[str, RunOptions], latency: LatencyOptions, options: Mapping[str, Any]
 ) -> None:
     """Measure the modules that a selector names, in the parts that have them."""
     from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
@@ -478,7 +478,7 @@ def _tell(options: Mapping[str, object]) -> Callable[[str], None] | None:
     return None if options["quiet"] else lambda words: tell(f"baseline: {words}")
 
 
-def _refuse_early(options: dict[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
+def _refuse_early(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
     """Return the model and what it is fed; refuse what options and paths show to be wrong, before heavy imports."""
     _refuse_combinations(options)
     model, run_options = runnable_model(options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,7 @@ def _end(result: SweepResult) -> None:
         click.get_current_context().exit(WinMLError.exit_code)
 
 
-def _refuse_early(options: dict[str, Any]) -> tuple[SweepPlan, SweepOptions, tuple[str, ...]]:
+def _refuse_early(options: Mapping[str, Any]) -> tuple[SweepPlan, SweepOptions, tuple[str, ...]]:
     """Return the plan, how it is run, and notes; refuse what names and paths show to be wrong."""
     from winml.modelkit.evaluate.options import parse_limits
     from winml.modelkit.sweep.plan import STEPS, parse_settings, read_plan

@@ -109,7 +109,7 @@ def command(**options: Any) -> None:
     _show(result, options)
 
 
-def _refuse_early(options: dict[str, Any]) -> tuple[ModelRequest, TuneOptions]:
+def _refuse_early(options: Mapping[str, Any]) -> tuple[ModelRequest, TuneOptions]:
     """Return the model and what is looked for; refuse what names and paths show to be wrong, before heavy imports."""
     from winml.modelkit.tune.state import refuse_foreign_folder
 

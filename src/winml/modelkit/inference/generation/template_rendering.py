@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 
-def _render(template: str, messages: list[dict[str, object]], variables: dict[str, Any]) -> dict[str, str]:
+def _render(template: str, messages: list[dict[str, object]], variables: Mapping[str, Any]) -> dict[str, str]:
     # Does not import torch.
     from transformers.utils.chat_template_utils import render_jinja_template
 

@@ -93,7 +93,7 @@ class VisionLanguageModel(DecoderModel):
     def _positions(self) -> ImagePositions:
         return ImagePositions(self.config, self.graph.position_rows or 1)
 
-    def _prepare_position_ids_for_generation(self, inputs_tensor: torch.Tensor, model_kwargs: dict[str, Any]) -> Any:
+    def _prepare_position_ids_for_generation(self, inputs_tensor: torch.Tensor, model_kwargs: Mapping[str, Any]) -> Any:
         # Called by transformers' loop: of a text alone, its own way; with pictures, that of the model.
         if self.graph.position_rows is None:
             loop: Any = super()  # declared for models of torch

@@ -7,7 +7,7 @@ torch nor transformers, so mistakes are told at once.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import pydantic
@@ -123,7 +123,7 @@ def _described_inputs(value: object, place: str) -> list[tuple[str, Any]]:
     return entries
 
 
-def _flat_entries(value: dict[str, Any] | list[Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _flat_entries(value: Mapping[str, Any] | list[Any], prefix: str) -> Iterator[tuple[str, Any]]:
     """Yield what stands at every path through objects and lists that hold nothing but objects and lists."""
     for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
         name = f"{prefix}{SEPARATOR}{key}" if prefix else str(key)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ SEVERITY_VERBOSE = 0
 """Specified: some providers say at this severity alone why they leave a node."""
 
 
-def main(task: dict[str, Any]) -> None:
+def main(task: Mapping[str, Any]) -> None:
     """Write the answer to a question.
 
     Args:
@@ -34,7 +35,7 @@ def main(task: dict[str, Any]) -> None:
     Path(task["answer"]).write_text(json.dumps(output), encoding="utf-8")
 
 
-def _assignment(task: dict[str, Any]) -> dict[str, Any]:
+def _assignment(task: Mapping[str, Any]) -> dict[str, Any]:
     options = ort.SessionOptions()
     options.log_severity_level = SEVERITY_VERBOSE
     # What a default session does to a graph before it asks its providers.
