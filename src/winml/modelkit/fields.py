@@ -125,7 +125,7 @@ def fields_of(declaring: type) -> tuple[Field, ...]:
     )
 
 
-def _annotations(declaring: type) -> dict[str, Any]:
+def _annotations(declaring: type) -> dict[str, object]:
     """Return the types of the options; those of other fields may be known to type checkers only."""
     found: dict[str, Any] = {}
     for base in reversed(declaring.__mro__):

@@ -305,8 +305,8 @@ class _DuplicateKeyError(ValueError):
     pass
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members: dict[str, Any] = {}
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+    members: dict[str, object] = {}
     for key, value in pairs:
         if key in members:
             raise _DuplicateKeyError(key)
@@ -319,7 +319,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON value")
 
 
-_STRICT: dict[str, Any] = {
+_STRICT: dict[str, object] = {
     "object_pairs_hook": _without_duplicates,
     "parse_constant": _refuse_constant,
 }

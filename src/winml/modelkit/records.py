@@ -135,7 +135,7 @@ class Record:
 
     __slots__ = ()
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, object]] = {"strict": True, "extra": "forbid"}
     _constants: ClassVar[Mapping[str, int | str]] = {}
     _digits: ClassVar[int | None] = None
 

@@ -166,7 +166,9 @@ class Registry(Mapping[str, T_co], Generic[T_co]):
 
         return AfterValidator(self._check).__get_pydantic_core_schema__(source, handler)
 
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        self, schema: Any, handler: Callable[[Any], Mapping[str, Any]]
+    ) -> dict[str, object]:
         """Describe such a field: the names there are, those of installed plug-ins included."""
         return {"enum": list(self.names), **handler(schema)}
 

@@ -187,7 +187,7 @@ def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage,
     def options(plan: BuildPlan) -> dict[str, Any]:
         return {key: value for stage in (*before, quantize) for key, value in stage.options(plan).items()}
 
-    def undo_resolution(options: dict[str, object], earlier: StageRecord) -> dict[str, Any]:
+    def undo_resolution(options: dict[str, object], earlier: StageRecord) -> dict[str, object]:
         return {**options, **by_name["export"].undo_resolution(options, earlier)}
 
     taker = replace(
@@ -474,7 +474,7 @@ def reusable_model(
     return retained if is_whole else None
 
 
-def input_record(job: BuildJob) -> dict[str, Any]:
+def input_record(job: BuildJob) -> dict[str, object]:
     """Return what the manifest says of the model a build starts from."""
     return {"model": job.plan.request.model, **job.identity.record}
 
@@ -688,7 +688,7 @@ class _Build:
         described = self._files.of([sidecar])[0] if name in written else None
         return PlacedModel(self._files.of((path, *external_files(path))), described)
 
-    def _resolved_config(self) -> dict[str, Any]:
+    def _resolved_config(self) -> dict[str, object]:
         config = self._job.plan.config.as_record()
         for part in self._parts:
             for record in part.records:

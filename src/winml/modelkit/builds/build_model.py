@@ -220,7 +220,7 @@ def cache_key(plan: BuildPlan, identity: ModelIdentity, stages: Sequence[Stage] 
     return digest(record)
 
 
-def _ordered_config(config: WinMLBuildConfig) -> dict[str, Any]:
+def _ordered_config(config: WinMLBuildConfig) -> dict[str, object]:
     """Return a config as JSON values whose digest tells orders of rules apart."""
     record = config.model_dump(mode="json")
     if record["loader"] is not None and not record["loader"]["submodel"]:

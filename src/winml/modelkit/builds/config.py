@@ -213,7 +213,7 @@ def _model_id_becomes_model(config: dict[str, object]) -> list[str]:
     return ["loader.model_id is now called loader.model"]
 
 
-Migration = Callable[[dict[str, Any]], list[str]]
+Migration = Callable[[dict[str, object]], list[str]]
 
 MIGRATIONS: Mapping[int, tuple[Migration, ...]] = {
     0: (_optimize_becomes_optim, _model_id_becomes_model),
@@ -246,6 +246,6 @@ def _without_nulls(value: object) -> Any:
     return value
 
 
-def _input_record(spec: Any) -> dict[str, Any]:
+def _input_record(spec: Any) -> dict[str, object]:
     ending = {} if spec.last_value is None else {"last_value": spec.last_value}
     return {**spec.as_record(), **ending}

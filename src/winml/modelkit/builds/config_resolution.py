@@ -6,7 +6,6 @@ Task, class and inputs are decided by ``load/resolution.py``, where an export be
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
 from winml.modelkit.builds.stages import without_idle_stages
@@ -58,7 +57,7 @@ def resolve_build_config(
     return config, (*notes, *idle)
 
 
-def _inputs_of(resolved: ResolvedModel) -> dict[str, Any]:
+def _inputs_of(resolved: ResolvedModel) -> dict[str, object]:
     """Return the keys that describe the inputs of one graph; those of several parts have no place in a config."""
     if len(resolved.parts) > 1:
         return {}

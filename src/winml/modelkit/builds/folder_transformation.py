@@ -178,7 +178,7 @@ def options_by_part(found: FoundFolder, options: OptionsT) -> dict[str, OptionsT
         parts_with_module(modules, text)
     narrowed = {}
     for part in found.chosen:
-        changes: dict[str, Any] = {key: _matching(value, modules[part]) for key, value in selectors.items()}
+        changes: dict[str, object] = {key: _matching(value, modules[part]) for key, value in selectors.items()}
         if all(changes[key] for key in _LIMITING if key in changes):
             narrowed[part] = options.model_copy(update=changes)
     return narrowed

@@ -18,7 +18,7 @@ from winml.modelkit.registries import Registry
 
 __all__ = ["CONFIG_READERS", "ConfigReader", "read_winml_cli_config"]
 
-Section = dict[str, Any]
+Section = dict[str, object]
 ConfigReader: TypeAlias = "Callable[[dict[str, Any], str], tuple[dict[str, Any], list[str]]]"
 """Takes a JSON object, which it leaves as it is, and where it was read from, for messages. Returns it in the words of a
 build config, with sentences on what in it is not used; any other config it returns unchanged."""
@@ -48,7 +48,7 @@ _COMPILE_KEYS = {"device", "ep"}
 _BITS = re.compile(r"^u?int(\d+)$")
 
 
-def read_winml_cli_config(value: dict[str, Any], source: str) -> tuple[dict[str, Any], list[str]]:
+def read_winml_cli_config(value: dict[str, Any], source: str) -> tuple[dict[str, object], list[str]]:
     """Return a config in our words, and sentences on what in it counts for nothing here.
 
     A config that holds nothing of winml-cli's own is returned as it is.
@@ -100,7 +100,7 @@ def _is_of_winml_cli(config: Mapping[str, Any]) -> bool:
     return bool(own or later or specs or "skip_optimize" in config)
 
 
-def _specs(section: object, key: str) -> list[dict[str, Any]]:
+def _specs(section: object, key: str) -> list[dict[str, object]]:
     specs = section.get(key) if isinstance(section, dict) else None
     return [spec for spec in specs if isinstance(spec, dict)] if isinstance(specs, list) else []
 

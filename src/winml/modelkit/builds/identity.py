@@ -52,7 +52,7 @@ class ModelIdentity:
 
     def __init__(
         self,
-        find: Callable[[], Mapping[str, Any]],
+        find: Callable[[], dict[str, Any]],
         *,
         is_repeatable: bool,
         places: tuple[Path, ...],

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from winml.modelkit.builds.config import AUTO_PRECISION, WinMLBuildConfig, loader_section
 from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
@@ -163,7 +163,7 @@ def _for_provider(config: WinMLBuildConfig) -> WinMLBuildConfig:
     if section is None or section.ep is None:
         return config
     provider = short_name(find_execution_provider(section.ep).name)
-    changed: dict[str, Any] = {}
+    changed: dict[str, object] = {}
     if export is not None and export.ep is None:
         changed["export"] = export.model_copy(update={"ep": provider})
     if optim is not None and optim.ep is None:
@@ -261,7 +261,7 @@ def open_sizes_words(config: WinMLBuildConfig) -> Mapping[str, str]:
     return {"--allow-dynamic": "--no-compile --allow-dynamic"}
 
 
-def request_record(request: ModelRequest) -> dict[str, Any]:
+def request_record(request: ModelRequest) -> dict[str, object]:
     """Return a request as JSON values: all of it decides what an export makes."""
     record = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
     record["dynamic"] = request.dynamic.model_dump(mode="json")

@@ -6,7 +6,6 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from winml.modelkit.builds.cache import digest, library_versions
 from winml.modelkit.builds.plan import is_onnx_path
@@ -18,7 +17,7 @@ __all__ = ["place_state", "resume_identity", "tool_versions"]
 _LIBRARIES = ("torch", "transformers", "onnx-ir", "onnxscript", "onnxruntime")
 
 
-def resume_identity(requested: Mapping[str, object], files: object) -> dict[str, Any]:
+def resume_identity(requested: Mapping[str, object], files: object) -> dict[str, object]:
     """Return all that kept results depend on, JSON-ready: equal where they may be used again.
 
     Args:

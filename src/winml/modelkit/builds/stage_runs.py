@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pydantic
 
@@ -261,7 +260,7 @@ class StageRunner:
             versions={TOOL_NAME: __version__, **library_versions(stage.libraries)},
         )
 
-    def _input_digests(self, part: BuiltPart | None) -> dict[str, Any]:
+    def _input_digests(self, part: BuiltPart | None) -> dict[str, object]:
         if part is None or not part.current_files:
             return self._job.identity.record
         # The sidecar says when the graph was made, which changes nothing of it.

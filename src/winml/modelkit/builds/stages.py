@@ -117,9 +117,9 @@ class Stage:
     """Whether its result answers less exactly, so that the errors of several parts add up."""
     handed_to: StageName | None = None
     """Stage that does its work as well, on the graph in memory; None: it has a file of its own."""
-    undo_resolution: Callable[[dict[str, Any], StageRecord], dict[str, Any]] = lambda options, _earlier: options
+    undo_resolution: Callable[[dict[str, object], StageRecord], dict[str, object]] = lambda options, _earlier: options
     """Options, in which values that an earlier run resolved are put back to what that run was asked."""
-    relevant: Callable[[dict[str, Any], Collection[str]], dict[str, Any]] = lambda options, _parts: options
+    relevant: Callable[[dict[str, object], Collection[str]], dict[str, object]] = lambda options, _parts: options
     """Options, without those that decide nothing of a model of these parts; counts for a stage that makes graphs."""
 
 
@@ -127,7 +127,7 @@ _WITHOUT_EFFECT = {"ep", "allow_dynamic"}
 """Keys of the export section that only decide whether it is refused."""
 
 
-def _export_options(plan: BuildPlan) -> dict[str, Any]:
+def _export_options(plan: BuildPlan) -> dict[str, object]:
     assert plan.config.export is not None  # skipped otherwise
     export = plan.config.export.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
     decided = {"request": request_record(plan.request), "export": export}
@@ -161,7 +161,7 @@ def _undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> di
     return {**options, "request": request, "export": export}
 
 
-def _relevant_export_options(options: dict[str, Any], parts: Collection[str]) -> dict[str, Any]:
+def _relevant_export_options(options: dict[str, Any], parts: Collection[str]) -> dict[str, object]:
     """Leave out which part computes the keys of what was encoded, where no part encodes."""
     if set(parts) <= {ENCODER, DECODER} or "request" not in options:
         return options
@@ -220,7 +220,7 @@ def export_outcomes(plan: BuildPlan, result: ExportResult) -> tuple[StageOutcome
     return tuple(outcome(part) for part in result.parts)
 
 
-def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, Any]:
+def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, object]:
     """Return the sections of the config as the export decided them; the inputs of several parts have no place there."""
     loader, export = plan.config.loader, plan.config.export
     assert loader is not None  # the plan fills it
@@ -237,7 +237,7 @@ def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, Any]:
     return {"loader": record["loader"], "export": record["export"]}
 
 
-def _optimize_options(plan: BuildPlan) -> dict[str, Any]:
+def _optimize_options(plan: BuildPlan) -> dict[str, object]:
     assert plan.config.optim is not None  # skipped otherwise
     flags = plan.config.optim.model_dump(mode="json", exclude_none=True)
     added = {"plug_ins": plug_ins} if (plug_ins := plan.config.optim.plug_ins()) else {}
@@ -312,7 +312,7 @@ def _optimized_words(result: OptimizedFile) -> str:
     return f"from {result.before.nodes}{f': {fired}' if fired else ''}"
 
 
-def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str, Any]:
+def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str, object]:
     """Return what decides the result of a quantization as JSON values; of rules the order decides, of data the content.
 
     Raises:
@@ -336,7 +336,7 @@ def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str,
     return record
 
 
-def _quantize_options(plan: BuildPlan) -> dict[str, Any]:
+def _quantize_options(plan: BuildPlan) -> dict[str, object]:
     assert plan.config.quant is not None  # skipped otherwise
     options = quantize_options(plan.config.quant)
     data = options.calibration_data
@@ -390,7 +390,7 @@ def _quantized_words(result: QuantizedFile) -> str:
     return f"{done}, {comparison_words(result.fidelity)}"
 
 
-def _compile_options(plan: BuildPlan) -> dict[str, Any]:
+def _compile_options(plan: BuildPlan) -> dict[str, object]:
     from winml.modelkit.runtime.devices import provider_version
     from winml.modelkit.runtime.execution_providers import find_execution_provider
     from winml.modelkit.runtime.processor import instruction_sets

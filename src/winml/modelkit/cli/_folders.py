@@ -65,7 +65,7 @@ def options_of_part(options: Mapping[str, object], path: Path) -> dict[str, Any]
     return {**options, "target": str(path), "model": None, "submodel": ()}
 
 
-def parts_record(options: Mapping[str, object], records: Mapping[str, Mapping[str, object]]) -> dict[str, Any]:
+def parts_record(options: Mapping[str, object], records: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
     """Return the answer for a program: the record of each part of a folder."""
     return {"schema_version": 1, "model": options["target"] or options["model"], "parts": dict(records)}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,7 +156,7 @@ class VerificationInfo(Record):
 
     @property
     @recorded(entry("set_aside", before="values", omit_empty=True))
-    def moved_by_rounding(self) -> list[dict[str, Any]]:
+    def moved_by_rounding(self) -> list[dict[str, object]]:
         """Of each draw that is not compared, by how much rounding moves the output that it moves most."""
         names = {"name": "name", "draw": "draw", "moved_by_rounding": "relative_diff", "threshold": "threshold"}
         return [{key: getattr(item, name) for key, name in names.items()} for item in self.set_aside]

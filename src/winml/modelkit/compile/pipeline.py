@@ -271,7 +271,7 @@ def _outside_node(node: ir.Node) -> OutsideNode:
     return OutsideNode(node.name or "", node.op_type, "" if tag is None else tag.tag)
 
 
-def _record(model: ir.Model, options: CompileOptions, chosen: ChosenProvider) -> dict[str, Any]:
+def _record(model: ir.Model, options: CompileOptions, chosen: ChosenProvider) -> dict[str, object]:
     """Return what the file says of how it was compiled, and where it may be run."""
     record: dict[str, Any] = {
         "provider": chosen.provider.name,

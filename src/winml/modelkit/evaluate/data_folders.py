@@ -254,7 +254,7 @@ def _counted(splits: Mapping[str, tuple[Path, ...]], suffix: str) -> int:
     return sum(path.suffix.lower() == suffix for paths in splits.values() for path in paths)
 
 
-def _options(entry: Mapping[str, object], kind: SourceKind) -> tuple[dict[str, Any], list[str]]:
+def _options(entry: Mapping[str, object], kind: SourceKind) -> tuple[dict[str, object], list[str]]:
     """Return what a config says of the reading, and the keys that are not read."""
     known = _OPTIONS.get(kind, frozenset())
     stated = {str(key): value for key, value in entry.items() if key not in _FACTS}

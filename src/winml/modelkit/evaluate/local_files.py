@@ -126,7 +126,7 @@ def _saved_table(folder: Path) -> datasets.Dataset:
     return datasets.Dataset.load_from_disk(str(folder.absolute())).with_format(None)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, object]:
     try:
         file_below(path.parent, path.name)
         value = read_json_file(path)

@@ -344,7 +344,7 @@ def _empty_state(item: GraphInput, tokens: Sequence[int | str | None], rows: int
     return np.zeros(sizes, _numpy_dtype(item.dtype))
 
 
-def _text_arguments(samples: Sequence[Sample], option: str) -> tuple[list[Any], dict[str, Any]]:
+def _text_arguments(samples: Sequence[Sample], option: str) -> tuple[list[Any], dict[str, object]]:
     """Return the first argument of a tokenizer, and further ones."""
     first = samples[0]
     if "question" in first:
@@ -371,7 +371,7 @@ def _resized_note(size: Sequence[object], passed: Sequence[int]) -> str:
     )
 
 
-def _recording_arguments(extractor: Any, length: int | None) -> dict[str, Any]:
+def _recording_arguments(extractor: Any, length: int | None) -> dict[str, object]:
     """Return how recordings become equally long: as long as the graph takes, or as the longest of them."""
     if length:
         return {"padding": "max_length", "max_length": length, "truncation": True}

@@ -30,7 +30,7 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_pre_hooks or module._forward_hooks)
 
 
-class _Keywords(dict[str, Any]):
+class _Keywords(dict[str, object]):
     """Arguments by keyword; one that was given by position is found as well, as a hook may expect either."""
 
     def __init__(self, keywords: dict[str, object], signature: inspect.Signature, args: tuple[object, ...]) -> None:
@@ -43,7 +43,7 @@ class _Keywords(dict[str, Any]):
 
 def _without_repetitions(
     signature: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+) -> tuple[tuple[Any, ...], dict[str, object]]:
     """Return arguments where a keyword takes the place of the same argument given by position."""
     bound = signature.bind_partial(*args)
     repeated = {name for name in kwargs if name in bound.arguments}

@@ -559,8 +559,8 @@ def _record_rest(original: ir.Model, folded: ir.Model, positions: Sequence[int])
     folded.metadata_props[FUNCTIONS_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
 
 
-def _difference(node: ir.Node, requested: ir.Node) -> dict[str, Any]:
-    change: dict[str, Any] = {}
+def _difference(node: ir.Node, requested: ir.Node) -> dict[str, object]:
+    change: dict[str, object] = {}
     if node.name != requested.name:
         change["name"] = requested.name
     names = [value.name for value in requested.outputs]

@@ -43,7 +43,7 @@ class ModelDescription:
     part: PartDescription | None = None
     """Which part it is; None for a model of one part."""
 
-    def as_metadata(self) -> dict[str, Any]:
+    def as_metadata(self) -> dict[str, object]:
         """Return each metadata key with its JSON value."""
         record: dict[str, Any] = {
             INPUTS_KEY: [spec.as_record() for spec in self.inputs],

@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 
@@ -290,9 +289,9 @@ def _summarize_weights(weights: Iterable[Weight]) -> dict[str, WeightSummary]:
     return dict(sorted(summaries.items(), key=lambda item: (-item[1].size_bytes, item[0])))
 
 
-def _parse_own_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
+def _parse_own_metadata(metadata: Mapping[str, str]) -> dict[str, object]:
     """Return our own metadata, parsed where it is JSON."""
-    parsed: dict[str, Any] = {}
+    parsed: dict[str, object] = {}
     for key, text in metadata.items():
         if key.startswith(OUR_PREFIX) and key != TREE_KEY:
             try:

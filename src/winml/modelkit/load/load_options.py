@@ -8,7 +8,7 @@ Standard library only, because the help of a verb is made from it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from winml.modelkit.fields import Field, fields_of
 
@@ -23,7 +23,7 @@ LARGEST_SEED = 2**63 - 1
 """Specified: what torch.manual_seed takes."""
 
 
-def _declared(help: str, group: Group, **limits: object) -> dict[str, Any]:
+def _declared(help: str, group: Group, **limits: object) -> dict[str, object]:
     return {"help": help, "group": group, **limits}
 
 

@@ -277,7 +277,7 @@ def _module_outcomes(
 
 def _record(
     options: QuantizeOptions, outcome: Sequence[ModulePrecision], calibration: RangeSource | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     # Where the data lay on this machine says nothing on others; what is to be said of it stands in the calibration.
     requested = {
         "precision": options.base.name,

@@ -243,14 +243,14 @@ def adapted_sidecar_json(sidecar: Mapping[str, Any], file: DescribedFile) -> str
     return json_printable(json.dumps(record, indent=2, ensure_ascii=False)) + "\n"
 
 
-def sidecar_schema() -> dict[str, Any]:
+def sidecar_schema() -> dict[str, object]:
     """Return the JSON Schema every sidecar satisfies."""
     text = resources.files(__package__).joinpath("htp_metadata.schema.json").read_text(encoding="utf-8")
-    schema: dict[str, Any] = json.loads(text)
+    schema: dict[str, object] = json.loads(text)
     return schema
 
 
-def _sidecar_record(result: ExportResult, part: ExportedPart) -> dict[str, Any]:
+def _sidecar_record(result: ExportResult, part: ExportedPart) -> dict[str, object]:
     return {
         "schema_version": SIDECAR_VERSION,
         "model_sha256": part.model_sha256,
@@ -293,7 +293,7 @@ def _sidecar_record(result: ExportResult, part: ExportedPart) -> dict[str, Any]:
     }
 
 
-def _module_record(part: ExportedPart, node: ModuleNode) -> dict[str, Any]:
+def _module_record(part: ExportedPart, node: ModuleNode) -> dict[str, object]:
     return {
         "class_name": node.class_name,
         "tag": node.tag,
@@ -320,7 +320,7 @@ def _with_node_counts(module: Mapping[str, Any], own: Mapping[str, int]) -> dict
     return {**module, "nodes": nodes, "children": children}
 
 
-def _statistics_record(part: ExportedPart) -> dict[str, Any]:
+def _statistics_record(part: ExportedPart) -> dict[str, object]:
     return {
         "steps": [{"name": step.name, "seconds": round(step.seconds, 4)} for step in part.steps],
         **_coverage_record(part.coverage),
@@ -329,7 +329,7 @@ def _statistics_record(part: ExportedPart) -> dict[str, Any]:
     }
 
 
-def _coverage_record(coverage: Coverage) -> dict[str, Any]:
+def _coverage_record(coverage: Coverage) -> dict[str, object]:
     return {
         "node_count": coverage.nodes,
         "tagged_count": coverage.tagged,

@@ -31,7 +31,7 @@ __all__ = [
 
 _PROCESS, _THREAD = 1, 1
 
-Event = dict[str, Any]
+Event = dict[str, object]
 
 
 def chrome_trace_json(profiled: ProfiledModules | ProfiledDecoder) -> str:
@@ -140,7 +140,7 @@ def node_data_json(graph_name: str, numbers: Mapping[str, float]) -> str:
     return json_printable(json.dumps(node_data_record(graph_name, numbers), ensure_ascii=False))
 
 
-def node_data_record(graph_name: str, numbers: Mapping[str, float]) -> dict[str, Any]:
+def node_data_record(graph_name: str, numbers: Mapping[str, float]) -> dict[str, object]:
     """Return the object that Model Explorer loads beside a model.
 
     Args:

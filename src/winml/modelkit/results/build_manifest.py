@@ -209,5 +209,5 @@ def read_manifest(content: bytes | str) -> BuildManifest:
 def manifest_schema() -> Mapping[str, Any]:
     """Return the JSON Schema every manifest satisfies."""
     text = resources.files(__package__).joinpath("build_manifest.schema.json").read_text(encoding="utf-8")
-    schema: dict[str, Any] = json.loads(text)
+    schema: dict[str, object] = json.loads(text)
     return schema

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.metrics.metric import CONFIDENCE, RESAMPLES, Interval
@@ -50,12 +50,12 @@ class MetricResult(Record, digits=6):
         return self.baseline - self.value if self.is_higher_better else self.value - self.baseline
 
     @recorded(entry("baseline", omit_none=True))
-    def baseline_entry(self) -> dict[str, Any] | None:
+    def baseline_entry(self) -> dict[str, object] | None:
         """Return the value of the baseline with its interval."""
         return None if self.baseline is None else {"value": self.baseline, "interval": self.baseline_interval}
 
     @recorded(entry("difference", omit_none=True))
-    def difference_entry(self) -> dict[str, Any] | None:
+    def difference_entry(self) -> dict[str, object] | None:
         """Return model minus baseline with its interval."""
         if self.baseline is None:
             return None
@@ -176,13 +176,13 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
         return found[name]
 
     @recorded(entry("intervals", before="metrics"))
-    def intervals_entry(self) -> dict[str, Any]:
+    def intervals_entry(self) -> dict[str, object]:
         """Return how the intervals of the metrics were computed."""
         resamples = max((metric.resamples for metric in self.metrics), default=RESAMPLES)
         return {"confidence": CONFIDENCE, "resamples": resamples}
 
     @recorded(entry("agreement", before="limits", digits=6))
-    def agreement_entry(self) -> dict[str, Any] | None:
+    def agreement_entry(self) -> dict[str, object] | None:
         """Return on how many samples both answer alike, and on which they do not."""
         if self.agreement is None:
             return None

@@ -120,7 +120,7 @@ class InspectedModel:
             record["hierarchy"] = _tree_record(self.tree, self.never_ran, self.tree_source)
         return record
 
-    def _tensor_record(self) -> dict[str, Any]:
+    def _tensor_record(self) -> dict[str, object]:
         """Return inputs and outputs; of several graphs by part."""
         if len(self.parts) == 1 and self.parts[0].name == ONLY_PART:
             return self.parts[0].as_record()
@@ -131,7 +131,7 @@ def _size_records(sizes: tuple[StoredSize, ...]) -> dict[str, dict[str, int]]:
     return {entry.dtype: {"count": entry.count, "size_bytes": entry.size_bytes} for entry in sizes}
 
 
-def _weights_record(weights: WeightsOnDisk) -> dict[str, Any]:
+def _weights_record(weights: WeightsOnDisk) -> dict[str, object]:
     return {
         "format": weights.format,
         "files": [str(file) for file in weights.files],
@@ -140,7 +140,7 @@ def _weights_record(weights: WeightsOnDisk) -> dict[str, Any]:
     }
 
 
-def _tree_record(tree: ModuleTree, never_ran: tuple[TracedModule, ...], source: str) -> dict[str, Any]:
+def _tree_record(tree: ModuleTree, never_ran: tuple[TracedModule, ...], source: str) -> dict[str, object]:
     return {
         "source": source,
         "registered": tree.registered,

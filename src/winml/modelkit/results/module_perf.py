@@ -199,7 +199,7 @@ class ProfiledDecoder:
         return {"schema_version": SCHEMA_VERSION, **records}
 
 
-def module_times_record(profile: ModuleProfile, *, depth: int | None = None) -> dict[str, Any]:
+def module_times_record(profile: ModuleProfile, *, depth: int | None = None) -> dict[str, object]:
     """Return the ``by_module`` object specified in FORMATS: times in milliseconds per run, shares from 0 to 1.
 
     Args:
@@ -231,7 +231,7 @@ def module_times_record(profile: ModuleProfile, *, depth: int | None = None) -> 
     }
 
 
-def _module_record(module: ModuleTime, kernel_ms: float, depth: int | None) -> dict[str, Any]:
+def _module_record(module: ModuleTime, kernel_ms: float, depth: int | None) -> dict[str, object]:
     levels_left = None if depth is None else depth - 1
     children = () if depth == 1 else module.children
     return {

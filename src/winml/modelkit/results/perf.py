@@ -146,7 +146,7 @@ class PerfResult:
             }
         return {**record, **self.extra}
 
-    def _benchmark_info(self) -> dict[str, Any]:
+    def _benchmark_info(self) -> dict[str, object]:
         return {
             "model": self.model,
             "tool_version": self.tool_version,
@@ -170,7 +170,7 @@ class PerfResult:
             "notes": list(self.notes),
         }
 
-    def _model_info(self) -> dict[str, Any]:
+    def _model_info(self) -> dict[str, object]:
         return {
             "size_bytes": self.model_bytes,
             "input_shapes": {

@@ -267,6 +267,6 @@ class QuantizationSensitivity(Record, schema_version=SCHEMA_VERSION):
         return tuple(module for module in self.modules if module.form is not None)
 
     @recorded(entry("quantized", before="modules"))
-    def quantized_entry(self) -> dict[str, Any]:
+    def quantized_entry(self) -> dict[str, object]:
         """Return what is left of the answers with all modules quantized."""
         return {**self.whole.as_record(), "latency": self.latency}

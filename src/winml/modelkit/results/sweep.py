@@ -150,7 +150,7 @@ class SweepResult(Record, schema_version=SCHEMA_VERSION):
         return next(iter(self.failures), None)
 
     @recorded(entry("against", before="notes"))
-    def changes(self) -> dict[str, Any] | None:
+    def changes(self) -> dict[str, object] | None:
         """Return what is different in the earlier sweep; None without one."""
         return None if self.against is None else {"folder": self.against.folder, "changes": self._changes()}
 
@@ -162,10 +162,10 @@ class SweepResult(Record, schema_version=SCHEMA_VERSION):
         # The id is made of the model and its whole configuration, also of what all cells of a sweep have in common.
         return {} if self.against is None else {cell.cell_id: cell for cell in self.against.cells}
 
-    def _changes(self) -> list[dict[str, Any]]:
+    def _changes(self) -> list[dict[str, object]]:
         """Return the cells whose state or one of whose measures is another than in the earlier sweep."""
         earlier = self._earlier_by_id()
-        changes: list[dict[str, Any]] = []
+        changes: list[dict[str, object]] = []
         for cell in self.cells:
             before = earlier.get(cell.cell_id)
             if before is None:

@@ -82,7 +82,7 @@ class TransformedFile(Record):
         return self.comparison if isinstance(self.comparison, FidelityInfo) else None
 
     @recorded(entry("coverage", before="verification"))
-    def coverage_entry(self) -> dict[str, Any]:
+    def coverage_entry(self) -> dict[str, object]:
         """Return the coverage; shares are null where the source has no tags."""
         unknown = {} if self.is_tagged else {"percent": None, "at_root_percent": None}
         return {**self.coverage.as_record(), **unknown}

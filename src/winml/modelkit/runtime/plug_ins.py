@@ -12,7 +12,6 @@ import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
@@ -169,7 +168,7 @@ def add_plug_in(options: ort.SessionOptions, name: str, provider_options: Mappin
 
 def named_providers(
     options: ort.SessionOptions, providers: Sequence[str], provider_options: Mapping[str, str]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the arguments of a session that name its providers; a plug-in goes into the options instead, in place.
 
     Raises:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from winml.modelkit.builds.cache import digest
 from winml.modelkit.builds.plan import is_onnx_path
@@ -197,7 +197,7 @@ class _CellWork:
     report: Callable[[CellResult], None]
     measures: dict[str, Measure] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, object] = field(default_factory=dict)
     step: str = ""
     request: ModelRequest | None = None
     """The PyTorch model; None: it is an ONNX file already."""

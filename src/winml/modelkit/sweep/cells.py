@@ -115,7 +115,7 @@ class Cell:
         return (model, *(name for name in data if name))
 
 
-def requests_of(cells: Iterable[Cell], conditions: Mapping[str, object]) -> dict[str, dict[str, Any]]:
+def requests_of(cells: Iterable[Cell], conditions: Mapping[str, object]) -> dict[str, dict[str, object]]:
     """Return all that the result of each cell depends on at this moment, as JSON values, by the id of the cell.
 
     Args:

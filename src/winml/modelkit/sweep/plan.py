@@ -179,7 +179,7 @@ def plan_from_record(value: object, label: str) -> tuple[SweepPlan, tuple[str, .
 
 def _each_once(values: Sequence[object], where: str) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     """Return values without those that stand there again, and a note that tells of the first."""
-    retained: dict[str, Any] = {}
+    retained: dict[str, object] = {}
     again: list[str] = []
     for value in values:
         text = value.model_dump_json() if isinstance(value, ListedModel) else json.dumps(value)
@@ -229,14 +229,14 @@ def _values(text: str) -> Iterator[Any]:
         rest = after if comma else None
 
 
-def configurations(plan: SweepPlan, listed: ListedModel) -> Iterator[dict[str, Any]]:
+def configurations(plan: SweepPlan, listed: ListedModel) -> Iterator[dict[str, object]]:
     """Yield what differs between the cells of one model: key → value, in the order of the plan."""
     axes = {key: values for key, values in plan.set.items() if key not in listed.set}
     for values in itertools.product(*axes.values()):
         yield {**dict(zip(axes, values, strict=True)), **listed.set}
 
 
-def settings_of_onnx(settings: Mapping[str, object]) -> dict[str, Any]:
+def settings_of_onnx(settings: Mapping[str, object]) -> dict[str, object]:
     """Return the settings that have a meaning for a model that is an ONNX file already."""
     return {key: value for key, value in settings.items() if key.split(".")[0] not in _OF_CHECKPOINTS}
 

@@ -128,7 +128,7 @@ _USUAL_CLIP = 8
 _LAYER_KINDS = {"layer_types": "full_attention", "mlp_layer_types": "sparse"}
 
 
-def default_content(model_type: str) -> dict[str, Any]:
+def default_content(model_type: str) -> dict[str, object]:
     """Return the content of ``config.json`` of a model type with default values.
 
     Raises:
@@ -136,11 +136,11 @@ def default_content(model_type: str) -> dict[str, Any]:
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    content: dict[str, Any] = json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False))
+    content: dict[str, object] = json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False))
     return {**content, "model_type": model_type}
 
 
-def shrink(content: Mapping[str, object], aspects: Sequence[Aspect]) -> dict[str, Any]:
+def shrink(content: Mapping[str, object], aspects: Sequence[Aspect]) -> dict[str, object]:
     """Return a smaller copy of a config.
 
     Args:
@@ -187,7 +187,7 @@ def _nested_configs(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from _nested_configs(value)
 
 
-def _shrink_config(content: Mapping[str, Any], aspects: Sequence[Aspect], facts: _ConfigFacts) -> dict[str, Any]:
+def _shrink_config(content: Mapping[str, Any], aspects: Sequence[Aspect], facts: _ConfigFacts) -> dict[str, object]:
     smaller = {
         key: _shrink_config(value, aspects, facts) if _is_config(value) else value for key, value in content.items()
     }
@@ -268,7 +268,7 @@ def _set_if_none(content: dict[str, object], key: str, value: object) -> None:
         content[key] = value
 
 
-def _cut_depth(content: Mapping[str, Any], alike: int) -> dict[str, Any]:
+def _cut_depth(content: Mapping[str, Any], alike: int) -> dict[str, object]:
     """Keep ``alike`` layers of each kind, at least two, and the first blocks of each stage."""
     stages = {len(value) for key, value in content.items() if _BLOCKS_PER_STAGE.search(key) and _is_counts(value)}
     counts = {
@@ -302,9 +302,9 @@ def _is_pattern(key: str, value: object) -> bool:
     return key == "block_types" and isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _cut_repetitions(content: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
+def _cut_repetitions(content: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, object]:
     """Return the settings of layers that come again: every so many layers, or in stacks that run several times."""
-    smaller: dict[str, Any] = {}
+    smaller: dict[str, object] = {}
     smaller |= {key: min(value, 2) for key, value in content.items() if _LAYER_PERIOD.search(key) and _is_count(value)}
     smaller |= {key: min(value, 1) for key, value in content.items() if _LAYER_OFFSET.search(key) and _is_count(value)}
     smaller |= {key: sorted({*value}, key=value.index) for key, value in content.items() if _is_pattern(key, value)}
@@ -370,7 +370,7 @@ def _is_indices(key: str, value: Any, depth: int) -> bool:
     return bool(_LAYER_INDICES.search(key)) and _is_counts(value) and value == sorted(set(value)) and value[-1] < depth
 
 
-def _cut_width(content: dict[str, object], aspects: Sequence[Aspect], facts: _ConfigFacts) -> dict[str, Any]:
+def _cut_width(content: dict[str, object], aspects: Sequence[Aspect], facts: _ConfigFacts) -> dict[str, object]:
     """Divide widths by :data:`WIDTH_DIVISOR`, partly with fewer heads and partly with narrower ones."""
     head_counts = [number for key, value in _named_values(content) if _is_heads(key) for number in _counts_in(value)]
     if "head size" not in aspects:
@@ -426,7 +426,7 @@ def _is_width(key: str) -> bool:
     return bool(_WIDTH.search(key)) and not _NO_WIDTH.search(key)
 
 
-def _cut_image(content: dict[str, object]) -> dict[str, Any]:
+def _cut_image(content: dict[str, object]) -> dict[str, object]:
     patch = max(_counts_in(content.get("patch_size")), default=0)
     edge = IMAGE_PATCHES * patch if patch >= COARSE_PATCH else SMALL_IMAGE
 
@@ -440,7 +440,7 @@ def _cut_image(content: dict[str, object]) -> dict[str, Any]:
     return {key: cut(key, value) for key, value in content.items()}
 
 
-def _cut_tokens(content: dict[str, object], facts: _ConfigFacts) -> dict[str, Any]:
+def _cut_tokens(content: dict[str, object], facts: _ConfigFacts) -> dict[str, object]:
     """Shorten vocabularies and sequences; a token beyond the vocabulary is replaced by one within it."""
     has_vocabulary = any(_VOCABULARY.search(key) for key in content)
     positions = MOST_POSITIONS if has_vocabulary and not facts.has_sub_configs else MOST_POSITIONS_OF_PARTS

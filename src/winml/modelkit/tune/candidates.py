@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from winml.modelkit.records import Record
 from winml.modelkit.results.tuning import Candidate, CandidateKind
@@ -109,19 +109,19 @@ def _part_of(complete: Candidate) -> Candidate:
 
 
 def _integer_forms(options: TuneOptions) -> Iterator[Candidate]:
-    quant: dict[str, Any] = {"precision": "int8", "mode": "dynamic"}
+    quant: dict[str, object] = {"precision": "int8", "mode": "dynamic"}
     yield Candidate("dynamic-int8", "dynamic", "int8, ranges found in each run", {"quant": quant})
     yield Candidate("qdq-int8", "qdq", "int8, ranges fixed beforehand", {"quant": _fixed_ranges(options)})
 
 
-def _fixed_ranges(options: TuneOptions) -> dict[str, Any]:
+def _fixed_ranges(options: TuneOptions) -> dict[str, object]:
     data = {} if options.calibration_data is None else {"calibration_data": options.calibration_data}
     return {"precision": "int8", "mode": "qdq", **data}
 
 
 def _weight_forms(options: TuneOptions) -> Iterator[Candidate]:
     for block in (None, 16):
-        quant: dict[str, Any] = {"precision": "int8", "mode": "weight-only"}
+        quant: dict[str, object] = {"precision": "int8", "mode": "weight-only"}
         name, words = "weights-int8", "weights in 8 bits by blocks"
         if block is not None:
             quant, name, words = {**quant, "block_size": block}, f"{name}-{block}", f"{words} of {block}"

@@ -500,7 +500,7 @@ def _parsed_flags(
 
 def _request_of(
     source: TunedModel, options: TuneOptions, machine: TuningMachine, plan: tuple[Candidate, ...]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return what the measurements depend on; the time that may be taken is no part of it."""
     request = {"model": source.request.model} if is_onnx_path(source.request.model) else request_record(source.request)
     # What a factory returns cannot be known, its file can.

@@ -134,7 +134,7 @@ class _Runner:
             "is_as_drawn": is_as_drawn,
         }
 
-    def open(self, path: str, folder: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    def open(self, path: str, folder: str, run: Mapping[str, Any]) -> dict[str, object]:
         """Open the file on the first values, and run it a few times; ``run`` is the record of how."""
         callers = run["callers"]
         options = RunOptions(
@@ -189,7 +189,7 @@ def main() -> None:
     """Answer requests until stdin ends."""
     outputs = _own_stdout()
     runner = _Runner()
-    works: dict[str, Callable[..., dict[str, Any]]] = {
+    works: dict[str, Callable[..., dict[str, object]]] = {
         "record": runner.record, "open": runner.open, "compare": runner.compare, "block": runner.block
     }  # fmt: skip
     for line in sys.stdin:

@@ -101,7 +101,7 @@ class FileRequest(ABC, Generic[OptionsT]):
         """Return the validated record of the options."""
 
     @classmethod
-    def section_values(cls, section: Options) -> tuple[dict[str, Any], str]:
+    def section_values(cls, section: Options) -> tuple[dict[str, object], str]:
         """Return the options that a section of a build config states, as JSON values, and a note on them or nothing."""
         return section.model_dump(mode="json", exclude_none=True), ""
 

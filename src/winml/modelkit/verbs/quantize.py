@@ -79,7 +79,7 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions"]):
         return QuantizeOptions
 
     @classmethod
-    def section_values(cls, section: Options) -> tuple[dict[str, Any], str]:
+    def section_values(cls, section: Options) -> tuple[dict[str, object], str]:
         """Return the options that the section states; ``auto`` becomes the precision it stands for."""
         from winml.modelkit.builds.config import QuantSection
         from winml.modelkit.builds.quantization import auto_words, quantize_options

@@ -57,12 +57,12 @@ def value_sizes(value: onnx.ValueInfoProto) -> list[int | str]:
     return [dim.dim_value or dim.dim_param for dim in value.type.tensor_type.shape.dim]
 
 
-def session_section() -> dict[str, Any]:
+def session_section() -> dict[str, object]:
     """Return how a graph is opened: with ONNX Runtime's defaults."""
     return {"log_id": "onnxruntime-genai", "provider_options": []}
 
 
-def search_section(generation: Mapping[str, object], context: int, *, shares: bool) -> dict[str, Any]:
+def search_section(generation: Mapping[str, object], context: int, *, shares: bool) -> dict[str, object]:
     """Return how tokens are chosen.
 
     Args:
@@ -142,7 +142,7 @@ _PROCESSOR_FIELDS = ("n_fft", "hop_length", "chunk_length", "feature_size")
 
 def speech_config(
     encoder: tuple[Path, str], decoder: tuple[Path, str], config: Mapping[str, object], generation: Mapping[str, object]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return ``genai_config.json`` of a model that writes what it hears.
 
     Args:
@@ -327,7 +327,7 @@ def genai_texts(models: Mapping[str, tuple[Path, str]], sources: Mapping[str, Pa
 
 def genai_config(
     model: Path, name: str, config: Mapping[str, object], generation: Mapping[str, object]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the description of a decoder.
 
     Args:

@@ -121,7 +121,7 @@ _EXTRA, _OLD_EXTRA = "extra_special_tokens", "additional_special_tokens"
 """
 
 
-def _as_before_transformers_5(record: Mapping[str, Any]) -> dict[str, Any]:
+def _as_before_transformers_5(record: Mapping[str, Any]) -> dict[str, object]:
     """Return a config of a tokenizer in the words that earlier versions read, which version 5 reads as well."""
     changed = {**record, **({_CLASS: _OLD_CLASS} if record.get(_CLASS) == _NEW_CLASS else {})}
     if isinstance(changed.get(_EXTRA), list):

@@ -109,7 +109,7 @@ def command(context: click.Context, /, **options: Any) -> None:
         _write_config(context, options)
 
 
-def _json_schema() -> dict[str, Any]:
+def _json_schema() -> dict[str, object]:
     from winml.modelkit.builds.config import WinMLBuildConfig
 
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **WinMLBuildConfig.model_json_schema()}

@@ -202,7 +202,7 @@ def command(context: click.Context, /, **options: object) -> None:
 
 def _configured(
     context: click.Context, options: dict[str, Any]
-) -> tuple[WinMLExportConfig, dict[str, Any], dict[str, str]]:
+) -> tuple[WinMLExportConfig, dict[str, object], dict[str, str]]:
     """Return the options of the export and of the verb, and for messages the keys that stand in place of options.
 
     Raises:

@@ -94,7 +94,7 @@ def command(context: click.Context, /, **options: Any) -> None:
         context.exit(1)
 
 
-def _options_by_part(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _options_by_part(options: dict[str, Any]) -> dict[str, dict[str, object]]:
     """Return the options for each part of a folder that has a module of the selector; under no name for one model.
 
     Raises:

@@ -125,7 +125,7 @@ def _refuse_early(options: Mapping[str, Any]) -> tuple[ModelRequest, TuneOptions
     return request, requested
 
 
-def _requested_model(options: Mapping[str, Any]) -> tuple[ModelRequest, dict[str, Any]]:
+def _requested_model(options: Mapping[str, Any]) -> tuple[ModelRequest, dict[str, object]]:
     """Return the request of the model, and the sizes that an ONNX file is run at."""
     from winml.modelkit.found_models import onnx_file
     from winml.modelkit.load.request import ModelRequest, resolve_source

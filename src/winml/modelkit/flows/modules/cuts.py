@@ -194,7 +194,7 @@ def write_cut(cuts: ModuleCuts, item: CutCall, recording: Recording, path: Path)
     return WrittenCut(write_model(model, path), tuple(inputs), tuple(outputs))
 
 
-def _io_records(graph: ir.Graph, recording: Recording) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _io_records(graph: ir.Graph, recording: Recording) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
     inputs = []
     for value in graph.inputs:
         entry = _io_record(value)
@@ -206,7 +206,7 @@ def _io_records(graph: ir.Graph, recording: Recording) -> tuple[list[dict[str, A
     return inputs, [_io_record(value) for value in graph.outputs]
 
 
-def _io_record(value: ir.Value) -> dict[str, Any]:
+def _io_record(value: ir.Value) -> dict[str, object]:
     sizes = enumerate(value.shape or ())
     return {
         "name": value.name,

@@ -282,7 +282,7 @@ _OF_CALIBRATION = ("calibration_data", "split", "columns", "samples", "method")
 
 def _request(
     source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions, calibration: Calibration | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return what a measurement depends on; which modules are measured is no part of it."""
     data = sensitivity.input_data
     return {
@@ -301,7 +301,7 @@ def _request(
     }
 
 
-def _calibration_request(calibration: Calibration) -> dict[str, Any]:
+def _calibration_request(calibration: Calibration) -> dict[str, object]:
     """Return what ranges depend on: where the data lies is no part of it, what it holds is."""
     columns = {"columns": calibration.options.columns} if calibration.options.columns else {}
     return {**calibration.as_record(), **columns, "content": [file_digest(path) for path in calibration.files]}

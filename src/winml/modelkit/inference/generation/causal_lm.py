@@ -73,11 +73,11 @@ class DecoderModel(GenerationMixin):
         """Say that transformers has no experts of its own to run here."""
         return {}
 
-    def prepare_inputs_for_generation(self, *arguments: Any, **kwargs: Any) -> dict[str, Any]:
+    def prepare_inputs_for_generation(self, *arguments: Any, **kwargs: Any) -> dict[str, object]:
         """Return what a step is given: not the tokenizer, which the loop hands on with what a model takes."""
         kwargs.pop("tokenizer", None)
         loop: Any = super()  # declared for models of torch
-        prepared: dict[str, Any] = loop.prepare_inputs_for_generation(*arguments, **kwargs)
+        prepared: dict[str, object] = loop.prepare_inputs_for_generation(*arguments, **kwargs)
         return prepared
 
     def forward(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.tokenizer_calls import LONGEST_TEXT_CHARACTERS
@@ -104,7 +104,7 @@ def _chat_template(folder: Path, config: Mapping[str, object]) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _special_tokens(config: Mapping[str, object]) -> dict[str, Any]:
+def _special_tokens(config: Mapping[str, object]) -> dict[str, object]:
     """Return what templates know of a tokenizer: ``bos_token`` and the like."""
     tokens = {key: value for key, value in config.items() if key.endswith("_token")}
     named = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}

@@ -78,7 +78,7 @@ class _GenerationConfig(Options):
     exponential_decay_length_penalty: tuple[_Count, float] | None = None
     sequence_bias: tuple[tuple[_Tokens, float], ...] | None = None
     guidance_scale: _Number | None = None
-    watermarking_config: dict[str, Any] | None = None
+    watermarking_config: dict[str, object] | None = None
     pad_token_id: _Token | None = None
     bos_token_id: _Token | tuple[_Token, ...] | None = None
     eos_token_id: _Token | tuple[_Token, ...] | None = None

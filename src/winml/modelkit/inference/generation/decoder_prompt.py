@@ -197,7 +197,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _without_none(values: Mapping[str, object]) -> dict[str, Any]:
+def _without_none(values: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in values.items() if value is not None}
 
 

@@ -77,7 +77,7 @@ class TimedText:
             text = self._text(segment, after)
             yield f"[{segment.start_s:.2f} → {segment.end_s:.2f}] {text.strip()}\n" if self._with_times else text
 
-    def as_records(self, after: Sequence[int]) -> tuple[dict[str, Any], ...] | None:
+    def as_records(self, after: Sequence[int]) -> tuple[dict[str, object], ...] | None:
         """Return the segments as JSON values; None where no times were asked for."""
         if not self._with_times:
             return None

@@ -272,7 +272,7 @@ def arguments_with_cache(
             arguments[layout.argument].layers = cache.layers
         return arguments
 
-    def results(outputs: Any) -> dict[str, Any]:
+    def results(outputs: Any) -> dict[str, object]:
         retained = {name: value for name, value in outputs.items() if name not in (layout.argument, STATES)}
         return {**retained, **_states_of(layout, outputs[layout.argument], outputs.get(STATES, {}))}
 
@@ -299,7 +299,7 @@ def encoder_arguments(
         tokens = torch.full((first.shape[0], 1), start, dtype=torch.int64, device=first.device)
         return {**{name: tensors[name] for name in names}, DECODER_TOKENS: tokens}
 
-    def results(outputs: Any) -> dict[str, Any]:
+    def results(outputs: Any) -> dict[str, object]:
         cross = outputs[layout.cross.argument].cross_attention_cache
         retained = _states_of(layout.cross, cross) if with_cross else {}
         mask = {ENCODER_MASK: outputs[ENCODER_MASK]} if layout.mask_dtype is not None else {}
@@ -328,7 +328,7 @@ def decoder_arguments(layout: EncoderDecoderLayout, *, has_mask: bool) -> Nested
             layout.own.argument: _both_caches(layout, tensors, has_cross=True),
         }
 
-    def results(outputs: Any) -> dict[str, Any]:
+    def results(outputs: Any) -> dict[str, object]:
         own = outputs[layout.own.argument].self_attention_cache
         return {"logits": outputs["logits"], **_states_of(layout.own, own)}
 
@@ -354,7 +354,7 @@ def self_feeding_decoder_arguments(layout: EncoderDecoderLayout, *, has_mask: bo
             layout.own.argument: _both_caches(layout, tensors, has_cross=False),
         }
 
-    def results(outputs: Any) -> dict[str, Any]:
+    def results(outputs: Any) -> dict[str, object]:
         caches = outputs[layout.own.argument]
         states = _states_of(layout.own, caches.self_attention_cache)
         return {"logits": outputs["logits"], **states, **_states_of(layout.cross, caches.cross_attention_cache)}
@@ -381,7 +381,7 @@ def inner_decoder_arguments(layout: EncoderDecoderLayout, arguments: NestedArgum
     return NestedArguments((TOKENS, ENCODER_STATES, layout.own.argument), {}, build, arguments.results)
 
 
-def _answered(layout: EncoderDecoderLayout, hidden: torch.Tensor, mask: torch.Tensor | None) -> dict[str, Any]:
+def _answered(layout: EncoderDecoderLayout, hidden: torch.Tensor, mask: torch.Tensor | None) -> dict[str, object]:
     """Return the arguments that stand for what an encoder answered, with the mask over it where there is one."""
     if layout.mask_dtype is not None:
         return {"encoder_outputs": layout.answer_class(last_hidden_state=hidden, attention_mask=mask)}

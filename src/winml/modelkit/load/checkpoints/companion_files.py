@@ -217,7 +217,7 @@ def read_processor_files(folder: Path | None) -> ProcessorInfo:
     if folder is None:
         return ProcessorInfo()
     tokenizer = read_json_object(folder / "tokenizer_config.json")
-    processor: dict[str, Any] = {}
+    processor: dict[str, object] = {}
     for name in _IMAGE_FILES:
         content = read_json_object(folder / name)
         # Newer processors nest their parts in one file.
@@ -235,7 +235,7 @@ def read_processor_files(folder: Path | None) -> ProcessorInfo:
     )
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, object]:
     """Return the JSON object in a file; empty where there is no such file.
 
     Raises:

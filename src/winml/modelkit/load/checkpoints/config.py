@@ -231,7 +231,7 @@ def model_type_of_class(name: str) -> str:
     return model_type
 
 
-def _read_content(path: Path) -> dict[str, Any]:
+def _read_content(path: Path) -> dict[str, object]:
     try:
         content = read_json_file(path, object_hook=_plain_value)
     except FileNotFoundError as error:

@@ -34,7 +34,7 @@ _WEIGHTS_KEY = "transformers_weights"
 _DISTRIBUTED_SHARDS = "shard-*-model-*-of-*.safetensors"
 
 
-def without_foreign_references(content: Mapping[str, object], path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+def without_foreign_references(content: Mapping[str, object], path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
     """Return the content of a config without the entries that lead elsewhere, and a note for each that was dropped.
 
     Args:
@@ -50,8 +50,8 @@ def without_foreign_references(content: Mapping[str, object], path: Path) -> tup
     return {**cleaned, **({_OWN_CODE: content[_OWN_CODE]} if _OWN_CODE in content else {})}, tuple(notes)
 
 
-def _cleaned(record: Mapping[str, object], path: Path, tell: Callable[[str], object]) -> dict[str, Any]:
-    cleaned: dict[str, Any] = {}
+def _cleaned(record: Mapping[str, object], path: Path, tell: Callable[[str], object]) -> dict[str, object]:
+    cleaned: dict[str, object] = {}
     for key, value in record.items():
         if key in _IMPLEMENTATIONS:
             usable = _usable_implementation(key, value, tell)
@@ -88,7 +88,7 @@ def _usable_implementation(key: str, value: object, tell: Callable[[str], object
     return None
 
 
-def _with_timm_backbone(record: dict[str, object]) -> dict[str, Any]:
+def _with_timm_backbone(record: dict[str, object]) -> dict[str, object]:
     """Write out a backbone of timm that older configs name alone, as transformers does once the Hub has no such model.
 
     Changes nothing where transformers does not ask the Hub first.

@@ -108,7 +108,7 @@ class InnerDecoder:
         forward, decoder = model.forward, model.get_submodule(self.path)
         argument = self.layout.own.argument
 
-        def encoded(**arguments: object) -> dict[str, Any]:
+        def encoded(**arguments: object) -> dict[str, object]:
             tokens = {TOKENS: arguments.pop(DECODER_TOKENS)}
             with _recorded_decoder_calls(decoder) as calls:
                 forward(**arguments, **tokens)
@@ -364,7 +364,7 @@ def _with_encoder_mask(model: torch.nn.Module) -> Callable[..., Any]:
     forward = model.forward
 
     @functools.wraps(forward)
-    def encoded(*args: object, **arguments: object) -> dict[str, Any]:
+    def encoded(*args: object, **arguments: object) -> dict[str, object]:
         with recorded_encoder_outputs(model) as answers:
             outputs = forward(*args, **arguments)
         return {**outputs, ENCODER_MASK: answers[-1][_MASK]}

@@ -102,7 +102,7 @@ def computed_grids(module: torch.nn.Module) -> Iterator[None]:
             yield
 
 
-def _uses(module: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
+def _uses(module: torch.nn.Module) -> list[tuple[dict[str, object], str]]:
     """Return the names in modules of Python that stand for functions we replace."""
     library = sys.modules.get(_LIBRARY)
     names = {type(inner).__module__ for inner in module.modules()}

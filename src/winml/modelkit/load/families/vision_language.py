@@ -130,7 +130,7 @@ def find_first_position(model: object, inputs: Mapping[str, InputTensorSpec]) ->
     return f"positions of {type(model).__name__} are not counted token by token"
 
 
-def _last_call(model: Any, inputs: Mapping[str, InputTensorSpec]) -> dict[str, Any]:
+def _last_call(model: Any, inputs: Mapping[str, InputTensorSpec]) -> dict[str, object]:
     """Return what the language model of a model is given; nothing where it is not reached."""
     with _masks_of_truth_values(model), calls_of(model.get_decoder()) as calls:
         run_on_shapes(model, inputs)
@@ -280,7 +280,7 @@ class _Found:
         return self.code.language_model if language_model.get_output_embeddings() is not None else ""
 
     @property
-    def keywords(self) -> dict[str, Any]:
+    def keywords(self) -> dict[str, object]:
         """Fixed keywords of its calls."""
         return cached_keywords(self.decoder, self.request)
 

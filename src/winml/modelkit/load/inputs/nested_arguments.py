@@ -44,7 +44,7 @@ class NestedArguments:
     """Names of the arguments, in order."""
     constants: Mapping[str, Any]
     """Path → value, for what is no tensor."""
-    _build: Callable[[Mapping[str, torch.Tensor]], dict[str, Any]]
+    _build: Callable[[Mapping[str, torch.Tensor]], dict[str, object]]
     _results: Callable[[Any], Any] | None = None
 
     def build(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class _Flattening:
 
     requested_by: str
     tensors: dict[str, torch.Tensor]
-    constants: dict[str, Any]
+    constants: dict[str, object]
 
     def flatten(self, value: Any, prefix: str) -> Callable[[Mapping[str, torch.Tensor]], Any]:
         """Take the tensors out of a value; return what builds it again."""
@@ -159,7 +159,7 @@ def _key_words(key: object) -> str:
     return str(key)
 
 
-def _members(value: object) -> dict[str, Any] | None:
+def _members(value: object) -> dict[str, object] | None:
     """Return what a dataclass or a mapping that pytree does not know holds; None for anything else."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

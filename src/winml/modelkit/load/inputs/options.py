@@ -41,14 +41,14 @@ def _read_size(value: object) -> int | OpenSize:
     return value
 
 
-def _as_json(value: int | OpenSize) -> int | dict[str, Any]:
+def _as_json(value: int | OpenSize) -> int | dict[str, object]:
     return value if isinstance(value, int) else value.model_dump(exclude_defaults=True)
 
 
 Size = Annotated[
     int | OpenSize,
     pydantic.PlainValidator(_read_size),
-    pydantic.PlainSerializer(_as_json, return_type=int | dict[str, Any]),
+    pydantic.PlainSerializer(_as_json, return_type=int | dict[str, object]),
 ]
 
 

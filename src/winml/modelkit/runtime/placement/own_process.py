@@ -56,7 +56,7 @@ def answered(question: Mapping[str, object], who: str, seconds: float) -> Iterat
         yield reported, log
 
 
-def _read(output: Path) -> dict[str, Any] | None:
+def _read(output: Path) -> dict[str, object] | None:
     try:
         return dict(json.loads(output.read_text(encoding="utf-8")))
     except (OSError, ValueError):

@@ -35,7 +35,7 @@ def main(task: Mapping[str, Any]) -> None:
     Path(task["answer"]).write_text(json.dumps(output), encoding="utf-8")
 
 
-def _assignment(task: Mapping[str, Any]) -> dict[str, Any]:
+def _assignment(task: Mapping[str, Any]) -> dict[str, object]:
     options = ort.SessionOptions()
     options.log_severity_level = SEVERITY_VERBOSE
     # What a default session does to a graph before it asks its providers.
@@ -58,7 +58,7 @@ def _assignment(task: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _kernels(provider: str) -> dict[str, Any]:
+def _kernels(provider: str) -> dict[str, object]:
     return {
         "kernels": [
             [kernel.domain, kernel.op_name, *kernel.version_range, kernel.type_constraints]
