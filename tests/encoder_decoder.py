@@ -62,8 +62,30 @@ OTHERS = {
             "decoder_start_token_id": 1,
         },
     ),
+    "moonshine_streaming": (
+        "MoonshineStreamingForConditionalGeneration",
+        {
+            "vocab_size": 120,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 64,
+            "decoder_start_token_id": 1,
+            "encoder_config": {
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 4,
+                "sliding_windows": [[16, 4]],
+            },
+        },
+    ),
 }
-"""Architectures that few tests need: one whose encoder follows one length, and one that makes a mask of its own."""
+"""Architectures that few tests need: one whose encoder follows one length, one that makes a mask of its own, and one
+that changes what its decoder is given in place."""
 
 
 def build_whisper(**changes: Any) -> Any:
@@ -80,10 +102,10 @@ def build_whisper(**changes: Any) -> Any:
     return model.eval()
 
 
-def save_encoder_decoder(folder: Path, architecture: str, *, seconds: int = 1) -> Path:
+def save_encoder_decoder(folder: Path, architecture: str, *, seconds: int = 1, has_mask: bool = True) -> Path:
     """Write the checkpoint of a small encoder-decoder, what prepares its inputs, and return the folder.
 
-    ``seconds`` is how long a recording of Whisper is.
+    ``seconds`` is how long a recording of Whisper is; ``has_mask`` whether other recordings have a mask.
     """
     model: Any
     if architecture in CONFIGS:
@@ -93,7 +115,7 @@ def save_encoder_decoder(folder: Path, architecture: str, *, seconds: int = 1) -
         if model.main_input_name == "input_values":
             from transformers import Wav2Vec2FeatureExtractor
 
-            Wav2Vec2FeatureExtractor(do_normalize=False, return_attention_mask=True).save_pretrained(folder)
+            Wav2Vec2FeatureExtractor(do_normalize=False, return_attention_mask=has_mask).save_pretrained(folder)
     else:
         from transformers import WhisperFeatureExtractor
 

@@ -399,4 +399,39 @@ def test_decoder_reads_the_mask_that_the_encoder_answers(tmp_path: Path) -> None
         soundfile.write(tmp_path / "a.wav", sound[1].repeat(2)[:count].numpy(), 16_000)
         outcome = run_here("generate", tmp_path, "--audio", tmp_path / "a.wav")
         assert 2 == outcome.code
+        assert "exactly 16000" in outcome.err
         assert f'{{"audio_length": {count}}}' in outcome.err
+
+
+def test_recording_of_another_length_is_refused_where_no_mask_hides_padding(tmp_path: Path) -> None:
+    """It is neither cut nor filled up in silence; a graph of its length writes what PyTorch writes."""
+    soundfile = pytest.importorskip("soundfile")
+    folder = save_encoder_decoder(tmp_path / "checkpoint", "moonshine", has_mask=False)
+    exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
+    request = ModelRequest(model=str(folder), shape_config=ShapeConfig(audio_length=9000))
+    exporter.export_checkpoint(request, tmp_path / "model.onnx")
+    reference = transformers.MoonshineForConditionalGeneration.from_pretrained(folder)
+    sound = torch.rand((1, 9001), generator=torch.Generator().manual_seed(1)) - 0.5
+
+    outcomes = {}
+    for count in (8000, 9000, 9001):
+        soundfile.write(tmp_path / "a.wav", sound[0, :count].numpy(), 16_000, subtype="FLOAT")
+        arguments = ("--audio", tmp_path / "a.wav", "--max-new-tokens", "8", "--format", "json")
+        outcomes[count] = run_here("generate", tmp_path, *arguments)
+
+    assert {8000: 2, 9000: 0, 9001: 2} == {count: outcome.code for count, outcome in outcomes.items()}
+    assert all("exactly 9000" in outcomes[count].err for count in (8000, 9001))
+    expected: Any = reference.generate(input_values=sound[:, :9000], max_new_tokens=8, do_sample=False)
+    assert expected[0, 1:].tolist() == json.loads(outcomes[9000].out)["tokens"]
+
+
+def test_decoder_that_changes_what_was_encoded_in_place_is_exported(tmp_path: Path) -> None:
+    """It adds positions to the states that it is given; PyTorch's own text is written."""
+    folder = save_encoder_decoder(tmp_path / "checkpoint", "moonshine_streaming")
+    request = ModelRequest(model=str(folder), submodel=("decoder",))
+
+    result = HTPExporter().export_checkpoint(request, tmp_path / "model.onnx")
+
+    (decoder,) = result.parts
+    assert decoder.verification is not None
+    assert decoder.verification.generation is not None

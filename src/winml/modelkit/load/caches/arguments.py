@@ -320,7 +320,7 @@ def decoder_arguments(layout: EncoderDecoderLayout, *, has_mask: bool) -> Nested
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         keys = tensors[layout.cross.states[0].input]
-        hidden = keys.new_zeros((1, 1, layout.hidden_size)).expand(keys.shape[0], keys.shape[2], layout.hidden_size)
+        hidden = keys.new_zeros((keys.shape[0], keys.shape[2], layout.hidden_size))
         mask = tensors[ENCODER_MASK] if has_mask else None
         return {
             **_answered(layout, hidden, mask),

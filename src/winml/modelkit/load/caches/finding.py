@@ -564,10 +564,10 @@ def find_encoder_decoder(
     if not isinstance(outputs, Mapping):
         return f"{name} does not run with one"
     layout = layout_of_both(name, outputs)
-    mask = answers[-1].get(MASK) if answers and not isinstance(layout, str) else None
-    if isinstance(layout, str) or not isinstance(mask, torch.Tensor):
+    if isinstance(layout, str) or not answers:
         return layout
-    dtype = str(mask.dtype).removeprefix("torch.")
+    mask = answers[-1].get(MASK)
+    dtype = str(mask.dtype).removeprefix("torch.") if isinstance(mask, torch.Tensor) else None
     return replace(layout, answer_class=type(answers[-1]), mask_dtype=dtype)
 
 

@@ -54,7 +54,7 @@ class EncoderDecoder:
     def encode(self, passed: Arrays) -> dict[str, Array]:
         """Return what the decoder takes of the encoder's answer, by name of its input.
 
-        A text or a recording shorter than the one length the graph takes is padded, and the mask hides the padding.
+        A text or a recording shorter than the one length the graph takes is padded, where a mask hides the padding.
 
         Args:
             passed: Inputs of the encoder by name; a mask that is not given hides nothing.
@@ -78,7 +78,7 @@ class EncoderDecoder:
 
     @property
     def unpadded_inputs(self) -> tuple[GraphInput, ...]:
-        """Inputs as they may be fed: open along the length to which :meth:`encode` pads."""
+        """Inputs as they may be fed: open along the length, to which :meth:`encode` pads or which it demands."""
         return tuple(
             replace(item, shape=(item.shape[0], None, *item.shape[2:]))
             if self._length is not None and item.shape[1:2] == (self._length,)
@@ -88,12 +88,13 @@ class EncoderDecoder:
 
     @property
     def _length(self) -> int | None:
-        """The one length that the graph takes under a mask; None where it is open, or there is no mask."""
-        mask = next((item for item in self.inputs if item.name == MASK and len(item.shape) == 2), None)
-        return mask.shape[1] if mask is not None and isinstance(mask.shape[1], int) else None
+        """The one length of a text or a recording that the graph takes; None where it is open."""
+        lengths = {item.name: item.shape[1] for item in self.inputs if len(item.shape) == 2}
+        length = next((lengths[name] for name in (MASK, *_LENGTH_KEYS) if name in lengths), None)
+        return length if isinstance(length, int) else None
 
     def _padded(self, passed: Arrays) -> Arrays:
-        """Return inputs with zeros up to the length of the graph's mask, where that is a number."""
+        """Return inputs with zeros up to the length of the graph, where that is a number and a mask hides them."""
         length = self._length
         content = next((item.name for item in self.inputs if item.name != MASK and item.name in passed), None)
         if length is None or content is None:
@@ -110,24 +111,27 @@ class EncoderDecoder:
         }
 
     def _refuse_padding(self, name: str, passed: int, length: int) -> None:
-        """Refuse to pad where the graph normalizes over the whole length, which no mask hides.
+        if self._unpaddable is not None:
+            raise UsageError(
+                f"input {name!r} has a length of {passed}, and {self._encoder.name} was built for {length}: padding "
+                f"would change the answer, because {self._unpaddable}",
+                hint=f"Give exactly {length}{_other_length(name, passed)}.",
+            )
+
+    @functools.cached_property
+    def _unpaddable(self) -> str | None:
+        """Why padding changes the answer; None where a mask hides it.
 
         for: Moonshine, whose group norm takes mean and variance over the whole recording. transformers answers
         otherwise of a padded recording as well.
         """
-        if self._normalizes_over_lengths:
-            raise UsageError(
-                f"input {name!r} has a length of {passed}, and {self._encoder.name} was built for {length}: padding "
-                "would change the answer, because the model normalizes over the whole length",
-                hint=f"Give {length}{_other_length(name, passed)}.",
-            )
-
-    @functools.cached_property
-    def _normalizes_over_lengths(self) -> bool:
         from winml.modelkit.graph.files.reading import read_structure
 
+        if all(item.name != MASK for item in self.inputs):
+            return "the graph takes no mask that hides it"
         nodes = read_structure(Path(self._encoder.name)).graph.node
-        return any(node.op_type in _NORMS_OVER_LENGTHS for node in nodes)
+        is_normalized = any(node.op_type in _NORMS_OVER_LENGTHS for node in nodes)
+        return "the model normalizes over the whole length" if is_normalized else None
 
     def _fitted(self, item: GraphInput, passed: Arrays) -> Array:
         array = passed.get(item.name)
@@ -149,7 +153,8 @@ class EncoderDecoder:
 
     def _way_out(self, item: GraphInput, array: Array) -> str:
         if self._length is not None and item.shape[1:2] == (self._length,) and array.shape[1] > self._length:
-            return f"Give at most {self._length}{_other_length(item.name, array.shape[1])}."
+            most = "exactly" if self._unpaddable else "at most"
+            return f"Give {most} {self._length}{_other_length(item.name, array.shape[1])}."
         return "Give that size, or build the model with it left open."
 
 
