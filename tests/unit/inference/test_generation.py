@@ -179,6 +179,21 @@ def test_text_stays_within_the_positions_of_the_model() -> None:
     assert asked == asked.fitted(10, None)
 
 
+def test_max_length_of_the_files_counts_the_prompt(tmp_path: Path) -> None:
+    """As in transformers: it yields to a length of new tokens, and a prompt that fills it leaves nothing to write."""
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"max_length": 20}')
+    settings = read_settings(tmp_path)
+    assert 18 == settings.fitted(2, None).max_new_tokens
+    assert 8 == settings.fitted(2, 10).max_new_tokens
+    stated = settings.updated(max_new_tokens=40, temperature=None, top_p=None, seed=0)
+    assert 40 == stated.fitted(2, None).max_new_tokens
+    with pytest.raises(UsageError, match="max_length 20"):
+        settings.fitted(20, None)
+    file.write_text('{"max_length": 20, "max_new_tokens": 5}')
+    assert 5 == read_settings(tmp_path).fitted(2, None).max_new_tokens
+
+
 def test_tokenizer_of_a_file_reads_and_writes_as_that_of_transformers(tmp_path: Path) -> None:
     """Without transformers: the same tokens, the same text, letters of several tokens whole; and the chat template."""
     save_tokenizer(tmp_path)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from winml.modelkit.errors import ModelPathError, UsageError
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec, is_open
 from winml.modelkit.load.checkpoints.task import WITH_PAST, canonical_task, canonical_word
@@ -283,7 +283,11 @@ def check_folder(folder: Path, *, needs_weights: bool) -> WeightFiles | None:
         CheckpointError: the weights are truncated, or shards are missing.
     """
     if not (folder / CHECKPOINT_CONFIG_NAME).is_file():
-        raise ModelPathError(f"{folder}: has no {CHECKPOINT_CONFIG_NAME}", hint=_without_config_hint(folder))
+        config = folder / CHECKPOINT_CONFIG_NAME
+        problem = f"{CHECKPOINT_CONFIG_NAME} is no regular file" if config.exists() else f"has no {config.name}"
+        if (folder / BUILD_MANIFEST_NAME).is_file():
+            problem = "holds a build that was not finished, or whose model was removed"
+        raise ModelPathError(f"{folder}: {problem}", hint=_without_config_hint(folder))
     if not needs_weights:
         return None
     weights = find_weights(folder)
@@ -298,6 +302,8 @@ def check_folder(folder: Path, *, needs_weights: bool) -> WeightFiles | None:
 
 
 def _without_config_hint(folder: Path) -> str:
+    if (folder / BUILD_MANIFEST_NAME).is_file():
+        return f"Run the same winml build with -o {folder} again: it goes on where it ended."
     if (folder / "adapter_config.json").is_file():
         return "It holds an adapter: merge it into its base model, save that, and give the result."
     inner = sorted(path.parent.name for path in folder.glob(f"*/{CHECKPOINT_CONFIG_NAME}"))

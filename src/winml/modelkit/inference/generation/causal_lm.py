@@ -194,6 +194,8 @@ def generation_call(model: DecoderModel, **arguments: Any) -> Any:
         WinMLError: whatever a run of a graph raises.
     """
     folder = model.tokenizer_folder
+    if "max_new_tokens" in arguments:
+        model.generation_config.max_length = None  # transformers warns where both are set
     ends_by_strings = model.generation_config.stop_strings is not None
     if ends_by_strings:
         arguments["tokenizer"] = open_tokenizer(folder)

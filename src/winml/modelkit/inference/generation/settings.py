@@ -94,6 +94,8 @@ class GenerationSettings:
     max_new_tokens: int = DEFAULT_NEW_TOKENS
     is_default_length: bool = True
     """Whether nobody said how long it may become, so that it may be made to fit the positions of the model."""
+    max_length: int | None = None
+    """Tokens of the prompt and the answer together, where the files limit these; None: they do not."""
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end it."""
     seed: int = 0
@@ -141,7 +143,9 @@ class GenerationSettings:
             )
         if max_new_tokens is None:
             return replace(self, step=step, seed=seed)
-        return replace(self, step=step, seed=seed, max_new_tokens=max_new_tokens, is_default_length=False)
+        return replace(
+            self, step=step, seed=seed, max_new_tokens=max_new_tokens, max_length=None, is_default_length=False
+        )
 
     def fitted(self, prompt_tokens: int, positions: int | None) -> GenerationSettings:
         """Return the settings with a length that the positions of the model leave room for.
@@ -153,6 +157,15 @@ class GenerationSettings:
         Raises:
             UsageError: the prompt fills them, or what was asked for does not fit.
         """
+        if self.max_length is not None:
+            if prompt_tokens >= self.max_length:
+                raise UsageError(
+                    f"the prompt has {prompt_tokens} tokens, and {GENERATION_CONFIG_NAME} says max_length "
+                    f"{self.max_length}, which counts the prompt",
+                    hint="State --max-new-tokens, which takes its place, or shorten the prompt.",
+                )
+            limited = replace(self, max_new_tokens=self.max_length - prompt_tokens, max_length=None)
+            return limited.fitted(prompt_tokens, positions)
         if positions is None:
             return self
         room = positions - prompt_tokens
@@ -202,6 +215,7 @@ def read_settings(folder: Path) -> GenerationSettings:
     return GenerationSettings(
         step,
         max_new_tokens=passed.get("max_new_tokens", DEFAULT_NEW_TOKENS),
+        max_length=None if "max_new_tokens" in passed else passed.get("max_length"),
         eos_token_ids=tuple(token for token in ids if isinstance(token, int) and not isinstance(token, bool)),
         for_transformers=other or None,
         notes=tuple(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from winml.modelkit.errors import InputError, first_line
+from winml.modelkit.errors import InputError
 from winml.modelkit.evaluate.processors import UNREADABLE
 from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
@@ -148,7 +148,7 @@ def open_tokenizer(folder: Path) -> Any:
             return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except UNREADABLE as error:
         raise InputError(
-            f"{folder}: its tokenizer cannot be read: {first_line(error)}", hint="Build the model again."
+            f"{folder}: its tokenizer cannot be read: {' '.join(str(error).split())}", hint="Build the model again."
         ) from error
 
 

@@ -15,13 +15,16 @@ import numpy as np
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import VerificationError, first_line
+from winml.modelkit.graph.files.graph_reading import graph_of
 from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.results.comparison import ComparedModule
 from winml.modelkit.runtime.memory import available_bytes
 from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules, unchanged_modules
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
 from winml.modelkit.verify.by_module.sides import GROUP_BYTES, SidePair
 from winml.modelkit.verify.by_module.value_matching import MatchedBoundary, match_files, match_with_torch
+from winml.modelkit.verify.single_rows import feeds_by_rows, takes_single_rows
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
@@ -68,9 +71,16 @@ def name_first_wrong_module(error: VerificationError, reference: Path | Prepared
             return
         module = _first_wrong_module(reference, candidate, _as_arrays(error.inputs))
     except Exception as problem:
-        error.hint += f" Which module is wrong first could not be found: {first_line(problem)}."
+        error.hint += (
+            f" Which module is wrong first could not be found: {_without_path(first_line(problem), candidate)}."
+        )
         return
     error.message += f"; {_words(module)}"
+
+
+def _without_path(words: str, candidate: Path) -> str:
+    """Return a reason that does not name a file which is removed at the end."""
+    return words.replace(str(candidate), "the file").rstrip(".")
 
 
 def _words(module: ComparedModule | None) -> str:
@@ -115,6 +125,8 @@ def _first_wrong_module(
     reference: Path | PreparedPart, candidate: Path, feeds: Mapping[str, Array]
 ) -> ComparedModule | None:
     file = OnnxSide(candidate, by_module=True, shown="the result")
+    if takes_single_rows(graph_of(read_structure(candidate), candidate)):
+        feeds = feeds_by_rows(feeds)[0]
     if isinstance(reference, Path):
         side = OnnxSide(reference, by_module=True)
         matched = match_files(side, file)
