@@ -326,3 +326,17 @@ def test_modules_stay_in_float_until_a_metric_is_reached(tmp_path: Path) -> None
         refused = run_here(*asked, *arguments)
         assert refused.code == 2
         assert problem in refused.err
+
+
+def test_plan_writes_nothing_and_lists_the_file_of_the_answer(tmp_path: Path) -> None:
+    """The model and the data set are read; the answer is the only file."""
+    output = tmp_path / "eval.json"
+    arguments = ("eval", MODEL, "--dataset", "texts.csv", "--baseline", "none", "-o", output)
+    planned = run_here(*arguments, "--dry-run", "-f", "json")
+    assert (0, False) == (planned.code, output.exists())
+    plan = json.loads(planned.out)
+    assert [{"path": str(output), "replaces": False, "only_if": None}] == plan["writes"]
+    assert {MODEL, "texts.csv"} <= {*plan["reads"]}
+    assert ["evaluating", "writing"] == [step["name"] for step in plan["steps"]]
+    assert 0 == run_here(*arguments).code
+    assert [2, 2] == [run_here(*arguments, *more).code for more in ([], ["--dry-run"])]

@@ -93,7 +93,7 @@ def test_by_module_writes_the_files_that_were_asked_for(workplace: Workplace, mo
         ),
         (
             ["--by-module", "--trace", "a", "--node-data", "a"],
-            "error: two of --output, --report, --node-data and --trace name one",
+            "error: --node-data and --trace name one file",
         ),
         (["--by-module", "--depth", "2", "--group", "class"], "error: --depth 2 is for the tree, and --group class"),
         (["--by-module", "--depth", "2", "--top", "3"], "error: --depth 2 is for the tree, and --top 3 shows a list"),

@@ -15,6 +15,7 @@ from module_chains import save_chain
 from winml.modelkit.file_names import OWNER_LOCK_NAME, PARTIAL_PREFIX
 from winml.modelkit.graph.files.recovery import STAGED, write_journal
 
+FEW = ("--iterations", "2", "--warmup", "0")
 CASES = {
     "optimize": ("optimize", "-m", "models/model.onnx", "-o", "models/new.onnx", "--level", "basic"),
     "optimize, no output": ("optimize", "-m", "models/model.onnx"),
@@ -35,6 +36,19 @@ CASES = {
     "build, a stage left out": ("build", "-m", "models/model.onnx", "-o", "quantized"),
     "build, all again": ("build", "-m", "models/model.onnx", "-o", "deployed", "--rebuild"),
     "build, deployed only": ("build", "-m", "models/model.onnx", "-o", "deployed", "--deploy-only"),
+    "perf": ("perf", "models/model.onnx", *FEW, "-o", "out/perf.json"),
+    "perf, only on stdout": ("perf", "models/model.onnx", *FEW),
+    "perf, by module": (
+        *("perf", "models/model.onnx", "--by-module", *FEW, "-o", "out/a.json"),
+        *("--report", "out/a.html", "--node-data", "out/nodes.json", "--trace", "models/trace.json"),
+    ),
+    "perf, modules": ("perf", "built", "--module", "B", *FEW, "-o", "models/perf.json"),
+    "compare": ("compare", "models/model.onnx", "models/earlier.onnx", "-o", "models/compared.json"),
+    "compare, by module": (
+        *("compare", "built", "models/earlier.onnx", "--by-module", "-o", "models/new.json"),
+        *("--report", "out/compared.html", "--node-data", "out/nodes.json"),
+    ),
+    "diff": ("diff", "models/model.onnx", "models/earlier.onnx", "--exit-zero", "-o", "models/changes.md"),
     "optimize, a folder": ("optimize", "-m", "built", "-o", "built-fast", "--level", "basic"),
 }
 """Name → a command that writes; every verb with ``--dry-run`` has one."""
@@ -121,8 +135,9 @@ def test_plan_lists_exactly_what_the_run_writes(place: Path, arguments: tuple[st
     assert all(Path(path).is_file() for path in plan["reads"])
 
 
-RECOVERED = {name: arguments for name, arguments in CASES.items() if name != "build"}
-"""Without the build of a folder where recovery puts a model that no build wrote, which is refused."""
+RECOVERED = {name: arguments for name, arguments in CASES.items() if name not in ("build", "perf, only on stdout")}
+"""Without the build of a folder where recovery puts a model that no build wrote, which is refused, and without what
+writes nothing."""
 
 
 @pytest.mark.parametrize("arguments", RECOVERED.values(), ids=RECOVERED)
@@ -164,6 +179,14 @@ def test_plan_writes_nothing_beside_what_a_killed_command_left(place: Path, argu
         (2, ("compile", "-m", "models/model.onnx", "-o", "models/new.onnx", "--ep", "qmn")),
         (2, ("compile", "-m", "models/model.onnx", "-o", "models/new.onnx", "--ep", "tensorrt")),
         (2, ("optimize", "-m", "built", "-o", "built", "--overwrite")),
+        (2, ("perf", "built", "-o", "built/model.onnx", "--overwrite")),
+        (2, ("perf", "built", "--by-module", "--report", "models/a", "--trace", "models/a")),
+        (2, ("perf", "built", "--overwrite")),
+        (2, ("perf", "built", "-o", "models/a.json", "--ep", "tensorrt")),
+        (2, ("compare", "built", "models/earlier.onnx", "-o", "models/earlier.onnx", "--overwrite")),
+        (2, ("compare", "built", "models/earlier.onnx", "-o", "models/report.md")),
+        (2, ("eval", "built", "--dataset", "models/missing.csv")),
+        (2, ("diff", "built", "models/earlier.onnx", "-o", "models/earlier.onnx")),
         (2, ("build", "-m", "built/model.onnx", "-o", "models")),
         (2, ("build", "-m", "built/model.onnx", "-o", "built")),
         (2, ("build", "-m", "built/model.onnx", "-o", "out", "--use-cache")),

@@ -12,9 +12,13 @@ WITHOUT = {
     "cache": "it takes nothing that could be wrong",
     "sys": "it takes nothing that could be wrong",
     "build": "its plan refuses (winml.modelkit.verbs)",
+    "compare": "its plan refuses (winml.modelkit.verbs)",
     "compile": "its plan refuses (winml.modelkit.verbs)",
+    "diff": "its plan refuses (winml.modelkit.verbs)",
+    "eval": "its plan refuses (winml.modelkit.verbs)",
     "extract": "its plan refuses (winml.modelkit.verbs)",
     "optimize": "its plan refuses (winml.modelkit.verbs)",
+    "perf": "its plan refuses (winml.modelkit.verbs)",
     "quantize": "its plan refuses (winml.modelkit.verbs)",
     "retag": "its plan refuses (winml.modelkit.verbs)",
 }

@@ -47,6 +47,8 @@ class Field:
     """Heading in the help below which it stands; of options of loading, those that a verb offers together."""
     minimum: int | None = None
     maximum: int | None = None
+    above: int | None = None
+    """What a number has to be larger than."""
     min_length: int | None = None
     """Fewest characters of a text, or of each text of several."""
     metavar: str | None = None

@@ -109,8 +109,9 @@ def _limited(field: Field) -> Any:
             if get_origin(field.annotation) is tuple
             else (text | None if field.default is None else text)
         )
-    if float in (field.annotation, *get_args(field.annotation)):
-        return Annotated[field.annotation, pydantic.Field(allow_inf_nan=False, ge=field.minimum, le=field.maximum)]
+    if float in (field.annotation, *get_args(field.annotation)) and get_origin(field.annotation) is not dict:
+        limits = pydantic.Field(allow_inf_nan=False, gt=field.above, ge=field.minimum, le=field.maximum)
+        return Annotated[field.annotation, limits]
     if field.minimum is None and field.maximum is None:
         return field.annotation
     return Annotated[field.annotation, pydantic.Field(ge=field.minimum, le=field.maximum)]

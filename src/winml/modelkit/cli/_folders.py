@@ -110,4 +110,4 @@ def show_plan(plan: Plan, options: Mapping[str, object]) -> None:
     """Print what a verb would do, in the form that is asked for."""
     from winml.modelkit.report.files import plan_document
 
-    show_result(plan.as_record(), options, lambda: plan_document(plan))
+    show_result(plan.as_record(), options, lambda: plan_document(plan), is_answer=True)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import click
 
-from winml.modelkit.errors import ModelPathError, UsageError
+from winml.modelkit.errors import ModelPathError
 from winml.modelkit.fields import GENERAL, INPUT, OUTPUT, Field, fields_of
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import Group, declared_options
 
-if TYPE_CHECKING:
-    from winml.modelkit.evaluate.data_sets import DataSetRequest
-
 __all__ = [
     "NonEmptyPath",
     "columns_option",
-    "data_set_files",
     "debug_option",
     "declared_options_of",
     "device_option",
@@ -31,9 +27,9 @@ __all__ = [
     "input_options",
     "model_option",
     "output_options",
+    "quiet_option",
     "random_options",
     "request_options",
-    "requested_samples",
     "result_options",
     "source_options",
     "split_option",
@@ -142,7 +138,10 @@ def _declared_option(option: Field, **heading: object) -> Callable[[_F], _F]:
     elif Path in kinds:
         settings["type"] = NonEmptyPath()
     elif float in kinds:
-        settings["type"] = float
+        least = option.minimum if option.above is None else option.above
+        is_limited = least is not None or option.maximum is not None
+        limits = click.FloatRange(least, option.maximum, min_open=option.above is not None)
+        settings["type"] = limits if is_limited else float
     elif int in kinds and option.read is None:
         settings["type"] = click.IntRange(option.minimum, option.maximum)
     return click.option(*names, metavar=option.metavar, show_default=default is not None, **settings)
@@ -277,6 +276,11 @@ def tree_options(help: str) -> Callable[[_F], _F]:
     return add
 
 
+def quiet_option(help: str) -> Callable[[_F], _F]:
+    """Return the option that asks for less."""
+    return grouped_option("-q", "--quiet", is_flag=True, help=help)
+
+
 def format_option(command: _F) -> _F:
     """Add the option that says in which form the answer comes."""
     return grouped_option(
@@ -310,13 +314,10 @@ def output_options(command: _F) -> _F:
 def result_options(command: _F) -> _F:
     """Add the options that say in which form is told what was done."""
     return _all_of(
-        grouped_option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
+        quiet_option("Print nothing but errors."),
         format_option,
         debug_option,
     )(command)
-
-
-# --- Which options say what is read of a data set? Declared here, once, for every verb.
 
 
 def split_option(command: _F) -> _F:
@@ -329,43 +330,3 @@ def columns_option(command: _F) -> _F:
     """Add ``--columns``, which may be given several times."""
     words = "Column of the data set that is the text, image, …, where its name does not say so."
     return click.option("--columns", metavar="ROLE=COLUMN", multiple=True, help=words)(command)
-
-
-def requested_samples(options: Mapping[str, Any], most: int) -> DataSetRequest | None:
-    """Return the samples that ``--dataset`` names; None without it.
-
-    Args:
-        options: Of the verb.
-        most: Samples that are read where no number is given.
-
-    Raises:
-        UsageError: there is no such data set, or something is said of one that is not given.
-    """
-    from winml.modelkit.evaluate.columns import parse_columns
-    from winml.modelkit.evaluate.data_sets import DataSetRequest
-    from winml.modelkit.evaluate.data_sources import find_source, refuse_missing_datasets
-
-    columns = parse_columns(options["columns"])
-    if options["dataset"] is None:
-        if columns or options["split"] is not None:
-            passed = "--columns" if columns else "--split"
-            raise UsageError(f"{passed} has no meaning without --dataset", hint="Leave it out, or give a data set.")
-        return None
-    find_source(options["dataset"])
-    request = DataSetRequest(
-        options["dataset"],
-        split=options["split"],
-        columns=columns,
-        samples=options["samples"],
-        most=most,
-        seed=options["seed"],
-    )
-    refuse_missing_datasets(request.words)
-    return request
-
-
-def data_set_files(options: Mapping[str, Any]) -> list[Path]:
-    """Return the files on this disk of the data set that ``--dataset`` names; nothing may be written over them."""
-    from winml.modelkit.evaluate.data_sources import find_source, source_files
-
-    return [] if options["dataset"] is None else list(source_files(find_source(options["dataset"])))

@@ -245,9 +245,8 @@ def write_and_print_result(
         describe: Describes the answer for people.
     """
     output: Path | None = options["output"]
-    if output is not None:
-        write_result(output, record, overwrite=options["overwrite"])
-    written = [] if output is None else [output]
+    texts = {} if output is None else {output: lambda: f"{json_text(record)}\n"}
+    written = write_files(texts, overwrite=options["overwrite"])
     show_result(record, options, lambda: describe().with_files(written), is_answer=True)
 
 
@@ -282,28 +281,23 @@ def write_result(path: Path, record: Mapping[str, Any], *, overwrite: bool) -> N
     Raises:
         WriteError: it cannot be written.
     """
-    from winml.modelkit.graph.files.output_files import OutputFiles
-
-    with OutputFiles() as files:
-        files.reserve(path).write_text(f"{json_text(record)}\n", encoding="utf-8")
-        files.commit(overwrite=overwrite)
+    write_files({path: lambda: f"{json_text(record)}\n"}, overwrite=overwrite)
 
 
-def write_files(renderers: Mapping[str, Callable[[], str]], options: Mapping[str, Any]) -> list[Path]:
-    """Write the files that options name, all or none of them; return those that were written.
+def write_files(texts: Mapping[Path, Callable[[], str]], *, overwrite: bool) -> list[Path]:
+    """Write files, all or none of them; return their paths.
 
     Args:
-        renderers: Name of an option → what returns the text of its file.
-        options: Those of the verb, ``overwrite`` among them.
+        texts: Path → what returns the text of the file.
+        overwrite: Replace files that are there.
 
     Raises:
         WriteError: one cannot be written.
     """
     from winml.modelkit.graph.files.output_files import OutputFiles
 
-    names = [name for name in renderers if options[name]]
     with OutputFiles() as files:
-        for name in names:
-            files.reserve(options[name]).write_text(renderers[name](), encoding="utf-8")
-        files.commit(overwrite=options["overwrite"])
-    return [options[name] for name in names]
+        for path, text in texts.items():
+            files.reserve(path).write_text(text(), encoding="utf-8")
+        files.commit(overwrite=overwrite)
+    return list(texts)

@@ -5,51 +5,36 @@ Imports nothing heavy.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import pydantic
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.evaluate.options import EvaluationOptions, MetricLimits
-from winml.modelkit.options import Options, nearest
-from winml.modelkit.results.tuning import KINDS, CandidateKind, TuneTarget
+from winml.modelkit.evaluate.options import EvaluationOptions
+from winml.modelkit.options import Options, record_of
+from winml.modelkit.tune.declared_options import TuneFields
 
-__all__ = ["DEFAULT_MIN_SQNR_DB", "TuneOptions", "parse_kinds"]
+__all__ = ["DEFAULT_MIN_SQNR_DB", "TuneOptions"]
 
 DEFAULT_MIN_SQNR_DB = 30.0
 """Chosen: the noise is a thousandth of the signal's power; classifiers and embeddings hardly notice it."""
 DRAWS = 4
 """Sets of random values. Chosen: as many as a sensitivity takes, so that both speak of the same values."""
-Text = Annotated[str, pydantic.Field(min_length=1)]
 
 
-class TuneOptions(Options):
+if TYPE_CHECKING:
+
+    class _Fields(TuneFields, Options):  # type: ignore[misc]  # Options is frozen by its config
+        pass
+else:
+    _Fields = record_of(TuneFields)
+
+
+class TuneOptions(_Fields):  # type: ignore[misc]  # as above
     """What is looked for, among what, and how right it has to be."""
 
-    target: TuneTarget = "latency"
-    """`latency` of one run, `size` of the file, or `throughput`: samples in a second, with runs at a time."""
-    min_sqnr_db: Annotated[float, pydantic.Field(allow_inf_nan=False)] | None = None
-    """Ratio of signal to error in decibels that every output has to reach beside the plain file. Null: 30, or none
-    where `max_drop` says what is right."""
-    max_drop: MetricLimits = pydantic.Field(default_factory=dict)
-    """Metric of the task to the most by which it may be worse than that of the plain file, on `dataset`."""
-    dataset: Text | None = None
-    """Samples that `max_drop` is judged by: a file, a folder, or a name at the Hub."""
-    split: Text | None = None
-    """Split of the data set."""
-    columns: dict[Text, Text] = pydantic.Field(default_factory=dict)
-    """Role to column of the data set."""
-    samples: pydantic.PositiveInt | None = None
-    """Samples of the data set to draw. Null: all."""
-    budget_minutes: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] | None = None
-    """When this time is over, nothing new is begun. Null: the whole plan."""
-    only: tuple[CandidateKind, ...] = ()
-    """Kinds of candidates to try. Empty: all."""
-    calibration_data: Text | None = None
-    """Where the ranges of activations come from, for `qdq`. Null: random values."""
-    input_data: Path | None = None
-    """An .npz file with an array for each input, in place of random values."""
+    model_config = pydantic.ConfigDict(allow_inf_nan=False)
+
     sizes: dict[str, pydantic.PositiveInt] = pydantic.Field(default_factory=dict)
     """Sizes of open dimensions to run at, by name or by key of --shape-config."""
     batch_size: pydantic.PositiveInt | None = None
@@ -120,25 +105,3 @@ class TuneOptions(Options):
             from winml.modelkit.flows.quantize.calibration_files import calibration_kind
 
             calibration_kind(self.calibration_data)
-
-
-def parse_kinds(texts: tuple[str, ...]) -> tuple[CandidateKind, ...]:
-    """Read the kinds of candidates, several of them in one text or in several.
-
-    Raises:
-        UsageError: there is no such kind.
-
-    >>> parse_kinds(("dynamic,qdq", "level"))
-    ('dynamic', 'qdq', 'level')
-    """
-    found: dict[CandidateKind, None] = {}
-    for word in (part.strip() for text in texts for part in text.split(",")):
-        kind = next((kind for kind in KINDS if kind == word), None)
-        if kind is None:
-            guess = nearest(word, KINDS)
-            raise UsageError(
-                f"--only {word!r}: there is no such kind of candidates",
-                hint=f"{f'Did you mean {guess}? ' if guess else ''}Kinds: {', '.join(KINDS)}.",
-            )
-        found[kind] = None
-    return tuple(found)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from winml.modelkit.cli._errors import NEGATIVE_ANSWER, WinMLCommand
-from winml.modelkit.cli._options import NonEmptyPath, debug_option, verbose_option
-from winml.modelkit.cli._streams import json_text, refuse_outputs, show_result
-from winml.modelkit.errors import ModelPathError
+from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._options import debug_option, grouped_option, request_options, verbose_option
+from winml.modelkit.cli._requests import stated_fields
+from winml.modelkit.cli._streams import json_text, show_result, write_files
+from winml.modelkit.verbs.diff import DiffRequest, plan_diff, run_diff
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from winml.modelkit.results.comparison import StructureDiff
 
 __all__ = ["command"]
@@ -27,12 +30,9 @@ Examples:
 
 
 @click.command(name="diff", cls=WinMLCommand, epilog=EPILOG)
-@click.argument("before", type=NonEmptyPath())
-@click.argument("after", type=NonEmptyPath())
-@click.option("-o", "--output", type=NonEmptyPath(), help="File to write the answer to as JSON; .md writes Markdown.")
-@click.option("--overwrite", is_flag=True, help="Replace the output if it is there already.")
-@click.option("--exit-zero", is_flag=True, help="Exit with 0 although the files differ.")
-@click.option(
+@request_options(DiffRequest)
+@grouped_option("--exit-zero", is_flag=True, help="Exit with 0 although the files differ.")
+@grouped_option(
     "-f",
     "--format",
     "format_",
@@ -51,44 +51,24 @@ def command(**options: Any) -> None:
     Weights are compared by content, in the files; their values are not told. Exit codes: 0 the same, 3 different,
     1 the files are wrong, 2 wrong usage.
     """
-    before, after = _refuse_early(options)
-    from winml.modelkit.flows.diff import diff_models
-
-    diff = diff_models(before, after)
-    if options["output"] is not None:
-        _write(diff, options["output"], overwrite=options["overwrite"])
+    plan = plan_diff(DiffRequest(**stated_fields(DiffRequest, options)))
+    if options["dry_run"]:
+        show_plan(plan, options)
+        return
+    diff = run_diff(plan)
+    write_files(
+        {path: partial(_file_text, diff, path) for path in plan.files.get("output", ())}, overwrite=options["overwrite"]
+    )
     _show(diff, options)
     if not (diff.is_same or options["exit_zero"]):
         click.get_current_context().exit(NEGATIVE_ANSWER)
 
 
-def _refuse_early(options: Mapping[str, Any]) -> tuple[Path, Path]:
-    """Return the files to compare; refuse what paths show to be wrong, before anything is read."""
-    from winml.modelkit.found_models import onnx_file
-
-    for name in ("before", "after"):
-        if options[name].is_dir() and not any(options[name].glob("**/*.onnx")):
-            raise ModelPathError(
-                f"{options[name]}: is a folder without an ONNX file",
-                hint="Give an ONNX file or the folder of a build; a checkpoint is exported first.",
-            )
-    # The folder of a build means its model; what is no model at all is said by who reads it.
-    before, after = (onnx_file(str(options[name])) or options[name] for name in ("before", "after"))
-    output: Path | None = options["output"]
-    refuse_outputs([output] if output is not None else [], [before, after], overwrite=options["overwrite"])
-    return before, after
+def _file_text(diff: StructureDiff, output: Path) -> str:
+    return _markdown(diff) if output.suffix == ".md" else f"{json_text(diff.as_record())}\n"
 
 
-def _write(diff: StructureDiff, output: Path, *, overwrite: bool) -> None:
-    from winml.modelkit.graph.files.output_files import OutputFiles
-
-    text = _markdown(diff) if output.suffix == ".md" else f"{json_text(diff.as_record())}\n"
-    with OutputFiles() as files:
-        files.reserve(output).write_text(text, encoding="utf-8")
-        files.commit(overwrite=overwrite)
-
-
-def _show(diff: StructureDiff, options: dict[str, object]) -> None:
+def _show(diff: StructureDiff, options: dict[str, Any]) -> None:
     from winml.modelkit.report.structure_diff import diff_document
 
     if options["format_"] == "markdown":

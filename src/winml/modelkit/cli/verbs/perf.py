@@ -4,399 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record
-from winml.modelkit.cli._measuring import (
-    latency_options,
-    live_progress,
-    measuring_options,
-    provider_options,
-    refuse_unknown_ep,
-)
+from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record, show_plan
+from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import (
-    NonEmptyPath,
     debug_option,
     format_option,
+    grouped_option,
     input_options,
     model_option,
+    quiet_option,
     random_options,
+    request_options,
     source_options,
 )
-from winml.modelkit.cli._requests import exported_path, files_read, runnable_model
+from winml.modelkit.cli._progress import show_step
+from winml.modelkit.cli._requests import exported_path, files_read, runnable_model, stated_fields
 from winml.modelkit.cli._streams import (
     json_text,
     library_output_to_stderr,
-    refuse_outputs,
     show_result,
     silence_library_warnings,
     tell,
     write_and_print_result,
     write_files,
 )
-from winml.modelkit.errors import UsageError
-from winml.modelkit.file_names import DECODER, ENCODER
-from winml.modelkit.hierarchy.selector import Selector
-from winml.modelkit.runtime.execution_providers import parse_ep_options
+from winml.modelkit.file_names import ENCODER, ONLY_PART
+from winml.modelkit.verbs.perf import PerfRequest, PerfSubject, plan_perf
 
 if TYPE_CHECKING:
-    from winml.modelkit.flows.perf import Baseline
-    from winml.modelkit.found_models import FoundModel
     from winml.modelkit.measure.latency import LatencyOptions
     from winml.modelkit.results.module_perf import ModulePerfResult, ProfiledDecoder, ProfiledModules
     from winml.modelkit.results.perf import PerfResult
-    from winml.modelkit.runtime.opened_model import RunOptions
 
-__all__ = [
-    "by_module_options",
-    "check_by_module",
-    "check_generation",
-    "check_module",
-    "command",
-    "few_runs",
-    "generation_option",
-    "module_option",
-    "named_module_perf",
-    "refuse_failed_instances",
-    "show_by_module",
-    "show_generation",
-    "show_module_perf",
-    "show_parts_perf",
-]
-
-
-# --- ``winml perf --generation``: how fast does a decoder begin, and how fast does it go on?
-
-
-_F = TypeVar("_F", bound=Callable[..., Any])
+__all__ = ["command"]
 
 _RUNS, _WARMUP = 20, 2
-"""Chosen: a prompt of a thousand tokens takes seconds, and each length is measured on its own."""
-
-
-def generation_option(command: _F) -> _F:
-    """Add the option that measures a decoder by prompt and step."""
-    return click.option(
-        "--generation",
-        is_flag=True,
-        help="Of a model with a cache: time to the first token by length of the prompt, tokens/s by what is cached.",
-    )(command)
-
-
-def check_generation(options: Mapping[str, object]) -> None:
-    """Refuse what does not go together.
-
-    Raises:
-        UsageError: an option that says what a run is fed, or that measures something else.
-    """
-    if not options["generation"]:
-        return
-    if not options["io_binding"]:
-        raise UsageError(
-            "--no-io-binding has no meaning with --generation, whose cache always stays in memory of ONNX Runtime",
-            hint="Leave it out.",
-        )
-    for name in ("by_module", "module", "baseline", "input_data", "shape_config", "batch_size"):
-        if options[name]:
-            raise UsageError(
-                f"--{name.replace('_', '-')} has no meaning with --generation, which chooses prompts and steps itself",
-                hint="Give one of them.",
-            )
-
-
-def few_runs(latency: LatencyOptions, iterations: int | None) -> LatencyOptions:
-    """Return how often each length is measured: seldom, unless ``--iterations`` says otherwise."""
-    return replace(latency, iterations=iterations or _RUNS, warmup=min(latency.warmup, _WARMUP))
-
-
-def show_generation(
-    model: FoundModel, run_options: RunOptions, latency: LatencyOptions, options: Mapping[str, Any]
-) -> None:
-    """Measure and show the table."""
-    from winml.modelkit.cli._progress import show_step
-    from winml.modelkit.inference.generation.measuring import measure_generation
-    from winml.modelkit.report.perf import generation_perf_document
-
-    with library_output_to_stderr():
-        result = measure_generation(
-            exported_path(model, None if options["quiet"] else show_step),
-            run_options.shown,
-            run_options.choose_provider(),
-            threads=run_options.threads,
-            seed=run_options.seed,
-            latency=few_runs(latency, options["iterations"]),
-        )
-    write_and_print_result(result.as_record(), options, lambda: generation_perf_document(result))
-
-
-# --- ``winml perf --module``: how fast is each module on its own?
-
-
-def module_option(command: _F) -> _F:
-    """Add the option that measures modules in place of the whole model."""
-    return click.option(
-        "--module", metavar="SELECTOR", help="Cut out each module it names, and measure it alone on real activations."
-    )(command)
-
-
-def check_module(options: Mapping[str, Any]) -> None:
-    """Refuse what does not go together.
-
-    Raises:
-        UsageError: an empty selector, or an option that speaks of the whole model.
-    """
-    if options["module"] is None:
-        return
-    Selector(options["module"])
-    for name in ("by_module", "baseline"):
-        if options[name]:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(
-                f"{flag} measures the whole model, and --module {options['module']} parts of it",
-                hint="Give one of them, or cut the modules out first: winml extract.",
-            )
-
-
-def show_module_perf(
-    model: FoundModel, run_options: RunOptions, latency: LatencyOptions, options: Mapping[str, object]
-) -> None:
-    """Measure, show the tables, and leave with exit code 1 where an instance failed.
-
-    Raises:
-        UsageError: the file to write is what is measured, or there already.
-    """
-    from winml.modelkit.report.module_times import module_perf_document
-
-    result = named_module_perf(model, run_options, latency, options)
-    write_and_print_result(result.as_record(), options, lambda: module_perf_document(result))
-    refuse_failed_instances([result])
-
-
-def named_module_perf(
-    model: FoundModel, run_options: RunOptions, latency: LatencyOptions, options: Mapping[str, Any]
-) -> ModulePerfResult:
-    """Measure the modules that ``--module`` names in one file, with progress on stderr.
-
-    Raises:
-        WinMLError: the selector names nothing, or the file does not run.
-    """
-    from winml.modelkit.cli._progress import show_step
-    from winml.modelkit.flows.modules.perf import measure_modules
-
-    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
-        on_step = None if options["quiet"] else show_step
-        return measure_modules(
-            exported_path(model, on_step), options["module"], run_options, latency, on_step=on_step, progress=progress
-        )
-
-
-def refuse_failed_instances(results: Sequence[ModulePerfResult]) -> None:
-    """Leave with exit code 1 where an instance of a module could not be measured, or there was none."""
-    failed = sum(len(result.failed) for result in results)
-    instances = sum(len(result.instances) for result in results)
-    if failed or not instances:
-        what = f"{failed} of {instances} instances could not be measured" if failed else "nothing to measure"
-        tell(f"error: {what}")
-        click.get_current_context().exit(1)
-
-
-# --- ``winml perf --by-module``: which module takes the time, as a table and as files for other tools.
-
-
-_PAGES = ("report", "node_data", "trace")
-FILES = ("output", *_PAGES)
-"""Options that name a file to write."""
-_ONLY_BY_MODULE = ("depth", "top", "group", *_PAGES)
-
-
-def by_module_options(command: _F) -> _F:
-    """Add the options that break the time down by module."""
-    path = NonEmptyPath()
-    for option in reversed(
-        (
-            click.option(
-                "--by-module", is_flag=True, help="Show which module takes the time, in one profiled session."
-            ),
-            click.option("--depth", type=click.IntRange(min=1), help="Levels of the module tree to show."),
-            click.option("--top", type=click.IntRange(min=1), help="Show only so many, those with the most own time."),
-            click.option("--group", type=click.Choice(["class"]), help="Show all modules of a class together."),
-            click.option("--report", type=path, help="Also write a page with chart and table, to open in a browser."),
-            click.option("--node-data", type=path, help="Also write node data for Model Explorer (JSON)."),
-            click.option("--trace", type=path, help="Also write a Chrome trace with module frames (JSON)."),
-        )
-    ):
-        command = option(command)
-    return command
-
-
-def check_by_module(options: Mapping[str, Any]) -> None:
-    """Refuse what does not go together, before anything is measured.
-
-    Raises:
-        UsageError: an option needs ``--by-module``, or cannot be used with it; or a library is missing.
-    """
-    if not options["by_module"]:
-        for name in _ONLY_BY_MODULE:
-            if options[name]:
-                flag = f"--{name.replace('_', '-')}"
-                raise UsageError(
-                    f"{flag} says how times by module are shown", hint=f"Add --by-module, or leave {flag} out."
-                )
-        return
-    if options["baseline"]:
-        raise UsageError(
-            f"--baseline {options['baseline']}: profiling slows both down differently, so --by-module compares nothing",
-            hint="Compare in a run of its own, without --by-module.",
-        )
-    for name in ("group", "top"):
-        if options["depth"] is not None and options[name] is not None:
-            raise UsageError(
-                f"--depth {options['depth']} is for the tree, and --{name} {options[name]} shows a list in its place",
-                hint="Give one of them.",
-            )
-    paths = [options[name] for name in FILES if options[name]]
-    if len({path.absolute() for path in paths}) < len(paths):
-        raise UsageError(
-            "two of --output, --report, --node-data and --trace name one file", hint="Give each a file of its own."
-        )
-
-
-def show_by_module(
-    model: FoundModel, run_options: RunOptions, latency: LatencyOptions, options: Mapping[str, Any]
-) -> None:
-    """Measure, write the files, and show where the time goes.
-
-    Raises:
-        UsageError: a file to write is what is measured, or there already.
-    """
-    from winml.modelkit.cli._progress import show_step
-    from winml.modelkit.flows.modules.profile import profile_model
-
-    outputs = [options[name] for name in FILES if options[name]]
-    refuse_outputs(outputs, files_read(model, options) if outputs else (), overwrite=options["overwrite"])
-    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
-        path = exported_path(model, None if options["quiet"] else show_step)
-        measured = profile_model(path, run_options, latency, progress=progress)
-        written = _write_files(measured, options)
-    from winml.modelkit.report.module_times import profile_document
-
-    depth, top, by_class = options["depth"], options["top"], options["group"] == "class"
-    record = measured.as_record(depth=depth)
-    show_result(
-        record,
-        options,
-        lambda: profile_document(measured, depth=depth, top=top, by_class=by_class).with_files(written),
-        is_answer=True,
-    )
-
-
-def _write_files(measured: ProfiledModules | ProfiledDecoder, options: Mapping[str, Any]) -> list[Path]:
-    from winml.modelkit.report.html import render_html
-    from winml.modelkit.report.module_times import profile_document
-    from winml.modelkit.report.trace import chrome_trace_json, profile_node_data
-
-    return write_files(
-        {
-            "output": lambda: f"{json_text(measured.as_record(depth=options['depth']))}\n",
-            "report": lambda: render_html(profile_document(measured)),
-            "node_data": lambda: profile_node_data(measured),
-            "trace": lambda: chrome_trace_json(measured),
-        },
-        options,
-    )
-
-
-# --- ``winml perf FOLDER`` of a model of several parts: each part or its modules by itself, or the text of all
-# parts.
-
-
-_OF_ONE_GRAPH = ("by_module", "baseline", "input_data")
-
-
-def show_parts_perf(parts: Mapping[str, Path], latency: LatencyOptions, options: Mapping[str, Any]) -> None:
-    """Measure all parts and show the answer.
-
-    Raises:
-        UsageError: an option that is for one graph, or that a part does not take.
-        WinMLError: a part does not run.
-    """
-    name = options["target"] or options["model"]
-    for key in _OF_ONE_GRAPH:
-        if options[key]:
-            raise UsageError(
-                f"--{key.replace('_', '-')} is for one graph, and {name} holds {', '.join(parts)}",
-                hint=f"Name a part: --submodel {next(iter(parts))}",
-            )
-    if options["generation"] and not {ENCODER, DECODER} <= set(parts):
-        raise UsageError(
-            f"--generation measures an encoder and its decoder, or a decoder, and {name} holds {', '.join(parts)}",
-            hint=f"Name the file of a part: {next(iter(parts.values()))}",
-        )
-    named = {part: runnable_model(options_of_part(options, path)) for part, path in parts.items()}
-    refuse_unknown_ep(options["ep"])
-    if options["output"]:
-        read = [file for model, _ in named.values() for file in files_read(model, options)]
-        refuse_outputs([options["output"]], read, overwrite=options["overwrite"])
-    silence_library_warnings(debug=options["debug"])
-    from winml.modelkit.runtime.opened_model import RunOptions
-
-    running = {key: options[key] for key in ("ep", "device", "threads", "io_binding")}
-    ep_options = parse_ep_options(options["ep_options"])
-    runs = {part: RunOptions(**values, ep_options=ep_options, **running) for part, (_, values) in named.items()}
-    if options["generation"]:
-        _show_generation(name, parts, runs[ENCODER], latency, options)
-        return
-    if options["module"] is not None:
-        _show_modules(parts, runs, latency, options)
-        return
-    from winml.modelkit.flows.perf import PerfOptions, measure_model
-    from winml.modelkit.report.document import parts_document
-    from winml.modelkit.report.perf import perf_document
-
-    results: dict[str, PerfResult] = {}
-    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
-        for part, run in runs.items():
-            results[part] = measure_model(parts[part], PerfOptions(run, latency), progress=progress)
-    record = parts_record(options, {part: result.as_record() for part, result in results.items()})
-    write_and_print_result(record, options, lambda: parts_document(results, perf_document))
-
-
-def _show_modules(
-    parts: Mapping[str, Path], runs: Mapping[str, RunOptions], latency: LatencyOptions, options: Mapping[str, Any]
-) -> None:
-    """Measure the modules that a selector names, in the parts that have them."""
-    from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
-    from winml.modelkit.found_models import FoundModel
-    from winml.modelkit.report.document import parts_document
-    from winml.modelkit.report.module_times import module_perf_document
-
-    results = {
-        part: named_module_perf(FoundModel(str(parts[part]), parts[part]), runs[part], latency, options)
-        for part in parts_with_module(part_modules(parts), options["module"])
-    }
-    record = parts_record(options, {part: result.as_record() for part, result in results.items()})
-    write_and_print_result(record, options, lambda: parts_document(results, module_perf_document))
-    refuse_failed_instances(list(results.values()))
-
-
-def _show_generation(
-    name: str, parts: Mapping[str, Path], run: Any, latency: LatencyOptions, options: Mapping[str, Any]
-) -> None:
-    from winml.modelkit.inference.generation.measuring import measure_encoder_decoder_generation
-    from winml.modelkit.report.perf import generation_perf_document
-
-    with library_output_to_stderr():
-        result = measure_encoder_decoder_generation(
-            parts, replace(run, shown=name), latency=few_runs(latency, options["iterations"])
-        )
-    write_and_print_result(result.as_record(), options, lambda: generation_perf_document(result))
-
-
-_PYTORCH = "pytorch"
+"""Of ``--generation``. Chosen: a prompt of a thousand tokens takes seconds, and each length is measured on its own."""
 
 EPILOG = """\b
 Examples:
@@ -419,16 +69,14 @@ Examples:
 @source_options
 @random_options
 @input_options
-@click.option("--input-data", metavar="FILE", help="Values for the inputs: an .npz file with an array for each.")
-@provider_options
-@measuring_options
-@by_module_options
-@module_option
-@generation_option
-@click.option("--baseline", metavar="pytorch|FILE", help="Measure this too, in turns, and compare.")
-@click.option("-o", "--output", type=NonEmptyPath(), help="Also write the answer to this file, as JSON.")
-@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
-@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@grouped_option(
+    "--input-data",
+    group="Model inputs",
+    metavar="FILE",
+    help="Values for the inputs: an .npz file with an array for each.",
+)
+@request_options(PerfRequest)
+@quiet_option("Show no progress.")
 @format_option
 @debug_option
 def command(**options: Any) -> None:
@@ -436,41 +84,61 @@ def command(**options: Any) -> None:
 
     A model that is not an ONNX file yet is exported first, once. Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
-    parts = named_parts(options, beside_weights=True)
-    if len(parts) == 1:
-        options = options_of_part(options, next(iter(parts.values())))
-    elif parts:
-        _refuse_combinations(options)
-        show_parts_perf(parts, latency_options(options), options)
-        return
-    model, values = _refuse_early(options)
-    values["ep_options"] = parse_ep_options(options["ep_options"])
-    latency, baseline = latency_options(options), _find_baseline(options["baseline"], model)
     silence_library_warnings(debug=options["debug"])
-    from winml.modelkit.runtime.opened_model import RunOptions
+    request = _read_request(options)
+    plan = plan_perf(request)
+    if options["dry_run"]:
+        show_plan(plan, options)
+        return
+    plan.recover()
+    subject = plan.subject
+    if request.generation:
+        _show_generation(request, subject, options)
+    elif request.module is not None:
+        _show_modules(request.module, subject, options)
+    elif request.by_module:
+        _show_by_module(request, subject, plan.files, options)
+    else:
+        _show_perf(subject, options)
 
-    run_options = RunOptions(**values, **{key: options[key] for key in ("ep", "device", "threads", "io_binding")})
-    # Before an export, which may take minutes.
-    run_options.choose_provider()
-    if options["generation"]:
-        show_generation(model, run_options, latency, options)
-        return
-    if options["module"] is not None:
-        show_module_perf(model, run_options, latency, options)
-        return
-    if options["by_module"]:
-        show_by_module(model, run_options, latency, options)
-        return
-    from winml.modelkit.cli._progress import show_step
+
+def _read_request(options: dict[str, Any]) -> PerfRequest:
+    """Return what the command line requests: of the folder of several parts, each part."""
+    name = options["target"] or options["model"]
+    paths: Mapping[str, Path | None] = named_parts(options, beside_weights=True) or {ONLY_PART: None}
+    named = {
+        part: runnable_model(options if path is None else options_of_part(options, path))
+        for part, path in paths.items()
+    }
+    return PerfRequest(
+        name=name,
+        models={part: model for part, (model, _) in named.items()},
+        values={part: values for part, (_, values) in named.items()},
+        find_files=lambda: [file for model, _ in named.values() for file in files_read(model, options)],
+        fed={option: options[option] for option in ("input_data", "shape_config", "batch_size")},
+        **stated_fields(PerfRequest, options),
+    )
+
+
+def _path(subject: PerfSubject, part: str, options: Mapping[str, object]) -> Path:
+    """Return the ONNX file of a part, which is exported where there is none yet."""
+    return exported_path(subject.models[part], None if options["quiet"] else show_step)
+
+
+# --- A whole model, or every part of it.
+
+
+def _show_perf(subject: PerfSubject, options: Mapping[str, Any]) -> None:
     from winml.modelkit.flows.perf import PerfOptions, measure_model
     from winml.modelkit.report.perf import perf_document
 
+    results: dict[str, PerfResult] = {}
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
-        path = exported_path(model, None if options["quiet"] else show_step)
-        result = measure_model(
-            path, PerfOptions(run_options, latency, baseline), progress=progress, tell=_tell(options)
-        )
-    write_and_print_result(result.as_record(), options, lambda: perf_document(result))
+        for part, run in subject.runs.items():
+            requested = PerfOptions(run, subject.latency, subject.baseline)
+            path = _path(subject, part, options)
+            results[part] = measure_model(path, requested, progress=progress, tell=_tell(options))
+    _show_parts(results, subject, options, perf_document)
 
 
 def _tell(options: Mapping[str, object]) -> Callable[[str], None] | None:
@@ -478,47 +146,129 @@ def _tell(options: Mapping[str, object]) -> Callable[[str], None] | None:
     return None if options["quiet"] else lambda words: tell(f"baseline: {words}")
 
 
-def _refuse_early(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
-    """Return the model and what it is fed; refuse what options and paths show to be wrong, before heavy imports."""
-    _refuse_combinations(options)
-    model, run_options = runnable_model(options)
-    refuse_unknown_ep(options["ep"])
-    if options["output"]:
-        refuse_outputs([options["output"]], files_read(model, options), overwrite=options["overwrite"])
-    elif options["overwrite"] and not options["by_module"]:
-        raise UsageError(
-            "--overwrite replaces a file, and none is to be written", hint="Name one with -o, or leave it out."
+def _show_parts(
+    results: Mapping[str, Any], subject: PerfSubject, options: Mapping[str, object], describe: Callable[[Any], Any]
+) -> None:
+    """Write and print the result of one model, or those of several parts."""
+    from winml.modelkit.report.document import parts_document
+
+    if len(subject.models) == 1:
+        (result,) = results.values()
+        write_and_print_result(result.as_record(), options, lambda: describe(result))
+        return
+    record = parts_record(options, {part: result.as_record() for part, result in results.items()})
+    write_and_print_result(record, options, lambda: parts_document(results, describe))
+
+
+# --- ``winml perf --generation``: how fast does a decoder begin, and how fast does it go on?
+
+
+def _few_runs(latency: LatencyOptions, iterations: int | None) -> LatencyOptions:
+    """Return how often each length is measured: seldom, unless ``--iterations`` says otherwise."""
+    return replace(latency, iterations=iterations or _RUNS, warmup=min(latency.warmup, _WARMUP))
+
+
+def _show_generation(request: PerfRequest, subject: PerfSubject, options: Mapping[str, object]) -> None:
+    from winml.modelkit.inference.generation.measuring import (
+        measure_encoder_decoder_generation,
+        measure_generation,
+    )
+    from winml.modelkit.report.perf import generation_perf_document
+
+    latency = _few_runs(subject.latency, request.iterations)
+    with library_output_to_stderr():
+        if len(subject.models) > 1:
+            paths = {part: _path(subject, part, options) for part in subject.models}
+            run = replace(subject.runs[ENCODER], shown=request.name)
+            result = measure_encoder_decoder_generation(paths, run, latency=latency)
+        else:
+            ((part, run),) = subject.runs.items()
+            result = measure_generation(
+                _path(subject, part, options),
+                run.shown,
+                run.choose_provider(),
+                threads=run.threads,
+                seed=run.seed,
+                latency=latency,
+            )
+    write_and_print_result(result.as_record(), options, lambda: generation_perf_document(result))
+
+
+# --- ``winml perf --module``: how fast is each module on its own?
+
+
+def _show_modules(selector: str, subject: PerfSubject, options: Mapping[str, object]) -> None:
+    """Measure the modules in the parts that have them, show the tables, and exit with 1 where an instance failed."""
+    from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
+    from winml.modelkit.report.module_times import module_perf_document
+
+    parts = list(subject.models)
+    if len(parts) > 1:
+        paths = {part: _path(subject, part, options) for part in parts}
+        parts = parts_with_module(part_modules(paths), selector)
+    results = {part: _module_perf(subject, part, selector, options) for part in parts}
+    _show_parts(results, subject, options, module_perf_document)
+    _refuse_failed_instances(list(results.values()))
+
+
+def _module_perf(subject: PerfSubject, part: str, selector: str, options: Mapping[str, Any]) -> ModulePerfResult:
+    from winml.modelkit.flows.modules.perf import measure_modules
+
+    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
+        return measure_modules(
+            _path(subject, part, options),
+            selector,
+            subject.runs[part],
+            subject.latency,
+            on_step=None if options["quiet"] else show_step,
+            progress=progress,
         )
-    return model, run_options
 
 
-def _refuse_combinations(options: Mapping[str, object]) -> None:
-    """Refuse options that do not go together.
+def _refuse_failed_instances(results: Sequence[ModulePerfResult]) -> None:
+    """Leave with exit code 1 where an instance of a module could not be measured, or there was none."""
+    failed = sum(len(result.failed) for result in results)
+    instances = sum(len(result.instances) for result in results)
+    if failed or not instances:
+        what = f"{failed} of {instances} instances could not be measured" if failed else "nothing to measure"
+        tell(f"error: {what}")
+        click.get_current_context().exit(1)
 
-    Raises:
-        UsageError: names them.
-    """
-    check_module(options)
-    check_by_module(options)
-    check_generation(options)
+
+# --- ``winml perf --by-module``: which module takes the time, as a table and as files for other tools.
 
 
-def _find_baseline(name: str | None, model: FoundModel) -> Baseline | None:
-    """Return what ``--baseline`` names.
+def _show_by_module(
+    request: PerfRequest, subject: PerfSubject, files: Mapping[str, Sequence[Path]], options: Mapping[str, Any]
+) -> None:
+    """Measure, write the files, and show where the time goes."""
+    from winml.modelkit.flows.modules.profile import profile_model
 
-    Raises:
-        UsageError: there is no such baseline.
-    """
-    if name is None:
-        return None
-    from winml.modelkit.flows.perf import Baseline
-    from winml.modelkit.found_models import onnx_file
+    ((part, run),) = subject.runs.items()
+    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
+        measured = profile_model(_path(subject, part, options), run, subject.latency, progress=progress)
+        written = _write_files(measured, files, request)
+    from winml.modelkit.report.module_times import profile_document
 
-    if name == _PYTORCH:
-        return Baseline(name, request=model.request)
-    path = onnx_file(name)
-    if path is None:
-        raise UsageError(
-            f"--baseline {name}: neither {_PYTORCH} nor an ONNX file", hint=f"Give --baseline {_PYTORCH}, or a file."
-        )
-    return Baseline(name, path)
+    document = partial(
+        profile_document, measured, depth=request.depth, top=request.top, by_class=request.group == "class"
+    )
+    record = measured.as_record(depth=request.depth)
+    show_result(record, options, lambda: document().with_files(written), is_answer=True)
+
+
+def _write_files(
+    measured: ProfiledModules | ProfiledDecoder, files: Mapping[str, Sequence[Path]], request: PerfRequest
+) -> list[Path]:
+    from winml.modelkit.report.html import render_html
+    from winml.modelkit.report.module_times import profile_document
+    from winml.modelkit.report.trace import chrome_trace_json, profile_node_data
+
+    pages: dict[str, Callable[[], str]] = {
+        "output": lambda: f"{json_text(measured.as_record(depth=request.depth))}\n",
+        "report": lambda: render_html(profile_document(measured)),
+        "node_data": lambda: profile_node_data(measured),
+        "trace": lambda: chrome_trace_json(measured),
+    }
+    texts = {path: pages[option] for option, paths in files.items() for path in paths}
+    return write_files(texts, overwrite=request.overwrite)

@@ -89,7 +89,7 @@ def _measure(request: QuantizeRequest, options: Mapping[str, Any]) -> None:
         click.get_current_context().exit(NEGATIVE_ANSWER)
 
 
-def _write_files(result: QuantizationSensitivity, options: Mapping[str, object]) -> list[Path]:
+def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) -> list[Path]:
     """Write the files that are asked for; the list of exceptions only where it meets the target."""
     from winml.modelkit.report.html import render_html
     from winml.modelkit.report.quantization import sensitivity_document
@@ -101,7 +101,8 @@ def _write_files(result: QuantizationSensitivity, options: Mapping[str, object])
     }
     if listed is not None and listed.is_met:
         renderers["exclude_list"] = lambda: f"{json_text(listed.rules)}\n"
-    return write_files(renderers, options)
+    texts = {options[name]: text for name, text in renderers.items() if options[name]}
+    return write_files(texts, overwrite=options["overwrite"])
 
 
 def _show(result: QuantizationSensitivity, written: list[Path], options: Mapping[str, object]) -> None:

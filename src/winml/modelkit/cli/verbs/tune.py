@@ -144,7 +144,8 @@ def _requested_model(options: Mapping[str, Any]) -> tuple[ModelRequest, dict[str
 def _tune_options(options: Mapping[str, Any], sizes: Mapping[str, Any]) -> TuneOptions:
     from winml.modelkit.evaluate.columns import parse_columns
     from winml.modelkit.evaluate.options import parse_limits
-    from winml.modelkit.tune.options import TuneOptions, parse_kinds
+    from winml.modelkit.tune.declared_options import parse_kinds
+    from winml.modelkit.tune.options import TuneOptions
 
     same = ("target", "min_sqnr_db", "dataset", "split", "samples", "budget_minutes", "calibration_data", "seed")
     return TuneOptions(

@@ -1,0 +1,125 @@
+"""What would a verb do that writes only its answer? Plans and refuses the files of the answer, for every such verb."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import OUTPUT, declare, fields_of
+from winml.modelkit.file_names import ONLY_PART, part_path
+from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+
+__all__ = ["AnswerPlan", "AnswerRequest", "ModuleAnswerRequest", "plan_answer"]
+
+SubjectT = TypeVar("SubjectT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerRequest:
+    """The files that an answer is written to, besides stdout."""
+
+    output: Path | None = declare(None, "Also write the answer to this file, as JSON.", OUTPUT, short="-o")
+    overwrite: bool = declare(False, "Replace files that are there already.", OUTPUT)
+
+    @property
+    def writes_files(self) -> bool:
+        """Whether the answer is written to any file."""
+        return bool(dict(_files(self, ())))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleAnswerRequest(AnswerRequest):
+    """The same of an answer by module; of several parts, each has its own files but for the answer."""
+
+    report: Path | None = declare(None, "Also write a page with chart and table, to open in a browser.", OUTPUT)
+    node_data: Path | None = declare(None, "Also write node data for Model Explorer (JSON).", OUTPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerPlan(Plan, Generic[SubjectT]):
+    """What would be done for an answer."""
+
+    subject: SubjectT
+    """What the answer is about: the models and settings that the names and options of the request mean."""
+    files: Mapping[str, tuple[Path, ...]]
+    """Option → the files it names: one for each part, or one for all."""
+
+
+def plan_answer(
+    verb: str,
+    subject: SubjectT,
+    request: AnswerRequest,
+    *,
+    reads: Iterable[Path],
+    steps: Iterable[PlannedStep],
+    parts: Sequence[str] = (ONLY_PART,),
+    exports: str | None = None,
+) -> AnswerPlan[SubjectT]:
+    """Return what would be done, after the files of the answer were checked. Writes nothing, and loads no model.
+
+    Args:
+        verb: Name of the verb.
+        subject: What the answer is about.
+        request: Where the answer is written.
+        reads: Files that are read, there or not; none of them may be replaced.
+        steps: What is done before the files are written.
+        parts: Parts of the model that the answer is about.
+        exports: The model that is exported into the cache first, where its export is not there.
+
+    Raises:
+        UsageError: ``overwrite`` without a file, one file for two options, or a file that is read or no regular one.
+        OutputExistsError: a file is there already.
+        WriteError: a directory cannot be written.
+    """
+    from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
+
+    reads = tuple(dict.fromkeys(reads))
+    files = dict(_files(request, parts))
+    outputs = [path for paths in files.values() for path in paths]
+    if request.overwrite and not outputs:
+        raise UsageError(
+            "--overwrite replaces a file, and none is to be written", hint="Name one with -o, or leave it out."
+        )
+    _refuse_one_for_two(files)
+    refuse_inputs(outputs, reads)
+    refuse_existing(outputs, overwrite=request.overwrite)
+    export = () if exports is None else (PlannedStep("exporting", f"{exports}, unless the cache holds its export"),)
+    writing = (PlannedStep("writing", ", ".join(map(str, outputs))),) if outputs else ()
+    return AnswerPlan(
+        verb=verb,
+        reads=tuple(path for path in reads if path.is_file()),
+        writes=(*_cached(exports), *(PlannedFile(path, path.exists()) for path in outputs)),
+        steps=(*export, *steps, *writing),
+        interrupted=interruptions_beside(outputs),
+        subject=subject,
+        files=files,
+    )
+
+
+def _files(request: AnswerRequest, parts: Sequence[str]) -> Iterator[tuple[str, tuple[Path, ...]]]:
+    kind: type = type(request)
+    for field in fields_of(kind):
+        path = getattr(request, field.name)
+        if field.group == OUTPUT and isinstance(path, Path):
+            several = len(parts) > 1 and field.name != "output"
+            yield field.name, tuple(part_path(path, part, of_several=True) for part in parts) if several else (path,)
+
+
+def _refuse_one_for_two(files: Mapping[str, tuple[Path, ...]]) -> None:
+    taken: dict[Path, str] = {}
+    for option, paths in files.items():
+        for path in paths:
+            other = taken.setdefault(path.absolute(), option)
+            if other != option:
+                names = " and ".join(f"--{name.replace('_', '-')}" for name in (other, option))
+                raise UsageError(f"{names} name one file: {path}", hint="Give each a file of its own.")
+
+
+def _cached(exports: str | None) -> Iterator[PlannedFile]:
+    if exports is not None:
+        from winml.modelkit.builds.cache import cache_root
+
+        yield PlannedFile(cache_root() / "*", only_if="the cache does not hold the export")

@@ -1,0 +1,175 @@
+"""What does ``winml compare`` do with a request? Runs two models on the same values, and compares their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.evaluate.declared_options import (
+    DATA_SET,
+    DataSetFields,
+    data_set_files,
+    requested_samples,
+)
+from winml.modelkit.fields import COMPARISON, INPUT, OUTPUT, declare, fields_of
+from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.results.plan import PlannedStep
+from winml.modelkit.verbs.answers import AnswerPlan, ModuleAnswerRequest, plan_answer
+from winml.modelkit.verbs.file_to_file import read_sizes
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.compared_models import FoundPairs
+    from winml.modelkit.results.comparison import ModelComparison
+
+__all__ = ["CompareRequest", "plan_comparison", "run_comparison"]
+
+MOST_SAMPLES = 8
+"""Samples of a data set where no number is given. Chosen: as many as a quantized file is compared on."""
+_ONLY_BY_MODULE = ("depth", "report", "node_data")
+_OF_ONE_GRAPH = ("dataset", "input_data", "names", "step")
+"""What one graph is fed."""
+
+
+def _read_names(pairs: tuple[str, ...]) -> dict[str, str]:
+    named = {}
+    for text in pairs:
+        left, sign, right = text.partition("=")
+        if not (left and sign and right):
+            raise UsageError(
+                f"--map {text}: expected two names, reference=candidate", hint="Such as --map ids=input_ids."
+            )
+        named[left] = right
+    return named
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareRequest(ModuleAnswerRequest, DataSetFields):
+    """What is requested of ``winml compare``."""
+
+    reference: str = declare(
+        None, "What is right: an ONNX file, the folder of a build, a checkpoint or a Hub id.", INPUT, is_argument=True
+    )
+    candidate: str = declare(None, "What is compared with it.", INPUT, is_argument=True)
+    submodel: tuple[str, ...] = declare(
+        (), "Of a folder with several parts, compare this one; repeatable.", INPUT, metavar="PART"
+    )
+    by_module: bool = declare(False, "Compare every module, and name the first whose error is its own.", COMPARISON)
+    depth: int | None = declare(None, "With --by-module, levels of the module tree to show.", OUTPUT, minimum=1)
+    threshold: float | None = declare(None, "Largest relative error of an output; else exit 3.", COMPARISON, minimum=0)
+    input_data: Path | None = declare(
+        None, "Values for the inputs: an .npz file, or a folder of them.", INPUT, metavar="FILE"
+    )
+    sizes: dict[str, int] = declare(
+        {},
+        'Sizes of open dimensions, such as {"batch_size": 4}, by name or input:axis; a file or text.',
+        INPUT,
+        spelling="--shape-config",
+        metavar="JSON",
+        read=read_sizes,
+    )
+    dataset: str | None = declare(
+        None, "Samples in place of random values: a file, a folder, a Hub name.", DATA_SET, metavar="DATA"
+    )
+    samples: int | None = declare(
+        None,
+        "Sets of random values, or samples of the data set.  [default: 1; at most 8 of a data set]",
+        DATA_SET,
+        minimum=1,
+    )
+    step: int | None = declare(
+        None,
+        "Of decoders: compare at token N of the text that REFERENCE writes greedily; 0 is the prompt.",
+        COMPARISON,
+        minimum=0,
+        metavar="N",
+    )
+    seed: int = declare(0, "Seed of what is drawn.", INPUT)
+    names: dict[str, str] = declare(
+        {},
+        "Input or output A of REFERENCE is B of CANDIDATE.",
+        INPUT,
+        spelling="--map",
+        metavar="A=B",
+        is_repeatable=True,
+        read=_read_names,
+    )
+
+
+def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
+    """Return what would be compared with what. Nothing is written, and no model is loaded.
+
+    Raises:
+        UsageError: a name means nothing that can be used, or options do not go together.
+        InputError: a file of a folder is damaged.
+        OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
+    """
+    from winml.modelkit.builds.compared_models import found_pairs
+    from winml.modelkit.flows.compare.values import value_files
+
+    stated = {field.name: field.flag for field in fields_of(CompareRequest) if _is_stated(request, field.name)}
+    for name in _ONLY_BY_MODULE:
+        if name in stated and not request.by_module:
+            raise UsageError(f"{stated[name]} shows modules", hint=f"Add --by-module, or leave {stated[name]} out.")
+    found = found_pairs(request.reference, request.candidate, request.submodel)
+    if request.node_data and not found.files:
+        raise UsageError(
+            "--node-data is shown over an ONNX file, and both sides are PyTorch models", hint="Leave it out."
+        )
+    found.refuse_values([stated[name] for name in _OF_ONE_GRAPH if name in stated])
+    data_set = requested_samples(request, most=MOST_SAMPLES, seed=request.seed)
+    if data_set is not None and request.input_data is not None:
+        raise UsageError("--dataset and --input-data both give values", hint="Give one of the two.")
+    if request.input_data and request.samples is not None:
+        raise UsageError(
+            f"--samples {request.samples}: --input-data {request.input_data} has values",
+            hint="Give one of the two; of a folder, every .npz file is read.",
+        )
+    values = value_files(request.input_data) if request.input_data else data_set_files(request)
+    what = f"{request.candidate} with {request.reference}{', module by module' if request.by_module else ''}"
+    return plan_answer(
+        "compare",
+        found,
+        request,
+        reads=(*_files_of(found), *values),
+        steps=[PlannedStep("comparing", what if part == ONLY_PART else f"{part} of {what}") for part in found.parts],
+        parts=list(found.parts),
+    )
+
+
+def run_comparison(plan: AnswerPlan[FoundPairs], request: CompareRequest) -> ModelComparison:
+    """Recover what killed commands left, and compare.
+
+    Raises:
+        WinMLError: as :func:`winml.modelkit.builds.compared_models.compare_models` raises.
+    """
+    plan.recover()
+    from winml.modelkit.flows.compare.compare import CompareOptions
+    from winml.modelkit.runtime.opened_model import RunOptions
+
+    run = RunOptions(request.candidate, sizes=request.sizes, input_data=request.input_data, seed=request.seed)
+    return plan.subject.compare(
+        CompareOptions(
+            run,
+            by_module=request.by_module,
+            threshold=request.threshold,
+            draws=request.samples or 1,
+            step=request.step,
+            data_set=requested_samples(request, most=MOST_SAMPLES, seed=request.seed),
+            names=request.names,
+        )
+    )
+
+
+def _is_stated(request: CompareRequest, name: str) -> bool:
+    return getattr(request, name) not in (None, (), {})
+
+
+def _files_of(found: FoundPairs) -> Iterator[Path]:
+    from winml.modelkit.graph.files.output_files import files_of_model
+    from winml.modelkit.load.request import resolve_source
+
+    for side in (side for pair in found.parts.values() for side in pair):
+        yield from files_of_model(side) if isinstance(side, Path) else resolve_source(side).files

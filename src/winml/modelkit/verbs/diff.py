@@ -1,0 +1,62 @@
+"""What does ``winml diff`` do with a request? Compares the structure and the weights of two ONNX files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml.modelkit.errors import ModelPathError
+from winml.modelkit.fields import INPUT, OUTPUT, declare
+from winml.modelkit.results.plan import PlannedStep
+from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
+
+if TYPE_CHECKING:
+    from winml.modelkit.results.comparison import StructureDiff
+
+__all__ = ["DiffRequest", "plan_diff", "run_diff"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffRequest(AnswerRequest):
+    """What is requested of ``winml diff``."""
+
+    before: Path = declare(None, "The file, or the folder of a build, that is changed.", INPUT, is_argument=True)
+    after: Path = declare(None, "What it is compared with.", INPUT, is_argument=True)
+    output: Path | None = declare(None, "File to write the answer to as JSON; .md writes Markdown.", OUTPUT, short="-o")
+
+
+def plan_diff(request: DiffRequest) -> AnswerPlan[tuple[Path, Path]]:
+    """Return what would be compared. Nothing is written.
+
+    Raises:
+        ModelPathError: a folder has no ONNX file.
+        UsageError, OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
+    """
+    before, after = _found(request.before), _found(request.after)
+    step = PlannedStep("comparing", f"{before} and {after}, module by module; neither is run")
+    return plan_answer("diff", (before, after), request, reads=(before, after), steps=(step,))
+
+
+def run_diff(plan: AnswerPlan[tuple[Path, Path]]) -> StructureDiff:
+    """Recover what killed commands left, and compare.
+
+    Raises:
+        InputError: a file is no ONNX model, or its data is missing.
+    """
+    from winml.modelkit.flows.diff import diff_models
+
+    plan.recover()
+    return diff_models(*plan.subject)
+
+
+def _found(path: Path) -> Path:
+    """Return the file that a path means; the folder of a build means its model."""
+    from winml.modelkit.found_models import onnx_file
+
+    if path.is_dir() and not any(path.glob("**/*.onnx")):
+        raise ModelPathError(
+            f"{path}: is a folder without an ONNX file",
+            hint="Give an ONNX file or the folder of a build; a checkpoint is exported first.",
+        )
+    return onnx_file(str(path)) or path  # what is no model at all is said by who reads it

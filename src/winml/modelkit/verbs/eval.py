@@ -1,0 +1,144 @@
+"""What does ``winml eval`` do with a request? Evaluates a model on a data set, beside its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.evaluate.declared_options import DATA_SET, DataSetFields, data_set_files, limits_reader
+from winml.modelkit.fields import declare
+from winml.modelkit.results.plan import PlannedStep
+from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
+from winml.modelkit.verbs.running import ProviderFields
+
+if TYPE_CHECKING:
+    from winml.modelkit.evaluate.options import EvaluationOptions
+    from winml.modelkit.found_models import FoundModel
+    from winml.modelkit.measure.latency import Progress
+    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.results.evaluation import Evaluation
+
+__all__ = ["EvalRequest", "plan_evaluation", "run_evaluation"]
+
+
+LIMITS = "Metrics and limits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRequest(AnswerRequest, ProviderFields, DataSetFields):
+    """What is requested of ``winml eval``."""
+
+    model: FoundModel
+    task: str | None = None
+    load: dict[str, Any] = field(default_factory=dict)
+    """How a checkpoint is loaded: options of loading by name."""
+
+    dataset: str | None = declare(
+        None, "File, folder, or NAME[:CONFIG] at the Hub.", DATA_SET, metavar="PATH|NAME", is_required=True
+    )
+    batch_size: int | None = declare(None, "Samples in one run; else what fits the task.", DATA_SET, minimum=1)
+    seed: int = declare(0, "Of the draw and the intervals.", DATA_SET, minimum=0)
+    metrics: tuple[str, ...] = declare(
+        (), "Metric to report; repeatable; else all.", LIMITS, spelling="--metric", metavar="NAME"
+    )
+    baseline: str | None = declare(
+        None,
+        "What to compare with; else the checkpoint the file was exported from, where that is on this disk.",
+        LIMITS,
+        metavar="pytorch|FILE|none",
+    )
+    min: dict[str, float] = declare(
+        {},
+        "Least value; else exit 3; repeatable.",
+        LIMITS,
+        metavar="METRIC=VALUE",
+        is_repeatable=True,
+        read=limits_reader("--min"),
+    )
+    max: dict[str, float] = declare(
+        {},
+        "Most, where less is better; repeatable.",
+        LIMITS,
+        metavar="METRIC=VALUE",
+        is_repeatable=True,
+        read=limits_reader("--max"),
+    )
+    max_drop: dict[str, float] = declare(
+        {},
+        "How much worse than the baseline it may be; repeatable.",
+        LIMITS,
+        metavar="METRIC=VALUE",
+        is_repeatable=True,
+        read=limits_reader("--max-drop"),
+    )
+
+
+def plan_evaluation(request: EvalRequest) -> AnswerPlan[EvaluationOptions]:
+    """Return what would be evaluated on what. Nothing is written, and no model is loaded.
+
+    Raises:
+        UsageError: a name means nothing, options do not go together, or a limit is none of the task.
+        OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
+    """
+    from winml.modelkit.builds.evaluated_models import named_baseline
+    from winml.modelkit.evaluate.data_sources import find_source
+    from winml.modelkit.evaluate.options import EvaluationOptions
+
+    request.refuse_unknown_provider()
+    if request.model.path is None:
+        _refuse_run_options(request)
+    find_source(str(request.dataset))
+    options = EvaluationOptions(**{name: getattr(request, name) for name in EvaluationOptions.model_fields})
+    if options.task is not None:
+        from winml.modelkit.evaluate.tasks.table import task_definition
+        from winml.modelkit.flows.evaluate.evaluate import check_limits
+        from winml.modelkit.flows.evaluate.evaluated_models import task_name
+
+        check_limits(task_definition(task_name(options.task)), options)
+    baseline = named_baseline(options.baseline)
+    plan = plan_answer(
+        "eval",
+        options,
+        request,
+        reads=(
+            *request.model.files_read(),
+            *([baseline] if isinstance(baseline, Path) else []),
+            *data_set_files(request),
+        ),
+        steps=(PlannedStep("evaluating", f"{request.model.name} on {request.dataset}"),),
+    )
+    request.choose_provider()
+    return plan
+
+
+def run_evaluation(
+    plan: AnswerPlan[EvaluationOptions],
+    request: EvalRequest,
+    on_step: Callable[[StepEvent], None] | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Recover what killed commands left, and evaluate.
+
+    Raises:
+        WinMLError: as :func:`winml.modelkit.flows.evaluate.evaluate.evaluate` raises.
+    """
+    plan.recover()
+    from winml.modelkit.builds.evaluated_models import named_subject
+    from winml.modelkit.flows.evaluate.evaluate import evaluate
+    from winml.modelkit.runtime.opened_model import RunOptions
+
+    run = RunOptions(request.model.name, **request.provider_options)
+    subject = named_subject(request.model.name, plan.subject, run, **request.load)
+    return evaluate(subject, plan.subject, on_step=on_step, progress=progress)
+
+
+def _refuse_run_options(request: EvalRequest) -> None:
+    for name, value in request.provider_options.items():
+        if value:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for ONNX files, and the model is a checkpoint, which PyTorch runs",
+                hint="Leave it out, or export the checkpoint first.",
+            )

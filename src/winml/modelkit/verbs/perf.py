@@ -1,0 +1,213 @@
+"""What does ``winml perf`` do with a request? Measures how fast a model, its modules or its generation is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import OUTPUT, declare, fields_of
+from winml.modelkit.file_names import DECODER, ENCODER
+from winml.modelkit.hierarchy.selector import Selector
+from winml.modelkit.results.plan import PlannedStep
+from winml.modelkit.verbs.answers import AnswerPlan, ModuleAnswerRequest, plan_answer
+from winml.modelkit.verbs.running import LatencyFields, ProviderFields
+
+if TYPE_CHECKING:
+    from winml.modelkit.flows.perf import Baseline
+    from winml.modelkit.found_models import FoundModel
+    from winml.modelkit.measure.latency import LatencyOptions
+    from winml.modelkit.runtime.opened_model import RunOptions
+
+__all__ = ["PerfRequest", "PerfSubject", "plan_perf"]
+
+_SUBJECT = "What is measured"
+_PYTORCH = "pytorch"
+_ONLY_BY_MODULE = ("depth", "top", "group", "report", "node_data", "trace")
+_OF_ONE_GRAPH = ("by_module", "baseline", "input_data")
+_NOT_OF_GENERATION = ("by_module", "module", "baseline", "input_data", "shape_config", "batch_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerfRequest(ModuleAnswerRequest, ProviderFields, LatencyFields):
+    """What is requested of ``winml perf``."""
+
+    name: str
+    """The model as the user wrote it."""
+    models: Mapping[str, FoundModel]
+    """Part → its model; ``model`` alone for a model of one part."""
+    values: Mapping[str, Mapping[str, Any]]
+    """Part → the fields of ``RunOptions`` that say what it is fed."""
+    find_files: Callable[[], Iterable[Path]]
+    """Returns the files of the models, and those that the options name: reads the graphs."""
+    fed: Mapping[str, Any]
+    """Option → its value, of those that say what a run is fed."""
+
+    by_module: bool = declare(False, "Show which module takes the time, in one profiled session.", _SUBJECT)
+    module: str | None = declare(
+        None,
+        "Cut out each module it names, and measure it alone on real activations.",
+        _SUBJECT,
+        metavar="SELECTOR",
+    )
+    generation: bool = declare(
+        False,
+        "Of a model with a cache: time to the first token by length of the prompt, tokens/s by what is cached.",
+        _SUBJECT,
+    )
+    baseline: str | None = declare(None, "Measure this too, in turns, and compare.", _SUBJECT, metavar="pytorch|FILE")
+    depth: int | None = declare(None, "Levels of the module tree to show.", OUTPUT, minimum=1)
+    top: int | None = declare(None, "Show only so many, those with the most own time.", OUTPUT, minimum=1)
+    group: Literal["class"] | None = declare(None, "Show all modules of a class together.", OUTPUT)
+    trace: Path | None = declare(None, "Also write a Chrome trace with module frames (JSON).", OUTPUT)
+
+    @property
+    def stated(self) -> dict[str, str]:
+        """Name of an option with a value → its spelling."""
+        flags = {field.name: field.flag for field in fields_of(PerfRequest) if getattr(self, field.name)}
+        return {**flags, **{name: f"--{name.replace('_', '-')}" for name, value in self.fed.items() if value}}
+
+
+@dataclass(frozen=True)
+class PerfSubject:
+    """What is measured, and how."""
+
+    models: Mapping[str, FoundModel]
+    runs: Mapping[str, RunOptions]
+    """Part → how it is run."""
+    latency: LatencyOptions
+    baseline: Baseline | None
+
+
+def plan_perf(request: PerfRequest) -> AnswerPlan[PerfSubject]:
+    """Return what would be measured. Nothing is written, and no model is loaded.
+
+    Raises:
+        UsageError: options do not go together, or the execution provider is unknown or not installed.
+        OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
+    """
+    _refuse_combinations(request)
+    request.refuse_unknown_provider()
+    latency, baseline = request.latency, _found_baseline(request)
+    exported = [model.name for model in request.models.values() if model.path is None]
+    from winml.modelkit.runtime.opened_model import RunOptions
+
+    options = {**request.provider_options, "io_binding": request.io_binding}
+    runs = {part: RunOptions(**values, **options) for part, values in request.values.items()}
+    subject = PerfSubject(request.models, runs, latency, baseline)
+    plan = plan_answer(
+        "perf",
+        subject,
+        request,
+        reads=(*_files_read(request), *([baseline.path] if baseline and baseline.path else [])),
+        steps=_steps(request, latency),
+        exports=exported[0] if exported else None,
+    )
+    request.choose_provider()
+    return plan
+
+
+def _files_read(request: PerfRequest) -> Iterable[Path]:
+    """Return what is read. Where no file is written, none can be replaced, and the graphs are not read for this."""
+    if request.writes_files:
+        return request.find_files()
+    return [model.path for model in request.models.values() if model.path is not None]
+
+
+def _steps(request: PerfRequest, latency: LatencyOptions) -> list[PlannedStep]:
+    how = "in one profiled session" if request.by_module else f"{latency.iterations} runs"
+    how = f"{latency.duration_s:g} s" if latency.duration_s is not None else how
+    what = f"each module that {request.module} names in " * bool(request.module)
+    kind = "measuring generation" if request.generation else "measuring"
+    beside = f", in turns with {request.baseline}" if request.baseline else ""
+    return [PlannedStep(kind, f"{what}{model.name}: {how}{beside}") for model in request.models.values()]
+
+
+def _refuse_combinations(request: PerfRequest) -> None:
+    if request.module is not None:
+        _refuse_beside_module(request, request.module)
+    if request.by_module:
+        _refuse_beside_by_module(request)
+    for name in _ONLY_BY_MODULE:
+        if name in request.stated and not request.by_module:
+            flag = request.stated[name]
+            raise UsageError(
+                f"{flag} says how times by module are shown", hint=f"Add --by-module, or leave {flag} out."
+            )
+    if request.generation:
+        _refuse_beside_generation(request)
+    if len(request.models) > 1:
+        _refuse_of_several_parts(request)
+
+
+def _refuse_beside_module(request: PerfRequest, selector: str) -> None:
+    Selector(selector)
+    for name in ("by_module", "baseline"):
+        if name in request.stated:
+            raise UsageError(
+                f"{request.stated[name]} measures the whole model, and --module {selector} parts of it",
+                hint="Give one of them, or cut the modules out first: winml extract.",
+            )
+
+
+def _refuse_beside_by_module(request: PerfRequest) -> None:
+    if request.baseline:
+        raise UsageError(
+            f"--baseline {request.baseline}: profiling slows both down differently, so --by-module compares nothing",
+            hint="Compare in a run of its own, without --by-module.",
+        )
+    for name in ("group", "top"):
+        if request.depth is not None and (value := getattr(request, name)) is not None:
+            raise UsageError(
+                f"--depth {request.depth} is for the tree, and --{name} {value} shows a list in its place",
+                hint="Give one of them.",
+            )
+
+
+def _refuse_beside_generation(request: PerfRequest) -> None:
+    if not request.io_binding:
+        raise UsageError(
+            "--no-io-binding has no meaning with --generation, whose cache always stays in memory of ONNX Runtime",
+            hint="Leave it out.",
+        )
+    for name in _NOT_OF_GENERATION:
+        if name in request.stated:
+            raise UsageError(
+                f"{request.stated[name]} has no meaning with --generation, which chooses prompts and steps itself",
+                hint="Give one of them.",
+            )
+
+
+def _refuse_of_several_parts(request: PerfRequest) -> None:
+    parts = ", ".join(request.models)
+    for name in _OF_ONE_GRAPH:
+        if name in request.stated:
+            raise UsageError(
+                f"{request.stated[name]} is for one graph, and {request.name} holds {parts}",
+                hint=f"Name a part: --submodel {next(iter(request.models))}",
+            )
+    if request.generation and not {ENCODER, DECODER} <= request.models.keys():
+        raise UsageError(
+            f"--generation measures an encoder and its decoder, or a decoder, and {request.name} holds {parts}",
+            hint=f"Name the file of a part: {next(iter(request.models.values())).path}",
+        )
+
+
+def _found_baseline(request: PerfRequest) -> Baseline | None:
+    name = request.baseline
+    if name is None:
+        return None
+    from winml.modelkit.flows.perf import Baseline
+    from winml.modelkit.found_models import onnx_file
+
+    (model,) = request.models.values()
+    if name == _PYTORCH:
+        return Baseline(name, request=model.request)
+    path = onnx_file(name)
+    if path is None:
+        raise UsageError(
+            f"--baseline {name}: neither {_PYTORCH} nor an ONNX file", hint=f"Give --baseline {_PYTORCH}, or a file."
+        )
+    return Baseline(name, path)

@@ -1,0 +1,115 @@
+"""Which options say where a model runs, and how often it is timed? Declared once, for every verb that runs one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import declare
+
+if TYPE_CHECKING:
+    from winml.modelkit.measure.latency import LatencyOptions
+    from winml.modelkit.runtime.devices import ChosenProvider
+
+__all__ = ["LatencyFields", "ProviderFields"]
+
+MOST_THREADS = 1024
+"""Chosen: more than any processor has cores; ONNX Runtime starts as many as it is told, and dies of too many."""
+MOST_RUNS = 100_000_000
+"""Chosen: a day of runs of a millisecond; the time of each is kept."""
+LONGEST_S = 86_400
+"""Chosen: a day; refuses ``inf``, which would measure until the memory is full."""
+_PROVIDER, _TIMING = "Execution provider", "Timing"
+
+
+def _read_ep_options(texts: tuple[str, ...]) -> dict[str, str]:
+    from winml.modelkit.runtime.execution_providers import parse_ep_options
+
+    return dict(parse_ep_options(texts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProviderFields:
+    """Where a model runs."""
+
+    ep: str | None = declare(
+        None, "Execution provider, such as openvino; cpu without --device.", _PROVIDER, metavar="NAME"
+    )
+    device: Literal["cpu", "gpu", "npu"] | None = declare(None, "Kind of processor.", _PROVIDER, short="-d")
+    ep_options: dict[str, str] = declare(
+        {},
+        "Option of the provider; repeatable.",
+        _PROVIDER,
+        metavar="KEY=VALUE",
+        is_repeatable=True,
+        read=_read_ep_options,
+    )
+    threads: int | None = declare(
+        None,
+        "Threads that share the work of one operator on the CPU; else the runtime's own choice.",
+        _PROVIDER,
+        minimum=1,
+        maximum=MOST_THREADS,
+    )
+
+    @property
+    def provider_options(self) -> dict[str, Any]:
+        """The fields by name, as ``RunOptions`` takes them."""
+        return {field: getattr(self, field) for field in ProviderFields.__dataclass_fields__}
+
+    def refuse_unknown_provider(self) -> None:
+        """Refuse a name no provider has, before anything heavy is imported.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        if self.ep is not None:
+            from winml.modelkit.runtime.execution_providers import find_execution_provider
+
+            find_execution_provider(self.ep)
+
+    def choose_provider(self) -> ChosenProvider:
+        """Return the provider and device that these options name on this machine.
+
+        Raises:
+            UsageError: it is unknown or not installed.
+        """
+        from winml.modelkit.runtime.devices import choose_provider
+
+        return choose_provider(self.ep, self.device, self.ep_options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyFields:
+    """What is timed, and how often."""
+
+    iterations: int | None = declare(None, "Counted runs.  [default: 100]", _TIMING, minimum=1, maximum=MOST_RUNS)
+    warmup: int = declare(10, "Runs before, not counted.", _TIMING, minimum=0, maximum=MOST_RUNS)
+    duration: float | None = declare(
+        None,
+        "Measure for this long instead of a number of runs.",
+        _TIMING,
+        above=0,
+        maximum=LONGEST_S,
+        metavar="SECONDS",
+    )
+    io_binding: bool = declare(
+        True, "Copy inputs to the device once and leave outputs there; else pass arrays in every run.", _TIMING
+    )
+
+    @property
+    def latency(self) -> LatencyOptions:
+        """How often is measured.
+
+        Raises:
+            UsageError: both a number and a duration are given.
+        """
+        if self.iterations is not None and self.duration is not None:
+            raise UsageError(
+                f"--iterations {self.iterations} and --duration {self.duration:g} both say when to stop",
+                hint="Give one of the two.",
+            )
+        from winml.modelkit.measure.latency import LatencyOptions
+
+        return LatencyOptions(self.iterations or 100, self.warmup, self.duration)
