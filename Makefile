@@ -8,6 +8,9 @@ READY = $(VENV)/.ready
 DOCS_READY = $(VENV)/.docs-ready
 CODE = src tests scripts benchmarks
 
+# Modules are compiled once, not by every process that a test starts.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-oldest test-newest house format lint types documents notebooks docs wheel release-check clean
 
 demo: $(READY)

@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 
 from resting_threads import rest_where_cores_are_shared
+from torch_operators import share_operator_table
 from winml.modelkit.cli.main import COLLECTION_THRESHOLD
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -124,9 +125,19 @@ def _no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(autouse=True)
 def _seeded_torch() -> None:
-    """Seed torch where it is in use; pytest-randomly does the same for random and numpy."""
+    """Seed torch where it is in use; pytest-randomly does the same for random and numpy.
+
+    The generator of the CPU alone: ``torch.manual_seed`` formats and stores a stack trace for each device that is not
+    initialized, which takes longer than most tests.
+    """
     if (torch := sys.modules.get("torch")) is not None:
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _shared_operator_table() -> None:
+    """Let dynamo exports begin at once; what an export adds to the table is its own."""
+    share_operator_table()
 
 
 @pytest.fixture(scope="session")

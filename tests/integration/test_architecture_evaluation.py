@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from house.sources import REPOSITORY
+import pytest
+
+import architecture_eval
 
 TYPES = ("bert", "detr", "time_series_transformer")
 """One that works, one that needs a package nobody installs here, one whose default config makes no model."""
 
 
-def evaluate(folder: Path) -> tuple[str, dict[str, Any]]:
-    """Run the script and return what it printed, and what it keeps of each model type."""
-    command = [sys.executable, "scripts/architecture_eval.py", *TYPES, "--jobs", "1", "--output", str(folder)]
-    command += ["--exporters", "auto"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, encoding="utf-8", check=True)
-    content = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    return done.stdout, {cell["model"]: cell for cell in content["cells"]}
+@pytest.fixture
+def _handler_kept() -> Iterator[None]:
+    """Undo what the script says about SIGTERM."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
-def test_evaluation_exports_once_and_tells_why_others_were_not_attempted(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_handler_kept")
+def test_evaluation_exports_once_and_tells_why_others_were_not_attempted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Run again, nothing is done twice: times are as they were."""
-    printed, kept = evaluate(tmp_path)
+    command = ["architecture_eval.py", *TYPES, "--jobs", "1", "--output", str(tmp_path), "--exporters", "auto"]
+    monkeypatch.setattr(sys, "argv", command)
+    # The script sets them for its processes.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def evaluate() -> tuple[str, dict[str, Any]]:
+        assert 0 == architecture_eval.main()
+        content = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+        return capsys.readouterr().out, {cell["model"]: cell for cell in content["cells"]}
+
+    printed, kept = evaluate()
     assert "auto: 1 of 1 attempted exported and verified (100.0 %)" in printed
     assert "2 not built" in printed
     cell = kept["random:bert"]
@@ -36,5 +52,5 @@ def test_evaluation_exports_once_and_tells_why_others_were_not_attempted(tmp_pat
     assert ("failed", "model") == (kept["random:detr"]["state"], kept["random:detr"]["step"])
     assert "prediction_length" in kept["random:time_series_transformer"]["problem"]
     assert ">random:bert</td>" in (tmp_path / "results.html").read_text(encoding="utf-8")
-    assert (printed, kept) == evaluate(tmp_path)
+    assert (printed, kept) == evaluate()
     assert [] == list(tmp_path.rglob("*.onnx"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from checkpoints import save_checkpoint
+from e2e.warm_processes import can_run_warm, run_warm
+from e2e.workplace import TIMEOUT_S
 
 BROKEN = {
     "torchaudio": 'raise OSError("libtorchaudio.so: undefined symbol: _ZN3c10")',
@@ -31,21 +34,30 @@ def packages(tmp_path: Path) -> Path:
     return folder
 
 
-def _inspect(packages: Path, *arguments: str | Path) -> str:
-    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from winml.modelkit.cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(packages), "inspect", *map(str, arguments)],
-        cwd=packages, capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert 1 == done.returncode
-    assert "internal error" not in done.stderr
-    return done.stderr
+_WITH_PACKAGES = "import sys; sys.path.insert(0, sys.argv.pop(1)); from winml.modelkit.cli.main import main; main()"
+"""Runs the command; its first argument is the folder of the packages."""
+
+
+def _inspect(packages: Path, *arguments: str | Path, is_warm: bool = True) -> str:
+    """Run the verb; not warm: in a process that has not imported transformers yet."""
+    command = [str(packages), "inspect", *map(str, arguments)]
+    if is_warm and can_run_warm():
+        code, _, err = run_warm(command, packages, os.environ, "", TIMEOUT_S, _WITH_PACKAGES)
+    else:
+        done = subprocess.run(
+            [sys.executable, "-c", _WITH_PACKAGES, *command],
+            cwd=packages, capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
+        )  # fmt: skip
+        code, err = done.returncode, done.stderr
+    assert 1 == code
+    assert "internal error" not in err
+    return err
 
 
 def test_package_that_transformers_imports_is_named(packages: Path, tmp_path: Path) -> None:
     """Though the model never asked for it."""
     folder = save_checkpoint("bert", tmp_path / "bert")
-    error = _inspect(packages, "-m", folder)
+    error = _inspect(packages, "-m", folder, is_warm=False)
     assert "torchaudio" in error
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -22,6 +21,8 @@ import pytest
 from onnxruntime.quantization import quantize_dynamic
 
 from checkpoints import save_checkpoint
+from e2e.warm_processes import run_warm
+from e2e.workplace import TIMEOUT_S
 from winml.modelkit import BuildResult, InputTensorSpec, build_hf_model, build_onnx_model
 from winml.modelkit.builds.build import run_build
 from winml.modelkit.builds.build_model import exported_model
@@ -335,13 +336,19 @@ run_build(plan_build(config, ModelRequest(sys.argv[1])), Path(sys.argv[2]), stag
 """
 
 
+def _exit_code(program: str, folder: Path, *arguments: str | Path) -> int:
+    """Run a program in a process of its own that has imported the libraries."""
+    code, _, err = run_warm([*map(str, arguments)], folder, os.environ, "", TIMEOUT_S, program)
+    assert "Traceback" not in err, err
+    return code
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no SIGKILL")
 @pytest.mark.parametrize(("stage", "kept"), [("export", "run"), ("optimize", "reused")])
 def test_killed_build_goes_on_where_it_ended(bert: Path, tmp_path: Path, stage: str, kept: str) -> None:
     """Finished stages are kept, and what the killed one left behind is gone afterwards."""
     out = tmp_path / "out"
-    command = [sys.executable, "-c", _KILLED, str(bert), str(out), stage]
-    assert -signal.SIGKILL == subprocess.run(command, check=False, capture_output=True, timeout=300).returncode
+    assert -signal.SIGKILL == _exit_code(_KILLED, tmp_path, bert, out, stage)
     assert "unfinished" == json.loads((out / "build_manifest.json").read_text())["status"]
     result = build_hf_model(str(bert), out, config=FUSIONS)
     assert (kept, "run") == (statuses(result)["export"], statuses(result)["optimize"])
@@ -441,11 +448,8 @@ def test_companion_follows_the_checkpoint_and_goes_with_it(bert: Path, out: Path
 @pytest.mark.skipif(sys.platform == "win32", reason="a process is killed by a signal")
 def test_companion_of_a_build_killed_before_its_end_is_known_to_be_ours(bert: Path, tmp_path: Path) -> None:
     """It is in place, and the manifest that tells of the finished build is not."""
-    script = tmp_path / "killed.py"
-    script.write_text(KILLED_AFTER_COMMIT, encoding="utf-8")
     out = tmp_path / "out"
-    code = subprocess.run([sys.executable, str(script), str(bert), str(out)], check=False).returncode
-    assert -signal.SIGKILL == code
+    assert -signal.SIGKILL == _exit_code(KILLED_AFTER_COMMIT, tmp_path, bert, out)
     assert (out / "config.json").is_file()
     manifest = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
     assert ("unfinished", ["config.json"]) == (manifest["status"], [file["name"] for file in manifest["companions"]])

@@ -49,13 +49,13 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of a small Llama in bfloat16, most of whose 8 MB are its embeddings."""
+    """A checkpoint of a small Llama in bfloat16, most of whose 3 MB are its embeddings."""
     import torch
 
     from checkpoints import build_model
 
     folder = tmp_path_factory.mktemp("llama")
-    build_model("llama", vocab_size=60_000, tie_word_embeddings=False).to(torch.bfloat16).save_pretrained(folder)
+    build_model("llama", vocab_size=20_000, tie_word_embeddings=False).to(torch.bfloat16).save_pretrained(folder)
     return folder
 
 
@@ -208,16 +208,16 @@ def _build_with_a_limit(llama: Path, folder: Path, limit: int, *more: str) -> tu
 
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no POSIX limits on the size of a file")
 def test_few_bits_are_built_where_no_file_may_hold_the_weights_as_float(llama: Path, tmp_path: Path) -> None:
-    """The system refuses larger files: 15 MB as float32, 8 MB as the checkpoint has them, 3 MB in 4 bits."""
-    code, err = _build_with_a_limit(llama, tmp_path, 5_000_000, "--precision", "int4")
+    """The system refuses larger files: 5 MB as float32, 2.7 MB as the checkpoint has them, 0.9 MB in 4 bits."""
+    code, err = _build_with_a_limit(llama, tmp_path, 1_700_000, "--precision", "int4")
     assert 0 == code, err
     model = tmp_path / "out" / "model.onnx"
-    assert model.stat().st_size < 4_000_000
+    assert model.stat().st_size < 1_400_000
     # ONNX Runtime's judgement: what the fused decoder is made of, onnx.checker does not know.
     Session(model)
     counts = tagged_operators(model)
     assert 16 == counts["MatMulNBits"] + counts["GatherBlockQuantized"]
-    code, err = _build_with_a_limit(llama, tmp_path, 5_000_000, "--precision", "int8", "--dtype", "fp32", "--rebuild")
+    code, err = _build_with_a_limit(llama, tmp_path, 1_700_000, "--precision", "int8", "--dtype", "fp32", "--rebuild")
     assert (1, True) == (code, "cannot write" in err)
 
 

@@ -87,7 +87,7 @@ def test_alternation_changes_sides_in_every_pair() -> None:
 def test_alternation_finds_a_difference_that_is_there() -> None:
     """A model of twice the time is found slower, and one of half the time faster."""
     options = LatencyOptions(iterations=6, warmup=0)
-    short, long = (lambda: time.sleep(0.02)), (lambda: time.sleep(0.1))
+    short, long = (lambda: time.sleep(0.01)), (lambda: time.sleep(0.05))
     assert "faster" == measure_alternating(short, long, options).ratio.verdict
     assert "slower" == measure_alternating(long, short, options).ratio.verdict
 
@@ -96,7 +96,7 @@ def test_alternation_under_other_load_comes_to_no_verdict() -> None:
     """Half of the runs of one side take three times as long as its fastest."""
     durations = itertools.cycle([0.01, 0.03, 0.03])
     options = LatencyOptions(iterations=6, warmup=0)
-    result = measure_alternating(lambda: time.sleep(next(durations)), lambda: time.sleep(0.3), options)
+    result = measure_alternating(lambda: time.sleep(next(durations)), lambda: time.sleep(0.15), options)
     assert "undecided" == result.ratio.verdict
 
 

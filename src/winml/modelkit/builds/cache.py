@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import hashlib
 import json
 import os
@@ -125,8 +126,14 @@ def _file_state(path: Path) -> list[int]:
 
 def library_versions(names: Iterable[str]) -> dict[str, str]:
     """Return the installed versions of distributions, without importing them; those not installed are left out."""
-    versions = {}
-    for name in names:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
+    versions = {name: _installed_version(name) for name in names}
+    return {name: version for name, version in versions.items() if version is not None}
+
+
+@functools.cache
+def _installed_version(name: str) -> str | None:
+    """Read once: each stage of a build records the same distributions, and reading their metadata is slow."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
