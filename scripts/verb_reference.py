@@ -38,7 +38,7 @@ def _is_declared(command: click.Command) -> bool:
 
 def _section(verb: str, command: click.Command) -> str:
     context = click.Context(command, info_name=f"winml {verb}")
-    options = [param for param in command.params if hasattr(param, "group")]
+    options = [param for param in command.params if hasattr(param, "group") and not getattr(param, "hidden", False)]
     groups = {id(option): str(getattr(option, "group", GENERAL)) for option in options}
     summary = (command.help or "").partition("\n\n")[0].replace("\n", " ")
     parts = [f"## winml {verb}\n\n{summary}\n"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ CASES = {
     "quantize, sensitivity": ("quantize", "-m", "models/model.onnx", "-o", "out/answer.json", "--sensitivity"),
     "retag": ("retag", "models/model.onnx", "models/earlier.onnx", "-o", "models/new.onnx"),
     "retag, weights copied": ("retag", "models/model.onnx", "models/earlier.onnx", "-o", "out/new.onnx"),
+    "export": ("export", "-m", "net.py:build", "-o", "out/new.onnx", "--with-report"),
+    "export, no tags": ("export", "-m", "net.py:build", "-o", "out/new.onnx", "--no-hierarchy", "--no-verify"),
+    "export, a checkpoint": ("export", "-m", "checkpoint", "-o", "out/new.onnx", "--no-verify"),
+    "export, replaced": ("export", "-m", "net.py:build", "-o", "models/earlier.onnx", "--overwrite"),
+    "export, sizes fixed": ("export", "-m", "models/model.onnx", "-o", "out/new.onnx", "--batch-size", "2"),
     "extract": ("extract", "models/model.onnx", "--module", "B", "-o", "out", "--with-inputs"),
     "build": ("build", "-m", "models/model.onnx", "-o", "out", "--level", "basic"),
     "build, up to date": ("build", "-m", "models/model.onnx", "-o", "deployed"),
@@ -54,6 +60,18 @@ CASES = {
 """Name → a command that writes; every verb with ``--dry-run`` has one."""
 
 
+NET = """
+import torch
+
+def build():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+
+def example_inputs():
+    return {"input": torch.ones(2, 4)}
+"""
+
+
 EARLIER = {
     "deployed": ("build", "-m", "models/model.onnx", "-o", "deployed"),
     "quantized": ("build", "-m", "models/model.onnx", "-o", "quantized", "--precision", "int8", "--no-verify"),
@@ -62,8 +80,10 @@ EARLIER = {
 
 
 @pytest.fixture(name="place", autouse=True)
-def make_place(here: Path) -> Path:
+def make_place(here: Path, small_bert: Path) -> Path:
     """Models, one of them to be replaced with its weights, and the folder of an export with what lies beside it."""
+    (here / "net.py").write_text(NET, encoding="utf-8")
+    shutil.copytree(small_bert, here / "checkpoint")
     for folder in ("models", "built"):
         (here / folder).mkdir()
         save_chain(here / folder / "model.onnx")
@@ -169,6 +189,13 @@ def test_plan_writes_nothing_beside_what_a_killed_command_left(place: Path, argu
         (2, ("optimize", "-m", "models/missing.onnx")),
         (2, ("optimize", "-m", "built/model.onnx", "-o", "models/n.onnx", "--shape-config", '{"nothing": 3}')),
         (1, ("optimize", "-m", "models/broken.onnx")),
+        (2, ("export", "-m", "net.py:build", "-o", "models/earlier.onnx")),
+        (2, ("export", "-m", "net.py:build", "-o", "models/n.onnx", "--no-hierarchy", "--functions", "all")),
+        (2, ("export", "-m", "net.py:build", "-o", "models/n.onnx", "--opset", "9")),
+        (2, ("export", "-m", "./missing", "-o", "models/n.onnx")),
+        (2, ("export", "-m", "net.py:build", "-o", "models/n.onnx", "--dynamic-batch", "--ep", "qnn")),
+        (2, ("export", "-m", "built/model.onnx", "-o", "models/n.onnx", "--shape-config", '{"nothing": 3}')),
+        (2, ("export", "-m", "models/model.onnx", "-o", "models/n.onnx", "--batch-size", "2", "--functions", "all")),
         (2, ("extract", "models/model.onnx", "--module", "Nothing", "-o", "out")),
         (2, ("retag", "models/model.onnx", "models/earlier.onnx")),
         (1, ("retag", "models/model.onnx", "models/broken.onnx", "-o", "models/n.onnx")),

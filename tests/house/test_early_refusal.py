@@ -16,6 +16,7 @@ WITHOUT = {
     "compile": "its plan refuses (winml.modelkit.verbs)",
     "diff": "its plan refuses (winml.modelkit.verbs)",
     "eval": "its plan refuses (winml.modelkit.verbs)",
+    "export": "its plan refuses (winml.modelkit.verbs)",
     "extract": "its plan refuses (winml.modelkit.verbs)",
     "optimize": "its plan refuses (winml.modelkit.verbs)",
     "perf": "its plan refuses (winml.modelkit.verbs)",

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args
 import click
 
 from winml.modelkit.errors import ModelPathError
-from winml.modelkit.fields import GENERAL, INPUT, OUTPUT, Field, fields_of
+from winml.modelkit.fields import GENERAL, INPUT, OPTIONS, OUTPUT, Field, fields_of
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import Group, declared_options
 
@@ -22,7 +22,6 @@ __all__ = [
     "device_option",
     "dynamic_options",
     "format_option",
-    "functions_option",
     "grouped_option",
     "input_options",
     "model_option",
@@ -143,7 +142,8 @@ def _declared_option(option: Field, **heading: object) -> Callable[[_F], _F]:
         limits = click.FloatRange(least, option.maximum, min_open=option.above is not None)
         settings["type"] = limits if is_limited else float
     elif int in kinds and option.read is None:
-        settings["type"] = click.IntRange(option.minimum, option.maximum)
+        is_limited = (option.minimum, option.maximum) != (None, None)
+        settings["type"] = click.IntRange(option.minimum, option.maximum) if is_limited else int
     return click.option(*names, metavar=option.metavar, show_default=default is not None, **settings)
 
 
@@ -249,16 +249,6 @@ def dynamic_options(command: _F) -> _F:
     )(command)
 
 
-def functions_option(command: _F) -> _F:
-    """Add the option that writes modules as functions."""
-    return click.option(
-        "--functions",
-        metavar="SELECTOR",
-        help="Write modules as ONNX functions: all; classes, where those of a class with equal graphs share one; or "
-        "those a selector names.",
-    )(command)
-
-
 def verbose_option(help: str) -> Callable[[_F], _F]:
     """Return the option that asks for more."""
     return grouped_option("-v", "--verbose", is_flag=True, help=help)
@@ -269,8 +259,12 @@ def tree_options(help: str) -> Callable[[_F], _F]:
 
     def add(command: _F) -> _F:
         return _all_of(
-            click.option("-v", "--verbose", count=True, help=f"{help} Twice: equal modules each by itself."),
-            click.option("--depth", type=click.IntRange(min=1), help="Levels of the module tree to show."),
+            grouped_option(
+                "-v", "--verbose", count=True, group=OPTIONS, help=f"{help} Twice: equal modules each by itself."
+            ),
+            grouped_option(
+                "--depth", type=click.IntRange(min=1), group=OPTIONS, help="Levels of the module tree to show."
+            ),
         )(command)
 
     return add

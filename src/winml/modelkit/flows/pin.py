@@ -19,7 +19,7 @@ import pydantic
 from winml.modelkit.compare.files import large_size, open_session, refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import InputError, StageError, UsageError, VerificationError, WinMLError
-from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
+from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphWork, transform_file
 from winml.modelkit.graph.model_metadata import output_specs
 from winml.modelkit.graph.pinning import (
     open_dimensions,
@@ -35,7 +35,9 @@ from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = [
+    "Pinning",
     "RefusedSizes",
+    "pin_file",
     "pin_model",
     "refused_sizes",
 ]
@@ -131,9 +133,21 @@ def pin_model(
         NormalizeError: the graph could not be brought into its plain form.
         VerificationError: the result does not answer as ``source`` does; no file was written.
     """
-    task = GraphFileTask(Path(source), Path(output), overwrite=overwrite, verify=verify, seed=seed)
+    return pin_file(
+        GraphFileTask(Path(source), Path(output), overwrite=overwrite, verify=verify, seed=seed), Pinning(sizes)
+    )
+
+
+def pin_file(task: GraphFileTask, work: Pinning, checked: CheckedSource | None = None) -> PinnedModel:
+    """Fix open dimensions of an ONNX file as a task says; raises as :func:`pin_model` does.
+
+    Args:
+        task: From which file to which.
+        work: Which sizes.
+        checked: The source, where a plan has read it.
+    """
     try:
-        done = transform_file(task, _Pinning(sizes))
+        done = transform_file(task, work, checked=checked)
     except WinMLError as error:
         error.step = ""  # nobody is shown the steps of fixing sizes
         raise
@@ -161,7 +175,7 @@ class _PinResult(StageResult):
 
 
 @dataclass(frozen=True)
-class _Pinning(GraphWork[_PinResult]):
+class Pinning(GraphWork[_PinResult]):
     """Fixing open dimensions."""
 
     sizes: Mapping[str, int]
@@ -169,6 +183,19 @@ class _Pinning(GraphWork[_PinResult]):
     step_name: ClassVar[str] = "pinning"
     # Normalization then computes what depended on the sizes, and infers the shapes anew.
     precedes_normalization: ClassVar[bool] = True
+
+    def refuse_graph(self, model: ir.Model) -> None:
+        """Refuse a graph without a dimension that has a size.
+
+        Raises:
+            UsageError: names the size.
+        """
+        sizes_of_dimensions(model.graph, self.sizes)
+
+    @property
+    def request_words(self) -> str:
+        """The sizes."""
+        return _size_words(self.sizes)
 
     def apply(self, model: ir.Model) -> _PinResult:
         """Fix the dimensions, in place.

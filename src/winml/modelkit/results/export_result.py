@@ -22,7 +22,19 @@ from winml.modelkit.results.module_functions import ModuleFunctions
 from winml.modelkit.results.words import module_size_words
 from winml.modelkit.results.written_file import WrittenFile
 
-__all__ = ["ExportResult", "ExportedPart", "ModuleSize", "NodeRecord"]
+__all__ = ["STEPS", "ExportResult", "ExportedPart", "ModuleSize", "NodeRecord"]
+
+STEPS = (
+    "model preparation",
+    "input generation",
+    "hierarchy building",
+    "ONNX export",
+    "node tagger creation",
+    "node tagging",
+    "tag injection",
+    "metadata and reports",
+)
+"""A model of several parts goes through all but the first once for each part."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -10,18 +9,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._options import (
-    NonEmptyPath,
     dynamic_options,
-    functions_option,
+    grouped_option,
     input_options,
     model_option,
     random_options,
+    request_options,
     result_options,
     source_options,
     tree_options,
     weight_options,
 )
+from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import (
     config_option,
     configured_options,
@@ -30,17 +31,18 @@ from winml.modelkit.cli._requests import (
     model_request,
     read_build_config,
     sizes_by_name,
+    stated_fields,
     with_sizes,
 )
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings, tell
-from winml.modelkit.errors import ConfigError, ModelPathError, UsageError, rename_options
+from winml.modelkit.errors import ConfigError, UsageError, rename_options
+from winml.modelkit.fields import OPTIONS
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import declared_options, is_not_default
+from winml.modelkit.verbs.export import PIN, ExportRequest, PinRequest, plan_export, run_export
 
 if TYPE_CHECKING:
     from winml.modelkit.export.config import WinMLExportConfig
-    from winml.modelkit.hierarchy.torch_modules import TorchModules
-    from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.results.export_result import ExportResult
     from winml.modelkit.results.written_file import PinnedModel
 
@@ -58,7 +60,7 @@ _FOR_PYTORCH_MODELS = (
     *(option.name for option in declared_options() if not option.is_for_onnx),
     "input_specs", "dynamic_batch", "dynamic_sequence", "dynamic_image_size", "dynamic_axes", "allow_dynamic",
     "config", "export_config", "opset", "torch_module", "hierarchy", "clean_onnx", "keep_torch_metadata",
-    "operation_fallback", "with_report", "ep",
+    "operation_fallback", "with_report", "ep", "functions", "dynamo",
 )  # fmt: skip
 """Options that say how a graph is made from a PyTorch model."""
 
@@ -74,7 +76,7 @@ def is_pinning(options: Mapping[str, object]) -> bool:
 
 
 def pin(options: Mapping[str, Any]) -> None:
-    """Fix the sizes and show the result.
+    """Fix the sizes and show the result, or the plan.
 
     Raises:
         UsageError: an option that has no meaning here, or a name the file does not have.
@@ -85,27 +87,29 @@ def pin(options: Mapping[str, Any]) -> None:
                 f"--{name.replace('_', '-')} has no meaning for an ONNX file, whose sizes alone can be fixed",
                 hint="Leave it out, or export the PyTorch model anew.",
             )
-    if not named_path(options["model"].strip()).is_file():
-        raise ModelPathError(f"{options['model']}: no such file", hint="Give the path of an ONNX file.")
     if not (options["shape_config"] or options["batch_size"]):
         raise UsageError(
             f"{options['model']}: is an ONNX file, and no size of it is to be fixed",
             hint="Give sizes of its open dimensions with --shape-config '{\"batch\": 1}', or export what it was made "
             "from: a checkpoint folder, config.json, Hub id or file.py:factory.",
         )
-    sizes = sizes_by_name(options)
-    silence_library_warnings(debug=options["debug"])
-    from winml.modelkit.flows.pin import pin_model
+    from winml.modelkit.options import Options
 
+    request = PinRequest(
+        options=Options(),
+        model=named_path(options["model"].strip()),
+        output=options["output"],
+        overwrite=options["overwrite"],
+        verify=options["verify"] is not False,
+        seed=options["seed"],
+        sizes=sizes_by_name(options),
+    )
     with rename_options({} if options["shape_config"] else {"--shape-config": "--batch-size"}):
-        result = pin_model(
-            options["model"].strip(),
-            options["output"],
-            sizes,
-            overwrite=options["overwrite"],
-            verify=options["verify"] is not False,
-            seed=options["seed"],
-        )
+        plan = PIN.plan_file(request)
+        if options["dry_run"]:
+            show_plan(plan, options)
+            return
+        result: PinnedModel = PIN.run_file(plan)
     _show_pinned(result, options)
 
 
@@ -138,107 +142,63 @@ Examples:
 @input_options
 @weight_options
 @dynamic_options
-@click.option("--ep", metavar="NAME", help="Execution provider the file is for, such as qnn.")
-@click.option("-o", "--output", required=True, type=NonEmptyPath(), help="The .onnx file to write.")
-@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
-@click.option("--export-config", metavar="JSON", help='Options such as {"opset_version": 17}; a file or text.')
-@click.option("--opset", type=int, help="Version of ONNX's operators, 11 to 20.  [default: 17, or 18 with dynamo]")
-@click.option(
-    "--dynamo/--no-dynamo",
-    default=None,
-    help="Use torch's dynamo exporter, or TorchScript.  [default: TorchScript, and dynamo for what it cannot do]",
+@request_options(ExportRequest)
+@grouped_option(
+    "--export-config", metavar="JSON", group=OPTIONS, help='Options such as {"opset_version": 17}; a file or text.'
 )
-@click.option(
-    "--torch-module",
-    metavar="CLASSES",
-    help="torch.nn classes to show as modules: Linear,LayerNorm, all, none; or auto, those that no other class stands "
-    "above but the root's.  [default: auto]",
-)
-@click.option(
-    "--hierarchy/--no-hierarchy",
-    default=None,
-    help="Write the module tags, or leave no trace of them.  [default: write]",
-)
-@click.option("--clean-onnx", is_flag=True, hidden=True, help="Deprecated: --no-hierarchy.")
-@functions_option
-@click.option("--keep-torch-metadata", is_flag=True, help="Keep the Python lines each node came from (local paths).")
-@click.option("--operation-fallback", is_flag=True, help="Tag nodes without a known scope by their neighbours.")
-@click.option(
-    "--verify/--no-verify", default=None, help="Compare with PyTorch before writing, or not.  [default: verify]"
-)
-@click.option(
-    "--tokenizer/--no-tokenizer",
-    default=True,
-    help="Copy config, tokenizer and processor files of the checkpoint beside the model, or not.  [default: copy]",
-)
-@click.option("--with-report", is_flag=True, help="Also write a Markdown report.")
+@grouped_option("--clean-onnx", is_flag=True, hidden=True, group=OPTIONS, help="Deprecated: --no-hierarchy.")
 @tree_options("Tell more: the module tree with node counts.")
 @result_options
 @click.pass_context
-def command(context: click.Context, /, **options: object) -> None:
+def command(context: click.Context, /, **options: Any) -> None:
     """Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.
 
     The file is compared with PyTorch in ONNX Runtime before it is put in place; every node names the module it came
     from. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the file does not answer as the model does.
     """
+    silence_library_warnings(debug=options["debug"])
     if is_pinning(options):
         pin(options)
         return
-    config, options, words = _configured(context, options)
-    with rename_options(words):
-        origin = "{} in --export-config" if options["export_config"] else "export.{}"
-        request = model_request(options)
-        dynamic = request.dynamic.joined(config.dynamic.requested_by(origin))
-        request = dataclasses.replace(request, dynamic=dynamic)
-        if config.input_tensors is not None and request.input_specs is None:
-            origin = origin.format("input_tensors")
-            request = dataclasses.replace(request, input_specs=config.input_tensors, specs_origin=origin)
-        _refuse_early(request, config, options)
-        if options["clean_onnx"] and not options["quiet"]:
-            tell("warning: --clean-onnx is deprecated; use --no-hierarchy")
-        result = _export_model(request, config, options)
+    plan = plan_export(_read_request(context, options))
+    if options["clean_onnx"] and not options["quiet"]:
+        tell("warning: --clean-onnx is deprecated; use --no-hierarchy")
+    if options["dry_run"]:
+        show_plan(plan, options)
+        return
+    with library_output_to_stderr():
+        result = run_export(plan, None if options["quiet"] else show_step)
     _show_result(result, options)
 
 
-def _configured(
-    context: click.Context, options: dict[str, Any]
-) -> tuple[WinMLExportConfig, dict[str, object], dict[str, str]]:
-    """Return the options of the export and of the verb, and for messages the keys that stand in place of options.
+def _read_request(context: click.Context, options: dict[str, Any]) -> ExportRequest:
+    """Return what the command line requests, over the config.
 
     Raises:
-        UsageError: nothing names a model.
+        UsageError: nothing names a model, or ``--depth`` stands without ``-v``.
         ConfigError: a config is wrong.
     """
-    build_config = read_build_config(options["config"], section="export")
-    passed = configured_options(context, options, build_config)
-    if not passed.options["model"]:
-        raise UsageError("no model was given", hint="Give one with -m, or a config whose loader names one.")
-    config = export_section(build_config, "--config")
-    words = {**passed.words, **export_section_keys(config, options, "export.{}")}
-    if options["export_config"]:
-        alone = _export_config(options["export_config"])
-        words.update(export_section_keys(alone, options, "{} in --export-config"))
-        config = config.model_copy(update={name: getattr(alone, name) for name in alone.model_fields_set})
-    return _with_flags(with_sizes(config, options), options), passed.options, words
-
-
-def _refuse_early(request: ModelRequest, config: WinMLExportConfig, options: Mapping[str, Any]) -> None:
-    """Refuse what names and paths show to be wrong, before torch is imported, which takes seconds."""
-    from winml.modelkit.graph.files.output_files import ExportPaths
-    from winml.modelkit.load.request import resolve_source
-    from winml.modelkit.runtime.execution_providers import refuse_dynamic
-
     if options["depth"] is not None and not options["verbose"]:
         raise UsageError(f"--depth {options['depth']} is for the module tree, which -v shows", hint="Add -v.")
-    if options["functions"] is not None and not config.hierarchy:
-        raise UsageError(
-            f"--functions {options['functions']} goes by the tags, and --no-hierarchy writes none",
-            hint="Leave one of them out.",
-        )
-    paths = ExportPaths.for_output(options["output"], with_sidecar=config.hierarchy, with_report=options["with_report"])
-    paths.refuse_existing(overwrite=options["overwrite"])
-    refuse_dynamic(config.ep, is_dynamic=request.is_dynamic, allow_dynamic=config.allow_dynamic)
-    resolve_source(request)
+    build_config = read_build_config(options["config"], section="export")
+    configured = configured_options(context, options, build_config)
+    if not configured.options["model"]:
+        raise UsageError("no model was given", hint="Give one with -m, or a config whose loader names one.")
+    config, origin = export_section(build_config, "--config"), "export.{}"
+    words = {**configured.words, **export_section_keys(config, options, origin)}
+    if options["export_config"]:
+        alone, origin = _export_config(options["export_config"]), "{} in --export-config"
+        words.update(export_section_keys(alone, options, origin))
+        config = config.model_copy(update={name: getattr(alone, name) for name in alone.model_fields_set})
+    stated = stated_fields(ExportRequest, options)
+    if options["clean_onnx"]:
+        stated["hierarchy"] = False
+    with rename_options(words):
+        config = with_sizes(config, options)
+        if options["allow_dynamic"]:
+            config = config.model_copy(update={"allow_dynamic": True})
+        model = model_request(configured.options)
+    return ExportRequest(model=model, config=config, words=words, origin=origin, **stated)
 
 
 def _export_config(place: str) -> WinMLExportConfig:
@@ -251,58 +211,7 @@ def _export_config(place: str) -> WinMLExportConfig:
     return parse_options(WinMLExportConfig, value, source)
 
 
-def _with_flags(config: WinMLExportConfig, options: Mapping[str, Any]) -> WinMLExportConfig:
-    """Return the config with what the flags say; a flag wins."""
-    passed: dict[str, Any] = {}
-    if options["torch_module"]:
-        passed["torch_module"] = _torch_modules(options["torch_module"])
-    if options["hierarchy"] is not None or options["clean_onnx"]:
-        passed["hierarchy"] = bool(options["hierarchy"]) and not options["clean_onnx"]
-    if options["dynamo"] is not None:
-        passed["exporter"] = "dynamo" if options["dynamo"] else "torchscript"
-    if options["verify"] is not None:
-        passed["verify"] = options["verify"]
-    flags = ("keep_torch_metadata", "operation_fallback", "allow_dynamic")
-    passed.update({name: True for name in flags if options[name]})
-    if options["ep"] is not None:
-        passed["ep"] = options["ep"]
-    if options["opset"] is not None:
-        from winml.modelkit.options import parse_options
-
-        requested = parse_options(type(config), {"opset_version": options["opset"]}, f"--opset {options['opset']}")
-        passed["opset_version"] = requested.opset_version
-    return config.model_copy(update=passed)
-
-
-def _torch_modules(text: str) -> TorchModules:
-    from winml.modelkit.hierarchy.torch_modules import normalized_torch_modules
-
-    try:
-        return normalized_torch_modules(text)  # type: ignore[no-any-return]  # a text becomes one of them
-    except ValueError as error:
-        hint = "Give auto, none, all, or names of classes separated by commas."
-        raise ConfigError(f"--torch-module {text}: {error}", hint=hint) from None
-
-
-def _export_model(request: ModelRequest, config: WinMLExportConfig, options: Mapping[str, Any]) -> ExportResult:
-    from winml.modelkit.cli._progress import show_step
-
-    silence_library_warnings(debug=options["debug"])
-    from winml.modelkit.flows.export.export import HTPExporter
-
-    exporter = HTPExporter(config, seed=options["seed"], on_step=None if options["quiet"] else show_step)
-    with library_output_to_stderr():
-        return exporter.export_checkpoint(
-            request,
-            options["output"],
-            overwrite=options["overwrite"],
-            with_report=options["with_report"],
-            with_companions=options["tokenizer"],
-            functions=options["functions"],
-        )
-
-
-def _show_result(result: ExportResult, options: Mapping[str, Any]) -> None:
+def _show_result(result: ExportResult, options: dict[str, Any]) -> None:
     if options["quiet"] or options["format_"] == "json":
         # Among the rows of the table it is a note. Nobody is to miss it: the folder may be read as another model's.
         for note in result.companions.notes:

@@ -31,24 +31,12 @@ from winml.modelkit.load.live_module import ExampleInputs, loaded_from_module
 from winml.modelkit.load.parts import LoadedModel, ModelPart
 from winml.modelkit.load.request import CHECKPOINT_KINDS, ModelRequest
 from winml.modelkit.progress import StepClock, StepEvent
-from winml.modelkit.results.export_result import ExportResult
+from winml.modelkit.results.export_result import STEPS, ExportResult
 from winml.modelkit.runtime.execution_providers import refuse_dynamic
 from winml.modelkit.version import __version__
 from winml.modelkit.words import count_words
 
-__all__ = ["STEPS", "HTPExporter", "export_pytorch"]
-
-STEPS = (
-    "model preparation",
-    "input generation",
-    "hierarchy building",
-    "ONNX export",
-    "node tagger creation",
-    "node tagging",
-    "tag injection",
-    "metadata and reports",
-)
-"""A model of several parts goes through all but the first once for each part."""
+__all__ = ["HTPExporter", "export_pytorch"]
 
 
 def export_pytorch(

@@ -1,0 +1,303 @@
+"""What does ``winml export`` do with a request? Makes an ONNX file of a model, or fixes sizes of an ONNX file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from winml.modelkit.errors import ConfigError, UsageError, rename_options
+from winml.modelkit.fields import OPTIONS, declare
+from winml.modelkit.file_names import sidecar_path
+from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside, planned_data
+from winml.modelkit.verbs.file_to_file import FileRequest, FileVerb, PlannedPart, orphaned_data
+
+if TYPE_CHECKING:
+    from winml.modelkit.export.config import WinMLExportConfig
+    from winml.modelkit.flows.graph_file import GraphFileTask
+    from winml.modelkit.flows.pin import Pinning
+    from winml.modelkit.found_models import FoundFolder
+    from winml.modelkit.graph.files.output_files import ExportPaths
+    from winml.modelkit.load.request import ModelRequest, ModelSource
+    from winml.modelkit.options import Options
+    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.results.export_result import ExportResult
+    from winml.modelkit.results.written_file import PinnedModel
+
+__all__ = ["PIN", "ExportPlan", "ExportRequest", "PinRequest", "plan_export", "run_export"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRequest:
+    """What is requested of ``winml export``, of a PyTorch model."""
+
+    model: ModelRequest
+    config: WinMLExportConfig
+    """How the graph is made, before the options below are laid over it."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Option → the key of the config that stands in its place, for messages."""
+    origin: str = "export.{}"
+    """Where a key of the config was stated, for messages."""
+
+    ep: str | None = declare(None, "Execution provider the file is for, such as qnn.", OPTIONS, metavar="NAME")
+    output: Path = declare(None, "The .onnx file to write.", OPTIONS, short="-o", is_required=True)
+    overwrite: bool = declare(False, "Replace files that are there already.", OPTIONS)
+    opset: int | None = declare(
+        None, "Version of ONNX's operators, 11 to 20.  [default: 17, or 18 with dynamo]", OPTIONS
+    )
+    dynamo: bool | None = declare(
+        None,
+        "Use torch's dynamo exporter, or TorchScript.  [default: TorchScript, and dynamo for what it cannot do]",
+        OPTIONS,
+    )
+    torch_module: str | None = declare(
+        None,
+        "torch.nn classes to show as modules: Linear,LayerNorm, all, none; or auto, those that no other class stands "
+        "above but the root's.  [default: auto]",
+        OPTIONS,
+        metavar="CLASSES",
+    )
+    hierarchy: bool | None = declare(
+        None, "Write the module tags, or leave no trace of them.  [default: write]", OPTIONS
+    )
+    functions: str | None = declare(
+        None,
+        "Write modules as ONNX functions: all; classes, where those of a class with equal graphs share one; or those a "
+        "selector names.",
+        OPTIONS,
+        metavar="SELECTOR",
+    )
+    keep_torch_metadata: bool = declare(False, "Keep the Python lines each node came from (local paths).", OPTIONS)
+    operation_fallback: bool = declare(False, "Tag nodes without a known scope by their neighbours.", OPTIONS)
+    verify: bool | None = declare(None, "Compare with PyTorch before writing, or not.  [default: verify]", OPTIONS)
+    tokenizer: bool = declare(
+        True, "Copy config, tokenizer and processor files of the checkpoint beside the model, or not.", OPTIONS
+    )
+    with_report: bool = declare(False, "Also write a Markdown report.", OPTIONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportPlan(Plan):
+    """What an export would do."""
+
+    request: ExportRequest
+    model: ModelRequest
+    """With the inputs and open dimensions of the config."""
+    config: WinMLExportConfig
+    """With the options of the request."""
+
+
+def plan_export(request: ExportRequest) -> ExportPlan:
+    """Return what an export would do. Imports no model library before the request is found fit; fetches nothing.
+
+    Raises:
+        UsageError: options do not go together, a path is wrong, or an output exists.
+        ConfigError: an option has no valid value.
+        InputError: nothing usable stands at the path of the model, or its weights are damaged.
+        WriteError: the output cannot be written.
+    """
+    from winml.modelkit.graph.files.output_files import ExportPaths
+    from winml.modelkit.load.request import resolve_source
+    from winml.modelkit.runtime.execution_providers import refuse_dynamic
+
+    with rename_options(request.words):
+        config = _config_of(request)
+        model = _model_of(request, config)
+        if request.functions is not None and not config.hierarchy:
+            raise UsageError(
+                f"--functions {request.functions} goes by the tags, and --no-hierarchy writes none",
+                hint="Leave one of them out.",
+            )
+        paths = ExportPaths.for_output(request.output, with_sidecar=config.hierarchy, with_report=request.with_report)
+        paths.refuse_existing(overwrite=request.overwrite)
+        refuse_dynamic(config.ep, is_dynamic=model.is_dynamic, allow_dynamic=config.allow_dynamic)
+        source = resolve_source(model)
+    folder, notes = _checkpoint_folder(source, model)
+    companions, orphans = _companions(request, paths, folder)
+    reads = tuple(path for path in source.files if path.is_file())
+    return ExportPlan(
+        verb="export",
+        reads=reads,
+        writes=(
+            _planned(paths.model),
+            planned_data(paths.model, only_if="the weights do not fit into the model"),
+            *map(_planned, filter(None, (paths.sidecar, paths.report))),
+            *map(_planned, companions),
+        ),
+        steps=_steps(request, model, config),
+        notes=notes,
+        removes=(*orphaned_data([paths.model], reads), *orphans),
+        interrupted=interruptions_beside([paths.model]),
+        request=request,
+        model=model,
+        config=config,
+    )
+
+
+def run_export(plan: ExportPlan, on_step: Callable[[StepEvent], None] | None = None) -> ExportResult:
+    """Recover what killed commands left, then export.
+
+    Raises:
+        WinMLError: the model cannot be loaded, traced or converted, or ONNX Runtime and PyTorch disagree; nothing was
+            written.
+    """
+    from winml.modelkit.flows.export.export import HTPExporter
+
+    plan.recover()
+    request = plan.request
+    exporter = HTPExporter(plan.config, seed=plan.model.seed, on_step=on_step)
+    with rename_options(request.words):
+        return exporter.export_checkpoint(
+            plan.model,
+            request.output,
+            overwrite=request.overwrite,
+            with_report=request.with_report,
+            with_companions=request.tokenizer,
+            functions=request.functions,
+        )
+
+
+def _config_of(request: ExportRequest) -> WinMLExportConfig:
+    """Return the config with what the options say; an option wins.
+
+    Raises:
+        ConfigError: an option has no valid value.
+    """
+    from winml.modelkit.options import parse_options
+
+    names = ("ep", "hierarchy", "verify")
+    stated: dict[str, Any] = {name: value for name in names if (value := getattr(request, name)) is not None}
+    stated |= {name: True for name in ("keep_torch_metadata", "operation_fallback") if getattr(request, name)}
+    if request.dynamo is not None:
+        stated["exporter"] = "dynamo" if request.dynamo else "torchscript"
+    if request.torch_module:
+        stated["torch_module"] = _torch_modules(request.torch_module)
+    if request.opset is not None:
+        versions = {"opset_version": request.opset}
+        parsed = parse_options(type(request.config), versions, f"--opset {request.opset}")
+        stated["opset_version"] = parsed.opset_version
+    return request.config.model_copy(update=stated)
+
+
+def _torch_modules(text: str) -> Any:
+    from winml.modelkit.hierarchy.torch_modules import normalized_torch_modules
+
+    try:
+        return normalized_torch_modules(text)
+    except ValueError as error:
+        hint = "Give auto, none, all, or names of classes separated by commas."
+        raise ConfigError(f"--torch-module {text}: {error}", hint=hint) from None
+
+
+def _model_of(request: ExportRequest, config: WinMLExportConfig) -> ModelRequest:
+    """Return the model with the inputs and the open dimensions that the config states."""
+    model = request.model
+    model = replace(model, dynamic=model.dynamic.joined(config.dynamic.requested_by(request.origin)))
+    if config.input_tensors is None or model.input_specs is not None:
+        return model
+    return replace(model, input_specs=config.input_tensors, specs_origin=request.origin.format("input_tensors"))
+
+
+def _checkpoint_folder(source: ModelSource, model: ModelRequest) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the folder of the checkpoint on this disk, if there is one, and what is not known before it is loaded."""
+    from winml.modelkit.load.request import CHECKPOINT_KINDS
+
+    folder, notes = source.path, []
+    if source.kind == "hub":
+        from winml.modelkit.load.checkpoints.hub import cached_snapshot
+
+        needs_weights, needs_code = not model.random_weights, model.trust_remote_code
+        folder = cached_snapshot(source.name, model.revision, needs_weights=needs_weights, needs_code=needs_code)
+        if folder is None:
+            notes.append(f"{source.name} is not on this disk and is fetched first; its files come to what is listed.")
+    if source.kind in CHECKPOINT_KINDS:
+        notes.append(
+            "Whether the model has several parts shows when it is loaded; the files of one part are listed. Of "
+            "several, each is written as <stem>_<part>.onnx."
+        )
+    return folder, tuple(notes)
+
+
+def _companions(
+    request: ExportRequest, paths: ExportPaths, folder: Path | None
+) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Return the files of the checkpoint that are written beside the model, and those of an earlier export that go."""
+    from winml.modelkit.graph.files.companions import earlier_companions, outdated_companions
+    from winml.modelkit.load.checkpoints.companion_files import companion_files
+
+    directory = paths.model.parent
+    owned = earlier_companions(sidecar_path(paths.model)) if request.overwrite else ()
+    sources = companion_files(folder) if request.tokenizer and folder is not None else {}
+    written = tuple(directory / name for name in outdated_companions(directory, sources, owned=owned))
+    orphans = tuple(path for name in owned if name not in sources and (path := directory / name).is_file())
+    return written, orphans
+
+
+def _steps(request: ExportRequest, model: ModelRequest, config: WinMLExportConfig) -> tuple[PlannedStep, ...]:
+    from winml.modelkit.export.config import DEFAULT_OPSETS
+    from winml.modelkit.results.export_result import STEPS
+
+    exporters = {"auto": "TorchScript, and dynamo for what it cannot do", "torchscript": "TorchScript"}
+    opset = config.opset_version or DEFAULT_OPSETS["dynamo" if config.exporter == "dynamo" else "torchscript"]
+    weights = f"random weights, seed {model.seed}" if model.random_weights else "with its weights"
+    compared = "compared with PyTorch in ONNX Runtime" if config.verify else "not compared"
+    words = (
+        f"{model.model}: {weights}",
+        f"values drawn with seed {model.seed}, "
+        + ("as the inputs are stated" if model.input_specs is not None else "for inputs decided from the model"),
+        "modules recorded while the model runs once",
+        f"{exporters.get(config.exporter, config.exporter)}, opset {opset}",
+        "scopes of the trace matched with modules",
+        f"nodes get the tags of their modules ({config.torch_module} of torch.nn)",
+        "tags written to nodes" if config.hierarchy else "left out: --no-hierarchy",
+        f"{request.output}: {compared}",
+    )
+    return tuple(PlannedStep(name, text) for name, text in zip(STEPS, words, strict=True))
+
+
+def _planned(path: Path) -> PlannedFile:
+    return PlannedFile(path, replaces=path.exists())
+
+
+# --- Of an ONNX file: fixes its open dimensions.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PinRequest(FileRequest["Options"]):
+    """What is requested of ``winml export``, of an ONNX file: ``sizes`` are those that are fixed."""
+
+    @classmethod
+    def options_record(cls) -> type[Options]:
+        """Return the validated record of the options, of which there are none."""
+        from winml.modelkit.options import Options
+
+        return Options
+
+
+class _Pin(FileVerb[PinRequest, "Options", "Pinning", Any]):  # its record is none of a transformed file
+    name: ClassVar[str] = "export"
+
+    def work(
+        self,
+        request: PinRequest,
+        task: GraphFileTask,  # noqa: ARG002  # other verbs look at it
+        options: Options,  # noqa: ARG002  # it has none
+    ) -> Pinning:
+        from winml.modelkit.flows.pin import Pinning
+
+        return Pinning(request.sizes or {})
+
+    def transform(
+        self,
+        part: PlannedPart[Pinning],
+        folder: FoundFolder | None,  # noqa: ARG002  # other verbs look at it
+        on_step: Callable[[StepEvent], None] | None,  # noqa: ARG002  # nobody is shown the steps of fixing sizes
+    ) -> PinnedModel:
+        from winml.modelkit.flows.pin import pin_file
+
+        return pin_file(part.task, part.work, part.checked)
+
+
+PIN = _Pin()
+"""Fixes open dimensions: its :meth:`~FileVerb.plan_file` and :meth:`~FileVerb.run_file`."""
