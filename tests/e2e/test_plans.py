@@ -55,6 +55,9 @@ CASES = {
         *("--report", "out/compared.html", "--node-data", "out/nodes.json"),
     ),
     "diff": ("diff", "models/model.onnx", "models/earlier.onnx", "--exit-zero", "-o", "models/changes.md"),
+    "tune": (
+        *("tune", "-m", "models/model.onnx", "-o", "out", "--only", "dynamic", "--target", "size", "--min-sqnr", "20"),
+    ),
     "optimize, a folder": ("optimize", "-m", "built", "-o", "built-fast", "--level", "basic"),
 }
 """Name → a command that writes; every verb with ``--dry-run`` has one."""
@@ -155,9 +158,11 @@ def test_plan_lists_exactly_what_the_run_writes(place: Path, arguments: tuple[st
     assert all(Path(path).is_file() for path in plan["reads"])
 
 
-RECOVERED = {name: arguments for name, arguments in CASES.items() if name not in ("build", "perf, only on stdout")}
-"""Without the build of a folder where recovery puts a model that no build wrote, which is refused, and without what
-writes nothing."""
+RECOVERED = {
+    name: arguments for name, arguments in CASES.items() if name not in ("build", "tune", "perf, only on stdout")
+}
+"""Without folders of a build and a tuning where recovery puts a model that is not theirs, which is refused, and without
+what writes nothing."""
 
 
 @pytest.mark.parametrize("arguments", RECOVERED.values(), ids=RECOVERED)

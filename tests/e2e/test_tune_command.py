@@ -107,6 +107,19 @@ def test_page_shows_all_candidates_without_a_network(tuned: Tuned) -> None:
     assert not re.search(r'<(script|link|img)[^>]+(src|href)="https?:', page)
 
 
+def test_plan_says_what_is_measured_already(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is changed; other options are refused as the run refuses them, and start anew with --overwrite."""
+    monkeypatch.chdir(tuned.folder)
+    before = {path: path.stat().st_mtime_ns for path in tuned.folder.rglob("*")}
+    done = run_here(*tuned.arguments, "--dry-run")
+    steps = {step["name"]: step["does"] for step in json.loads(done.out)["steps"]}
+    assert "plain (measured already)" == steps["plain file"]
+    assert "dynamic-int8 (measured already)" == steps["forms"]
+    other = (*tuned.arguments, "--seed", "7")
+    assert [2, 0] == [run_here(*other, "--dry-run", *more).code for more in ([], ["--overwrite"])]
+    assert before == {path: path.stat().st_mtime_ns for path in tuned.folder.rglob("*")}
+
+
 def test_same_command_answers_from_what_is_kept(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
     """No candidate is made or measured again, and nothing in the answer changes but that."""
     monkeypatch.chdir(tuned.folder)

@@ -21,6 +21,7 @@ WITHOUT = {
     "optimize": "its plan refuses (winml.modelkit.verbs)",
     "perf": "its plan refuses (winml.modelkit.verbs)",
     "quantize": "its plan refuses (winml.modelkit.verbs)",
+    "tune": "its plan refuses (winml.modelkit.verbs)",
     "retag": "its plan refuses (winml.modelkit.verbs)",
 }
 """Verb to the reason why it needs no early refusal of its own."""

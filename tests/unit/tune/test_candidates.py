@@ -15,7 +15,8 @@ from winml.modelkit.tune.candidates import (
     plan_candidates,
     plan_variations,
 )
-from winml.modelkit.tune.options import DEFAULT_MIN_SQNR_DB, TuneOptions, parse_kinds
+from winml.modelkit.tune.declared_options import parse_kinds
+from winml.modelkit.tune.options import DEFAULT_MIN_SQNR_DB, TuneOptions
 
 MACHINE = TuningMachine(8, "x86_64 avx512f", True, ("cpu",), "1.31.1")
 

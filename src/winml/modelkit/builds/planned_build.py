@@ -43,7 +43,7 @@ from winml.modelkit.load.request import resolve_source
 from winml.modelkit.results.build_manifest import StageRecord
 from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside, planned_data
 
-__all__ = ["PlannedBuild", "planned_build"]
+__all__ = ["PlannedBuild", "is_to_be_fetched", "planned_build"]
 
 _OUTSIDE = "the model stores weights outside"
 _EVAL = "eval"
@@ -77,7 +77,7 @@ def planned_build(
         WriteError: the folder cannot be written.
     """
     with only_looking():
-        identity = None if _is_to_be_fetched(plan) else identify_plan(plan)
+        identity = None if is_to_be_fetched(plan) else identify_plan(plan)
         folder = output if output is not None else cache_folder(plan, identity)
         names = names_of_build(plan)
         if identity is not None:
@@ -95,7 +95,7 @@ def planned_build(
         )
 
 
-def _is_to_be_fetched(plan: BuildPlan) -> bool:
+def is_to_be_fetched(plan: BuildPlan) -> bool:
     """Say whether the model is one of the Hub that is not on this disk, and may be fetched."""
     request = plan.request
     source = None if plan.onnx_path is not None else resolve_source(request)

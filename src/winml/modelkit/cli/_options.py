@@ -16,7 +16,6 @@ from winml.modelkit.load.load_options import Group, declared_options
 
 __all__ = [
     "NonEmptyPath",
-    "columns_option",
     "debug_option",
     "declared_options_of",
     "device_option",
@@ -31,7 +30,6 @@ __all__ = [
     "request_options",
     "result_options",
     "source_options",
-    "split_option",
     "tree_options",
     "verbose_option",
     "weight_options",
@@ -312,15 +310,3 @@ def result_options(command: _F) -> _F:
         format_option,
         debug_option,
     )(command)
-
-
-def split_option(command: _F) -> _F:
-    """Add ``--split``."""
-    words = "Split of the data set; else validation, test, train, or the only one."
-    return click.option("--split", metavar="NAME", help=words)(command)
-
-
-def columns_option(command: _F) -> _F:
-    """Add ``--columns``, which may be given several times."""
-    words = "Column of the data set that is the text, image, …, where its name does not say so."
-    return click.option("--columns", metavar="ROLE=COLUMN", multiple=True, help=words)(command)

@@ -17,6 +17,7 @@ import pydantic
 
 from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.file_names import (
+    PARTIAL_PREFIX,
     TUNE_ANSWER_NAME,
     TUNE_CANDIDATES_NAME,
     TUNE_EXPORT_NAME,
@@ -26,12 +27,12 @@ from winml.modelkit.file_names import (
     TUNED_NAME,
 )
 from winml.modelkit.graph.files.foreign_names import file_within
-from winml.modelkit.graph.files.output_files import recover, refuse_existing
+from winml.modelkit.graph.files.output_files import recover, refuse_existing, waiting_files
 from winml.modelkit.graph.files.resumable_results import OtherRequest, ResumableResults, locked_folder
 from winml.modelkit.options import Options, parse_options
 from winml.modelkit.results.tuning import CandidateFacts, CandidateStatus
 
-__all__ = ["Failure", "TuneState", "held_tune_folder", "refuse_foreign_folder"]
+__all__ = ["Failure", "TuneState", "held_tune_folder", "measured_candidates", "refuse_foreign_folder"]
 
 _VERSION = 2
 """Raised when an earlier state must not be used any more."""
@@ -199,26 +200,47 @@ class TuneState:
 
     def _take(self, folder: Path, *, overwrite: bool) -> None:
         """Take over an earlier state, or remove all of it where it is another's and may be replaced."""
-        earlier = self._file.read(
-            lambda record: parse_options(_Content, record, str(self._path)).model_dump(
-                exclude={"schema_version", "request"}
-            )
-        )
+        earlier = _read_state(self._file, overwrite=overwrite)
         if earlier is None:
             return
         if not isinstance(earlier, OtherRequest):
             self._content = earlier
             return
-        if not overwrite:
-            words = f"{', '.join(earlier.changed)} changed" if earlier.changed else "it cannot be read"
-            raise UsageError(
-                f"{self._path} belongs to another tuning: {words}",
-                hint="Repeat its options to go on, choose another folder, or start anew with --overwrite.",
-            )
         for name in (TUNE_CANDIDATES_NAME, TUNED_NAME, TUNE_EXPORT_NAME):
             shutil.rmtree(folder / name, ignore_errors=True)
         for name in (TUNE_ANSWER_NAME, TUNE_PAGE_NAME):
             (folder / name).unlink(missing_ok=True)
+
+
+def measured_candidates(folder: Path, request: Mapping[str, Any], *, overwrite: bool) -> frozenset[str] | None:
+    """Return the names of the candidates that an earlier run has settled; None of another tuning. Changes nothing.
+
+    Raises:
+        UsageError: it belongs to another request, and may not be replaced.
+    """
+    file = ResumableResults(folder / TUNE_STATE_NAME, request, schema_version=_VERSION)
+    earlier = _read_state(file, overwrite=overwrite)
+    if isinstance(earlier, OtherRequest):
+        return None
+    return frozenset() if earlier is None else frozenset({*earlier["facts"], *earlier["failed"]})
+
+
+def _read_state(file: ResumableResults, *, overwrite: bool) -> dict[str, Any] | OtherRequest | None:
+    """Return what an earlier run measured; None where there was none.
+
+    Raises:
+        UsageError: it belongs to another request, and may not be replaced.
+    """
+    earlier = file.read(
+        lambda record: parse_options(_Content, record, str(file.path)).model_dump(exclude={"schema_version", "request"})
+    )
+    if isinstance(earlier, OtherRequest) and not overwrite:
+        words = f"{', '.join(earlier.changed)} changed" if earlier.changed else "it cannot be read"
+        raise UsageError(
+            f"{file.path} belongs to another tuning: {words}",
+            hint="Repeat its options to go on, choose another folder, or start anew with --overwrite.",
+        )
+    return earlier
 
 
 def refuse_foreign_folder(folder: Path) -> None:
@@ -231,10 +253,13 @@ def refuse_foreign_folder(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise OutputExistsError(f"output {folder} is a file", hint="Name a folder: a tuning writes several files.")
-    foreign = sorted(path.name for path in folder.iterdir() if path.name not in _OURS)
-    if not foreign and not (folder / TUNE_STATE_NAME).exists():
-        # It is there before the state; what else is called as our files are is somebody's.
-        foreign = sorted(path.name for path in folder.iterdir() if path.name != TUNE_LOCK_NAME)
+    # What a killed command left unfinished is hidden; what it had finished is there once that is recovered.
+    there = {path.name for path in folder.iterdir() if not path.name.startswith(PARTIAL_PREFIX)}
+    there |= {path.name for path in waiting_files([folder / TUNE_STATE_NAME])}
+    foreign = sorted(there - _OURS)
+    if not foreign and TUNE_STATE_NAME not in there:
+        # The lock is there before the state; what else is called as our files are is somebody's.
+        foreign = sorted(there - {TUNE_LOCK_NAME})
     if foreign:
         names = ", ".join(foreign[:3])
         raise OutputExistsError(

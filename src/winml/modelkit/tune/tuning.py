@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from winml.modelkit.builds.cache import only_looking
+from winml.modelkit.builds.config import WinMLBuildConfig
 from winml.modelkit.builds.identity import file_digests
-from winml.modelkit.builds.plan import is_onnx_path, request_record
+from winml.modelkit.builds.plan import is_onnx_path, plan_build, request_record
+from winml.modelkit.builds.planned_build import is_to_be_fetched
 from winml.modelkit.builds.resumption import resume_identity
-from winml.modelkit.errors import ConfigError, InternalError, UsageError, VerificationError, WinMLError, WriteError
+from winml.modelkit.errors import InternalError, UsageError, VerificationError, WinMLError, WriteError
 from winml.modelkit.evaluate.data_sources import find_source, source_files
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import (
@@ -26,16 +29,18 @@ from winml.modelkit.file_names import (
     TUNE_ANSWER_NAME,
     TUNE_CANDIDATES_NAME,
     TUNE_PAGE_NAME,
+    TUNE_STATE_NAME,
     TUNED_NAME,
     measured_path,
 )
 from winml.modelkit.flows.quantize.calibration_files import calibration_files
 from winml.modelkit.found_models import onnx_file
+from winml.modelkit.graph.files.output_files import refuse_existing
 from winml.modelkit.graph.files.resumable_results import write_atomically
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.measure.statistics import NOISE, RUNGS, Choice, choose, fastest, ratio_between
-from winml.modelkit.options import parse_options, unknown_key_message
+from winml.modelkit.options import options_of
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.report.html import render_html
 from winml.modelkit.report.tuning import tuning_document
@@ -52,7 +57,13 @@ from winml.modelkit.tune.candidates import (
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.quality_limits import QualityLimits
 from winml.modelkit.tune.racing import Contestants, Race, block_size, times_of_runs
-from winml.modelkit.tune.state import Failure, TuneState, held_tune_folder
+from winml.modelkit.tune.state import (
+    Failure,
+    TuneState,
+    held_tune_folder,
+    measured_candidates,
+    refuse_foreign_folder,
+)
 from winml.modelkit.tune.tune_result import Answer
 from winml.modelkit.tune.worker import values_path
 
@@ -62,6 +73,8 @@ __all__ = [
     "Contest",
     "ContestTask",
     "MixedVariants",
+    "TuningOutlook",
+    "look_at_tuning",
     "tune_model",
     "tuned_request",
 ]
@@ -464,6 +477,51 @@ def tune_model(
     return result
 
 
+@dataclass(frozen=True)
+class TuningOutlook:
+    """What a tuning would do with what is there at this moment."""
+
+    candidates: tuple[Candidate, ...]
+    measured: frozenset[str]
+    """Names of those that an earlier run of the same tuning has settled."""
+    starts_anew: bool
+    """Whether the folder belongs to another tuning, which would be removed."""
+
+
+def look_at_tuning(
+    request: ModelRequest, options: TuneOptions, folder: Path, *, overwrite: bool = False
+) -> TuningOutlook:
+    """Return what a tuning would try, and what of it is measured. Writes nothing, fetches nothing.
+
+    Args:
+        request: The model.
+        options: What is looked for.
+        folder: That of the tuning.
+        overwrite: Start anew where the folder belongs to another tuning.
+
+    Raises:
+        UsageError: the request is wrong, or the folder belongs to another tuning.
+        OutputExistsError: the folder holds what no tuning wrote.
+        WriteError: the folder cannot be written.
+    """
+    options.refuse_contradictions()
+    if options.dataset is not None:
+        find_source(options.dataset)
+    refuse_foreign_folder(folder)
+    state = folder / TUNE_STATE_NAME
+    refuse_existing([state], overwrite=True)
+    machine = look_at_tuning_machine()
+    candidates = plan_candidates(options, machine)
+    measured: frozenset[str] | None = frozenset()
+    with only_looking():
+        # Without a state, nothing of the model has to be known, nor read twice.
+        if state.exists() and not is_to_be_fetched(plan_build(WinMLBuildConfig(), request)):
+            model = tuned_model(request, WinMLExportConfig())
+            identity = _request_of(model, options, machine, candidates)
+            measured = measured_candidates(folder, identity, overwrite=overwrite)
+    return TuningOutlook(candidates, measured or frozenset(), measured is None)
+
+
 def tuned_request(model: str | os.PathLike[str], **load: Any) -> ModelRequest:
     """Return the request of a model, which may be an ONNX file or the folder of a build.
 
@@ -483,18 +541,9 @@ def _parsed_flags(
     options: TuneOptions | None, model: str | os.PathLike[str] | ModelRequest, flags: Mapping[str, object]
 ) -> tuple[TuneOptions, ModelRequest]:
     """Return the options and the request that flags of both kinds make."""
-    load_names = [option.name for option in declared_options()]
-    known = [*TuneOptions.model_fields, *load_names]
-    for name in flags:
-        if name not in known:
-            raise ConfigError(unknown_key_message(name, known, _NAME))
-    own = {name: value for name, value in flags.items() if name in TuneOptions.model_fields}
-    load = {name: value for name, value in flags.items() if name in load_names}
-    if options is not None and own:
-        raise UsageError(
-            f"{_NAME}: options= and {next(iter(own))} both say what is looked for", hint="Give one of them."
-        )
-    requested = options or parse_options(TuneOptions, own, _NAME)
+    load = {option.name: flags[option.name] for option in declared_options() if option.name in flags}
+    own = {name: value for name, value in flags.items() if name not in load or name in TuneOptions.model_fields}
+    requested = options_of(TuneOptions, options, own, _NAME)
     return requested, model if isinstance(model, ModelRequest) else tuned_request(model, **load)
 
 
