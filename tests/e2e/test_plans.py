@@ -30,6 +30,8 @@ CASES = {
     "quantize, sensitivity": ("quantize", "-m", "models/model.onnx", "-o", "out/answer.json", "--sensitivity"),
     "retag": ("retag", "models/model.onnx", "models/earlier.onnx", "-o", "models/new.onnx"),
     "retag, weights copied": ("retag", "models/model.onnx", "models/earlier.onnx", "-o", "out/new.onnx"),
+    "config": ("config", "-m", "models/model.onnx", "-o", "out/config.json"),
+    "config, a checkpoint": ("config", "-m", "checkpoint", "-p", "int8", "-o", "out/config.json"),
     "export": ("export", "-m", "net.py:build", "-o", "out/new.onnx", "--with-report"),
     "export, no tags": ("export", "-m", "net.py:build", "-o", "out/new.onnx", "--no-hierarchy", "--no-verify"),
     "export, a checkpoint": ("export", "-m", "checkpoint", "-o", "out/new.onnx", "--no-verify"),
@@ -149,7 +151,7 @@ def test_plan_lists_exactly_what_the_run_writes(place: Path, arguments: tuple[st
         assert found or file["only_if"], pattern
         assert file["replaces"] == any(name in before for name in found), pattern
     assert before.keys() - after.keys() <= set(plan["removes"])
-    steps = None if "build" in arguments else json.loads(outcome.out).get("steps")
+    steps = None if arguments[0] in ("build", "config") else json.loads(outcome.out).get("steps")
     assert (
         steps is None
         or "--sensitivity" in arguments
@@ -194,6 +196,10 @@ def test_plan_writes_nothing_beside_what_a_killed_command_left(place: Path, argu
         (2, ("optimize", "-m", "models/missing.onnx")),
         (2, ("optimize", "-m", "built/model.onnx", "-o", "models/n.onnx", "--shape-config", '{"nothing": 3}')),
         (1, ("optimize", "-m", "models/broken.onnx")),
+        (2, ("config", "-m", "models/model.onnx", "-o", "models/model.onnx", "--overwrite")),
+        (2, ("config", "-m", "checkpoint", "-o", "checkpoint/config.json")),
+        (2, ("config", "-m", "checkpoint", "--no-quant", "-p", "int8")),
+        (2, ("config", "--schema", "-o", "models/n.json")),
         (2, ("export", "-m", "net.py:build", "-o", "models/earlier.onnx")),
         (2, ("export", "-m", "net.py:build", "-o", "models/n.onnx", "--no-hierarchy", "--functions", "all")),
         (2, ("export", "-m", "net.py:build", "-o", "models/n.onnx", "--opset", "9")),

@@ -14,6 +14,7 @@ WITHOUT = {
     "build": "its plan refuses (winml.modelkit.verbs)",
     "compare": "its plan refuses (winml.modelkit.verbs)",
     "compile": "its plan refuses (winml.modelkit.verbs)",
+    "config": "its plan refuses (winml.modelkit.verbs)",
     "diff": "its plan refuses (winml.modelkit.verbs)",
     "eval": "its plan refuses (winml.modelkit.verbs)",
     "export": "its plan refuses (winml.modelkit.verbs)",

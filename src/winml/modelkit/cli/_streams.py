@@ -13,7 +13,7 @@ import os
 import select
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -32,7 +32,6 @@ __all__ = [
     "open_streams",
     "own_stderr",
     "print_json",
-    "refuse_outputs",
     "show_result",
     "silence_library_warnings",
     "tell",
@@ -217,21 +216,6 @@ def json_text(record: Mapping[str, object]) -> str:
     import json
 
     return json_printable(json.dumps(record, indent=2, ensure_ascii=False))
-
-
-def refuse_outputs(paths: Iterable[Path], inputs: Iterable[Path], *, overwrite: bool) -> None:
-    """Refuse files that may not be written, before anything is done; then recover what killed commands left there.
-
-    Raises:
-        UsageError: one is among what is read.
-        OutputExistsError: one is there already.
-    """
-    from winml.modelkit.graph.files.output_files import recover, refuse_existing, refuse_inputs
-
-    if paths := list(paths):
-        refuse_inputs(paths, inputs)
-        refuse_existing(paths, overwrite=overwrite)
-        recover(paths)
 
 
 def write_and_print_result(
