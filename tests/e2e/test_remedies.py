@@ -20,6 +20,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from checkpoints import one_layer
 from e2e.in_process import run_here
 from e2e.workplace import Outcome
 from encoder_decoder import save_encoder_decoder
@@ -108,7 +109,7 @@ def models(small_bert: Path, small_file: Path, nets: Path, tmp_path_factory: pyt
         elif name in ("llava", "blip"):
             save_vision_language(folder / name, name)
         else:
-            save_decoder(folder / name, name)
+            save_decoder(folder / name, name, **one_layer(name))
     return folder
 
 
