@@ -276,3 +276,15 @@ def test_plan_of_a_build_in_the_cache_changes_nothing_there(place: Path) -> None
     second = {step["name"]: step["does"] for step in planned(*build, "--precision", "int8")["steps"]}
     assert (before, "up to date, from the cache") == (states(cache), second["optimize"])
     assert second["quantize"].startswith("runs: ")
+
+
+def test_dry_run_of_cache_clean_removes_nothing_and_names_what_the_run_removes(place: Path) -> None:
+    """Each build with its size, and what is freed in all."""
+    cache = Path(os.environ["WINML_CACHE"])
+    assert 0 == run_here("build", "-m", "models/model.onnx", "--use-cache").code
+    before = states(cache)
+    rehearsal = run_here("cache", "clean", "--dry-run", "-f", "json")
+    assert (0, before) == (rehearsal.code, states(cache))
+    outcome = run_here("cache", "clean", "-f", "json")
+    assert {**json.loads(rehearsal.out), "dry_run": False} == json.loads(outcome.out)
+    assert not [path for path in cache.rglob("*") if path.is_file()]
