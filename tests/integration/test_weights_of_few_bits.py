@@ -15,7 +15,7 @@ from winml.modelkit.flows.quantize import quantize as flow
 from winml.modelkit.graph.stage import all_nodes
 from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
-from winml.modelkit.results.quantized_model import QuantizedFile
+from winml.modelkit.results.transformed_file import QuantizedFile
 from winml.modelkit.verbs.quantize import quantize_onnx
 
 MODULES = ("embedding", "attention", "feed_forward", "norm", "head")

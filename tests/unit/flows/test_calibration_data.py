@@ -17,7 +17,7 @@ from winml.modelkit.evaluate.data_sets import DataSet
 from winml.modelkit.flows.quantize.calibration_data import calibration_of
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.results.quantized_model import QuantizedFile
+from winml.modelkit.results.transformed_file import QuantizedFile
 from winml.modelkit.verbs.quantize import quantize_onnx
 
 BODY = "m (float[batch, 4] x) => (float[batch, 4] y) { h = MatMul (x, w1) a = Relu (h) y = MatMul (a, w2) }"

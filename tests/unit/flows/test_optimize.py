@@ -28,7 +28,7 @@ from winml.modelkit.file_names import is_data_of
 from winml.modelkit.flows.graph_file import ALREADY_NORMALIZED
 from winml.modelkit.metadata_keys import NORMALIZED_KEY
 from winml.modelkit.normalize.stamp import is_normalized, stamp
-from winml.modelkit.results.optimized_model import OptimizationRound
+from winml.modelkit.results.transformed_file import OptimizationRound
 from winml.modelkit.runtime.ir_versions import newest_ir_version
 
 BODY = """m (float[N, 3] x) => (float[N, 3] y) <float two = {2}, float half = {0.5}>

@@ -26,7 +26,7 @@ from winml.modelkit.errors import (
 )
 from winml.modelkit.inspect.onnx_file import inspect_onnx
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY, TAG_KEY
-from winml.modelkit.results.quantized_model import QuantizedFile
+from winml.modelkit.results.transformed_file import QuantizedFile
 
 TIED = f"""m (float[2, 64] x, int64[2] i) => (float[2, 64] g, float[2, 64] y, float[2, 64] z)
     <{weight("w1", 64, 64)}, {weight("w_b", 64)}> {{

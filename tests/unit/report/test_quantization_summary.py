@@ -16,7 +16,7 @@ from winml.modelkit import quantize_onnx
 from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
 from winml.modelkit.report.quantization import SHOWN_MODULES, quantization_document
 from winml.modelkit.report.terminal import print_document
-from winml.modelkit.results.quantized_model import QuantizedFile
+from winml.modelkit.results.transformed_file import QuantizedFile
 
 LAYERS = 16
 

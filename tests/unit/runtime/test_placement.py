@@ -10,8 +10,13 @@ from onnx import TensorProto, helper
 
 from winml.modelkit.errors import StageError
 from winml.modelkit.runtime.devices import choose_provider
-from winml.modelkit.runtime.placement.kernels import AssignedNode, find_assignment, read_placement, reports_placement
-from winml.modelkit.runtime.placement.own_process import answered
+from winml.modelkit.runtime.placement.kernels import (
+    AssignedNode,
+    answered,
+    find_assignment,
+    read_placement,
+    reports_placement,
+)
 
 LOG = """[W:onnxruntime:, qnn_execution_provider.cc:900 GetSupportedNodes] Validation FAILED for 2 nodes:
 \tOperator type: Erf Node name: /act/Erf Node index: 4 Input shape: [2,3]

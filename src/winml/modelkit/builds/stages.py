@@ -43,10 +43,8 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.config import OptimSection, WinMLBuildConfig
     from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.progress import StepEvent
-    from winml.modelkit.results.compiled_model import CompiledFile
     from winml.modelkit.results.export_result import ExportedPart, ExportResult
-    from winml.modelkit.results.optimized_model import OptimizedFile
-    from winml.modelkit.results.quantized_model import QuantizedFile
+    from winml.modelkit.results.transformed_file import CompiledFile, OptimizedFile, QuantizedFile
 
 __all__ = [
     "STAGES",

@@ -30,7 +30,7 @@ from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.progress import StepEvent
-from winml.modelkit.results.compiled_model import CompilableProvider, CompiledFile
+from winml.modelkit.results.transformed_file import CompilableProvider, CompiledFile
 from winml.modelkit.runtime.devices import ChosenProvider, present_providers
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
 from winml.modelkit.runtime.sessions import Session

@@ -37,7 +37,7 @@ from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import OptimizeResult
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
-from winml.modelkit.results.optimized_model import OptimizationLoop, OptimizationRound, OptimizedFile
+from winml.modelkit.results.transformed_file import OptimizationLoop, OptimizationRound, OptimizedFile
 
 __all__ = ["SingleOptimization", "optimization", "optimize_file", "run_optimize_analyze_loop"]
 

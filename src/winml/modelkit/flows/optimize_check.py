@@ -20,7 +20,7 @@ from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.options import options_of
-from winml.modelkit.results.optimization_check import BlockedFusion, CheckedCapability, OptimizationCheck
+from winml.modelkit.results.transformed_file import BlockedFusion, CheckedCapability, OptimizationCheck
 from winml.modelkit.runtime.default_sizes import default_size
 
 __all__ = ["check_optimization"]

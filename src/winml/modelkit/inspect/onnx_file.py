@@ -19,6 +19,7 @@ from winml.modelkit.graph.validity import cycle_words
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import select
 from winml.modelkit.inspect.module_costs import ModuleCost, charge_modules, count_node_macs
+from winml.modelkit.inspect.node_facts import declared_shape, read_shapes
 from winml.modelkit.inspect.onnx_contents import (
     Contents,
     DataLocation,
@@ -30,7 +31,6 @@ from winml.modelkit.inspect.onnx_contents import (
 )
 from winml.modelkit.inspect.onnx_inspection import FileInfo, NodeInfo, OnnxInspection, ValueInfo, WeightSummary
 from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
-from winml.modelkit.inspect.value_shapes import declared_shape, read_shapes
 from winml.modelkit.metadata_keys import OUR_PREFIX, TREE_KEY
 from winml.modelkit.words import count_noun
 

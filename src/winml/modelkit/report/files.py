@@ -9,9 +9,9 @@ from typing import Any
 from winml.modelkit.compare.words import comparison_words
 from winml.modelkit.hierarchy.carry.carrying import Way
 from winml.modelkit.report import document as doc
-from winml.modelkit.results.compiled_model import CompilableProvider, CompiledFile
 from winml.modelkit.results.extract_result import ExtractResult
 from winml.modelkit.results.plan import Plan
+from winml.modelkit.results.transformed_file import CompilableProvider, CompiledFile
 from winml.modelkit.results.words import coverage_words
 from winml.modelkit.results.written_file import PinnedModel, RetaggedModel
 from winml.modelkit.words import count_noun, count_words, shape_words, size_words

@@ -7,8 +7,7 @@ from typing import Any
 
 from winml.modelkit.compare.words import equality_words
 from winml.modelkit.report import document as doc
-from winml.modelkit.results.optimization_check import CheckedCapability, OptimizationCheck
-from winml.modelkit.results.optimized_model import OptimizedFile
+from winml.modelkit.results.transformed_file import CheckedCapability, OptimizationCheck, OptimizedFile
 from winml.modelkit.results.words import coverage_words
 from winml.modelkit.words import count_noun, size_words
 

@@ -15,7 +15,7 @@ from winml.modelkit.results.quantization_sensitivity import (
     QuantizationSensitivity,
     TimedVariant,
 )
-from winml.modelkit.results.quantized_model import QuantizedFile
+from winml.modelkit.results.transformed_file import QuantizedFile
 from winml.modelkit.results.words import coverage_words
 from winml.modelkit.words import size_words
 

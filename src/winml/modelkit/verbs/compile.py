@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from winml.modelkit.flows.graph_file import GraphFileTask
     from winml.modelkit.found_models import FoundFolder
     from winml.modelkit.progress import StepEvent
-    from winml.modelkit.results.compiled_model import CompiledFile
+    from winml.modelkit.results.transformed_file import CompiledFile
 
 __all__ = ["COMPILE", "CompileRequest", "compile_onnx"]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from winml.modelkit.found_models import FoundFolder
     from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.progress import StepEvent
-    from winml.modelkit.results.optimized_model import OptimizedFile
+    from winml.modelkit.results.transformed_file import OptimizedFile
 
 __all__ = ["OPTIMIZE", "OptimizeRequest", "optimize_onnx"]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.quantize.options import QuantizeOptions
     from winml.modelkit.results.quantization_sensitivity import QuantizationSensitivity
-    from winml.modelkit.results.quantized_model import QuantizedFile
+    from winml.modelkit.results.transformed_file import QuantizedFile
 
 __all__ = ["QUANTIZE", "QuantizeRequest", "SensitivityPlan", "plan_sensitivity", "quantize_onnx", "run_sensitivity"]
 

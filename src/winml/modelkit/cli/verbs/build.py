@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from winml.modelkit.cli._errors import NEGATIVE_ANSWER, Interrupted, WinMLCommand
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._options import (
+    declared_options_of,
     dynamic_options,
     input_options,
     model_option,
@@ -29,17 +31,71 @@ from winml.modelkit.cli._requests import (
     with_sizes,
 )
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings, tell
-from winml.modelkit.cli.verbs._quantize_options import filled_section, quantization_options, refuse_flags_without_stage
 from winml.modelkit.errors import UsageError, rename_options
+from winml.modelkit.fields import fields_of
+from winml.modelkit.quantize.declared_options import QuantizeFields
 from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.verbs.build import BuildRequest, plan_requested_build, run_planned_build
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.build import BuildListener
+    from winml.modelkit.builds.config import QuantSection
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.results.build_result import BuildResult
 
 __all__ = ["command"]
+
+_FIELDS = tuple(field for field in fields_of(QuantizeFields) if field.name != "ep")
+"""Those that an option here states; the execution provider is one of the verb as a whole."""
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _quantization_options(precisions: Sequence[str], help: str) -> Callable[[_F], _F]:
+    """Return the options that say how modules are quantized.
+
+    Args:
+        precisions: Those the verb takes.
+        help: What ``--precision`` means there.
+    """
+    own: dict[str, dict[str, Any]] = {"precision": {"only": tuple(precisions), "help": help}}
+    return declared_options_of(replace(field, default=None, **own.get(field.name, {})) for field in _FIELDS)
+
+
+def _filled_section(section: QuantSection | None, options: Mapping[str, object]) -> QuantSection | None:
+    """Return a section with what the options say; an option wins, and begins a section that is null.
+
+    Raises:
+        ConfigError: a value is wrong.
+        UsageError: columns are no pairs of a role and a column.
+    """
+    from winml.modelkit.builds.config import QuantSection
+    from winml.modelkit.options import parse_options
+
+    stated = {
+        field.name: options[field.name] if field.read is None else field.read(options[field.name])
+        for field in _stated(options)
+    }
+    if not stated:
+        return section
+    base = {} if section is None else section.model_dump(mode="json", exclude_unset=True)
+    return parse_options(QuantSection, {**base, **stated}, "options")
+
+
+def _refuse_flags_without_stage(options: Mapping[str, object]) -> None:
+    """Refuse options about quantization where the stage is left out.
+
+    Raises:
+        UsageError: names the first of them.
+    """
+    if stated := _stated(options):
+        flags = {item.name: item.opts[-1] for item in click.get_current_context().command.params}
+        raise UsageError(f"{flags[stated[0].name]} has no meaning with --no-quant", hint="Leave one of them out.")
+
+
+def _stated(options: Mapping[str, object]) -> list[Any]:
+    return [field for field in _FIELDS if options.get(field.name) not in (None, ())]
+
 
 EPILOG = """\b
 Examples:
@@ -59,7 +115,7 @@ Examples:
 )
 @config_option("What to do, as winml config writes it; a file or text. Options win over it.")
 @request_options(BuildRequest)
-@quantization_options(
+@_quantization_options(
     [*PRECISIONS, "auto"],
     "Bits of what is quantized; auto: by the device in the config.  [default: as the model has them]",
 )
@@ -111,10 +167,10 @@ def _read_request(context: click.Context, options: dict[str, Any]) -> BuildReque
         if is_onnx_path(model) and options[option]:
             refuse_sizes(model, f"--{option.replace('_', '-')}", str(options[option]))
     if options["quant"] is False:
-        refuse_flags_without_stage(options)
+        _refuse_flags_without_stage(options)
     words = {**configured.words, **export_section_keys(config.export, options, "export.{}")}
     with rename_options(words):
-        changed: dict[str, Any] = {"quant": filled_section(config.quant, options)}
+        changed: dict[str, Any] = {"quant": _filled_section(config.quant, options)}
         if config.export is not None:
             open_anyway = {"allow_dynamic": True} if options["allow_dynamic"] else {}
             changed["export"] = with_sizes(config.export, options).model_copy(update=open_anyway)

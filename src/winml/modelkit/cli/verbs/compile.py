@@ -15,7 +15,7 @@ from winml.modelkit.verbs.compile import COMPILE, CompileRequest
 
 if TYPE_CHECKING:
     from winml.modelkit.report.document import Document
-    from winml.modelkit.results.compiled_model import CompiledFile
+    from winml.modelkit.results.transformed_file import CompiledFile
 
 __all__ = ["command"]
 

@@ -21,7 +21,7 @@ from winml.modelkit.verbs.optimize import OPTIMIZE, OptimizeRequest
 if TYPE_CHECKING:
     from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.report.document import Document
-    from winml.modelkit.results.optimized_model import OptimizedFile
+    from winml.modelkit.results.transformed_file import OptimizedFile
 
 __all__ = ["command"]
 

@@ -27,7 +27,7 @@ from winml.modelkit.verbs.quantize import QUANTIZE, QuantizeRequest, plan_sensit
 if TYPE_CHECKING:
     from winml.modelkit.report.document import Document
     from winml.modelkit.results.quantization_sensitivity import QuantizationSensitivity
-    from winml.modelkit.results.quantized_model import QuantizedFile
+    from winml.modelkit.results.transformed_file import QuantizedFile
 
 __all__ = ["command"]
 

@@ -8,7 +8,9 @@ is known of text, images and recordings stands in ``modalities/``. Makes no valu
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +25,10 @@ from winml.modelkit.load.inputs.drafts import InputContext, InputDraft
 from winml.modelkit.load.inputs.media import DraftedInputs, decide_medium, with_codebook_tokens, with_positions
 from winml.modelkit.load.inputs.modalities.modality import DecidedMedium, Modality
 from winml.modelkit.load.inputs.modalities.pipeline import MODALITIES
+from winml.modelkit.load.inputs.modalities.text import TEXT_ROWS_KEY
 from winml.modelkit.load.inputs.names import INPUT_SPECS_OPTION, SHAPE_CONFIG_OPTION, argument_of
 from winml.modelkit.load.inputs.options import ShapeConfig
-from winml.modelkit.load.inputs.rows_apart import with_rows_apart
+from winml.modelkit.load.inputs.shape_run import run_on_shapes
 from winml.modelkit.load.inputs.sizes import InputSize, InputSizes, SizeBounds
 from winml.modelkit.options import nearest
 
@@ -41,6 +44,41 @@ __all__ = [
     "forward_parameters",
     "known_meanings",
 ]
+
+_ROW_COUNTS = (5, 7, 11)
+"""Chosen: none divides another, and no usual number of labels or heads."""
+
+
+def _with_rows_apart(inputs: DraftedInputs, context: InputContext, media: Sequence[DecidedMedium]) -> DraftedInputs:
+    """Return the inputs with a number of rows for each kind of content, where the model scores every pair of them."""
+    keys = {name: medium.modality.rows_key for medium in media for name in medium.drafts}
+    keys = {draft.name: keys.get(draft.name, TEXT_ROWS_KEY.name) for draft in inputs.drafts}
+    counts = dict(zip(dict.fromkeys(keys.values()), _ROW_COUNTS, strict=False))
+    if not context.has_text or not 1 < len(counts) == len(set(keys.values())):
+        return inputs
+    has_places = any(medium.place_count for medium in media)
+    if has_places or any(draft.shape[:1] != (context.batch,) for draft in inputs.drafts):
+        return inputs
+    if not _scores_pairs(inputs.drafts, keys, counts, context.structure):
+        return inputs
+    rows = {key: context.sizes.choose(key, context.batch.value) for key in counts}
+    return dataclasses.replace(inputs, drafts=tuple(_of_rows(draft, rows[keys[draft.name]]) for draft in inputs.drafts))
+
+
+def _scores_pairs(
+    drafts: Sequence[InputDraft], keys: Mapping[str, str], counts: Mapping[str, int], model: torch.nn.Module
+) -> bool:
+    """Say whether a forward answers with a number for every pair of rows of two kinds."""
+    sized = {draft.name: _of_rows(draft, InputSize(counts[keys[draft.name]])).as_spec() for draft in drafts}
+    pairs = set(itertools.permutations(counts.values(), 2))
+    outputs = run_on_shapes(model, sized)
+    tensors = outputs.values() if isinstance(outputs, Mapping) else ()
+    return any(isinstance(tensor, torch.Tensor) and tuple(tensor.shape) in pairs for tensor in tensors)
+
+
+def _of_rows(draft: InputDraft, rows: InputSize) -> InputDraft:
+    return dataclasses.replace(draft, shape=(rows, *draft.shape[1:]))
+
 
 _FIXED_KEYWORDS = {"use_cache": False, "return_dict": True}
 """What every forward is called with where it knows the word: no cache goes in or out, outputs carry names."""
@@ -116,7 +154,7 @@ def decide_inputs(
     parameters = _choose_parameters(context)
     media = _decide_media(parameters, context)
     drafted = _collect_inputs(context, media, _draft_dependents(parameters, context, media))
-    inputs = with_rows_apart(with_codebook_tokens(with_positions(drafted, context), context), context, media)
+    inputs = _with_rows_apart(with_codebook_tokens(with_positions(drafted, context), context), context, media)
     specs = tuple(draft.as_spec() for draft in inputs.drafts)
     _check_required_parameters(model, context.parameters, [spec.name for spec in specs])
     unused = _unused_sizes(requested, inputs, media)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import functools
 import json
 import re
+import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,10 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
+from winml.modelkit.errors import StageError
+from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.runtime.devices import ChosenProvider
-from winml.modelkit.runtime.placement.own_process import answered
+from winml.modelkit.runtime.processes import start_python
 
 __all__ = [
     "AssignedNode",
@@ -27,6 +31,7 @@ __all__ = [
     "KernelTable",
     "OperatorTable",
     "TypedNode",
+    "answered",
     "documented_providers",
     "find_assignment",
     "is_composed",
@@ -35,6 +40,58 @@ __all__ = [
     "read_placement",
     "reports_placement",
 ]
+
+
+@contextmanager
+def answered(question: Mapping[str, object], who: str, seconds: float) -> Iterator[tuple[dict[str, Any], Path]]:
+    """Yield the answer and the file of what the process printed, for the block.
+
+    Args:
+        question: As ``asking`` takes it, without the file of the answer.
+        who: Who is asked, for messages.
+        seconds: After which the process is ended.
+
+    Raises:
+        StageError: the process ended without an answer, or did not answer in time.
+    """
+    with temporary_folder() as folder:
+        output, log = folder / "answer.json", folder / "log.txt"
+        task = json.dumps({**question, "answer": str(output)})
+        # In a folder of ours: providers write files into the working directory.
+        with (
+            log.open("wb") as stream,
+            start_python(
+                "winml.modelkit.runtime.placement.placement_query", task, stdout=stream, stderr=stream, cwd=folder
+            ) as process,
+        ):
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                raise StageError(
+                    f"{who} did not answer within {seconds:g} s, and its process was ended",
+                    hint=f"{_last_line(log)} Give other --ep-options, or another --ep.".strip(),
+                ) from None
+            finally:
+                process.kill()  # nothing where it has ended
+        reported = _read(output)
+        if reported is None:
+            raise StageError(
+                f"{who} ended its process before it answered",
+                hint=f"{_last_line(log)} Give other --ep-options, or another --ep.".strip(),
+            )
+        yield reported, log
+
+
+def _read(output: Path) -> dict[str, object] | None:
+    try:
+        return dict(json.loads(output.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None  # none, or cut off
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((f"Its last words: {line.strip()[:200]}." for line in reversed(lines) if line.strip()), "")
 
 
 _NO_END = 2**31 - 1
