@@ -60,6 +60,7 @@ CASES = {
     "tune": (
         *("tune", "-m", "models/model.onnx", "-o", "out", "--only", "dynamic", "--target", "size", "--min-sqnr", "20"),
     ),
+    "sweep": ("sweep", "models/models.txt", "--set", "optim.level=none,basic", "-o", "out"),
     "optimize, a folder": ("optimize", "-m", "built", "-o", "built-fast", "--level", "basic"),
 }
 """Name → a command that writes; every verb with ``--dry-run`` has one."""
@@ -92,6 +93,7 @@ def make_place(here: Path, small_bert: Path) -> Path:
     for folder in ("models", "built"):
         (here / folder).mkdir()
         save_chain(here / folder / "model.onnx")
+    (here / "models" / "models.txt").write_text("models/model.onnx\n", encoding="utf-8")
     (here / "built" / "tokenizer.json").write_text("{}", encoding="utf-8")
     first = run_here("optimize", "-m", "models/model.onnx", "-o", "models/earlier.onnx", "--external-data")
     assert 0 == first.code, first.err
@@ -288,3 +290,15 @@ def test_dry_run_of_cache_clean_removes_nothing_and_names_what_the_run_removes(p
     outcome = run_here("cache", "clean", "-f", "json")
     assert {**json.loads(rehearsal.out), "dry_run": False} == json.loads(outcome.out)
     assert not [path for path in cache.rglob("*") if path.is_file()]
+
+
+def test_plan_of_a_sweep_says_which_cells_are_finished(place: Path) -> None:
+    """A step for each cell; a second configuration is a cell that is still to be done."""
+    sweep = ("sweep", "models/models.txt", "-o", "out")
+    assert 0 == run_here(*sweep, "--set", "optim.level=none").code
+    before = states(place)
+    steps = planned(*sweep, "--set", "optim.level=none,basic")["steps"]
+    assert (["finished already", "build of models/model.onnx"], before) == (
+        [step["does"] for step in steps],
+        states(place),
+    )

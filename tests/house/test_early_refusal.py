@@ -22,6 +22,7 @@ WITHOUT = {
     "optimize": "its plan refuses (winml.modelkit.verbs)",
     "perf": "its plan refuses (winml.modelkit.verbs)",
     "quantize": "its plan refuses (winml.modelkit.verbs)",
+    "sweep": "its plan refuses (winml.modelkit.verbs)",
     "tune": "its plan refuses (winml.modelkit.verbs)",
     "retag": "its plan refuses (winml.modelkit.verbs)",
 }

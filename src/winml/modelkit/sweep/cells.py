@@ -51,6 +51,7 @@ __all__ = [
     "cells_of",
     "held_sweep",
     "model_types",
+    "refuse_foreign_sweep",
     "requests_of",
 ]
 
@@ -237,19 +238,28 @@ class SweepFolder:
             raise write_error(path, error) from error
 
 
-@contextmanager
-def held_sweep(path: Path) -> Iterator[SweepFolder]:
-    """Hold a folder for one sweep; it is made where it is missing.
+def refuse_foreign_sweep(path: Path) -> None:
+    """Refuse a folder that is not that of a sweep.
 
     Raises:
-        UsageError: another sweep works in it.
         OutputExistsError: files of a sweep's names are there, and no sweep wrote them, or another command owns it.
-        WriteError: it cannot be made or written to.
     """
     names = (SWEEP_RESULTS_NAME, SWEEP_TABLE_NAME, SWEEP_PAGE_NAME)
     if not (path / SWEEP_PLAN_NAME).exists() and (there := [name for name in names if (path / name).exists()]):
         raise OutputExistsError(f"{path / there[0]} is there, and no sweep wrote it", hint="Choose another folder.")
     if owned := [name for name in _OF_OTHERS if (path / name).exists()]:
         raise OutputExistsError(f"{path} is the folder of another command: {owned[0]}", hint="Choose another folder.")
+
+
+@contextmanager
+def held_sweep(path: Path) -> Iterator[SweepFolder]:
+    """Hold a folder for one sweep; it is made where it is missing.
+
+    Raises:
+        UsageError: another sweep works in it.
+        OutputExistsError: it is not that of a sweep.
+        WriteError: it cannot be made or written to.
+    """
+    refuse_foreign_sweep(path)
     with locked_folder(path, SWEEP_LOCK_NAME, "sweep"):
         yield SweepFolder(path.absolute())

@@ -24,6 +24,7 @@ from winml.modelkit.file_names import (
     SWEEP_RESULTS_NAME,
     SWEEP_TABLE_NAME,
 )
+from winml.modelkit.graph.files.output_files import refuse_existing
 from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.report.html import render_html
 from winml.modelkit.report.sweep import sweep_document, sweep_table
@@ -31,7 +32,7 @@ from winml.modelkit.results.sweep import CellResult, SweepLimit, SweepResult
 from winml.modelkit.runtime.memory import available_bytes
 from winml.modelkit.runtime.processor import available_cores
 from winml.modelkit.sweep.bounded_processes import Bounds
-from winml.modelkit.sweep.cells import Cell, SweepFolder, cells_of, held_sweep, requests_of
+from winml.modelkit.sweep.cells import Cell, SweepFolder, cells_of, held_sweep, refuse_foreign_sweep, requests_of
 from winml.modelkit.sweep.plan import SweepPlan, plan_from_record, read_plan, refuse_unusable
 from winml.modelkit.sweep.work_queue import (
     QUEUES,
@@ -48,6 +49,7 @@ __all__ = [
     "SweepOptions",
     "SweepStoppedError",
     "changed_plan",
+    "look_at_sweep",
     "read_results",
     "refuse_early",
     "run_sweep",
@@ -160,6 +162,27 @@ def refuse_early(plan: SweepPlan, options: SweepOptions) -> None:
     if (requested := _requested_queue(options)) is not None:
         kind, address = requested
         kind.refuse(address)
+
+
+def look_at_sweep(plan: SweepPlan, output: Path, options: SweepOptions) -> tuple[tuple[Cell, bool], ...]:
+    """Return the cells of a plan, and whether each is finished already. Writes nothing.
+
+    Raises:
+        UsageError: the plan or the options are wrong, or there is no such model type.
+        OutputExistsError: the folder is not that of a sweep.
+        WriteError: it cannot be written.
+    """
+    if output.is_file():
+        raise UsageError(f"-o {output}: is a file", hint="Name a folder.")
+    refuse_early(plan, options)
+    refuse_foreign_sweep(output)
+    refuse_existing([output / SWEEP_PLAN_NAME], overwrite=True)
+    cells = cells_of(plan)
+    if not (output / SWEEP_PLAN_NAME).exists():
+        return tuple((cell, False) for cell in cells)
+    requests = requests_of(cells, _queue(plan, options).conditions)
+    finished = _finished(SweepFolder(output.absolute()), cells, requests, options)
+    return tuple((cell, cell.cell_id in finished) for cell in cells)
 
 
 def _requested_queue(options: SweepOptions) -> tuple[QueueKind, str] | None:

@@ -1,0 +1,179 @@
+"""What does ``winml sweep`` do with a request? Does the same with many models in many configurations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.errors import ConfigError
+from winml.modelkit.evaluate.declared_options import limits_reader
+from winml.modelkit.fields import INPUT, OUTPUT, declare
+from winml.modelkit.file_names import (
+    SWEEP_LOCK_NAME,
+    SWEEP_PAGE_NAME,
+    SWEEP_PLAN_NAME,
+    SWEEP_RESULTS_NAME,
+    SWEEP_TABLE_NAME,
+)
+from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+
+if TYPE_CHECKING:
+    from winml.modelkit.results.sweep import SweepResult
+    from winml.modelkit.sweep.plan import SweepPlan
+    from winml.modelkit.sweep.sweep import SweepOptions
+    from winml.modelkit.sweep.work_queue import SweepListener
+
+__all__ = ["PlannedSweep", "SweepRequest", "plan_sweep", "run_planned_sweep"]
+
+_CELLS, _LIMITS, _WORK = "Cells", "Limits", "Processes"
+
+
+def _read_settings(texts: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+    from winml.modelkit.sweep.plan import parse_settings
+
+    return parse_settings(texts)
+
+
+def _read_steps(text: str) -> tuple[str, ...]:
+    from winml.modelkit.sweep.plan import STEPS
+
+    steps = tuple(step.strip() for step in text.split(","))
+    for step in steps:
+        if step not in STEPS:
+            raise ConfigError(f"--do {text}: there is no step {step!r}", hint=f"Steps: {', '.join(STEPS)}.")
+    return steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRequest:
+    """What is requested of ``winml sweep``."""
+
+    plan: Path = declare(None, "A JSON plan, or a list with one model a line.", INPUT, is_argument=True)
+    output: Path = declare(None, "Folder of the sweep; it goes on from there.", OUTPUT, short="-o", is_required=True)
+    set: dict[str, tuple[Any, ...]] = declare(
+        {},
+        "Values that a key of the config takes; repeatable.",
+        _CELLS,
+        metavar="KEY=V,V",
+        is_repeatable=True,
+        read=_read_settings,
+    )
+    do: tuple[str, ...] = declare(
+        (),
+        "Of export, build, perf, eval, compare, with commas.  [default: build]",
+        _CELLS,
+        metavar="STEPS",
+        is_repeatable=False,
+        read=_read_steps,
+    )
+    min: dict[str, float] = declare(
+        {},
+        "Least value; else exit 3; repeatable.",
+        _LIMITS,
+        metavar="MEASURE=N",
+        is_repeatable=True,
+        read=limits_reader("--min"),
+    )
+    max: dict[str, float] = declare(
+        {},
+        "Largest value; else exit 3; repeatable.",
+        _LIMITS,
+        metavar="MEASURE=N",
+        is_repeatable=True,
+        read=limits_reader("--max"),
+    )
+    timeout: float | None = declare(None, "Most for each.", _WORK, metavar="SECONDS", above=0)
+    memory: float | None = declare(None, "Most memory for each, with what it starts.", _WORK, metavar="GB", above=0)
+    jobs: int | None = declare(
+        None, "Processes at a time.  [default: the cores; one where perf is measured]", _WORK, minimum=1
+    )
+    ray: str | None = declare(None, "Spread the work over this Ray cluster.", _WORK, metavar="HOST:PORT|auto")
+    queue: str | None = declare(
+        None, "Spread the work by another queue, such as that of a plug-in.", _WORK, metavar="NAME=ADDRESS"
+    )
+    artifacts: str | None = declare(
+        None, "Where what is built goes, such as s3://bucket/sweep.", OUTPUT, metavar="FOLDER|URL"
+    )
+    keep: bool = declare(True, "Keep what was built once it is measured, or not.", OUTPUT)
+    retry_failed: bool = declare(False, "Do again what failed in an earlier run.", _CELLS)
+    against: Path | None = declare(None, "Folder of an earlier sweep to compare with.", _LIMITS)
+
+    def sweep_options(self) -> SweepOptions:
+        """Return how the sweep is run."""
+        from winml.modelkit.sweep.sweep import SweepOptions
+
+        is_local = self.artifacts is not None and "://" not in self.artifacts
+        return SweepOptions(
+            resident_bytes=None if self.memory is None else int(self.memory * 1e9),
+            jobs=self.jobs,
+            ray=self.ray,
+            queue=self.queue,
+            artifacts=str(Path(self.artifacts).absolute()) if is_local and self.artifacts else self.artifacts,
+            keeps_files=self.keep,
+            retries_failed=self.retry_failed,
+            against=self.against,
+            **({} if self.timeout is None else {"seconds": self.timeout}),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedSweep(Plan):
+    """What a sweep would do."""
+
+    cells: SweepPlan
+    """Models and configurations, with what the options add."""
+
+
+def plan_sweep(request: SweepRequest) -> PlannedSweep:
+    """Return which cells would be done, and which are finished already. Nothing is written.
+
+    Raises:
+        ConfigError: the plan is wrong.
+        UsageError, OutputExistsError, WriteError: as :func:`winml.modelkit.sweep.sweep.look_at_sweep` raises.
+    """
+    from winml.modelkit.sweep.plan import read_plan
+    from winml.modelkit.sweep.sweep import changed_plan, look_at_sweep
+
+    plan, notes = read_plan(request.plan)
+    stated = {"set": request.set, "do": request.do, "min": request.min, "max": request.max}
+    plan, more = changed_plan(plan, stated)
+    folder = request.output
+    cells = look_at_sweep(plan, folder, request.sweep_options())
+    named = dict.fromkeys(Path(name) for cell, _ in cells for name in cell.named_files)
+    conditions = {
+        SWEEP_PLAN_NAME: "",
+        SWEEP_RESULTS_NAME: "",
+        SWEEP_TABLE_NAME: "",
+        SWEEP_PAGE_NAME: "",
+        "cells/*": "a cell is not finished",
+        "shared/*": "several cells use it",
+        SWEEP_LOCK_NAME: "the lock leaves its file",
+    }
+    return PlannedSweep(
+        verb="sweep",
+        reads=tuple(path for path in (request.plan, *named) if path.is_file()),
+        writes=tuple(
+            PlannedFile(folder / name, (folder / name.removesuffix("/*")).exists(), only_if)
+            for name, only_if in conditions.items()
+        ),
+        steps=tuple(
+            PlannedStep(cell.cell_id, "finished already" if is_finished else f"{', '.join(cell.do)} of {cell.model}")
+            for cell, is_finished in cells
+        ),
+        notes=(*notes, *more),
+        interrupted=interruptions_beside([folder / SWEEP_PLAN_NAME]),
+        cells=plan,
+    )
+
+
+def run_planned_sweep(plan: PlannedSweep, request: SweepRequest, listener: SweepListener) -> SweepResult:
+    """Recover what killed commands left, and do the cells that are not finished.
+
+    Raises:
+        WinMLError: as :func:`winml.modelkit.sweep.sweep.run_sweep` raises.
+    """
+    plan.recover()
+    from winml.modelkit.sweep.sweep import run_sweep
+
+    return run_sweep(plan.cells, request.output, request.sweep_options(), listener, notes=plan.notes)
