@@ -12,7 +12,7 @@ from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._measuring import provider_options, refuse_unknown_ep
 from winml.modelkit.cli._options import debug_option, format_option
 from winml.modelkit.cli._streams import library_output_to_stderr, print_json, silence_library_warnings, tell
-from winml.modelkit.errors import UsageError, VerificationError, first_line
+from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, VISION
 from winml.modelkit.runtime.execution_providers import parse_ep_options
 from winml.modelkit.words import terminal_text
@@ -116,7 +116,7 @@ def _text_on_stdin() -> str:
         text.encode()
     except UnicodeError as error:
         raise UsageError(
-            f"-p -: stdin is not {sys.stdin.encoding or 'UTF-8'} text: {first_line(error)}",
+            f"-p -: stdin is not {sys.stdin.encoding or 'UTF-8'} text, from character {getattr(error, 'start', 0)} on",
             hint="Convert it first, for example with iconv.",
         ) from error
     return text
