@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -143,17 +144,25 @@ def _importable_folder(folder: Path) -> Iterator[None]:
             sys.path.remove(entry)
 
 
+class _ScriptLoader(SourceFileLoader):
+    """Writes no bytecode beside the script, as ``python file.py`` does not."""
+
+    def set_data(self, path: str, data: object, *, _mode: int = 0o666) -> None:
+        """Drop the bytecode."""
+
+
 def _import_script(source: ModelSource) -> ModuleType:
     if source.path is None:
         return _import_module(str(source.module), source.name)
     name = f"_winml_script_{source.path.stem}"
-    spec = importlib.util.spec_from_file_location(name, source.path.resolve())
-    assert spec is not None  # the path ends in .py
+    path = str(source.path.resolve())
+    spec = importlib.util.spec_from_file_location(name, path, loader=_ScriptLoader(name, path))
+    assert spec is not None  # it has a loader
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up while it is executed
     loader = spec.loader
-    _guard_user_code(lambda: loader.exec_module(module), source.name, str(source.path.resolve()))
+    _guard_user_code(lambda: loader.exec_module(module), source.name, path)
     return module
 
 
