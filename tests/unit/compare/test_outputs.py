@@ -208,3 +208,34 @@ def test_compare_dtype_inside_that_is_finer_changes_nothing() -> None:
     near = [{"y": np.float32([1.0])}, {"y": np.float32([1.001])}]
     assert compare_outputs(near, near).has_signal
     assert not compare_outputs(near, near, computed_in=("float16",)).has_signal
+
+
+def _boxes_and_scores(seed: int) -> Array:
+    """Columns of boxes in pixels and one of scores, of 40 rows."""
+    draws = np.random.default_rng(seed)
+    return np.concatenate([draws.uniform(0, 2000, (40, 4)), draws.uniform(0, 1, (40, 1))], axis=1).astype(np.float32)
+
+
+def test_wrong_column_is_found_beside_larger_ones() -> None:
+    """A score that is off by a tenth is nothing beside pixels; rounding of the pixels is."""
+    reference = [{"boxes": _boxes_and_scores(0)}, {"boxes": _boxes_and_scores(1)}]
+    rounding = np.random.default_rng(2).normal(0, 1e-3, (40, 5)).astype(np.float32)
+    rounded = [{"boxes": outputs["boxes"] + rounding} for outputs in reference]
+    assert compare_outputs(reference, rounded).is_verified
+    wrong = [{"boxes": outputs["boxes"].copy()} for outputs in rounded]
+    wrong[1]["boxes"][:, 4] += 0.1
+    result = compare_outputs(reference, wrong)
+    assert (False, 2) == (result.is_verified, result.worst.draw)
+    assert result.worst.relative_diff < result.worst.threshold
+    assert "index 4" in result.worst.problem
+
+
+def test_column_that_stays_while_that_of_the_reference_moves_is_found() -> None:
+    """A constant beside values a million times as large is within the tolerance of each draw."""
+    reference = [{"y": _boxes_and_scores(seed) * np.float32([1e3, 1e3, 1e3, 1e3, 1])} for seed in range(3)]
+    frozen = [{"y": outputs["y"].copy()} for outputs in reference]
+    for outputs in frozen:
+        outputs["y"][:, 4] = reference[0]["y"][:, 4]
+    result = compare_outputs(reference, frozen)
+    assert not result.is_verified
+    assert [True, False, False] == [item.is_equal for item in result.comparisons]

@@ -7,7 +7,7 @@ reference, and a reference that would hide a wrong answer has no signal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,19 @@ CUT_MODULE_THRESHOLD = 1e-6
 """Largest accepted difference of a module that was cut out from the same module in the whole model, relative to the
 largest value. Chosen far below any dtype's own error: both run the same kernels on the same values, and every model
 tried is equal bit for bit."""
+
+
+CHANNEL_FLOOR = 0.1
+"""Share of the threshold of a whole output that no channel is refused for: rounding of its largest values reaches the
+others. Chosen five times above what correct exports show (``THRESHOLDS``)."""
+
+OUTLIER_FACTOR = 30
+"""How many times the median difference of all channels one differs by that is wrong by itself. Chosen: rounding moves
+channels that are computed alike by amounts of one order; a wrong column beside columns in pixels is off by thousands of
+times the rounding of its neighbours."""
+
+_CHANNEL_DTYPES = ("float32", "float64")
+"""Dtypes whose rounding is far below their threshold; in half precision it is not, and channels are not told apart."""
 
 
 # --- Which values make an answer one that a wrong graph might give as well? Zeros, NaN and infinities, in words.
@@ -201,6 +214,7 @@ def compare_outputs(
         for draw, (outputs, output) in enumerate(zip(reference, answers, strict=True), start=1)
         for name, expected in outputs.items()
     )
+    comparisons = tuple(_frozen_refused(item, reference, answers, coarsest) for item in comparisons)
     has_signal = _has_signal(reference, coarsest)
     silent = None if has_signal else silent_kinds(value for outputs in reference for value in outputs.values())
     return VerificationInfo(comparisons, has_signal, silent=silent)
@@ -228,8 +242,63 @@ def _compare_one(name: str, draw: int, expected: Array, actual: Array, coarsest:
     difference = _largest_difference(expected[finite], actual[finite])
     scale = float(np.abs(left[finite]).max(initial=0.0))
     relative = difference / scale if scale else (0.0 if difference == 0 else np.inf)
-    is_equal, nan_count = relative <= threshold, int(np.isnan(left).sum())
-    return OutputComparison(name, draw, dtype, difference, scale, relative, threshold, is_equal, computed_in, nan_count)
+    nan_count = int(np.isnan(left).sum())
+    problem = ""
+    if relative <= threshold and not computed_in and dtype in _CHANNEL_DTYPES and finite.all():
+        problem = _wrong_channel(left, right, threshold, scale)
+    is_equal = relative <= threshold and not problem
+    return OutputComparison(
+        name, draw, dtype, difference, scale, relative, threshold, is_equal, computed_in, nan_count, problem
+    )
+
+
+def _wrong_channel(expected: NDArray[np.float64], actual: NDArray[np.float64], threshold: float, scale: float) -> str:
+    """Return which index of the last axis is off by more than its own values allow; empty where none is.
+
+    Columns of one output may be of different units, such as boxes in pixels beside a score: the difference of a small
+    one is nothing beside the values of a large one.
+    """
+    if expected.ndim < 2 or expected.shape[-1] < 2 or expected.size == 0:
+        return ""
+    rows = tuple(range(expected.ndim - 1))
+    differences, scales = np.abs(expected - actual).max(axis=rows), np.abs(expected).max(axis=rows)
+    least = max(CHANNEL_FLOOR * threshold * scale, OUTLIER_FACTOR * float(np.median(differences)))
+    wrong = np.flatnonzero((differences > threshold * scales) & (differences > least))
+    if not wrong.size:
+        return ""
+    worst = int(wrong[differences[wrong].argmax()])
+    return (
+        f"index {worst} of the last axis is off by {differences[worst]:.1e} where its values reach "
+        f"{scales[worst]:.1e}, though the whole output reaches {scale:.1e}"
+    )
+
+
+def _frozen_refused(
+    comparison: OutputComparison, reference: Sequence[Arrays], answers: Sequence[Arrays], coarsest: str
+) -> OutputComparison:
+    """Return a comparison as unequal where a channel of the file stays as in the first draw and the reference's moves.
+
+    Beside large values such a constant may be within the threshold of each draw.
+    """
+    name, place = comparison.name, comparison.draw - 1
+    first, expected, kept, actual = (side[at][name] for side in (reference, answers) for at in (0, place))
+    is_comparable = place and comparison.is_equal and expected.ndim > 1 and expected.dtype.kind == "f"
+    if not is_comparable or len({array.shape for array in (first, expected, kept, actual)}) > 1:
+        return comparison
+    if not (np.isfinite(first).all() and np.isfinite(expected).all()):
+        return comparison
+    rows = tuple(range(expected.ndim - 1))
+    change = np.abs(_as_float64(expected) - _as_float64(first)).max(axis=rows, initial=0)
+    scales = np.abs(_as_float64(first)).max(axis=rows, initial=0)
+    moves = change > _output_threshold(comparison.dtype, coarsest) * scales
+    frozen = np.flatnonzero((actual == kept).all(axis=rows) & moves & (change > MINIMUM_SCALE))
+    if not frozen.size:
+        return comparison
+    problem = (
+        f"index {frozen[0]} of the last axis ({frozen.size} of {change.size}) is the same in draws 1 and "
+        f"{comparison.draw}, while that of the reference changes by {change[frozen[0]]:.1e}"
+    )
+    return replace(comparison, is_equal=False, problem=problem)
 
 
 def _largest_difference(expected: Array, actual: Array) -> float:
