@@ -19,7 +19,7 @@ from winml.modelkit import quantization_sensitivity, quantize_onnx
 from winml.modelkit.compare.fidelity import measure_fidelity
 from winml.modelkit.errors import ConfigError, InputError, StageError, UsageError
 from winml.modelkit.flows.quantize.quantized_variants import float_graph, weight_bytes
-from winml.modelkit.flows.quantize.sensitivity_options import parse_target
+from winml.modelkit.flows.quantize.sensitivity_options import SensitivityOptions, parse_target
 from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.quantize.options import QuantizeOptions
@@ -456,3 +456,12 @@ def test_record_is_json_with_the_keys_that_are_promised(chain: Path) -> None:
     assert keys == set(record["modules"][0])
     assert {"target", "is_met", "rules", "excluded", "size_bytes", "latency", "trials"} <= set(record["exclude_list"])
     assert {"sqnr_db", "size_bytes", "latency"} <= set(record["quantized"])
+
+
+def test_a_keyword_beside_the_record_that_has_its_field_is_refused(chain: Path) -> None:
+    with pytest.raises(UsageError, match="precision"):
+        quantization_sensitivity(chain, options=QuantizeOptions(), precision="uint8")
+    with pytest.raises(UsageError, match="depth"):
+        quantization_sensitivity(chain, sensitivity=SensitivityOptions(), depth=2)
+    with pytest.raises(ConfigError, match="depth"):
+        quantization_sensitivity(chain, options=QuantizeOptions(), dept=2)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +44,7 @@ from winml.modelkit.flows.quantize.quantized_variants import (
 )
 from winml.modelkit.flows.quantize.sensitivity_options import SensitivityOptions
 from winml.modelkit.measure.latency import LatencyOptions
-from winml.modelkit.options import parse_options, unknown_key_message
+from winml.modelkit.options import options_of, unknown_key_message
 from winml.modelkit.progress import StepClock, StepEvent, StepTiming
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import quantize
@@ -180,12 +180,13 @@ def quantization_sensitivity(
         The ranking, and the exclude list where a target is given; whether that is met stands in the record.
 
     Raises:
-        UsageError: an unknown flag, metric, module or depth, measurements of other options, or a file without modules.
+        ConfigError: an unknown flag, or a value of the wrong kind.
+        UsageError: a flag beside the record that has its field, an unknown metric, module or depth, measurements of
+            other options, or a file without modules.
         InputError: the file is no ONNX model, its data is missing, or it is quantized already.
         StageError: the model does not run, or answers with nothing that could be damaged.
     """
-    options, sensitivity = options or _quantize_options(flags), sensitivity or _parsed(SensitivityOptions, flags)
-    _refuse_unknown(flags)
+    options, sensitivity = _options(options, sensitivity, flags)
     source = Path(model)
     target = sensitivity.fidelity_target if evaluator is None else evaluator.target
     calibration = _calibration(source, options, sensitivity)
@@ -233,31 +234,20 @@ def _quantizer(calibration: Calibration | None) -> Quantizer:
     return quantize if calibration is None else functools.partial(quantize, calibration=MeasuredOnce(calibration))
 
 
-_OptionsT = TypeVar("_OptionsT", QuantizeOptions, SensitivityOptions)
-
-
-def _quantize_options(flags: Mapping[str, Any]) -> QuantizeOptions:
-    """Return how modules are quantized; a flag of both kinds of options says what is measured."""
-    return _parsed(
-        QuantizeOptions, {name: value for name, value in flags.items() if name not in SensitivityOptions.model_fields}
-    )
-
-
-def _parsed(kind: type[_OptionsT], flags: Mapping[str, Any]) -> _OptionsT:
-    """Return the options of one kind among flags of both."""
-    own = {name: _plain(value) for name, value in flags.items() if name in kind.model_fields}
-    return parse_options(kind, own, _NAME)
-
-
-def _plain(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _refuse_unknown(flags: Mapping[str, Any]) -> None:
+def _options(
+    options: QuantizeOptions | None, sensitivity: SensitivityOptions | None, flags: Mapping[str, Any]
+) -> tuple[QuantizeOptions, SensitivityOptions]:
+    """Return how modules are quantized and what is measured; a flag of both kinds of options is of the latter."""
     known = [*QuantizeOptions.model_fields, *SensitivityOptions.model_fields]
     for name in flags:
         if name not in known:
             raise ConfigError(unknown_key_message(name, known, _NAME))
+    plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in flags.items()}
+    measuring = {name: plain.pop(name) for name in flags if name in SensitivityOptions.model_fields}
+    return (
+        options_of(QuantizeOptions, options, plain, _NAME),
+        options_of(SensitivityOptions, sensitivity, measuring, _NAME),
+    )
 
 
 def _kept(
