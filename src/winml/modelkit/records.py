@@ -145,9 +145,9 @@ class Record:
         cls._constants = {**cls._constants, **constants}
         cls._digits = cls._digits if digits is None else digits
 
-    def as_record(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, object]:
         """Return the JSON object."""
-        record: dict[str, Any] = dict(self._constants)
+        record: dict[str, object] = dict(self._constants)
         kind = type(self)
         if kind not in _ENTRIES:
             _ENTRIES[kind] = tuple(_entries(kind))

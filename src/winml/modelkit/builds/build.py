@@ -184,7 +184,7 @@ def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage,
     ]
     quantize = by_name["quantize"]
 
-    def options(plan: BuildPlan) -> dict[str, Any]:
+    def options(plan: BuildPlan) -> dict[str, object]:
         return {key: value for stage in (*before, quantize) for key, value in stage.options(plan).items()}
 
     def undo_resolution(options: dict[str, object], earlier: StageRecord) -> dict[str, object]:
@@ -286,7 +286,7 @@ def model_sidecar(part: BuiltPart, folder: Path, written: Path, data: Mapping[st
         return None, ""
     exported, sidecar = found
     try:
-        record: dict[str, Any] = read_json_file(folder / sidecar.name)
+        record: dict[str, object] = read_json_file(folder / sidecar.name)
         # Sidecars of earlier versions do not say what they describe; the manifest does.
         is_its_own = record.get("model_sha256", exported.sha256) == exported.sha256
     except (OSError, ValueError, AttributeError):

@@ -120,7 +120,7 @@ class FoundPairs:
         from winml.modelkit.flows.compare import compare as flow
         from winml.modelkit.flows.compare.parts import compare_parts
 
-        passed: dict[str, Any] = {
+        passed: dict[str, object] = {
             "step": options.step,
             "data_set": options.data_set,
             "input_data": options.run.input_data,

@@ -150,7 +150,7 @@ class WinMLBuildConfig(Options):
     auto: bool = True
     """Decide from the model what is left out here. Without it, everything a stage needs must be written."""
 
-    def as_record(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, object]:
         """Return the JSON object, from which the same config is read: null sections stay, other nulls are left out."""
         record: dict[str, Any] = {"schema_version": self.schema_version}
         for name in SECTIONS:

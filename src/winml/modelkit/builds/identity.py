@@ -78,7 +78,7 @@ class ModelIdentity:
         threading.Thread(target=run, args=(self._compute_record,), name="model identity", daemon=True).start()
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """What the model is made from, JSON-ready; equal for equal models. Waits until it is known.
 
         Raises:

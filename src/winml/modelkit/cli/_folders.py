@@ -60,7 +60,7 @@ def named_parts(options: Mapping[str, Any], *, beside_weights: bool = False) -> 
     return chosen_parts(passed[0], options["submodel"], beside_weights=beside_weights)
 
 
-def options_of_part(options: Mapping[str, object], path: Path) -> dict[str, Any]:
+def options_of_part(options: Mapping[str, object], path: Path) -> dict[str, object]:
     """Return the options of a verb as if the file of a part were named."""
     return {**options, "target": str(path), "model": None, "submodel": ()}
 

@@ -273,7 +273,7 @@ def _outside_node(node: ir.Node) -> OutsideNode:
 
 def _record(model: ir.Model, options: CompileOptions, chosen: ChosenProvider) -> dict[str, object]:
     """Return what the file says of how it was compiled, and where it may be run."""
-    record: dict[str, Any] = {
+    record: dict[str, object] = {
         "provider": chosen.provider.name,
         "provider_version": provider_version(chosen.provider),
         "onnxruntime": onnxruntime_version(),

@@ -295,7 +295,7 @@ def _input_specs(model: ir.Model) -> tuple[InputTensorSpec, ...]:
         if value.name in model.graph.initializers:
             continue
         reported = stated.get(value.name or "", {})
-        record: dict[str, Any] = {
+        record: dict[str, object] = {
             "name": value.name,
             "shape": [size if isinstance(size, int) else str(size) for size in value.shape or ()],
             "dtype": str(value.dtype.numpy()) if value.dtype is not None else "",

@@ -551,7 +551,7 @@ def _record_rest(original: ir.Model, folded: ir.Model, positions: Sequence[int])
         for index, (node, requested) in enumerate(zip(walk_nodes(list(flat.graph)), expected, strict=True))
         if (change := _difference(node, requested))
     }
-    record: dict[str, Any] = {"graph": graph_digest(flat)}
+    record: dict[str, object] = {"graph": graph_digest(flat)}
     if changes:
         record["changes"] = changes
     if list(positions) != list(range(len(originals))):

@@ -45,7 +45,7 @@ class ModelDescription:
 
     def as_metadata(self) -> dict[str, object]:
         """Return each metadata key with its JSON value."""
-        record: dict[str, Any] = {
+        record: dict[str, object] = {
             INPUTS_KEY: [spec.as_record() for spec in self.inputs],
             OUTPUTS_KEY: [spec.as_record() for spec in self.outputs],
             MODEL_KEY: self.info,

@@ -10,7 +10,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.torch_modules import (
@@ -105,7 +104,7 @@ class ModuleTree:
         """Return the class of a module that ran, hierarchy module or not."""
         return self._called[path]
 
-    def as_record(self) -> list[dict[str, Any]]:
+    def as_record(self) -> list[dict[str, object]]:
         """Return ``winml.hierarchy.tree`` of FORMATS: path, tag, class, calls and parameter count of each module."""
         return [
             {

@@ -54,7 +54,7 @@ class BuiltParts:
         if unknown:
             raise UsageError(f"no part of the model has an input {unknown[0]!r}", hint="Leave it out.")
         fed: dict[str, dict[str, Any]] = {name: {} for name in self.parts}
-        outputs: dict[str, Any] = {}
+        outputs: dict[str, object] = {}
         for name, part in self.parts.items():
             passed = {key: value for key, value in named.items() if key in input_names[name]}
             output = part(**{**fed[name], **passed})

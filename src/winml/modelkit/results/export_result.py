@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
@@ -137,7 +136,7 @@ class ExportedPart:
         own, total = self.node_counts(), self.total_node_counts()
         return lambda module: ModuleSize(total.get(module.path, 0), own.get(module.path, 0), module.parameter_count)
 
-    def as_record(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, object]:
         """Return what is told of a graph, JSON-ready; sizes in bytes."""
         return {
             "model_path": str(self.model_path),
@@ -222,7 +221,7 @@ class ExportResult:
         part_notes = (note if is_single else f"{part.name}: {note}" for part in self.parts for note in part.notes)
         return (*self.model_notes, *part_notes, *self.companions.notes)
 
-    def as_record(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, object]:
         """Return a JSON-ready summary: sizes in bytes, times in milliseconds.
 
         What belongs to a graph stands at the top for one part, and in ``parts`` for several.

@@ -94,7 +94,7 @@ class InspectedModel:
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready record: sizes in bytes."""
-        record: dict[str, Any] = {
+        record: dict[str, object] = {
             "kind": "model",
             "model": {
                 **self.info.as_record(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.hierarchy.carry.carrying import CarryReport
@@ -43,7 +42,7 @@ class MeasuredModule:
     error: str = ""
     """Reason of the failure; empty without one."""
 
-    def as_record(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, object]:
         """Return its entry of ``instances``."""
         summary = self.latency.summary.as_record() if self.latency else {}
         names = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
@@ -119,7 +118,7 @@ class ModulePerfResult:
         ]
         return tuple(sorted(summaries, key=lambda entry: entry.total_ms, reverse=True))
 
-    def as_record(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, object]:
         """Return the JSON of ``winml perf --module``."""
         return {
             "schema_version": SCHEMA_VERSION,
@@ -166,7 +165,7 @@ class ProfiledModules:
     node_ms: Mapping[str, float]
     """Time per run of each node of the file itself, by its name, for tools that show the file."""
 
-    def as_record(self, depth: int | None = None) -> dict[str, Any]:
+    def as_record(self, depth: int | None = None) -> dict[str, object]:
         """Return the JSON of ``winml perf --by-module``.
 
         Args:
@@ -189,7 +188,7 @@ class ProfiledDecoder:
         """Both, by name."""
         return {"prompt": self.prompt, "step": self.step}
 
-    def as_record(self, depth: int | None = None) -> dict[str, Any]:
+    def as_record(self, depth: int | None = None) -> dict[str, object]:
         """Return the JSON of ``winml perf --by-module`` of a decoder: that of any model, for each of the two.
 
         Args:

@@ -120,9 +120,9 @@ class PerfResult:
         """Samples per second: the runs per second times the batch size."""
         return self.batch_size * 1000 / self.latency.summary.mean
 
-    def as_record(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, object]:
         """Return the JSON of ``winml perf``."""
-        record: dict[str, Any] = {
+        record: dict[str, object] = {
             "schema_version": SCHEMA_VERSION,
             "benchmark_info": self._benchmark_info(),
             "model_info": self._model_info(),

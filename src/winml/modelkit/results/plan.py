@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from winml.modelkit.file_names import DATA_DIGITS, data_path
 from winml.modelkit.graph.files.recovery import Interrupted, interrupted_in, settle_interrupted
@@ -58,7 +57,7 @@ class Plan:
         for directory in dict.fromkeys(found.directory for found in self.interrupted):
             settle_interrupted(directory)
 
-    def as_record(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, object]:
         """Return a JSON-ready form."""
         return {
             "schema_version": 1,

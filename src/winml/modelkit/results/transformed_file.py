@@ -129,7 +129,7 @@ class TransformedFolder(Generic[RecordT]):
         """Whether the model has one part only, so that its record says everything."""
         return len(self.parts) + len(self.unchanged) == 1
 
-    def as_record(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, object]:
         """Return a JSON-ready form: the record of the only part and the folder, or the records by part."""
         if self.is_of_one_part:
             (record,) = self.parts.values()

@@ -129,7 +129,7 @@ class TunedCandidate:
     ratio_to_winner: Ratio | None = None
     """Time over that of the winner, from the turns of the race that decided between them; None where none did."""
 
-    def as_record(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, object]:
         """Return its entry of ``candidates``."""
         facts, candidate = self.facts, self.candidate.as_record()
         return {

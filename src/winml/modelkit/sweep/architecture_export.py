@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -111,7 +110,7 @@ def _find_small_config(order: ExportOrder, report_state: ReportState) -> Archite
     return max(refusals, key=lambda refusal: refusal.state_before == "not run")
 
 
-def _content(order: ExportOrder) -> dict[str, Any]:
+def _content(order: ExportOrder) -> dict[str, object]:
     """Return the default config; of an encoder that can be a decoder, as one where text is to be generated."""
     content = default_content(order.model_type)
     return {**content, "is_decoder": True} if _is_generating(order) and "is_decoder" in content else content

@@ -126,7 +126,7 @@ def requests_of(cells: Iterable[Cell], conditions: Mapping[str, object]) -> dict
     state = functools.cache(_state)
     requests = {}
     for cell in cells:
-        requested: dict[str, Any] = {
+        requested: dict[str, object] = {
             "model": cell.model,
             "work": cell.work.model_dump(mode="json"),
             "do": list(cell.do),

@@ -252,7 +252,7 @@ def parse_work(config: Mapping[str, object], settings: Mapping[str, object], lab
     Raises:
         ConfigError: an unknown key (names the nearest known one), or a value of the wrong kind.
     """
-    record: dict[str, Any] = json.loads(json.dumps(dict(config)))
+    record: dict[str, object] = json.loads(json.dumps(dict(config)))
     for key, value in settings.items():
         _set_value(record, key, value, label)
     perf = parse_options(PerfSection, record.pop("perf", {}), f"{label}: perf")

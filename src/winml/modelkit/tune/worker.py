@@ -162,7 +162,7 @@ class _Runner:
             "run_ms": latency.summary.p50,
         }
 
-    def compare(self, folder: str, draws: int) -> dict[str, Any]:
+    def compare(self, folder: str, draws: int) -> dict[str, object]:
         """Compare the answers with those of the plain file; return the worst output."""
         assert self._opened is not None  # it is opened before
         session, reference, outputs = self._opened.session, [], []
@@ -174,7 +174,7 @@ class _Runner:
         worst = measure_fidelity(reference, outputs, 0.0).worst
         return {"output": worst.name, "sqnr_db": None if worst.problem else worst.sqnr_db, "problem": worst.problem}
 
-    def block(self, size: int) -> dict[str, Any]:
+    def block(self, size: int) -> dict[str, object]:
         """Time a block of runs."""
         return {"runs_ms": list(measure_block(self._run_all, size))}
 

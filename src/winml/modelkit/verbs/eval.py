@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.declared_options import DATA_SET, DataSetFields, data_set_files, limits_reader
@@ -33,7 +33,7 @@ class EvalRequest(AnswerRequest, ProviderFields, DataSetFields):
 
     model: FoundModel
     task: str | None = None
-    load: dict[str, Any] = field(default_factory=dict)
+    load: dict[str, object] = field(default_factory=dict)
     """How a checkpoint is loaded: options of loading by name."""
 
     dataset: str | None = declare(

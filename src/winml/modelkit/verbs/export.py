@@ -167,7 +167,7 @@ def _config_of(request: ExportRequest) -> WinMLExportConfig:
     from winml.modelkit.options import parse_options
 
     names = ("ep", "hierarchy", "verify")
-    stated: dict[str, Any] = {name: value for name in names if (value := getattr(request, name)) is not None}
+    stated: dict[str, object] = {name: value for name in names if (value := getattr(request, name)) is not None}
     stated |= {name: True for name in ("keep_torch_metadata", "operation_fallback") if getattr(request, name)}
     if request.dynamo is not None:
         stated["exporter"] = "dynamo" if request.dynamo else "torchscript"

@@ -242,7 +242,7 @@ def _refuse_others(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> tuple[
     return len(cross) // 2, int(heads), int(head_size)
 
 
-def audio_processor(sources: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+def audio_processor(sources: Mapping[str, Path]) -> dict[str, dict[str, object]]:
     """Return the description with which genai makes features of recordings, by its name.
 
     Args:

@@ -88,7 +88,7 @@ def _write(result: ModelComparison, files: Mapping[str, Sequence[Path]], request
     return write_files(texts, overwrite=request.overwrite)
 
 
-def _show(result: ModelComparison, written: list[Path], depth: int | None, options: dict[str, Any]) -> None:
+def _show(result: ModelComparison, written: list[Path], depth: int | None, options: Mapping[str, Any]) -> None:
     from winml.modelkit.report.comparison import comparison_document
 
     record = result.as_record(depth=depth)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,7 @@ def _file_text(diff: StructureDiff, output: Path) -> str:
     return _markdown(diff) if output.suffix == ".md" else f"{json_text(diff.as_record())}\n"
 
 
-def _show(diff: StructureDiff, options: dict[str, Any]) -> None:
+def _show(diff: StructureDiff, options: Mapping[str, Any]) -> None:
     from winml.modelkit.report.structure_diff import diff_document
 
     if options["format_"] == "markdown":

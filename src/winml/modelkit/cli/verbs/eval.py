@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -64,7 +65,7 @@ def command(**options: Any) -> None:
         click.get_current_context().exit(NEGATIVE_ANSWER)
 
 
-def _read_request(options: dict[str, Any]) -> EvalRequest:
+def _read_request(options: Mapping[str, Any]) -> EvalRequest:
     """Return what the command line requests."""
     from winml.modelkit.found_models import FoundModel, onnx_file
     from winml.modelkit.load.request import ModelRequest, resolve_source

@@ -211,7 +211,7 @@ def _export_config(place: str) -> WinMLExportConfig:
     return parse_options(WinMLExportConfig, value, source)
 
 
-def _show_result(result: ExportResult, options: dict[str, Any]) -> None:
+def _show_result(result: ExportResult, options: Mapping[str, Any]) -> None:
     if options["quiet"] or options["format_"] == "json":
         # Among the rows of the table it is a note. Nobody is to miss it: the folder may be read as another model's.
         for note in result.companions.notes:

@@ -181,7 +181,7 @@ class _InspectedFile:
     inspection: OnnxInspection
     fit: ProviderFit | None
 
-    def as_record(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def as_record(self, options: Mapping[str, Any]) -> dict[str, object]:
         record = self.inspection.as_record(with_hierarchy=_with_hierarchy(options), with_weights=options["verbose"])
         return {**record, "execution_provider": None if self.fit is None else self.fit.as_record()}
 

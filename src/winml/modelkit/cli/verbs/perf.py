@@ -102,7 +102,7 @@ def command(**options: Any) -> None:
         _show_perf(subject, options)
 
 
-def _read_request(options: dict[str, Any]) -> PerfRequest:
+def _read_request(options: Mapping[str, Any]) -> PerfRequest:
     """Return what the command line requests: of the folder of several parts, each part."""
     name = options["target"] or options["model"]
     paths: Mapping[str, Path | None] = named_parts(options, beside_weights=True) or {ONLY_PART: None}

@@ -85,7 +85,7 @@ def command(**options: Any) -> None:
     _show(result, options)
 
 
-def _read_request(options: dict[str, Any]) -> TuneRequest:
+def _read_request(options: Mapping[str, Any]) -> TuneRequest:
     """Return what the command line requests."""
     from winml.modelkit.found_models import FoundModel, onnx_file
     from winml.modelkit.load.request import ModelRequest, resolve_source

@@ -182,7 +182,7 @@ def write_cut(cuts: ModuleCuts, item: CutCall, recording: Recording, path: Path)
     model = cut_model(cuts.model, item.cut)
     inputs, outputs = _io_records(model.graph, recording)
     model_metadata = cuts.model.metadata_props
-    records: dict[str, Any] = {
+    records: dict[str, object] = {
         CUT_KEY: item.identity.as_record(),
         INPUTS_KEY: inputs,
         OUTPUTS_KEY: outputs,

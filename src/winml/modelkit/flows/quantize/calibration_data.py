@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
@@ -114,7 +113,7 @@ class Calibration:
         words = "sample" if self.count == 1 else "samples"
         return f"{self.count} {words} of {self._name if self.has_data else 'random values'}, {self.method}"
 
-    def as_record(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, object]:
         """Return what the ranges come from, JSON-ready."""
         data_set = None if self._sample_feeds is None else self._sample_feeds.data_set
         split = {"split": data_set.split} if isinstance(data_set, DataSet) else {}
@@ -233,6 +232,6 @@ class MeasuredOnce:
             self._ranges.update(self._calibration.measure(model, missing))
         return {name: self._ranges[name] for name in names}
 
-    def as_record(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, object]:
         """Return what the ranges come from, JSON-ready."""
         return self._calibration.as_record()

@@ -98,7 +98,7 @@ def recorded_tokens(graphs: EncoderDecoder, prompt: PreparedPrompt, timed: Timed
     complete = {"truncation": False, "padding": "longest", "return_attention_mask": True} if is_long else {}
     passed = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt", **complete)
     settings = prompt.settings
-    requested: dict[str, Any] = {} if settings.is_default_length else {"max_new_tokens": settings.max_new_tokens}
+    requested: dict[str, object] = {} if settings.is_default_length else {"max_new_tokens": settings.max_new_tokens}
     drawn = {"temperature": settings.step.temperature, "top_p": settings.step.top_p} if settings.step.is_sampled else {}
     set_seed(settings.seed)
     requested |= {"return_timestamps": True, "return_segments": True, "do_sample": settings.step.is_sampled}

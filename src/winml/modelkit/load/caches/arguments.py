@@ -257,7 +257,7 @@ def arguments_with_cache(
         first_position: What the forward calls the position of the first token.
     """
 
-    def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
         cache = cache_of(layout, tensors)
         arguments = {**{name: tensors[name] for name in names}, layout.argument: cache}
         if layout.of_modules:
@@ -294,7 +294,7 @@ def encoder_arguments(
         with_cross: Whether these keys and values are outputs.
     """
 
-    def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
         first = tensors[names[0]]
         tokens = torch.full((first.shape[0], 1), start, dtype=torch.int64, device=first.device)
         return {**{name: tensors[name] for name in names}, DECODER_TOKENS: tokens}
@@ -318,7 +318,7 @@ def decoder_arguments(layout: EncoderDecoderLayout, *, has_mask: bool) -> Nested
         has_mask: Whether the forward takes a mask over the tokens of the encoder.
     """
 
-    def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
         keys = tensors[layout.cross.states[0].input]
         hidden = keys.new_zeros((keys.shape[0], keys.shape[2], layout.hidden_size))
         mask = tensors[ENCODER_MASK] if has_mask else None
@@ -345,7 +345,7 @@ def self_feeding_decoder_arguments(layout: EncoderDecoderLayout, *, has_mask: bo
         has_mask: Whether the forward takes a mask over the tokens of the encoder.
     """
 
-    def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
         keys, hidden = tensors[layout.cross.states[0].input], tensors[ENCODER_STATES]
         mask = _mask_over_keys(tensors[ENCODER_MASK], keys, hidden.dtype) if has_mask else None
         return {

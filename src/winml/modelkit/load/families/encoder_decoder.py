@@ -201,7 +201,7 @@ def _text_tokens(model: Any, path: str, plain: InputDecision) -> TextTokens | No
     if not callable(getattr(model, "generate", None)):
         return None
     decoder = model.get_submodule(path)
-    passed: dict[str, Any] = {}
+    passed: dict[str, object] = {}
     media = {spec.name: spec for spec in plain.inputs if spec.name not in (TOKENS, _MASK)}
 
     def look(*args: object, **named: object) -> None:

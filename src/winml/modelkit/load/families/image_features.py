@@ -98,7 +98,7 @@ class LayeredVectors:
         """
         return dict(zip(self.feature_names, map(complete.of, output[self.field]), strict=True))
 
-    def listed(self, passed: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    def listed(self, passed: Mapping[str, torch.Tensor]) -> dict[str, object]:
         """Return the field of the record with these vectors, each in one piece."""
         vectors = [passed[name] for name in self.feature_names]
         return {self.field: [(item,) for item in vectors] if self.are_divided else vectors}
