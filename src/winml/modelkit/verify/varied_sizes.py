@@ -7,9 +7,7 @@ constant. Does not know how a graph is captured or how outputs are compared.
 
 from __future__ import annotations
 
-import math
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -44,12 +42,6 @@ Sizes = Mapping[str, int]
 
 _LARGER_SHARE = 8
 """Chosen: an eighth above the traced size; enough to leave a table that was cut to it, little enough to be quick."""
-_FAR_FACTOR = 8
-"""Chosen: a forward that cuts its input into pieces of a fixed size may be traced as one piece, and answers rightly
-until there is a second one."""
-_FAR_WORK = 5e10
-"""Parameters times the product of all open sizes, up to which a far size is tried. Chosen: a second or two on two
-cores, and 450 tokens of bert-base."""
 _SIMPLE = (bool, int, float, str, tuple, type(None), torch.Tensor)
 _SHOWN_OUTPUTS = 4
 """Outputs named in a message; more would bury the rest of it."""
@@ -139,7 +131,7 @@ def axes_of(inputs: Sequence[InputTensorSpec]) -> dict[str, dict[int, str]]:
 
 
 def run_at_varied_sizes(
-    traced: Draw, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Draw], parameters: int = 0
+    traced: Draw, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Draw]
 ) -> DynamicProof:
     """Run the model at other sizes and explain the shapes of its outputs.
 
@@ -147,7 +139,6 @@ def run_at_varied_sizes(
         traced: The draw that is traced.
         dimensions: What is left open.
         run: Draws inputs of these sizes and runs the model; raises ExportError where it refuses them.
-        parameters: How many the model has: with many, no size far from the traced one is tried.
 
     Raises:
         UsageError: the model takes no other size of a dimension at all, or returns other outputs at one it takes.
@@ -175,8 +166,6 @@ def run_at_varied_sizes(
     if len(dimensions) > 1:
         draws += [draw for sizes in together if (draw := _run_or_reason(run, sizes)[0]) is not None]
         _refuse_other_outputs(traced, draws)
-    far_draws = (_far_draw(traced, dimension, draws, run, parameters) for dimension in dimensions)
-    draws += [draw for draw in far_draws if draw is not None]
 
     def ask(sizes: Sizes) -> Observation | None:
         draw = _run_or_reason(run, sizes)[0]
@@ -208,23 +197,6 @@ def _accepted_draws(traced: Sizes, dimension: DynamicDimension, run: Callable[[S
     smallest = _smallest_accepted(dimension, answer)
     larger = next((draw for size in _larger_sizes(dimension) if (draw := answer(size)) is not None), None)
     return [draw for draw in (smallest, larger) if draw is not None], next(iter(refusals), "")
-
-
-def _far_draw(
-    traced: Draw, dimension: DynamicDimension, draws: Sequence[Draw], run: Callable[[Sizes], Draw], parameters: int
-) -> Draw | None:
-    """Return the model's answer far beyond the traced size; None where it refuses that, or it takes too long."""
-    others = math.prod(size for name, size in traced.sizes.items() if name != dimension.name)
-    example = dimension.example or 1
-    affordable = int(_FAR_WORK / max(1, parameters * others))
-    most = min(dimension.max or sys.maxsize, affordable)
-    tried = max(example, *(draw.sizes[dimension.name] for draw in draws))
-    # Odd where it may be; else a multiple of the traced size, which divides as that does.
-    for size in dict.fromkeys((min(_FAR_FACTOR * example + 1, most), min(_FAR_FACTOR, most // example) * example)):
-        draw = _run_or_reason(run, {**traced.sizes, dimension.name: size})[0] if size > tried else None
-        if draw is not None:
-            return draw if _output_ranks(draw) == _output_ranks(traced) else None
-    return None
 
 
 def _smallest_accepted(dimension: DynamicDimension, output: Callable[[int], Draw | None]) -> Draw | None:
@@ -355,9 +327,8 @@ def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: s
         f"{' and '.join(moved)} froze in the export ({', '.join(places)}): traced with {traced_sizes}, the file fails "
         f"at {sizes}, where PyTorch answers.{where} {reason}",
         hint=(
-            f"{advice}Fix the size (leave the dynamic option out, or give a number in --shape-config), bound it there "
-            '({"min": …, "max": …, "example": …}), or let that module take sizes from its tensors (x.shape, '
-            "x.new_zeros) and not from Python numbers kept elsewhere."
+            f"{advice}Fix the size (leave the dynamic option out, or give a number in --shape-config), or let that "
+            "module take sizes from its tensors (x.shape, x.new_zeros) and not from Python numbers kept elsewhere."
         ),
         is_graph_wrong=True,
     )

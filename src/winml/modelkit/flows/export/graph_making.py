@@ -391,12 +391,7 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
             everything = build_tree(run.all_parts or trace, run.config.torch_module)
             chosen_modules(everything, run.target.functions)
         draw = _with_output_names(draw, prepared.forward, run.config)
-        proof = run_at_varied_sizes(
-            draw,
-            part.dimensions,
-            lambda sizes: _draw_of_sizes(run, prepared, sizes),
-            sum(parameter.numel() for parameter in prepared.model.parameters()),
-        )
+        proof = run_at_varied_sizes(draw, part.dimensions, lambda sizes: _draw_of_sizes(run, prepared, sizes))
         names = [spec.name for spec in part.inputs]
         proof = name_output_axes(
             name_sums(proof, part.inputs), part.output_axes, names, [item.name for item in part.dimensions]
