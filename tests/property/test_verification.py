@@ -52,7 +52,7 @@ def test_equal_arrays_are_equal(outputs: list[Array]) -> None:
 
 @given(floats(), st.data())
 def test_difference_above_the_threshold_is_found_and_one_below_is_not(expected: Array, data: st.DataObject) -> None:
-    """One value moved by three thresholds of the scale is found wherever it is; by less than a tenth of one it is accepted."""
+    """One value moved by three thresholds of the scale is found wherever it is; by a tenth of one, it is accepted."""
     threshold = THRESHOLDS[str(expected.dtype)]
     scale = float(np.abs(expected.astype(np.float64)).max())
     assume(scale > 1)
