@@ -281,9 +281,9 @@ def _frozen_refused(
     Beside large values such a constant may be within the threshold of each draw.
     """
     name, place = comparison.name, comparison.draw - 1
-    first, expected, kept, actual = (side[at][name] for side in (reference, answers) for at in (0, place))
+    first, expected, first_actual, actual = (side[at][name] for side in (reference, answers) for at in (0, place))
     is_comparable = place and comparison.is_equal and expected.ndim > 1 and expected.dtype.kind == "f"
-    if not is_comparable or len({array.shape for array in (first, expected, kept, actual)}) > 1:
+    if not is_comparable or len({array.shape for array in (first, expected, first_actual, actual)}) > 1:
         return comparison
     if not (np.isfinite(first).all() and np.isfinite(expected).all()):
         return comparison
@@ -291,7 +291,7 @@ def _frozen_refused(
     change = np.abs(_as_float64(expected) - _as_float64(first)).max(axis=rows, initial=0)
     scales = np.abs(_as_float64(first)).max(axis=rows, initial=0)
     moves = change > _output_threshold(comparison.dtype, coarsest) * scales
-    frozen = np.flatnonzero((actual == kept).all(axis=rows) & moves & (change > MINIMUM_SCALE))
+    frozen = np.flatnonzero((actual == first_actual).all(axis=rows) & moves & (change > MINIMUM_SCALE))
     if not frozen.size:
         return comparison
     problem = (

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import declare
@@ -13,7 +12,7 @@ from winml.modelkit.fields import declare
 if TYPE_CHECKING:
     from winml.modelkit.evaluate.data_sets import DataSetRequest
 
-__all__ = ["DATA_SET", "DataSetFields", "data_set_files", "limits_reader", "requested_samples"]
+__all__ = ["DATA_SET", "DataSetFields", "data_set_files", "declare_limits", "requested_samples"]
 
 DATA_SET = "Data set"
 """Their heading in the help."""
@@ -25,15 +24,22 @@ def _read_columns(texts: tuple[str, ...]) -> dict[str, str]:
     return parse_columns(texts)
 
 
-def limits_reader(option: str) -> Callable[[tuple[str, ...]], dict[str, float]]:
-    """Return what reads the limits that an option states by metric."""
+def declare_limits(option: str, text: str, group: str, metavar: str = "METRIC=VALUE") -> Any:
+    """Return the field of a repeatable option that states limits by metric.
+
+    Args:
+        option: Its spelling, which errors name.
+        text: Its help.
+        group: Its heading in the help.
+        metavar: Form of one limit.
+    """
 
     def read(texts: tuple[str, ...]) -> dict[str, float]:
         from winml.modelkit.evaluate.options import parse_limits
 
         return parse_limits(texts, option)
 
-    return read
+    return declare({}, text, group, metavar=metavar, is_repeatable=True, read=read)
 
 
 @dataclass(frozen=True, kw_only=True)

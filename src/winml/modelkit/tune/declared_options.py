@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.evaluate.declared_options import DATA_SET, DataSetFields, limits_reader
+from winml.modelkit.evaluate.declared_options import DATA_SET, DataSetFields, declare_limits
 from winml.modelkit.fields import INPUT, declare
 from winml.modelkit.results.tuning import KINDS, CandidateKind, TuneTarget
 
@@ -57,13 +57,10 @@ class TuneFields(DataSetFields):
         spelling="--min-sqnr",
         metavar="DB",
     )
-    max_drop: dict[str, float] = declare(
-        {},
+    max_drop: dict[str, float] = declare_limits(
+        "--max-drop",
         "Most by which a metric of the task may be worse than that of the plain file, on `dataset`.",
         _SEARCH,
-        metavar="METRIC=VALUE",
-        is_repeatable=True,
-        read=limits_reader("--max-drop"),
     )
     dataset: str | None = declare(
         None,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.evaluate.declared_options import DATA_SET, DataSetFields, data_set_files, limits_reader
+from winml.modelkit.evaluate.declared_options import DATA_SET, DataSetFields, data_set_files, declare_limits
 from winml.modelkit.fields import declare
 from winml.modelkit.results.plan import PlannedStep
 from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
@@ -50,29 +50,10 @@ class EvalRequest(AnswerRequest, ProviderFields, DataSetFields):
         LIMITS,
         metavar="pytorch|FILE|none",
     )
-    min: dict[str, float] = declare(
-        {},
-        "Least value; else exit 3; repeatable.",
-        LIMITS,
-        metavar="METRIC=VALUE",
-        is_repeatable=True,
-        read=limits_reader("--min"),
-    )
-    max: dict[str, float] = declare(
-        {},
-        "Most, where less is better; repeatable.",
-        LIMITS,
-        metavar="METRIC=VALUE",
-        is_repeatable=True,
-        read=limits_reader("--max"),
-    )
-    max_drop: dict[str, float] = declare(
-        {},
-        "How much worse than the baseline it may be; repeatable.",
-        LIMITS,
-        metavar="METRIC=VALUE",
-        is_repeatable=True,
-        read=limits_reader("--max-drop"),
+    min: dict[str, float] = declare_limits("--min", "Least value; else exit 3; repeatable.", LIMITS)
+    max: dict[str, float] = declare_limits("--max", "Most, where less is better; repeatable.", LIMITS)
+    max_drop: dict[str, float] = declare_limits(
+        "--max-drop", "How much worse than the baseline it may be; repeatable.", LIMITS
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import ConfigError
-from winml.modelkit.evaluate.declared_options import limits_reader
+from winml.modelkit.evaluate.declared_options import declare_limits
 from winml.modelkit.fields import INPUT, OUTPUT, declare
 from winml.modelkit.file_names import (
     SWEEP_LOCK_NAME,
@@ -67,22 +67,8 @@ class SweepRequest:
         is_repeatable=False,
         read=_read_steps,
     )
-    min: dict[str, float] = declare(
-        {},
-        "Least value; else exit 3; repeatable.",
-        _LIMITS,
-        metavar="MEASURE=N",
-        is_repeatable=True,
-        read=limits_reader("--min"),
-    )
-    max: dict[str, float] = declare(
-        {},
-        "Largest value; else exit 3; repeatable.",
-        _LIMITS,
-        metavar="MEASURE=N",
-        is_repeatable=True,
-        read=limits_reader("--max"),
-    )
+    min: dict[str, float] = declare_limits("--min", "Least value; else exit 3; repeatable.", _LIMITS, "MEASURE=N")
+    max: dict[str, float] = declare_limits("--max", "Largest value; else exit 3; repeatable.", _LIMITS, "MEASURE=N")
     timeout: float | None = declare(None, "Most for each.", _WORK, metavar="SECONDS", above=0)
     memory: float | None = declare(None, "Most memory for each, with what it starts.", _WORK, metavar="GB", above=0)
     jobs: int | None = declare(
