@@ -1,19 +1,27 @@
-"""How few bits do the numbers of which modules take? Each option of the quantize stage is declared here, once."""
+"""How few bits do the numbers of which modules take? Each option of the quantize stage is declared here, once.
+
+So is each option of measuring which modules lose accuracy with fewer bits.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from winml.modelkit.fields import COMPARISON, declare, read_columns
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, CalibrationMethod, ModeName, PrecisionName
 
-__all__ = ["Algorithm", "BlockSize", "QuantizeFields"]
+__all__ = ["SENSITIVITY", "Algorithm", "BlockSize", "QuantizeFields", "SensitivityFields"]
 
 Algorithm = Literal["rtn", "hqq", "k_quant"]
 BlockSize = Literal[16, 32, 64, 128, 256]
 
 _GROUP, _RANGES = "Quantization", "Calibration"
+SENSITIVITY = "Sensitivity"
+"""Heading in the help of what is measured."""
+_MOST_JOBS = 64
+"""Chosen: each holds a session of the whole model."""
 
 
 def _read_rules(text: str) -> object:
@@ -136,3 +144,28 @@ class QuantizeFields:
         spelling="--min-sqnr",
         metavar="DB",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SensitivityFields:
+    """Which modules are quantized alone, on which inputs, and what is looked for."""
+
+    depth: int | None = declare(
+        None, "Levels of the module tree to measure. All where left out.", SENSITIVITY, minimum=1
+    )
+    module: str | None = declare(
+        None, "The only modules to measure. All where left out.", SENSITIVITY, metavar="SELECTOR", min_length=1
+    )
+    samples: int | None = declare(
+        None, "Sets of random values. 4 where left out.", SENSITIVITY, minimum=1, in_command=False
+    )
+    input_data: Path | None = declare(
+        None, "An .npz file with an array for each input, in place of random values.", SENSITIVITY, metavar="FILE"
+    )
+    target: str | None = declare(
+        None,
+        "Find the modules that must stay in float for sqnr_db=30 or, with `--dataset`, accuracy=0.9.",
+        SENSITIVITY,
+        metavar="METRIC=NUMBER",
+    )
+    jobs: int = declare(1, "Modules measured at a time.", SENSITIVITY, minimum=1, maximum=_MOST_JOBS)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from winml.modelkit.errors import ModelPathError, UsageError
-from winml.modelkit.fields import declare
+from winml.modelkit.fields import declare, fields_of
 from winml.modelkit.file_names import measured_path
-from winml.modelkit.quantize.declared_options import QuantizeFields
+from winml.modelkit.quantize.declared_options import SENSITIVITY, QuantizeFields, SensitivityFields
 from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
 from winml.modelkit.verbs.file_to_file import FileVerb, PlannedPart, WeightsRequest, find_source, only_part
 
@@ -30,46 +30,37 @@ if TYPE_CHECKING:
 
 __all__ = ["QUANTIZE", "QuantizeRequest", "SensitivityPlan", "plan_sensitivity", "quantize_onnx", "run_sensitivity"]
 
-_SENSITIVITY = "Sensitivity"
-
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizeRequest(WeightsRequest["QuantizeOptions"]):
-    """What is requested of ``winml quantize``."""
-
-    section: ClassVar[str] = "quant"
-    declaring: ClassVar[type] = QuantizeFields
+class _Measures:
+    """Whether modules are measured: the first of these options in the help."""
 
     sensitivity: bool = declare(
         False,
         "Write no model: quantize each module alone, and rank modules by the loss of accuracy of the outputs. "
         "`--output` is the answer as JSON, `--samples` the sets of random values [default: 4] or samples of "
         "`--dataset`. An interrupted run continues where it ended.",
-        _SENSITIVITY,
+        SENSITIVITY,
     )
-    depth: int | None = declare(None, "Levels of the module tree to measure.", _SENSITIVITY, minimum=1)
-    module: str | None = declare(None, "The only modules to measure.", _SENSITIVITY, metavar="SELECTOR")
-    input_data: str | None = declare(
-        None, "Values for the inputs: an .npz file with an array for each.", _SENSITIVITY, metavar="FILE"
-    )
-    target: str | None = declare(
-        None,
-        "Find the modules that must stay in float for sqnr_db=30 or, with `--dataset`, accuracy=0.9.",
-        _SENSITIVITY,
-        metavar="METRIC=NUMBER",
-    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeRequest(WeightsRequest["QuantizeOptions"], SensitivityFields, _Measures):
+    """What is requested of ``winml quantize``."""
+
+    section: ClassVar[str] = "quant"
+    declaring: ClassVar[type] = QuantizeFields
+
     dataset: str | None = declare(
         None,
         "Samples that `--target` is evaluated on, as by winml eval: file, folder, or name at the Hub.",
-        _SENSITIVITY,
+        SENSITIVITY,
         metavar="PATH|NAME",
     )
-    exclude_list: Path | None = declare(None, "Write these modules to a file for `--per-module`.", _SENSITIVITY)
-    report: Path | None = declare(None, "Also write a page with chart and table, to open in a browser.", _SENSITIVITY)
-    jobs: int | None = declare(None, "Modules measured at a time.  [default: 1]", _SENSITIVITY, minimum=1, maximum=64)
-    stated_samples: Mapping[str, Any] | None = declare(
-        None, "Samples, split and columns of the measurement itself.", _SENSITIVITY, in_command=False
-    )
+    split: str | None = declare(None, "Split of `dataset`.", SENSITIVITY, in_command=False)
+    columns: Mapping[str, str] = declare({}, "Column of `dataset` by role.", SENSITIVITY, in_command=False)
+    exclude_list: Path | None = declare(None, "Write these modules to a file for `--per-module`.", SENSITIVITY)
+    report: Path | None = declare(None, "Also write a page with chart and table, to open in a browser.", SENSITIVITY)
 
     @classmethod
     def options_record(cls) -> type[QuantizeOptions]:
@@ -101,7 +92,7 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions"]):
             names += ["split", "columns"]
         stated = {name: options[name] for name in names if name in options}
         left = {name: value for name, value in options.items() if name not in stated}
-        request = super().of_command(section, left, {**fields, "stated_samples": stated})
+        request = super().of_command(section, left, {**fields, **stated})
         assert isinstance(request, QuantizeRequest)
         return request
 
@@ -113,9 +104,10 @@ class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "Quantization", "Qu
         from winml.modelkit.flows.quantize.calibration_files import refuse_missing_files
 
         request.options.refuse_contradictions()
-        for name in ("depth", "module", "input_data", "target", "dataset", "exclude_list", "report", "jobs"):
-            if getattr(request, name) is not None and not request.sensitivity:
-                flag = f"--{name.replace('_', '-')}"
+        for field in fields_of(QuantizeRequest):
+            is_unused = field.group == SENSITIVITY and not request.sensitivity
+            if is_unused and getattr(request, field.name) != field.default:
+                flag = field.flag
                 raise UsageError(f"{flag} is for --sensitivity", hint=f"Add --sensitivity, or leave {flag} out.")
         refuse_missing_files(request.options)
 
@@ -214,7 +206,7 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
         UsageError: options do not go together, a path is wrong, or an output exists.
         ModelPathError: there is no such file.
     """
-    from winml.modelkit.flows.quantize.sensitivity_options import SAMPLES, SensitivityOptions
+    from winml.modelkit.flows.quantize.sensitivity_options import SensitivityOptions
     from winml.modelkit.graph.files.output_files import files_of_model, refuse_existing, refuse_inputs
 
     QUANTIZE.refuse_options(request)
@@ -233,17 +225,11 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
         refuse_inputs(outputs, [*read, *_dataset_files(request), *files_of_model(model)])
         refuse_existing(outputs, overwrite=request.overwrite)
     measured = measured_path(outputs[0]) if outputs else None
-    samples = (request.stated_samples or {}).get("samples")
+    stated = {field.name: getattr(request, field.name) for field in fields_of(SensitivityFields)}
+    if request.dataset is not None:
+        stated |= {"samples": None, "target": None}  # of the dataset
     sensitivity = SensitivityOptions(
-        depth=request.depth,
-        module=request.module,
-        samples=SAMPLES if request.dataset is not None else samples or SAMPLES,
-        input_data=Path(request.input_data) if request.input_data is not None else None,
-        sizes=dict(request.sizes or {}),
-        jobs=request.jobs or 1,
-        target=request.target if request.dataset is None else None,
-        measured=measured,
-        overwrite=request.overwrite,
+        **stated, sizes=dict(request.sizes or {}), measured=measured, overwrite=request.overwrite
     )
     met = "the target is met"
     return SensitivityPlan(
@@ -278,9 +264,10 @@ def _refuse_combinations(request: QuantizeRequest) -> None:
     for flag, is_stated in unused.items():
         if is_stated:
             raise UsageError(f"{flag} is about a model to write, and --sensitivity writes none", hint="Leave it out.")
-    samples = (request.stated_samples or {}).get("samples")
-    if request.input_data is not None and samples is not None:
-        raise UsageError(f"--samples {samples}: --input-data {request.input_data} has values", hint="Give one of them.")
+    if request.input_data is not None and request.samples is not None:
+        raise UsageError(
+            f"--samples {request.samples}: --input-data {request.input_data} has values", hint="Give one of them."
+        )
     if request.module is not None:
         Selector(request.module)
     if request.exclude_list is not None and request.target is None:
@@ -305,7 +292,7 @@ def _refuse_target(request: QuantizeRequest) -> None:
         from winml.modelkit.evaluate.options import parse_limits
 
         find_dataset(request.dataset)
-        refuse_unknown_roles((request.stated_samples or {}).get("columns", {}))
+        refuse_unknown_roles(request.columns)
         if request.target is None:
             raise UsageError(
                 f"--dataset {request.dataset}: nothing says what is to be reached on it",
@@ -361,12 +348,8 @@ def _variant_evaluator(plan: SensitivityPlan) -> Iterator[VariantEvaluator | Non
     from winml.modelkit.builds.evaluated_models import variant_evaluator
     from winml.modelkit.evaluate.options import EvaluationOptions, parse_limits
 
-    stated = request.stated_samples or {}
     requested = EvaluationOptions(
-        dataset=request.dataset,
-        split=stated.get("split"),
-        columns=stated.get("columns", {}),
-        samples=stated.get("samples"),
+        dataset=request.dataset, split=request.split, columns=dict(request.columns), samples=request.samples
     )
     [target] = parse_limits([request.target], "--target").items()
     with variant_evaluator(plan.model, requested, target) as evaluator:

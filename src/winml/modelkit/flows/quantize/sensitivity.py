@@ -201,7 +201,7 @@ def quantization_sensitivity(
             plan, parts = _planned_parts(graph, source, options, sensitivity)
             step.summary = f"{sum(bool(part.nodes) for part in parts)} modules with nodes to quantize"
         with clock.step(_REFERENCE) as step:
-            samples = take_samples(graph, _run_options(source, sensitivity), sensitivity.samples, _threads(sensitivity))
+            samples = take_samples(graph, _run_options(source, sensitivity), sensitivity.draws, _threads(sensitivity))
             step.summary = f"{len(samples.values)} sets of values"
         forms = QuantizedVariants(graph, samples, engine, _threads(sensitivity), evaluator, before_each)
         study = _Study(graph, options, plan, parts, forms, retained)
@@ -283,7 +283,7 @@ def _request(
         "mode": options.mode_of(options.base),
         **({"calibration": _calibration_request(calibration)} if calibration is not None else {}),
         # Where values come from a file, no random ones are drawn.
-        **({"input_data": file_digest(data)} if data is not None else {"samples": sensitivity.samples}),
+        **({"input_data": file_digest(data)} if data is not None else {"samples": sensitivity.draws}),
         "seed": sensitivity.seed,
         "sizes": dict(sensitivity.sizes),
         "winml": __version__,

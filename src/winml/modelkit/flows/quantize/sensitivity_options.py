@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import TYPE_CHECKING, get_args
 
 import pydantic
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.options import Options, nearest
+from winml.modelkit.options import Options, nearest, record_of
+from winml.modelkit.quantize.declared_options import SensitivityFields
 from winml.modelkit.results.quantization_sensitivity import FidelityTarget, Metric
 
 __all__ = ["SensitivityOptions", "parse_target"]
@@ -21,35 +22,34 @@ SAMPLES = 4
 """Sets of random values. Chosen: outputs of text and image models have thousands of numbers in each."""
 ITERATIONS = 30
 """Chosen: one run in each of the 30 pairs of blocks that a comparison of latencies has."""
-MOST_JOBS = 64
-"""Chosen: each holds a session of the whole model."""
 
 
-class SensitivityOptions(Options):
-    """Which modules are quantized alone, on which values, and what is looked for."""
+if TYPE_CHECKING:
 
-    depth: pydantic.PositiveInt | None = None
-    """Levels of the module tree to measure; what lies below counts with the module above. Null: all."""
-    module: Annotated[str, pydantic.Field(min_length=1)] | None = None
-    """Selector of the only modules to measure. Null: all."""
-    samples: pydantic.PositiveInt = SAMPLES
-    """Sets of random values the model is run on, where there is no `input_data`."""
-    input_data: Path | None = None
-    """An .npz file with an array for each input, in place of random values."""
+    class _Fields(SensitivityFields, Options):  # type: ignore[misc]  # Options is frozen by its config
+        pass
+else:
+    _Fields = record_of(SensitivityFields)
+
+
+class SensitivityOptions(_Fields):  # type: ignore[misc]  # as above
+    """Which modules are quantized alone, on which inputs, and what is looked for."""
+
     sizes: dict[str, pydantic.PositiveInt] = pydantic.Field(default_factory=dict)
     """Sizes of open dimensions, by name, by `input:axis`, or by key of --shape-config."""
     seed: pydantic.NonNegativeInt = 0
     """Seed of the random values."""
-    jobs: Annotated[int, pydantic.Field(ge=1, le=MOST_JOBS)] = 1
-    """Modules measured at a time."""
-    target: str | None = None
-    """What every output has to reach, such as `sqnr_db=30`; then the modules that must stay in float are searched."""
     iterations: pydantic.PositiveInt = ITERATIONS
     """Timed runs, with a target: of the float model, of all modules quantized, and with those of the list in float."""
     measured: Path | None = None
     """File that keeps what was measured, until the answer is written. Null: nothing is kept."""
     overwrite: bool = False
     """Start anew where that file belongs to a run with other options."""
+
+    @property
+    def draws(self) -> int:
+        """How many sets of random values the model runs on."""
+        return self.samples or SAMPLES
 
     @property
     def fidelity_target(self) -> FidelityTarget | None:
