@@ -267,7 +267,7 @@ def test_precision_of_a_package_quantizes_by_its_engine(workplace: Workplace, tm
     (tmp_path / "finer.py").write_text(
         "from winml.modelkit.extend import ModeRules, Precision\n"
         "RULES = ModeRules('blocks', frozenset({'MatMul'}), 21, engine='finer_engine:quantize')\n"
-        "FINER = Precision('finer8', 8, ('finer',), '8-bit weights', 20.0, ways={'finer': RULES})\n",
+        "FINER = Precision('finer8', 8, ('weight-only', 'finer'), '8-bit weights', 20.0, ways={'finer': RULES})\n",
         encoding="utf-8",
     )
     (tmp_path / "finer_engine.py").write_text(
@@ -282,9 +282,12 @@ def test_precision_of_a_package_quantizes_by_its_engine(workplace: Workplace, tm
         workplace, program=(sys.executable, "-m", "winml.modelkit"), variables={"PYTHONPATH": str(tmp_path)}
     )
     onnx.save(model, place.folder / "net.onnx")
-    _answer(place.winml("quantize", "-m", "net.onnx", "-o", "few.onnx", "--precision", "finer8"))
+    asked = ("quantize", "-m", "net.onnx", "-o", "few.onnx", "--precision", "finer8")
+    _answer(place.winml(*asked, "--mode", "finer"))
     assert ["MatMulNBits"] == _operators(place.folder / "few.onnx")
-    _answer(place.winml("build", "-m", "net.onnx", "-o", "out", "-c", '{"quant": {"precision": "finer8"}}'))
+    assert "'finer'" in place.winml(*asked, "--mode", "fine").err
+    config = '{"quant": {"precision": "finer8", "mode": "finer"}}'
+    _answer(place.winml("build", "-m", "net.onnx", "-o", "out", "-c", config))
     manifest = json.loads((place.folder / "out" / "build_manifest.json").read_text(encoding="utf-8"))
     (stage,) = [stage for stage in manifest["parts"][0]["stages"] if stage["name"] == "quantize"]
     assert "finer 0.3" in json.dumps(stage["origin"]["options"])

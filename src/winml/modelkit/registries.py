@@ -23,7 +23,7 @@ from winml.modelkit.records import Record
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
 
-__all__ = ["CONTRACT", "REGISTRIES", "PlugIn", "Registry", "installed_plug_ins", "installed_sources"]
+__all__ = ["CONTRACT", "REGISTRIES", "Names", "PlugIn", "Registry", "installed_plug_ins", "installed_sources"]
 
 CONTRACT = "v1"
 """Version of the contracts in ``extend``; a plug-in package names the one it was written for in the entry-point group
@@ -72,7 +72,76 @@ class PlugIn(Record):
         )
 
 
-class Registry(Mapping[str, T_co], Generic[T_co]):
+class Names(Mapping[str, T_co], Generic[T_co]):
+    """Name → object, for names that users write; ``Annotated[str, names]`` is a field that holds one of them."""
+
+    def __init__(self, kind: str, named: Mapping[str, Any]) -> None:
+        """Declare names.
+
+        Args:
+            kind: What a name stands for, for messages: ``mode``.
+            named: Name → object.
+        """
+        self.kind, self._named = kind, named
+
+    # Annotations of fields are hashed, and no two tables of names are equal.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __getitem__(self, name: str) -> T_co:
+        found: T_co = self._named[name]
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._named)
+
+    def __len__(self) -> int:
+        return len(self._named)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name."""
+        return tuple(self._named)
+
+    def find(self, name: str, option: str) -> T_co:
+        """Return the object of a name that a user wrote.
+
+        Args:
+            name: The name.
+            option: What it was written for, for the message: ``--layout``.
+
+        Raises:
+            UsageError: there is no such name (suggests the nearest), or its plug-in cannot be used.
+        """
+        if name in self:
+            return self[name]
+        raise UsageError(f"{option} {name}: no such {self.kind}", hint=self._guess(name))
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        """Validate a field that is annotated with this, as ``Annotated[str, LAYOUTS]``: one of its names."""
+        from pydantic import AfterValidator
+
+        return AfterValidator(self._check).__get_pydantic_core_schema__(source, handler)
+
+    def __get_pydantic_json_schema__(
+        self, schema: Any, handler: Callable[[Any], Mapping[str, Any]]
+    ) -> dict[str, object]:
+        """Describe such a field: the names there are, those of installed plug-ins included."""
+        return {"enum": list(self.names), **handler(schema)}
+
+    def _check(self, name: str) -> str:
+        if name not in self:
+            raise ValueError(f"no such {self.kind}. {self._guess(name)}")
+        return name
+
+    def _guess(self, name: str) -> str:
+        from winml.modelkit.options import nearest  # imports pydantic
+
+        guess = nearest(name, self.names)
+        return f"Did you mean {guess!r}?" if guess else f"There is: {', '.join(self.names)}."
+
+
+class Registry(Names[T_co]):
     """Name → object, built-in ones first, then those of plug-ins in the order of their names.
 
     ``name in registry`` knows every name; iterating leaves out plug-ins that cannot be used, and imports the others.
@@ -95,14 +164,10 @@ class Registry(Mapping[str, T_co], Generic[T_co]):
             contract: Returns the type that objects of plug-ins need to have.
             refuse: Takes a name and its object; returns why it cannot be used, or an empty string.
         """
-        self.group, self.kind = group, kind
-        self._built_in = built_in
+        super().__init__(kind, built_in)
+        self.group, self._built_in = group, built_in
         self._contract, self._refuse = contract, refuse
         self._loaded: dict[str | PlugIn, Any] = {}
-
-    # Annotations of fields are hashed, and no two registries are equal.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
 
     def __contains__(self, name: object) -> bool:
         return name in self._built_in or name in self._plug_ins()
@@ -146,36 +211,8 @@ class Registry(Mapping[str, T_co], Generic[T_co]):
         """Every name, also of plug-ins that cannot be used; nothing is imported."""
         return (*self._built_in, *self._plug_ins())
 
-    def find(self, name: str, option: str) -> T_co:
-        """Return the object of a name that a user wrote.
-
-        Args:
-            name: The name.
-            option: What it was written for, for the message: ``--layout``.
-
-        Raises:
-            UsageError: there is no such name (suggests the nearest), or its plug-in cannot be used.
-        """
-        if name in self:
-            return self[name]
-        raise UsageError(f"{option} {name}: no such {self.kind}", hint=self._guess(name))
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        """Validate a field that is annotated with the registry, as ``Annotated[str, LAYOUTS]``: one of its names."""
-        from pydantic import AfterValidator
-
-        return AfterValidator(self._check).__get_pydantic_core_schema__(source, handler)
-
-    def __get_pydantic_json_schema__(
-        self, schema: Any, handler: Callable[[Any], Mapping[str, Any]]
-    ) -> dict[str, object]:
-        """Describe such a field: the names there are, those of installed plug-ins included."""
-        return {"enum": list(self.names), **handler(schema)}
-
     def _check(self, name: str) -> str:
-        if name not in self:
-            raise ValueError(f"no such {self.kind}. {self._guess(name)}")
-        if name not in self._built_in:
+        if super()._check(name) not in self._built_in:
             self[name]
         return name
 
@@ -207,12 +244,6 @@ class Registry(Mapping[str, T_co], Generic[T_co]):
         """Return every plug-in of the group, with what is wrong with it; imports them."""
         usable = self._plug_ins()
         return tuple(self._checked(p)[0] if usable.get(p.name) is p else self._unreachable(p) for p in self._found())
-
-    def _guess(self, name: str) -> str:
-        from winml.modelkit.options import nearest  # imports pydantic
-
-        guess = nearest(name, self.names)
-        return f"Did you mean {guess!r}?" if guess else f"There is: {', '.join(self.names)}."
 
     def _found(self) -> tuple[PlugIn, ...]:
         return _installed(tuple(sys.path)).get(self.group, ())

@@ -131,7 +131,7 @@ def _declared_option(option: Field, **heading: object) -> Callable[[_F], _F]:
     if option.is_repeatable:
         return click.option(*names, multiple=True, metavar=option.metavar, **{**settings, "default": ()})
     if option.choices:
-        settings["type"] = click.Choice(option.choices)
+        settings["type"] = _Choice(option.choices)
     elif Path in kinds:
         settings["type"] = NonEmptyPath()
     elif float in kinds:
@@ -143,6 +143,17 @@ def _declared_option(option: Field, **heading: object) -> Callable[[_F], _F]:
         is_limited = (option.minimum, option.maximum) != (None, None)
         settings["type"] = click.IntRange(option.minimum, option.maximum) if is_limited else int
     return click.option(*names, metavar=option.metavar, show_default=default is not None, **settings)
+
+
+class _Choice(click.Choice[Any]):
+    """One of several values; another is met with the nearest."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """Return what there is, and what was probably meant."""
+        from winml.modelkit.options import nearest  # imports pydantic
+
+        guess = nearest(str(value), map(str, self.choices))
+        return super().get_invalid_choice_message(value, ctx) + (f" Did you mean {guess!r}?" if guess else "")
 
 
 def declared_options_of(fields: Iterable[Field]) -> Callable[[_F], _F]:

@@ -46,6 +46,7 @@ class QuantizeFields:
         "How; the usual way of each precision where left out. "
         f"{'; '.join(f'`{name}`: {rules.words}' for name, rules in MODES.items())}.",
         _GROUP,
+        only=MODES.names,
     )
     exclude: tuple[str, ...] = declare(
         (),

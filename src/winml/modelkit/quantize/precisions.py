@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.registries import Registry
+from winml.modelkit.registries import Names, Registry
 
 __all__ = [
     "FLOAT32",
@@ -27,8 +27,6 @@ __all__ = [
 
 Mode: TypeAlias = str
 """Name of a way, a key of :data:`MODES`."""
-ModeName = Literal["dynamic", "qdq", "weight-only", "float"]
-"""Ways that can be requested; a precision of a plug-in has ways of its own, which follow from it."""
 CalibrationMethod = Literal["minmax", "entropy", "percentile"]
 """How a range is made of the values seen: all of them; or those whose distribution 8 bits show best; or a share."""
 
@@ -144,12 +142,16 @@ _BUILT_IN = {
 }
 
 
+_ways: dict[Mode, ModeRules] = {**_BUILT_IN_MODES}
+"""With those of plug-ins, once they are found."""
+
+
 def _problem_of(name: str, precision: Precision) -> str:
     """Return why a precision of a plug-in cannot be used; empty where it can."""
     if precision.name != name:
         return f"it calls itself {precision.name}"
-    if taken := [mode for mode in precision.ways if mode in _BUILT_IN_MODES]:
-        return f"its way {taken[0]} has the name of one of winml's"
+    if taken := [mode for mode, rules in precision.ways.items() if _ways.get(mode, rules) != rules]:
+        return f"its way {taken[0]} has the name of another"
     if unknown := [mode for mode in precision.modes if mode not in {**_BUILT_IN_MODES, **precision.ways}]:
         return f"it has no way {unknown[0]}; expected in ways"
     return "" if precision.modes and all(rules.engine for rules in precision.ways.values()) else "it has no engine"
@@ -160,11 +162,12 @@ PRECISIONS: Registry[Precision] = Registry("precisions", "precision", _BUILT_IN,
 PrecisionName = Annotated[str, PRECISIONS]
 """Name of a precision, as a field of options."""
 
-MODES: Mapping[Mode, ModeRules] = {
-    **_BUILT_IN_MODES,
-    **{mode: rules for precision in PRECISIONS.values() for mode, rules in precision.ways.items()},
-}
-"""Ways to fewer bits, in the order they work where one graph uses several."""
+for _precision in PRECISIONS.values():
+    _ways.update(_precision.ways)
+MODES: Names[ModeRules] = Names("mode", _ways)
+"""Ways to fewer bits, in the order they work where one graph uses several; those of plug-ins come last."""
+ModeName = Annotated[str, MODES]
+"""Name of a way, as a field of options."""
 
 
 def mode_for(precision: Precision, mode: Mode | None) -> Mode | None:
