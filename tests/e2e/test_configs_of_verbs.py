@@ -152,7 +152,7 @@ def test_export_takes_a_whole_config_or_its_section_and_options_win(here: Path, 
     assert [3, 64] == sized["inputs"][0]["shape"]
     _refused("export", "-o", "n.onnx", words="no model")
     _refused("export", "-m", small_bert, "-c", '{"export": null}', "-o", "n.onnx", words="null skips")
-    _refused("export", "-m", small_bert, "--opset", "3", "-o", "n.onnx", words="--opset 3: ")
+    _refused("export", "-m", small_bert, "--opset", "3", "-o", "n.onnx", words="--opset")
 
 
 def test_config_of_winml_cli_is_read_where_it_means_the_same(here: Path, small_bert: Path) -> None:

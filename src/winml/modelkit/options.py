@@ -82,17 +82,19 @@ class Options(_Checked):
 _OptionsT = TypeVar("_OptionsT", bound=pydantic.BaseModel)
 
 
-def record_of(declaring: type) -> type[Options]:
-    """Return the validated record of the options that a dataclass declares, to derive from.
+def record_of(*declaring: type) -> type[Options]:
+    """Return the validated record of the options that dataclasses declare, to derive from.
 
     Args:
-        declaring: A dataclass of :func:`winml.modelkit.fields.declare`.
+        declaring: Dataclasses of :func:`winml.modelkit.fields.declare`.
     """
     fields: dict[str, Any] = {
         field.name: (_limited(field), pydantic.Field(description=field.help, **_default(field)))
-        for field in fields_of(declaring)
+        for kind in declaring
+        for field in fields_of(kind)
     }
-    return pydantic.create_model(declaring.__name__, __base__=Options, __module__=declaring.__module__, **fields)
+    first = declaring[0]
+    return pydantic.create_model(first.__name__, __base__=Options, __module__=first.__module__, **fields)
 
 
 def _default(field: Field) -> dict[str, Any]:

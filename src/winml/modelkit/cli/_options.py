@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args
 import click
 
 from winml.modelkit.errors import ModelPathError
+from winml.modelkit.export.declared_options import DynamicFields
 from winml.modelkit.fields import GENERAL, INPUT, OPTIONS, OUTPUT, Field, fields_of
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import Group, declared_options
@@ -230,30 +231,13 @@ def weight_options(command: _F) -> _F:
 def dynamic_options(command: _F) -> _F:
     """Add the options that leave dimensions open."""
     return _all_of(
-        grouped_option("--dynamic-batch", is_flag=True, group="Model inputs", help="Leave the batch size open."),
-        grouped_option(
-            "--dynamic-seq-len",
-            "--dynamic-sequence",
-            "dynamic_sequence",
-            is_flag=True,
-            group="Model inputs",
-            help="Leave the length of text or audio open.",
-        ),
-        grouped_option(
-            "--dynamic-image-size", is_flag=True, group="Model inputs", help="Leave height and width of images open."
-        ),
+        declared_options_of(fields_of(DynamicFields)),
         grouped_option(
             "--dynamic-axes",
             multiple=True,
             metavar="AXES",
             group="Model inputs",
             help="Leave axes open by place: input_ids:0=batch,1=sequence; repeatable; or a JSON file or text.",
-        ),
-        grouped_option(
-            "--allow-dynamic",
-            is_flag=True,
-            group="Model inputs",
-            help="Leave dimensions open even where --ep needs fixed sizes.",
         ),
     )(command)
 

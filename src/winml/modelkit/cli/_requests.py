@@ -33,6 +33,7 @@ __all__ = [
     "export_section_keys",
     "exported_path",
     "files_read",
+    "is_stated",
     "model_request",
     "read_build_config",
     "read_request",
@@ -181,8 +182,13 @@ def stated_fields(declaring: type, options: Mapping[str, object]) -> dict[str, A
     return {
         field.name: options[field.name] if field.read is None else field.read(options[field.name])
         for field in fields_of(declaring)
-        if field.in_command and context.get_parameter_source(field.name) not in (None, ParameterSource.DEFAULT)
+        if field.in_command and is_stated(context, field.name)
     }
+
+
+def is_stated(context: click.Context, name: str) -> bool:
+    """Say whether the command line states an option."""
+    return context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
 
 
 def configured_options(
@@ -190,7 +196,7 @@ def configured_options(
 ) -> ConfiguredOptions:
     """Return the options, with what the command line leaves open taken from the loader section."""
     loader = config.loader.model_dump() if config.loader is not None else {}
-    passed = {name for name in loader if context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)}
+    passed = {name for name in loader if is_stated(context, name)}
     passed |= {_DECIDES_THE_SAME[name] for name in passed & set(_DECIDES_THE_SAME)}
     taken = {name: value for name, value in loader.items() if name in options and name not in passed}
     words = {

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import pydantic
 
 from winml.modelkit.errors import VerificationError
+from winml.modelkit.export.declared_options import DynamicFields, ExportFields
 from winml.modelkit.graph.specs import DynamicAxes, DynamicDimension, DynamicRequest, InputTensorSpec, OutputTensorSpec
-from winml.modelkit.hierarchy.torch_modules import TorchModules, normalized_torch_modules
-from winml.modelkit.options import Options
+from winml.modelkit.hierarchy.torch_modules import normalized_torch_modules
+from winml.modelkit.options import Options, record_of
 
 __all__ = [
     "COMMAND_OPTIONS",
@@ -32,11 +33,6 @@ __all__ = [
 ExporterName = Literal["torchscript", "dynamo"]
 
 _SpecT = TypeVar("_SpecT", InputTensorSpec, OutputTensorSpec)
-
-OLDEST_OPSET = 11
-"""Chosen: the oldest opset in which the shape-computing operators the exporter emits take int64 inputs throughout."""
-NEWEST_OPSET = 20
-"""Specified: the newest opset torch's TorchScript exporter writes."""
 
 DYNAMO_OPSET = 18
 """Specified: the oldest opset torch's dynamo exporter has operators for."""
@@ -63,44 +59,30 @@ PYTHON_WORDS: Mapping[str, str] = {
 """Option of the command, as messages name it → what says the same in Python."""
 
 
-class WinMLExportConfig(Options):
+if TYPE_CHECKING:
+
+    class _Fields(ExportFields, DynamicFields, Options):
+        pass
+else:
+    _Fields = record_of(ExportFields, DynamicFields)
+
+
+class WinMLExportConfig(_Fields):
     """Options of the export stage. All have defaults; unknown keys are errors."""
 
-    exporter: Literal["auto", "torchscript", "dynamo"] = "auto"
-    """Which of torch's exporters makes the graph; ``auto``: TorchScript, and dynamo for what it cannot do or hold."""
-    opset_version: Annotated[int, pydantic.Field(ge=OLDEST_OPSET, le=NEWEST_OPSET)] | None = None
-    """Version of the default ONNX operator set in the file. Null: 17 with TorchScript, 18 with dynamo."""
-    do_constant_folding: bool = True
-    """Compute at export what depends on no input. Weights are never duplicated by it."""
     input_tensors: tuple[InputTensorSpec, ...] | None = None
     """The graph inputs, in order; a name in a shape leaves that dimension open. None: decided from the model."""
-    dynamic_batch: bool = False
-    """Leave the rows of every input open."""
-    dynamic_sequence: bool = False
-    """Leave the sequences open that the model reads: of text, of its decoder, or of audio."""
-    dynamic_image_size: bool = False
-    """Leave height and width of images open."""
+    output_tensors: tuple[OutputTensorSpec, ...] | None = None
+    """Names of the graph outputs, in order; their shapes and dtypes must be what the model returns. None: its own."""
     dynamic_axes: DynamicAxes = pydantic.Field(default_factory=dict)
     """Axes to leave open by their place, as torch.onnx.export takes them: input → axis → name, or input → axes."""
     dynamic_dimensions: tuple[DynamicDimension, ...] = ()
     """Bounds, and sizes to trace with, of dimensions that are left open; those not listed take what suits the model."""
-    ep: str | None = None
-    """Execution provider the file is for; one that needs fixed sizes refuses dimensions left open."""
-    allow_dynamic: bool = False
-    """Leave dimensions open even where ``ep`` needs fixed sizes."""
-    output_tensors: tuple[OutputTensorSpec, ...] | None = None
-    """Names of the graph outputs, in order; their shapes and dtypes must be what the model returns. None: its own."""
-    hierarchy: bool = True
-    """Write the module tags. Without it the file carries none of our keys, nor torch's."""
-    torch_module: Annotated[TorchModules, pydantic.BeforeValidator(normalized_torch_modules)] = "auto"
-    """Which ``torch.nn`` classes become hierarchy modules of their own: ``none``, ``all``, those listed, or ``auto``,
-    those with no other class between them and the root."""
-    keep_torch_metadata: bool = False
-    """Keep torch's own node metadata that holds local paths or trace names."""
-    operation_fallback: bool = False
-    """Tag a node without a known scope by the longest scope its neighbours share, instead of by the root."""
-    verify: bool = True
-    """Compare ONNX Runtime with PyTorch before the file is put in place."""
+
+    @pydantic.field_validator("torch_module", mode="before")
+    @classmethod
+    def _in_one_form(cls, value: object) -> object:
+        return normalized_torch_modules(value)
 
     @pydantic.field_validator("input_tensors", "output_tensors")
     @classmethod

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.options import nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -177,6 +176,8 @@ def _refuse_unknown_classes(called: Sequence[CalledModule], names: Iterable[str]
     present = {module.class_name for module in called}
     displayed = sorted({module.class_name for module in called if module.is_torch_nn})
     for name in sorted(set(names) - present):
+        from winml.modelkit.options import nearest
+
         guess = nearest(name, displayed)
         raise UsageError(
             f"no torch.nn class {name!r} runs in this model" + (f"; did you mean {guess!r}?" if guess else ""),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.layouts.layout import LAYOUTS
 from winml.modelkit.errors import UsageError, rename_options
+from winml.modelkit.export.declared_options import EXPORTER, ExporterChoice
 from winml.modelkit.fields import COMPARISON, OUTPUT, declare
 from winml.modelkit.optimize.capabilities import LEVELS
 
@@ -66,11 +67,7 @@ class BuildRequest:
         STAGES,
     )
     level: str | None = declare(None, "How much the optimizer does; winml optimize --list.", STAGES, only=LEVELS)
-    dynamo: bool | None = declare(
-        None,
-        "Use torch's dynamo exporter, or TorchScript.  [default: TorchScript, and dynamo for what it cannot do]",
-        STAGES,
-    )
+    exporter: ExporterChoice = declare(**EXPORTER, group=STAGES)
     skip_pre_normalization: bool = declare(
         False, "Leave an .onnx file as it is where no optimization is requested.", STAGES
     )
@@ -203,8 +200,8 @@ def _config_of(request: BuildRequest) -> WinMLBuildConfig:
             stated["ep"] = provider
     if request.ep_options:
         sections["compile"]["ep_options"] = parse_ep_options(request.ep_options)
-    if request.dynamo is not None:
-        sections["export"]["exporter"] = "dynamo" if request.dynamo else "torchscript"
+    if request.exporter != "auto":
+        sections["export"]["exporter"] = request.exporter
     changed: dict[str, Any] = {}
     if request.compile or request.ep_options:
         changed["compile"] = _requested_compilation(request)

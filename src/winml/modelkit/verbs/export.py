@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from winml.modelkit.errors import ConfigError, UsageError, rename_options
-from winml.modelkit.fields import OPTIONS, declare
+from winml.modelkit.errors import UsageError, rename_options
+from winml.modelkit.export.declared_options import ExportFields
+from winml.modelkit.fields import OPTIONS, OUTPUT, declare
 from winml.modelkit.file_names import sidecar_path
 from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside, planned_data
 from winml.modelkit.verbs.file_to_file import FileRequest, FileVerb, PlannedPart, orphaned_data
@@ -32,35 +33,19 @@ __all__ = ["PIN", "ExportPlan", "ExportRequest", "PinRequest", "plan_export", "r
 class ExportRequest:
     """What is requested of ``winml export``, of a PyTorch model."""
 
+    section: ClassVar[str] = "export"
+    declaring: ClassVar[type] = ExportFields
+
     model: ModelRequest
     config: WinMLExportConfig
-    """How the graph is made, before the options below are laid over it."""
+    """How the graph is made."""
     words: Mapping[str, str] = field(default_factory=dict)
     """Option → the key of the config that stands in its place, for messages."""
     origin: str = "export.{}"
     """Where a key of the config was stated, for messages."""
 
-    ep: str | None = declare(None, "Execution provider the file is for, such as qnn.", OPTIONS, metavar="NAME")
-    output: Path = declare(None, "The .onnx file to write.", OPTIONS, short="-o", is_required=True)
-    overwrite: bool = declare(False, "Replace files that are there already.", OPTIONS)
-    opset: int | None = declare(
-        None, "Version of ONNX's operators, 11 to 20.  [default: 17, or 18 with dynamo]", OPTIONS
-    )
-    dynamo: bool | None = declare(
-        None,
-        "Use torch's dynamo exporter, or TorchScript.  [default: TorchScript, and dynamo for what it cannot do]",
-        OPTIONS,
-    )
-    torch_module: str | None = declare(
-        None,
-        "torch.nn classes to show as modules: Linear,LayerNorm, all, none; or auto, those that no other class stands "
-        "above but the root's.  [default: auto]",
-        OPTIONS,
-        metavar="CLASSES",
-    )
-    hierarchy: bool | None = declare(
-        None, "Write the module tags, or leave no trace of them.  [default: write]", OPTIONS
-    )
+    output: Path = declare(None, "The .onnx file to write.", OUTPUT, short="-o", is_required=True)
+    overwrite: bool = declare(False, "Replace files that are there already.", OUTPUT)
     functions: str | None = declare(
         None,
         "Write modules as ONNX functions: all; classes, where those of a class with equal graphs share one; or those a "
@@ -68,9 +53,6 @@ class ExportRequest:
         OPTIONS,
         metavar="SELECTOR",
     )
-    keep_torch_metadata: bool = declare(False, "Keep the Python lines each node came from (local paths).", OPTIONS)
-    operation_fallback: bool = declare(False, "Tag nodes without a known scope by their neighbours.", OPTIONS)
-    verify: bool | None = declare(None, "Compare with PyTorch before writing, or not.  [default: verify]", OPTIONS)
     tokenizer: bool = declare(
         True, "Copy config, tokenizer and processor files of the checkpoint beside the model, or not.", OPTIONS
     )
@@ -84,8 +66,6 @@ class ExportPlan(Plan):
     request: ExportRequest
     model: ModelRequest
     """With the inputs and open dimensions of the config."""
-    config: WinMLExportConfig
-    """With the options of the request."""
 
 
 def plan_export(request: ExportRequest) -> ExportPlan:
@@ -102,8 +82,8 @@ def plan_export(request: ExportRequest) -> ExportPlan:
     from winml.modelkit.runtime.execution_providers import refuse_dynamic
 
     with rename_options(request.words):
-        config = _config_of(request)
-        model = _model_of(request, config)
+        config = request.config
+        model = _model_of(request)
         if request.functions is not None and not config.hierarchy:
             raise UsageError(
                 f"--functions {request.functions} goes by the tags, and --no-hierarchy writes none",
@@ -125,13 +105,12 @@ def plan_export(request: ExportRequest) -> ExportPlan:
             *map(_planned, filter(None, (paths.sidecar, paths.report))),
             *map(_planned, companions),
         ),
-        steps=_steps(request, model, config),
+        steps=_steps(request, model),
         notes=notes,
         removes=(*orphaned_data([paths.model], reads), *orphans),
         interrupted=interruptions_beside([paths.model]),
         request=request,
         model=model,
-        config=config,
     )
 
 
@@ -146,7 +125,7 @@ def run_export(plan: ExportPlan, on_step: Callable[[StepEvent], None] | None = N
 
     plan.recover()
     request = plan.request
-    exporter = HTPExporter(plan.config, seed=plan.model.seed, on_step=on_step)
+    exporter = HTPExporter(request.config, seed=plan.model.seed, on_step=on_step)
     with rename_options(request.words):
         return exporter.export_checkpoint(
             plan.model,
@@ -158,41 +137,9 @@ def run_export(plan: ExportPlan, on_step: Callable[[StepEvent], None] | None = N
         )
 
 
-def _config_of(request: ExportRequest) -> WinMLExportConfig:
-    """Return the config with what the options say; an option wins.
-
-    Raises:
-        ConfigError: an option has no valid value.
-    """
-    from winml.modelkit.options import parse_options
-
-    names = ("ep", "hierarchy", "verify")
-    stated: dict[str, object] = {name: value for name in names if (value := getattr(request, name)) is not None}
-    stated |= {name: True for name in ("keep_torch_metadata", "operation_fallback") if getattr(request, name)}
-    if request.dynamo is not None:
-        stated["exporter"] = "dynamo" if request.dynamo else "torchscript"
-    if request.torch_module:
-        stated["torch_module"] = _torch_modules(request.torch_module)
-    if request.opset is not None:
-        versions = {"opset_version": request.opset}
-        parsed = parse_options(type(request.config), versions, f"--opset {request.opset}")
-        stated["opset_version"] = parsed.opset_version
-    return request.config.model_copy(update=stated)
-
-
-def _torch_modules(text: str) -> Any:
-    from winml.modelkit.hierarchy.torch_modules import normalized_torch_modules
-
-    try:
-        return normalized_torch_modules(text)
-    except ValueError as error:
-        hint = "Give auto, none, all, or names of classes separated by commas."
-        raise ConfigError(f"--torch-module {text}: {error}", hint=hint) from None
-
-
-def _model_of(request: ExportRequest, config: WinMLExportConfig) -> ModelRequest:
+def _model_of(request: ExportRequest) -> ModelRequest:
     """Return the model with the inputs and the open dimensions that the config states."""
-    model = request.model
+    model, config = request.model, request.config
     model = replace(model, dynamic=model.dynamic.joined(config.dynamic.requested_by(request.origin)))
     if config.input_tensors is None or model.input_specs is not None:
         return model
@@ -234,10 +181,11 @@ def _companions(
     return written, orphans
 
 
-def _steps(request: ExportRequest, model: ModelRequest, config: WinMLExportConfig) -> tuple[PlannedStep, ...]:
+def _steps(request: ExportRequest, model: ModelRequest) -> tuple[PlannedStep, ...]:
     from winml.modelkit.export.config import DEFAULT_OPSETS
     from winml.modelkit.results.export_result import STEPS
 
+    config = request.config
     exporters = {"auto": "TorchScript, and dynamo for what it cannot do", "torchscript": "TorchScript"}
     opset = config.opset_version or DEFAULT_OPSETS["dynamo" if config.exporter == "dynamo" else "torchscript"]
     weights = f"random weights, seed {model.seed}" if model.random_weights else "with its weights"

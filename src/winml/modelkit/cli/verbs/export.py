@@ -24,10 +24,10 @@ from winml.modelkit.cli._options import (
 )
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import (
-    config_option,
     configured_options,
     export_section,
     export_section_keys,
+    is_stated,
     model_request,
     read_build_config,
     sizes_by_name,
@@ -36,9 +36,10 @@ from winml.modelkit.cli._requests import (
 )
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings, tell
 from winml.modelkit.errors import ConfigError, UsageError, rename_options
-from winml.modelkit.fields import OPTIONS
+from winml.modelkit.export.declared_options import DynamicFields, ExportFields
+from winml.modelkit.fields import OPTIONS, fields_of
 from winml.modelkit.graph.files.named_paths import named_path
-from winml.modelkit.load.load_options import declared_options, is_not_default
+from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.verbs.export import PIN, ExportRequest, PinRequest, plan_export, run_export
 
 if TYPE_CHECKING:
@@ -58,9 +59,8 @@ __all__ = [
 
 _FOR_PYTORCH_MODELS = (
     *(option.name for option in declared_options() if not option.is_for_onnx),
-    "input_specs", "dynamic_batch", "dynamic_sequence", "dynamic_image_size", "dynamic_axes", "allow_dynamic",
-    "config", "export_config", "opset", "torch_module", "hierarchy", "clean_onnx", "keep_torch_metadata",
-    "operation_fallback", "with_report", "ep", "functions", "dynamo",
+    *(option.name for option in (*fields_of(DynamicFields), *fields_of(ExportFields)) if option.name != "verify"),
+    "input_specs", "dynamic_axes", "config", "export_config", "clean_onnx", "with_report", "functions",
 )  # fmt: skip
 """Options that say how a graph is made from a PyTorch model."""
 
@@ -81,10 +81,12 @@ def pin(options: Mapping[str, Any]) -> None:
     Raises:
         UsageError: an option that has no meaning here, or a name the file does not have.
     """
-    for name in _FOR_PYTORCH_MODELS:
-        if is_not_default(name, options[name]):
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        if parameter.name in _FOR_PYTORCH_MODELS and is_stated(context, parameter.name):
+            flag = [*parameter.opts, *parameter.secondary_opts][-1]
             raise UsageError(
-                f"--{name.replace('_', '-')} has no meaning for an ONNX file, whose sizes alone can be fixed",
+                f"{flag} has no meaning for an ONNX file, whose sizes alone can be fixed",
                 hint="Leave it out, or export the PyTorch model anew.",
             )
     if not (options["shape_config"] or options["batch_size"]):
@@ -100,7 +102,7 @@ def pin(options: Mapping[str, Any]) -> None:
         model=named_path(options["model"].strip()),
         output=options["output"],
         overwrite=options["overwrite"],
-        verify=options["verify"] is not False,
+        verify=options["verify"],
         seed=options["seed"],
         sizes=sizes_by_name(options),
     )
@@ -133,10 +135,9 @@ Examples:
 @click.command(name="export", cls=WinMLCommand, epilog=EPILOG)
 @model_option(
     required=False,
-    help="Hub id, checkpoint folder, config.json, file.py:factory or package.module:factory; "
-    "an .onnx file, to fix its open sizes.",
+    help="Hub id, checkpoint folder, config.json, file.py:factory or package.module:factory; else the loader of "
+    "--config names it; an .onnx file, to fix its open sizes.",
 )
-@config_option("A build config, or its export section; its loader may name the model. Options win over it.")
 @source_options
 @random_options
 @input_options
@@ -190,15 +191,16 @@ def _read_request(context: click.Context, options: dict[str, Any]) -> ExportRequ
         alone, origin = _export_config(options["export_config"]), "{} in --export-config"
         words.update(export_section_keys(alone, options, origin))
         config = config.model_copy(update={name: getattr(alone, name) for name in alone.model_fields_set})
-    stated = stated_fields(ExportRequest, options)
+    stated = stated_fields(ExportFields, options)
     if options["clean_onnx"]:
         stated["hierarchy"] = False
+    if options["allow_dynamic"]:
+        stated["allow_dynamic"] = True
     with rename_options(words):
-        config = with_sizes(config, options)
-        if options["allow_dynamic"]:
-            config = config.model_copy(update={"allow_dynamic": True})
+        config = with_sizes(config, options).model_copy(update=stated)
         model = model_request(configured.options)
-    return ExportRequest(model=model, config=config, words=words, origin=origin, **stated)
+    requested = stated_fields(ExportRequest, options)
+    return ExportRequest(model=model, config=config, words=words, origin=origin, **requested)
 
 
 def _export_config(place: str) -> WinMLExportConfig:
