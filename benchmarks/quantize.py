@@ -454,7 +454,7 @@ def main() -> None:
     parser.add_argument("--optimum-python", type=Path, help="Interpreter with optimum[onnxruntime].")
     parser.add_argument("--openvino-python", type=Path, help="Interpreter with openvino and nncf.")
     arguments = parser.parse_args()
-    from winml.modelkit.runtime.processor import has_integer_dot_products
+    from winml.modelkit.runtime.host import has_integer_dot_products
 
     offered = offered_modes()
     arguments.models = [name for name in arguments.models.split(",") if name]

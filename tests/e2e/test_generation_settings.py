@@ -16,7 +16,7 @@ from encoder_decoder import save_encoder_decoder
 from generating import PROMPT, build_decoder
 from winml.modelkit import WinMLModelForCausalLM
 from winml.modelkit.errors import InputError
-from winml.modelkit.inference.generation import config_file
+from winml.modelkit.inference.generation import settings
 from winml.modelkit.inference.generation.decoder_prompt import DecoderPrompt, read_decoder_prompt
 from winml.modelkit.inference.generation.settings import read_settings
 
@@ -155,12 +155,12 @@ def test_settings_that_do_not_go_together_are_refused_in_words(llama_copy: Path)
 def test_every_key_of_transformers_is_known() -> None:
     """A key that transformers adds is looked at before it is handed to its loop."""
     own = {key for key in vars(GenerationConfig()) if not key.startswith("_")}
-    kinds = set(config_file._GenerationConfig.model_fields)
+    kinds = set(settings._GenerationConfig.model_fields)
     without_effect = {
         "transformers_version", "use_cache", "output_attentions", "output_hidden_states", "output_scores",
         "output_logits", "return_dict_in_generate",
     }  # fmt: skip
-    known = kinds | config_file.SPEED_ONLY | config_file.UNSUPPORTED.keys() | without_effect
+    known = kinds | settings.SPEED_ONLY | settings.UNSUPPORTED.keys() | without_effect
     assert set() == own - known
     assert OF_A_MODEL_TYPE == kinds - own
 

@@ -12,7 +12,7 @@ import pytest
 from e2e.workplace import Workplace
 from generating import PROMPT
 from winml.modelkit.errors import InputError
-from winml.modelkit.evaluate.tokenizer_calls import LONGEST_TEXT_CHARACTERS, tokenizer_call
+from winml.modelkit.evaluate.processors import LONGEST_TEXT_CHARACTERS, tokenizer_call
 from winml.modelkit.inference.generation.text import TextTokenizer, open_tokenizer, read_tokenizer
 
 PRECOMPILED = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}

@@ -32,8 +32,6 @@ SEAMS: dict[str, dict[str, str]] = {
     },
     "export.dynamo.capturing": {
         "torch._ops": f"{_DYNAMO}/test_capturing.py::test_capture_that_fails_names_operator_size_line_and_module",
-    },
-    "export.dynamo.module_stacks": {
         "torch.fx.experimental.proxy_tensor": f"{_DYNAMO}/test_capturing.py::"
         "test_capture_names_and_scopes_are_the_paths_of_the_modules_that_ran",
     },
@@ -59,25 +57,19 @@ SEAMS: dict[str, dict[str, str]] = {
         "torch.export._trace": f"{_DYNAMO}/test_capturing.py::"
         "test_capture_that_fails_names_operator_size_line_and_module",
     },
-    "export.torchscript.missing_values": {
-        "torch._C": f"{_TORCHSCRIPT}/test_missing_values.py::"
-        "test_capture_without_values_is_that_with_values_and_refers_to_the_callers",
-        "torch._subclasses.fake_tensor": f"{_TORCHSCRIPT}/test_missing_values.py::"
-        "test_capture_that_needs_values_is_refused",
-    },
-    "export.torchscript.operators": {
+    "export.torchscript.capturing": {
         "torch.onnx._internal.torchscript_exporter": f"{_TORCHSCRIPT}/test_operators.py::"
         "test_further_operators_are_gone_after_the_block",
         "torch.onnx.symbolic_helper": f"{_TORCHSCRIPT}/test_operators.py::test_diff_is_that_of_torch",
     },
-    "export.torchscript.scopes": {
-        "torch._C": f"{_TORCHSCRIPT}/test_scopes.py::test_scopes_scripted_function_keeps_its_callers_scope",
+    "export.torchscript.tracing": {
+        "torch._C": f"{_TORCHSCRIPT}/test_missing_values.py::"
+        "test_capture_without_values_is_that_with_values_and_refers_to_the_callers",
+        "torch._subclasses.fake_tensor": f"{_TORCHSCRIPT}/test_missing_values.py::"
+        "test_capture_that_needs_values_is_refused",
         "torch.jit": f"{_TORCHSCRIPT}/test_scopes.py::test_scopes_read_back_the_exact_call_stack",
         "torch.onnx._internal.torchscript_exporter.utils": f"{_TORCHSCRIPT}/test_scopes.py::"
         "test_applied_prints_nothing_even_when_verbose",
-    },
-    "export.torchscript.tracing": {
-        "torch._C": f"{_TORCHSCRIPT}/test_traced_loops.py::test_loop_over_chosen_experts_has_a_round_for_each",
     },
     "hierarchy.torch_modules": {
         "._compiled_call_impl": "tests/unit/hierarchy/test_compiled_modules.py::"

@@ -18,7 +18,7 @@ from winml.modelkit.graph.bundle import TextTokens, read_part_description
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.results.build_result import BuildResult
+from winml.modelkit.results.build_manifest import BuildResult
 
 pytestmark = pytest.mark.usefixtures("libraries_may_warn")
 

@@ -23,7 +23,7 @@ from winml.modelkit.export.preparation import prepared_for_export
 from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.export.torchscript.capturing import capture_torchscript
 from winml.modelkit.hierarchy.tagging import measure_coverage, read_tag
-from winml.modelkit.hierarchy.tracing import record_calls
+from winml.modelkit.hierarchy.torch_modules import record_calls
 from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
 from winml.modelkit.load.live_module import loaded_from_module
 from winml.modelkit.load.request import ModelRequest

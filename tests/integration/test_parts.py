@@ -35,8 +35,7 @@ from winml.modelkit.load.resolution import resolve_model
 from winml.modelkit.report.export import export_document, sidecar_schema
 from winml.modelkit.report.module_tree import TreeLimits
 from winml.modelkit.report.terminal import console_for, print_document
-from winml.modelkit.results.build_manifest import manifest_schema
-from winml.modelkit.results.build_result import BuildResult, build_lines
+from winml.modelkit.results.build_manifest import BuildResult, build_lines, manifest_schema
 from winml.modelkit.runtime.sessions import run_onnx
 
 NAMES = ("encoder", "decoder")

@@ -16,7 +16,7 @@ from winml.modelkit.builds.config_resolution import resolve_build_config
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.flows.inspect import RANDOM_WEIGHTS, WEIGHTLESS, inspect_model
 from winml.modelkit.graph.specs import DynamicRequest
-from winml.modelkit.hierarchy.tracing import record_calls
+from winml.modelkit.hierarchy.torch_modules import record_calls
 from winml.modelkit.hierarchy.tree import build_tree
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest

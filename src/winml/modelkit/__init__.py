@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity
     from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
     from winml.modelkit.inference.auto_model import WinMLAutoModel
-    from winml.modelkit.results.build_result import BuildResult
+    from winml.modelkit.results.build_manifest import BuildResult
     from winml.modelkit.results.export_result import ExportResult
     from winml.modelkit.results.tuning import TuneResult
     from winml.modelkit.sweep.sweep import sweep_models
@@ -85,7 +85,7 @@ __all__ = [
 _INFERENCE_PREFIX = "WinMLModelFor"
 
 _HOMES = {
-    "BuildResult": "results.build_result",
+    "BuildResult": "results.build_manifest",
     "CheckpointError": "errors",
     "ConfigError": "errors",
     "ExportError": "errors",

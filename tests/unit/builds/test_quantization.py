@@ -11,11 +11,18 @@ import pytest
 
 from winml.modelkit.builds.build import handed_over_stages
 from winml.modelkit.builds.build_model import cache_key
-from winml.modelkit.builds.config import CompileSection, QuantSection, WinMLBuildConfig, parse_build_config
+from winml.modelkit.builds.config import (
+    CompileSection,
+    QuantSection,
+    WinMLBuildConfig,
+    idle_quantization,
+    parse_build_config,
+    quantize_options,
+    with_precision,
+)
 from winml.modelkit.builds.foreign_configs import read_winml_cli_config
 from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.plan import BuildPlan, plan_build
-from winml.modelkit.builds.quantization import idle_quantization, quantize_options, with_precision
 from winml.modelkit.builds.stages import STAGES
 from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.load.request import ModelRequest

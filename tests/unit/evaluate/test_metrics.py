@@ -10,19 +10,25 @@ import pytest
 from scipy.stats import bootstrap
 from sklearn.metrics import jaccard_score
 
-from winml.modelkit.evaluate.metrics.classes import CLASS_METRICS, PEARSON, SPEARMAN
-from winml.modelkit.evaluate.metrics.images import BOX_METRICS, IGNORED, MEAN_IOU, PIXEL_ACCURACY, Boxes, count_pairs
-from winml.modelkit.evaluate.metrics.metric import CONFIDENCE, RESAMPLES, Metric, Resamples, intervals
-from winml.modelkit.evaluate.metrics.texts import (
+from winml.modelkit.evaluate.metrics.metric import (
     CHARACTER_ERROR_RATE,
+    CLASS_METRICS,
+    CONFIDENCE,
     EXACT_MATCH,
     OVERLAP_F1,
+    PEARSON,
     PERPLEXITY,
+    RESAMPLES,
     SPAN_METRICS,
+    SPEARMAN,
     TAG_ACCURACY,
     WORD_ERROR_RATE,
+    Metric,
+    Resamples,
+    intervals,
     spans_of,
 )
+from winml.modelkit.evaluate.tasks.images import BOX_METRICS, IGNORED, MEAN_IOU, PIXEL_ACCURACY, Boxes, count_pairs
 
 SAMPLES = 60
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from winml.modelkit.export.capture import NodeTagger, neighbours, shared_scope
 from winml.modelkit.hierarchy.tagging import read_tag
-from winml.modelkit.hierarchy.tracing import record_calls
+from winml.modelkit.hierarchy.torch_modules import record_calls
 from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
 from winml.modelkit.metadata_keys import NAMESPACE_KEY
 

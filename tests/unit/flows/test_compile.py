@@ -23,8 +23,8 @@ from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.metadata_keys import COMPILE_KEY, NORMALIZED_KEY
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
+from winml.modelkit.runtime.host import instruction_sets, is_x86
 from winml.modelkit.runtime.plug_ins import fitting_kind, register_library
-from winml.modelkit.runtime.processor import instruction_sets, is_x86
 from winml.modelkit.runtime.sessions import Session, onnxruntime_version
 
 CONTEXT = """m (float[1, 3] x) => (float[1, 3] y)

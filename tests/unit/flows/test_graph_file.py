@@ -19,10 +19,10 @@ from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import InputError, NormalizeError, OutputExistsError, UsageError, VerificationError
 from winml.modelkit.file_names import is_data_of
 from winml.modelkit.flows.graph_file import ALREADY_NORMALIZED, CopyRules, GraphFileTask, GraphWork, transform_file
+from winml.modelkit.graph.fingerprint import is_normalized, stamp
 from winml.modelkit.graph.stage import DeclaredPass, StageResult, run_passes
 from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.metadata_keys import EXPORT_KEY, INPUTS_KEY, NORMALIZED_KEY
-from winml.modelkit.normalize.stamp import is_normalized, stamp
 
 BODY = """m (float[N, 3] x) => (float[N, 3] y) <float[3] w = {1, 2, 3}>
     { a = Add (x, w) b = Relu (a) c = Relu (b) y = Mul (c, w) }"""

@@ -14,7 +14,7 @@ from winml.modelkit import HTPExporter
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.flows.modules.profile import profile_modules
 from winml.modelkit.flows.retag import retag_model
-from winml.modelkit.inspect.onnx_file import inspect_onnx
+from winml.modelkit.inspect.onnx_inspection import inspect_onnx
 from winml.modelkit.measure.latency import LatencyOptions
 from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.runtime.sessions import Session

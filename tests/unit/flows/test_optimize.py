@@ -26,8 +26,8 @@ from winml.modelkit.errors import (
 )
 from winml.modelkit.file_names import is_data_of
 from winml.modelkit.flows.graph_file import ALREADY_NORMALIZED
+from winml.modelkit.graph.fingerprint import is_normalized, stamp
 from winml.modelkit.metadata_keys import NORMALIZED_KEY
-from winml.modelkit.normalize.stamp import is_normalized, stamp
 from winml.modelkit.results.transformed_file import OptimizationRound
 from winml.modelkit.runtime.ir_versions import newest_ir_version
 

@@ -26,7 +26,7 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.results.quantization_sensitivity import ModuleSensitivity, QuantizationSensitivity
 from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
-from winml.modelkit.runtime.memory import resident_bytes
+from winml.modelkit.runtime.host import resident_bytes
 from winml.modelkit.runtime.sessions import Session
 
 

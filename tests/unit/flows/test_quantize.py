@@ -24,7 +24,7 @@ from winml.modelkit.errors import (
     UsageError,
     VerificationError,
 )
-from winml.modelkit.inspect.onnx_file import inspect_onnx
+from winml.modelkit.inspect.onnx_inspection import inspect_onnx
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY, TAG_KEY
 from winml.modelkit.results.transformed_file import QuantizedFile
 

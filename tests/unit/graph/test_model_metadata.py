@@ -11,7 +11,7 @@ from torch import nn
 from graphs import parse
 from winml.modelkit.graph.model_metadata import ModelDescription, output_specs, write_model_metadata
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.hierarchy.tracing import record_calls
+from winml.modelkit.hierarchy.torch_modules import record_calls
 from winml.modelkit.hierarchy.tree import build_tree
 from winml.modelkit.load.parts import ModelInfo
 

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from graphs import parse
 from weighted_graphs import PERCEPTRON, weight
-from winml.modelkit.graph.weightless_proto import (
+from winml.modelkit.graph.weights import (
     SMALLEST_BYTES,
     from_weightless,
     to_weightless,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from winml.modelkit.hierarchy.tracing import joined_traces, record_calls
+from winml.modelkit.hierarchy.torch_modules import joined_traces, record_calls
 
 
 class Pair(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.hierarchy.tracing import module_of_error, record_calls
+from winml.modelkit.hierarchy.torch_modules import module_of_error, record_calls
 from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
 
 

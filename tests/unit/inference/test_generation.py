@@ -14,7 +14,6 @@ from transformers import AutoTokenizer, GenerationConfig, GenerationMixin, Llama
 
 from generating import PROMPT, counting_graph, save_tokenizer
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.inference.generation.chat_templates import chat_prompt
 from winml.modelkit.inference.generation.decoder_prompt import DecoderPrompt
 from winml.modelkit.inference.generation.loop import choose_token, generate_tokens, processed_scores
 from winml.modelkit.inference.generation.settings import (
@@ -23,7 +22,7 @@ from winml.modelkit.inference.generation.settings import (
     position_limit,
     read_settings,
 )
-from winml.modelkit.inference.generation.text import read_tokenizer
+from winml.modelkit.inference.generation.text import chat_prompt, read_tokenizer
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph
 from winml.modelkit.runtime.sessions import Session
 

@@ -13,8 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.inspect.module_costs import Cost
-from winml.modelkit.inspect.onnx_file import inspect_onnx
-from winml.modelkit.inspect.onnx_inspection import OnnxInspection
+from winml.modelkit.inspect.onnx_inspection import OnnxInspection, inspect_onnx
 
 FLOAT = TensorProto.FLOAT
 

@@ -13,7 +13,7 @@ import pytest
 from graphs import parse
 from weighted_graphs import weight
 from winml.modelkit.flows.retag import retag_model
-from winml.modelkit.inspect.onnx_file import inspect_onnx
+from winml.modelkit.inspect.onnx_inspection import inspect_onnx
 
 _WEIGHTS = ", ".join([weight("w1", 64, 64), weight("w2", 64, 32), weight("w3", 9, 64)])
 BODY = f"""m (float[2, 64] x, int64[2] i) => (float[2, 32] y) <{_WEIGHTS}>

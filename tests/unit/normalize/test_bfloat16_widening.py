@@ -8,7 +8,7 @@ import torch
 
 from graphs import answer, operators, parse, tags
 from winml.modelkit.errors import WinMLError
-from winml.modelkit.normalize.bfloat16_widening import BFloat16WideningPass
+from winml.modelkit.normalize.passes import BFloat16WideningPass
 
 ISLAND = """m (float[2,3] x) => (float[3,2] y) {
     a = Cast <to = 16> (x)  b = Mul (a, a)  c = Transpose <perm = [1,0]> (b)  y = Cast <to = 1> (c)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from graphs import answer, operators, parse, tags
-from winml.modelkit.normalize.constant_folding import OUTPUT_LIMIT_ELEMENTS, ConstantFoldingPass
+from winml.modelkit.normalize.pipeline import OUTPUT_LIMIT_ELEMENTS, ConstantFoldingPass
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

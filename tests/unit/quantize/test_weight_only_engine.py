@@ -16,7 +16,7 @@ from winml.modelkit.graph.files import writing
 from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.graph.files.writing import write_model
-from winml.modelkit.inspect.onnx_file import inspect_onnx
+from winml.modelkit.inspect.onnx_inspection import inspect_onnx
 from winml.modelkit.quantize import block_quantizers as weight_matrices
 from winml.modelkit.quantize.block_quantizers import BlockForm, quantize_blocks
 from winml.modelkit.quantize.weight_only_engine import PackedWeight, quantize_weights

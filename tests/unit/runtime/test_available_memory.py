@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from winml.modelkit.errors import ExportError
-from winml.modelkit.runtime.memory import _container_available, available_bytes
+from winml.modelkit.runtime.host import _container_available, available_bytes
 from winml.modelkit.verify.reference_run import refuse_verification_beyond_memory
 
 

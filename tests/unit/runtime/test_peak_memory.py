@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from winml.modelkit.runtime.memory import PeakMemory, resident_bytes
+from winml.modelkit.runtime.host import PeakMemory, resident_bytes
 
 SIZE = 200_000_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from winml.modelkit.runtime.processor import flags_have_dot_products
+from winml.modelkit.runtime.host import flags_have_dot_products
 
 
 @pytest.mark.parametrize(

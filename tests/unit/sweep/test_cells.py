@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from winml.modelkit.builds.resumption import tool_versions
+from winml.modelkit.builds.cache import tool_versions
 from winml.modelkit.errors import OutputExistsError
 from winml.modelkit.results.sweep import CellResult
 from winml.modelkit.sweep.bounded_processes import Bounds

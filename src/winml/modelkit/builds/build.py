@@ -18,20 +18,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import onnx_ir as ir
 
 from winml.modelkit.builds.cache import library_versions
-from winml.modelkit.builds.config import EvalSection
+from winml.modelkit.builds.config import EvalSection, idle_quantization, quantize_options
 from winml.modelkit.builds.evaluated_models import evaluate_build
 from winml.modelkit.builds.folder import BuildFolder, held_folder, refuse_input_as_output
 from winml.modelkit.builds.identity import FileRecords, ModelIdentity, identify_model, identify_onnx
 from winml.modelkit.builds.layouts.folder_layout import FolderLayout
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.plan import BuildPlan, refuse_missing_compiler
-from winml.modelkit.builds.quantization import idle_quantization, quantize_options
 from winml.modelkit.builds.stage_runs import TOOL_NAME, BuildJob, BuiltPart, StageRunner, StageStore
 from winml.modelkit.builds.stages import STAGES, Stage, StageOutcome, StageTask, export_outcomes, names_of
-from winml.modelkit.builds.text_verification import compared_together
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
     BUILD_MANIFEST_NAME,
+    DECODER,
     EVALUATION_NAME,
     ONLY_PART,
     SIDECAR_SUFFIX,
@@ -54,8 +53,14 @@ from winml.modelkit.options import read_json_file
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.quantize.precisions import MODES
 from winml.modelkit.report.export import DescribedFile, adapted_sidecar_json
-from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord, StageName, StageRecord
-from winml.modelkit.results.build_result import BuildResult
+from winml.modelkit.results.build_manifest import (
+    BuildManifest,
+    BuildResult,
+    FileRecord,
+    PartRecord,
+    StageName,
+    StageRecord,
+)
 from winml.modelkit.results.evaluation import evaluation_words
 from winml.modelkit.version import __version__
 
@@ -80,7 +85,6 @@ __all__ = [
     "skip_reason",
     "with_chosen_stages",
 ]
-
 
 # --- Puts config, tokenizer and processor files beside a built model, and knows those that the user changed since.
 #
@@ -545,7 +549,7 @@ class _Build:
             for part in self._parts:
                 self._keep_records(self._runner.run(stage, part))
             if stage.takes_bits:
-                compared_together(self._job.plan, self._parts, self._earlier)
+                _compared_together(self._job.plan, self._parts, self._earlier)
                 self._job.folder.save(self._make_manifest("unfinished", {}))
 
     def _keep_records(self, records: Mapping[str, StageRecord]) -> None:
@@ -729,3 +733,55 @@ def _record_words(record: StageRecord) -> str:
         return f"skipped: {record.reason}"
     because = f" ({record.reason})" if record.reason else ""
     return f"{'reused, ' if record.status == 'reused' else ''}{record.nodes} nodes, {record.summary}{because}"
+
+
+_SEPARATOR = "; "
+
+
+def _compared_together(plan: BuildPlan, parts: Sequence[BuiltPart], earlier: BuildManifest | None) -> None:
+    """Compare the text of parts whose last stage took bits away, and add the outcome to the record of the decoder.
+
+    What was compared before and is used again is not compared a second time, unless that build was refused or killed.
+
+    Args:
+        plan: The build.
+        parts: All parts, with the record of that stage as their last.
+        earlier: What the build before left in the folder.
+
+    Raises:
+        VerificationError: too little is left of the scores.
+    """
+    decoder = next((part for part in parts if part.name == DECODER), None)
+    paths = {part.name: part.current for part in parts if part.current is not None}
+    if decoder is None:
+        return
+    if decoder.records[-1].together:
+        if _are_of_one_build(parts, earlier):
+            return
+        decoder.records[-1] = _with_words(decoder.records[-1], "")
+    if len(parts) < 2 or len(paths) < len(parts) or not plan.verify or plan.onnx_path is not None:
+        return
+    from winml.modelkit.flows.export.part_export import words_of_text_together
+    from winml.modelkit.flows.quantize.quantize import Quantization
+
+    config, section = plan.config.export, plan.config.quant
+    assert config is not None  # there are several parts, which an export made
+    assert section is not None  # a stage took bits away
+    least = Quantization(decoder.current or paths[DECODER], quantize_options(section), {}).least_sqnr_db
+    words = words_of_text_together(plan.request, config, paths, least)
+    if words is not None:
+        decoder.records[-1] = _with_words(decoder.records[-1], words)
+
+
+def _are_of_one_build(parts: Sequence[BuiltPart], earlier: BuildManifest | None) -> bool:
+    """Say whether all parts are those that the build before ended with; those of the cache may be of several builds."""
+    if earlier is None or earlier.status != "done" or len(earlier.parts) != len(parts):
+        return False
+    return all(part.records[-1].status == "reused" and not part.records[-1].reason for part in parts)
+
+
+def _with_words(record: StageRecord, words: str) -> StageRecord:
+    summary = record.summary.removesuffix(f"{_SEPARATOR}{record.together}") if record.together else record.summary
+    return record.model_copy(
+        update={"together": words, "summary": f"{summary}{_SEPARATOR}{words}" if words else summary}
+    )

@@ -14,10 +14,15 @@ from typing import Any
 
 from winml.modelkit.builds.build import BuildCache, BuildListener, identify_plan, run_build
 from winml.modelkit.builds.cache import CACHE_VARIABLE, cache_root, digest, library_versions
-from winml.modelkit.builds.config import SECTIONS, WinMLBuildConfig, check_load_keywords, parse_build_config
+from winml.modelkit.builds.config import (
+    SECTIONS,
+    WinMLBuildConfig,
+    check_load_keywords,
+    parse_build_config,
+    with_precision,
+)
 from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
-from winml.modelkit.builds.quantization import with_precision
 from winml.modelkit.builds.stage_runs import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage
 from winml.modelkit.errors import UsageError, rename_options
@@ -27,7 +32,7 @@ from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import read_json
 from winml.modelkit.progress import StepEvent
-from winml.modelkit.results.build_result import BuildResult
+from winml.modelkit.results.build_manifest import BuildResult
 from winml.modelkit.version import __version__
 
 __all__ = [

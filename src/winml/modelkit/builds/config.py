@@ -23,7 +23,8 @@ from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.options import Options, parse_options, unknown_key_message
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.precisions import PrecisionName
+from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS, PrecisionName
+from winml.modelkit.runtime.execution_providers import Device, find_execution_provider
 
 __all__ = [
     "AUTO_PRECISION",
@@ -36,9 +37,13 @@ __all__ = [
     "OptimSection",
     "QuantSection",
     "WinMLBuildConfig",
+    "auto_words",
     "check_load_keywords",
+    "idle_quantization",
     "loader_section",
     "parse_build_config",
+    "quantize_options",
+    "with_precision",
 ]
 
 SCHEMA_VERSION: Final = 1
@@ -47,7 +52,6 @@ SCHEMA_VERSION: Final = 1
 SECTIONS = ("loader", "export", "optim", "quant", "compile", "eval")
 """Keys that may be null, in the order of the stages."""
 
-Device = Literal["cpu", "gpu", "npu"]
 AUTO_PRECISION: Final = "auto"
 """Precision that stands for another one, by the device."""
 ProviderName = Annotated[str, pydantic.Field(min_length=1)]
@@ -249,3 +253,53 @@ def _without_nulls(value: object) -> Any:
 def _input_record(spec: Any) -> dict[str, object]:
     ending = {} if spec.last_value is None else {"last_value": spec.last_value}
     return {**spec.as_record(), **ending}
+
+
+AUTO_PRECISIONS: Mapping[Device, PrecisionName] = {"cpu": FLOAT32, "gpu": "fp16", "npu": "w8a16"}
+"""Kind of device → the precision that ``auto`` stands for. Chosen: a CPU computes float32 as exactly as PyTorch does,
+and whether it gains by fewer bits depends on its instructions; GPUs compute in 16-bit floating point; NPUs compute in
+integers, and 16 bits for activations keep most of the answer."""
+
+
+def quantize_options(section: QuantSection) -> QuantizeOptions:
+    """Return what the stage is asked for; ``auto`` becomes the precision it stands for."""
+    values = {name: getattr(section, name) for name in QuantizeOptions.model_fields}
+    if section.precision == AUTO_PRECISION:
+        values["precision"] = AUTO_PRECISIONS[_device_of(section)]
+    return QuantizeOptions(**values)
+
+
+def idle_quantization(section: QuantSection) -> str:
+    """Return why a build that has this section quantizes nothing, or an empty string where it does."""
+    options = quantize_options(section)
+    if options.model_copy(update={"ep": None}) == QuantizeOptions():
+        return "no precision is asked for (--precision)"
+    if options.base.modes or any(PRECISIONS[name].modes for name in options.per_module.values()):
+        return ""
+    return auto_words(section) or f"precision {options.base.name} is what the model has"
+
+
+def auto_words(section: QuantSection) -> str:
+    """Say what ``auto`` stands for and why; an empty string where the section names a precision itself."""
+    if section.precision != AUTO_PRECISION:
+        return ""
+    device = _device_of(section)
+    reason = f"for {section.ep}, whose default is the {device}" if section.device is None and section.ep else ""
+    reason = reason or (f"for the {device}" if section.device else f"where no device is named, as for the {device}")
+    return f"precision auto is {AUTO_PRECISIONS[device]} {reason}"
+
+
+def with_precision(section: QuantSection | None, precision: str) -> QuantSection:
+    """Return a section, or an empty one where it is null, with a precision.
+
+    Raises:
+        ConfigError: nobody knows that precision.
+    """
+    passed = {} if section is None else {name: getattr(section, name) for name in section.model_fields_set}
+    return QuantSection(**{**passed, "precision": precision})
+
+
+def _device_of(section: QuantSection) -> Device:
+    if section.device is not None:
+        return section.device
+    return "cpu" if section.ep is None else find_execution_provider(section.ep).devices[0]

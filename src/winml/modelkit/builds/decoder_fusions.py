@@ -10,9 +10,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from winml.modelkit.builds.config import idle_quantization, quantize_options
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.plan import BuildPlan
-from winml.modelkit.builds.quantization import idle_quantization, quantize_options
 from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.optimize.decoders.interface import DecoderInterface
 from winml.modelkit.optimize.options import OptimizeOptions

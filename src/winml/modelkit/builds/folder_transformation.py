@@ -27,7 +27,7 @@ from winml.modelkit.found_models import FoundFolder
 from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.graph.files.output_files import OutputFiles, recover, refuse_existing, refuse_inputs
 from winml.modelkit.graph.files.placing import external_files
-from winml.modelkit.graph.files.self_contained import place_self_contained
+from winml.modelkit.graph.files.writing import place_self_contained
 from winml.modelkit.hierarchy.selector import HasAddress, Selector, select
 from winml.modelkit.options import Options
 from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord, read_manifest

@@ -18,10 +18,9 @@ from winml.modelkit.builds.cache import file_digest, read_digest
 from winml.modelkit.errors import InputError
 from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.graph.files.placing import external_files
-from winml.modelkit.load.checkpoint_path import checkpoint_path
 from winml.modelkit.load.checkpoints.companion_files import card_files, companion_files
 from winml.modelkit.load.checkpoints.weight_files import find_weights
-from winml.modelkit.load.request import ModelRequest, ModelSource, resolve_source
+from winml.modelkit.load.request import ModelRequest, ModelSource, checkpoint_path, resolve_source
 from winml.modelkit.results.build_manifest import FileRecord
 
 __all__ = [

@@ -31,7 +31,7 @@ from winml.modelkit.graph.files.resumable_results import write_atomically
 from winml.modelkit.graph.files.touched_files import unrecorded
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import read_json_file
-from winml.modelkit.results.build_result import BuildResult
+from winml.modelkit.results.build_manifest import BuildResult
 from winml.modelkit.runtime.execution_providers import find_execution_provider
 
 __all__ = [

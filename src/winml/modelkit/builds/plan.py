@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from winml.modelkit.builds.config import AUTO_PRECISION, WinMLBuildConfig, loader_section
+from winml.modelkit.builds.config import AUTO_PRECISION, WinMLBuildConfig, loader_section, quantize_options
 from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
 from winml.modelkit.builds.layouts.layout import find_layout
-from winml.modelkit.builds.quantization import quantize_options
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError, rename_options
 from winml.modelkit.export.config import DEFAULT_OPSETS, WinMLExportConfig
 from winml.modelkit.flows.quantize.calibration_files import refuse_missing_files
@@ -221,7 +220,7 @@ def refuse_missing_compiler(plan: BuildPlan, passed: Collection[str] = ()) -> No
     section = plan.config.compile
     if section is None or section.ep is None or idle_compilation(plan.config):
         return
-    from winml.modelkit.compile.providers import choose_compiler
+    from winml.modelkit.runtime.devices import choose_compiler
 
     keys = {"--ep": "compile.ep", "--device": "compile.device", "--ep-options": "compile.ep_options"}
     words = {option: key for option, key in keys.items() if option not in passed}

@@ -32,7 +32,7 @@ from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.options import read_json_file
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.results.build_manifest import BuildManifest, CoverageRecord, FileRecord, Origin, StageRecord
-from winml.modelkit.runtime.memory import PeakMemory
+from winml.modelkit.runtime.host import PeakMemory
 from winml.modelkit.version import __version__
 
 __all__ = [

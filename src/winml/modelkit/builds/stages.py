@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from winml.modelkit.builds.config import auto_words, idle_quantization, quantize_options
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.plan import WITHOUT_COMPILATION, BuildPlan, idle_compilation, request_record
-from winml.modelkit.builds.quantization import auto_words, idle_quantization, quantize_options
 from winml.modelkit.errors import StageError, UsageError, rename_options
 from winml.modelkit.evaluate.processors import processor_files
 from winml.modelkit.export.config import WinMLExportConfig
@@ -350,7 +350,7 @@ def _idle_quantization(config: WinMLBuildConfig) -> str:
 def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphFileTask
     from winml.modelkit.flows.quantize.quantize import Quantization, quantize_file
-    from winml.modelkit.load.checkpoint_path import processor_folder
+    from winml.modelkit.load.request import processor_folder
 
     section = task.plan.config.quant
     assert section is not None  # skipped otherwise
@@ -391,7 +391,7 @@ def _quantized_words(result: QuantizedFile) -> str:
 def _compile_options(plan: BuildPlan) -> dict[str, object]:
     from winml.modelkit.runtime.devices import provider_version
     from winml.modelkit.runtime.execution_providers import find_execution_provider
-    from winml.modelkit.runtime.processor import instruction_sets
+    from winml.modelkit.runtime.host import instruction_sets
 
     section = plan.config.compile
     assert section is not None  # skipped otherwise

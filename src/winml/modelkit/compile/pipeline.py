@@ -32,8 +32,8 @@ from winml.modelkit.metadata_keys import COMPILE_KEY, MODULES_KEY
 from winml.modelkit.records import Record, entry
 from winml.modelkit.runtime.default_sizes import fixing_command
 from winml.modelkit.runtime.devices import ChosenProvider, provider_version
+from winml.modelkit.runtime.host import instruction_sets
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS, add_plug_in, installed_plug_ins, ort_reason
-from winml.modelkit.runtime.processor import instruction_sets
 from winml.modelkit.runtime.sessions import SEVERITY_FATAL, onnxruntime_version, rewrite_file
 
 __all__ = [

@@ -19,7 +19,7 @@ DATA_SET = "Data set"
 
 
 def _read_columns(texts: tuple[str, ...]) -> dict[str, str]:
-    from winml.modelkit.evaluate.columns import parse_columns
+    from winml.modelkit.evaluate.data_sets import parse_columns
 
     return parse_columns(texts)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below, refuse_special_file
-from winml.modelkit.runtime.memory import available_bytes
+from winml.modelkit.runtime.host import available_bytes
 from winml.modelkit.version import install_command
 from winml.modelkit.words import size_words
 

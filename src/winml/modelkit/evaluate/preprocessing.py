@@ -17,11 +17,16 @@ import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.evaluate.columns import match_columns
-from winml.modelkit.evaluate.data_sets import DataSet, TextFile
+from winml.modelkit.evaluate.data_sets import DataSet, TextFile, match_columns
 from winml.modelkit.evaluate.media import resampled
-from winml.modelkit.evaluate.processors import ProcessorKind, kinds_for, open_processor, position_count, sentence_length
-from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
+from winml.modelkit.evaluate.processors import (
+    ProcessorKind,
+    kinds_for,
+    open_processor,
+    position_count,
+    sentence_length,
+    tokenizer_call,
+)
 from winml.modelkit.runtime.decoding.inputs import empty_state_sizes
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words
 

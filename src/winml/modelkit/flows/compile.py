@@ -20,7 +20,6 @@ from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compile.declared_options import DEFAULT_MIN_SQNR_DB
 from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.compile.pipeline import UNNAMED_FILE, CompileResult, compile_graph
-from winml.modelkit.compile.providers import choose_compiler, unreadable_reason
 from winml.modelkit.errors import StageError, UsageError, VerificationError, rename_options
 from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphWork, transform_file
 from winml.modelkit.graph.contexts import context_file_names, rename_context_files
@@ -31,7 +30,7 @@ from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.results.transformed_file import CompilableProvider, CompiledFile
-from winml.modelkit.runtime.devices import ChosenProvider, present_providers
+from winml.modelkit.runtime.devices import ChosenProvider, choose_compiler, present_providers, unreadable_reason
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
 from winml.modelkit.runtime.sessions import Session
 

@@ -29,17 +29,15 @@ from winml.modelkit.graph.files.placing import external_files, place_copy
 from winml.modelkit.graph.files.reading import inline_functions, read_structure, reading_graph
 from winml.modelkit.graph.files.recovery import State, file_state
 from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.graph.fingerprint import is_normalized, stamp
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.graph.validity import refuse_cycles, refuse_invalid
 from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, measure_coverage, read_tag
 from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, NORMALIZED_KEY
-from winml.modelkit.normalize.stamp import is_normalized, stamp
 from winml.modelkit.optimize.graph_matching import GraphCensus, operator_name
 from winml.modelkit.options import load_json
 from winml.modelkit.progress import StepClock, StepEvent
-from winml.modelkit.results.module_functions import ModuleFunctions
-from winml.modelkit.results.transformed_file import GraphSummary, TransformedFile
-from winml.modelkit.results.written_file import WrittenFile
+from winml.modelkit.results.transformed_file import GraphSummary, ModuleFunctions, TransformedFile, WrittenFile
 from winml.modelkit.runtime.ir_versions import newest_ir_version
 from winml.modelkit.verify.by_module.first_wrong_module import first_wrong_module_named
 from winml.modelkit.words import count_noun

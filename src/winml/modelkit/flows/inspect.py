@@ -23,7 +23,7 @@ from winml.modelkit.export.output_shapes import output_specs_of
 from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec, summed_sizes
-from winml.modelkit.hierarchy.tracing import CallTrace, TracedModule, joined_traces, module_of_error, record_calls
+from winml.modelkit.hierarchy.torch_modules import CallTrace, TracedModule, joined_traces, module_of_error, record_calls
 from winml.modelkit.hierarchy.tree import build_tree
 from winml.modelkit.load.checkpoints.companion_files import ProcessorClass, find_processor_classes
 from winml.modelkit.load.checkpoints.task import inference_class, tasks_and_variants_for

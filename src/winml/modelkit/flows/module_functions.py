@@ -18,7 +18,7 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.address import SEPARATOR, ModuleIdentity
 from winml.modelkit.hierarchy.selector import PATH_SEPARATOR, HasAddress, ModuleAddress, Selector, select
 from winml.modelkit.hierarchy.torch_modules import comes_with_torch
-from winml.modelkit.results.module_functions import LeftOutModule, ModuleFunctions, PartlyOutside
+from winml.modelkit.results.transformed_file import LeftOutModule, ModuleFunctions, PartlyOutside
 from winml.modelkit.runtime.ir_versions import newest_ir_version
 
 if TYPE_CHECKING:

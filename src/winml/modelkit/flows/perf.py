@@ -15,7 +15,7 @@ from winml.modelkit.measure.latency import LatencyOptions, Run, measure_alternat
 from winml.modelkit.results.perf import BaselineResult, MemoryUse, PerfResult, perf_result
 from winml.modelkit.runtime.decoding.inputs import decoder_run, inputs_of_file
 from winml.modelkit.runtime.graph_inputs import array_words, graph_inputs
-from winml.modelkit.runtime.memory import resident_bytes
+from winml.modelkit.runtime.host import resident_bytes
 from winml.modelkit.runtime.opened_model import (
     PreparedModel,
     RunOptions,
@@ -189,7 +189,7 @@ def _baseline_run(
     """
     opened, options, feeds = prepared.opened, prepared.options, prepared.values.feeds
     if baseline.path is None:
-        from winml.modelkit.load.checkpoint_path import exported_from
+        from winml.modelkit.load.request import exported_from
 
         request = baseline.request or exported_from(opened.session.metadata, options.shown)
         with pytorch_run(request, feeds, threads=options.threads, tell=tell) as run:

@@ -30,7 +30,7 @@ from winml.modelkit.graph.specs import InputTensorSpec, input_records, resolve_n
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY
-from winml.modelkit.results.written_file import PinnedModel
+from winml.modelkit.results.transformed_file import PinnedModel
 from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 

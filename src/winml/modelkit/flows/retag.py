@@ -16,7 +16,6 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.files.graph_reading import MergedKeys, read_foreign
-from winml.modelkit.graph.files.metadata_rewriting import rewrite_metadata
 from winml.modelkit.graph.files.output_files import (
     ExportPaths,
     OutputFiles,
@@ -28,11 +27,12 @@ from winml.modelkit.graph.files.output_files import (
 from winml.modelkit.graph.files.placing import data_names, external_files, place_data
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.files.recovery import State, file_state
+from winml.modelkit.graph.files.writing import rewrite_metadata
 from winml.modelkit.graph.function_inlining import module_functions
 from winml.modelkit.hierarchy.carry.carrying import CarryReport, carry_tags
 from winml.modelkit.hierarchy.carry.original_graph import walk
 from winml.modelkit.hierarchy.tagging import measure_coverage
-from winml.modelkit.results.written_file import RetaggedModel
+from winml.modelkit.results.transformed_file import RetaggedModel
 from winml.modelkit.words import count_noun
 
 __all__ = ["CarriedTags", "carry_between", "retag_model", "write_carried"]

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.torch_modules import (
+    CallTrace,
     TorchModules,
+    TracedModule,
     hierarchy_paths,
     normalized_torch_modules,
     torch_module_notes,
 )
-from winml.modelkit.hierarchy.tracing import CallTrace, TracedModule
 
 __all__ = ["ModuleNode", "ModuleTree", "build_tree"]
 
@@ -125,7 +126,7 @@ def build_tree(
     """Build the hierarchy from a recorded forward pass.
 
     Args:
-        trace: The calls :func:`~winml.modelkit.hierarchy.tracing.record_calls` recorded, the root's included.
+        trace: The calls :func:`~winml.modelkit.hierarchy.torch_modules.record_calls` recorded, the root's included.
         torch_modules: Which modules of ``torch.nn`` to include: ``auto``, ``none``, ``all``, or class names.
         all_parts: The runs of all parts of the model, where ``trace`` is the run of one of several: modules and tags
             are decided by it, so that a module has the same tag in each part.

@@ -12,7 +12,7 @@ from transformers.utils.generic import ModelOutput
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.bundle import ModelBundle
 from winml.modelkit.inference.built_model import WinMLModel
-from winml.modelkit.results.build_result import BuildResult
+from winml.modelkit.results.build_manifest import BuildResult
 
 __all__ = ["BuiltParts"]
 

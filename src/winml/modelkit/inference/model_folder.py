@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml.modelkit.evaluate.processors import UNREADABLE
-from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
+from winml.modelkit.evaluate.processors import UNREADABLE, tokenizer_call
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 
 if TYPE_CHECKING:

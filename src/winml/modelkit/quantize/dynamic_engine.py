@@ -14,14 +14,14 @@ from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.quant_utils import TENSOR_NAME_QUANT_SUFFIX, get_qmin_qmax_for_qType
 
 from winml.modelkit.graph.fresh_names import FreshNames
-from winml.modelkit.graph.weightless_proto import (
+from winml.modelkit.graph.weights import (
     WeightlessProto,
     from_weightless,
+    give_products_own_weights,
     read_once,
     to_weightless,
     weights_read_on_demand,
 )
-from winml.modelkit.graph.weights import give_products_own_weights
 from winml.modelkit.quantize.integer_weights import IntegerRange, measure_scales, quantized_tensor
 from winml.modelkit.quantize.planning import EngineTask, quiet_quantizer
 from winml.modelkit.quantize.precisions import MODES

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError
-from winml.modelkit.graph.weightless_proto import read_once
+from winml.modelkit.graph.weights import read_once
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.quantize.planning import PlannedNode, constant_weight
 from winml.modelkit.words import size_words

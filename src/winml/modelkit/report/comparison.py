@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,10 +10,12 @@ from winml.modelkit.compare.words import nearness_words
 from winml.modelkit.hierarchy import address
 from winml.modelkit.report import document as doc
 from winml.modelkit.results.comparison import ComparedModule, ComparedOutput, ModelComparison
+from winml.modelkit.results.evaluation import EvaluatedSide, Evaluation, Limit, number_words
+from winml.modelkit.results.generated_text import GeneratedText, ReferenceText
 from winml.modelkit.version import __version__
-from winml.modelkit.words import count_noun
+from winml.modelkit.words import count_noun, size_words, time_words
 
-__all__ = ["comparison_document", "first_words", "output_words"]
+__all__ = ["comparison_document", "evaluation_document", "first_words", "generated_lines", "output_words"]
 
 SHOWN_MODULES = 12
 """Rows of the module table unless all are asked for. Chosen: the answer fits on a screen."""
@@ -200,3 +203,140 @@ def _box_words(module: ComparedModule) -> str:
     if module.fidelity is not None and module.fidelity.problem:
         return "not finite" if "finity" in module.fidelity.problem else module.fidelity.problem
     return "–" if module.own_error is None else f"{module.own_error:.1e}"
+
+
+def evaluation_document(result: Evaluation) -> doc.Document:
+    """Describe what was run, each metric with its interval, and whether limits are met."""
+    return doc.Document(
+        [doc.Fields(list(_side_fields(result))), _metric_table(result)], doc.Fields(list(_summary_fields(result)))
+    )
+
+
+def _side_fields(result: Evaluation) -> Iterator[doc.Field]:
+    yield "model", _side_words(result.model)
+    yield "task", f"{result.task} ({result.task_rule})"
+    data = result.data
+    columns = ", ".join(f"{role} is {column}" if role != column else role for role, column in data.columns.items())
+    yield "data", f"{data.name}, split {data.split}: {data.words}, {result.batch_size} in a run ({columns})"
+    if result.baseline is not None:
+        yield "baseline", _side_words(result.baseline)
+
+
+def _side_words(side: EvaluatedSide) -> str:
+    return f"{side.name} ({side.provider})" if side.provider is not None else side.name
+
+
+def _metric_table(result: Evaluation) -> doc.Table:
+    columns = [doc.Column("metric"), doc.Column("value", "score"), doc.Column("95 % interval", "score")]
+    if result.baseline is not None:
+        columns += [
+            doc.Column("baseline", "score"),
+            doc.Column("difference", "difference"),
+            doc.Column("95 % interval", "difference"),
+        ]
+    rows: list[list[doc.Cell]] = []
+    for metric in result.metrics:
+        row: list[doc.Cell] = [metric.name, number_words(metric.value), _ends(metric.interval)]
+        if metric.baseline is not None:
+            difference = metric.value - metric.baseline
+            row += [
+                number_words(metric.baseline),
+                difference if math.isfinite(difference) else "",
+                _ends(metric.difference_interval, signed=True),
+            ]
+        rows.append(row)
+    return doc.Table(columns, [*rows, _time_row(result)])
+
+
+def _time_row(result: Evaluation) -> list[doc.Cell]:
+    """Return the median time of a sample on each side."""
+    row: list[doc.Cell] = ["ms per sample", time_words(result.model.latency_ms.p50), ""]
+    return row if result.baseline is None else [*row, time_words(result.baseline.latency_ms.p50), "", ""]
+
+
+def _summary_fields(result: Evaluation) -> Iterator[doc.Field]:
+    if result.agreement is not None:
+        differing = f"; {len(result.differing)} of {result.data.samples} samples differ" if result.differing else ""
+        yield "agreement", f"{_percent(result.agreement)} ({result.agreement_words}{differing})"
+    for limit in result.limits:
+        yield "limit", _limit_words(limit)
+    yield from doc.note_fields(result.notes)
+
+
+def _limit_words(limit: Limit) -> str:
+    verdict = "met" if limit.is_met else "not met"
+    words = {"min": "at least", "max": "at most", "max_drop": "no more than"}[limit.kind]
+    if limit.kind != "max_drop":
+        return f"{verdict}: {limit.metric} {words} {limit.limit:g}, it is {number_words(limit.value)}"
+    return (
+        f"{verdict}: {limit.metric} {words} {limit.limit:g} worse than the baseline, it is {_drop_words(limit.value)}"
+    )
+
+
+def _drop_words(drop: float) -> str:
+    """Return by how much a model is worse.
+
+    >>> _drop_words(0.5), _drop_words(-0.5), _drop_words(0.0), _drop_words(math.nan)
+    ('0.5000 worse', '0.5000 better', 'equal', 'not defined')
+    """
+    if not drop or math.isnan(drop):
+        return "not defined" if drop else "equal"
+    return f"{number_words(abs(drop))} {'worse' if drop > 0 else 'better'}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4f}" if math.isfinite(value) else ""
+
+
+def _ends(ends: tuple[float, float] | None, *, signed: bool = False) -> str:
+    if ends is None:
+        return ""
+    words = _signed if signed else number_words
+    return f"{words(ends[0])} to {words(ends[1])}"
+
+
+def _percent(share: float) -> str:
+    """Return a share in percent; one that is not whole is never shown as such.
+
+    >>> _percent(1.0), _percent(0.99999)
+    ('100 %', '99.99 %')
+    """
+    return "100 %" if share == 1 else f"{math.floor(share * 10_000) / 100:.2f} %"
+
+
+_ENDS = {"eos": "ended by the model", "stop": "ended by stop_strings or max_time", "length": "as long as it may become"}
+
+
+def generated_lines(result: GeneratedText) -> Iterator[str]:
+    """Yield a line for times and memory, one for each note, and what PyTorch wrote."""
+    rate = result.tokens_per_second
+    words = [
+        f"{len(result.tokens)} tokens after {len(result.prompt_tokens)} ({_ENDS[result.end]})",
+        f"session {result.session_ms / 1000:.2f} s",
+        f"first token {result.first_token_ms:.0f} ms",
+        *([f"{rate:.1f} tokens/s"] if rate is not None else []),
+        *([f"cache {size_words(result.cache_bytes)}"] if result.cache_bytes is not None else []),
+        *(["transformers' loop"] if result.loop == "transformers" else []),
+    ]
+    yield ", ".join(words)
+    yield from (f"note: {note}" for note in result.notes)
+    if result.reference is not None:
+        yield from _reference_lines(result.reference, len(result.tokens))
+
+
+def _reference_lines(reference: ReferenceText, count: int) -> Iterator[str]:
+    difference = reference.difference
+    if difference is None:
+        yield f"PyTorch ({reference.model}) writes the same {count} tokens"
+        return
+    margin = difference.reference_margin
+    scored = "" if margin is None else f"; PyTorch scores them {margin:.2e} apart"
+    yield (
+        f"PyTorch ({reference.model}) differs at token {difference.index + 1}: "
+        f"{_token_words(difference.reference_token, difference.reference_text)} instead of "
+        f"{_token_words(difference.token, difference.text)}{scored}"
+    )
+
+
+def _token_words(token: int | None, text: str) -> str:
+    return "its end" if token is None else f"{token} ({text!r})"

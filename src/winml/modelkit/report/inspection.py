@@ -10,7 +10,7 @@ from typing import Any
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.hierarchy import address
-from winml.modelkit.hierarchy.tracing import TracedModule
+from winml.modelkit.hierarchy.torch_modules import TracedModule
 from winml.modelkit.hierarchy.tree import ModuleNode, ModuleTree
 from winml.modelkit.inspect.module_costs import Cost, ModuleCost
 from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo

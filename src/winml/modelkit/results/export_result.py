@@ -17,9 +17,8 @@ from winml.modelkit.hierarchy.tagging import Coverage, Source
 from winml.modelkit.hierarchy.tree import ModuleNode, ModuleTree
 from winml.modelkit.load.parts import ModelInfo
 from winml.modelkit.progress import StepTiming
-from winml.modelkit.results.module_functions import ModuleFunctions
+from winml.modelkit.results.transformed_file import ModuleFunctions, WrittenFile
 from winml.modelkit.results.words import module_size_words
-from winml.modelkit.results.written_file import WrittenFile
 
 __all__ = ["STEPS", "ExportResult", "ExportedPart", "ModuleSize", "NodeRecord"]
 

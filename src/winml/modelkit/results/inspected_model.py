@@ -10,7 +10,7 @@ from typing import Any
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.bundle import only_part
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
-from winml.modelkit.hierarchy.tracing import TracedModule
+from winml.modelkit.hierarchy.torch_modules import TracedModule
 from winml.modelkit.hierarchy.tree import ModuleTree
 from winml.modelkit.load.checkpoints.companion_files import ProcessorClass
 from winml.modelkit.load.checkpoints.weight_files import StoredSize

@@ -15,7 +15,7 @@ from winml.modelkit.records import Record
 from winml.modelkit.runtime.decoding.inputs import DecoderRun
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.graph_inputs import GraphInput, batch_of
-from winml.modelkit.runtime.memory import peak_bytes, resident_bytes
+from winml.modelkit.runtime.host import peak_bytes, resident_bytes
 from winml.modelkit.runtime.opened_model import PreparedModel, RunOptions
 from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.version import __version__

@@ -5,7 +5,7 @@ A verb adds to :class:`TransformedFile` what it did.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -14,12 +14,15 @@ from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.structure import changed_counts
 from winml.modelkit.compile.pipeline import CompiledPart, OutsideNode
+from winml.modelkit.graph.function_folding import FIRST_IR_VERSION
+from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
+from winml.modelkit.hierarchy.address import ModuleIdentity
+from winml.modelkit.hierarchy.carry.carrying import CarryReport
 from winml.modelkit.hierarchy.tagging import Coverage
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.quantize.planning import ModulePrecision
 from winml.modelkit.records import Record, entry, recorded
-from winml.modelkit.results.module_functions import ModuleFunctions
-from winml.modelkit.results.written_file import WrittenFile
+from winml.modelkit.words import count_noun
 
 __all__ = [
     "BlockedFusion",
@@ -28,14 +31,20 @@ __all__ = [
     "CompilableProvider",
     "CompiledFile",
     "GraphSummary",
+    "LeftOutModule",
     "ModuleChange",
+    "ModuleFunctions",
     "OptimizationCheck",
     "OptimizationLoop",
     "OptimizationRound",
     "OptimizedFile",
+    "PartlyOutside",
+    "PinnedModel",
     "QuantizedFile",
+    "RetaggedModel",
     "TransformedFile",
     "TransformedFolder",
+    "WrittenFile",
 ]
 
 
@@ -336,3 +345,133 @@ class OptimizationCheck(Record):
     capabilities: tuple[CheckedCapability, ...]
     """Those that are on, in the order of the registry."""
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WrittenFile(Record):
+    """A file that a verb wrote."""
+
+    path: Path
+    size_bytes: int
+
+
+# --- The result of fixing the open dimensions of an ONNX file.
+
+
+@dataclass(frozen=True)
+class PinnedModel(Record):
+    """The result of fixing sizes."""
+
+    model_path: Path
+    sizes: Mapping[str, int] = field(metadata=entry("pinned"))
+    """Dimension → size, as fixed."""
+    still_open: tuple[str, ...] = field(metadata=entry("open"))
+    inputs: tuple[InputTensorSpec, ...]
+    outputs: tuple[OutputTensorSpec, ...]
+    coverage: Coverage
+    verification: VerificationInfo | None
+    """Comparison with the file it was made from; None where it was not asked for."""
+    size_bytes: int = field(metadata=entry(before="pinned"))
+    notes: tuple[str, ...]
+
+    @property
+    @recorded(entry(before="coverage"))
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return self.coverage.nodes
+
+
+# --- The result of carrying tags to a file that another tool wrote: the record of ``winml retag``.
+
+
+@dataclass(frozen=True)
+class RetaggedModel(Record):
+    """One file whose nodes got the tags of the file it was made from."""
+
+    model_path: Path
+    before: Path
+    """The tagged file another tool was given."""
+    after: Path
+    """The file that tool wrote."""
+    report: CarryReport = field(metadata=entry("ways", attribute="by_way"))
+    """How the nodes got their tags."""
+    coverage: Coverage = field(metadata=entry(before="ways"))
+    repaired: int = field(metadata=entry("repaired_nodes"))
+    """Nodes whose metadata held a key more than once."""
+    size_bytes: int = field(metadata=entry(before="coverage"))
+    notes: tuple[str, ...]
+
+    @property
+    @recorded(entry(before="coverage"))
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return self.coverage.nodes
+
+    @property
+    @recorded(entry(before="repaired_nodes"))
+    def sources(self) -> Mapping[str, int]:
+        """Number of tagged nodes per source."""
+        return self.coverage.sources
+
+
+SHOWN = 3
+"""Modules named in words; the JSON names all. Chosen: they fit on a screen."""
+
+_IDENTITY = entry(inline=True, keys=("module", "tag", "class"))
+
+
+@dataclass(frozen=True)
+class LeftOutModule(Record):
+    """A module that is no function."""
+
+    module: ModuleIdentity = field(metadata=_IDENTITY)
+    reason: str
+
+
+@dataclass(frozen=True)
+class PartlyOutside(Record):
+    """A module some of whose nodes are not in its function: others need them before the rest can run, or after."""
+
+    module: ModuleIdentity = field(metadata=_IDENTITY)
+    nodes: tuple[str, ...]
+    """Names of these nodes."""
+
+
+@dataclass(frozen=True)
+class ModuleFunctions(Record):
+    """The functions of a written file."""
+
+    requested: str
+    """``all``, ``classes`` or a selector."""
+    functions: Mapping[str, int]
+    """Name → calls of a module that it stands for."""
+    written_nodes: int
+    """Nodes in the file: of the graph and of the functions."""
+    graph_nodes: int
+    """Those of the graph alone."""
+    left_out: tuple[LeftOutModule, ...]
+    partly_outside: tuple[PartlyOutside, ...]
+    raised_from: int | None = field(default=None, metadata=entry(skip=True))
+    """IR version of the graph, where that of the file had to be a newer one."""
+
+    @property
+    def words(self) -> str:
+        """The functions in a sentence."""
+        calls = sum(self.functions.values())
+        shared = f" for {count_noun(calls, 'call')} of modules" if calls != len(self.functions) else ""
+        nodes = f"{count_noun(self.written_nodes, 'node')} in the file, {self.graph_nodes} of them in the main graph"
+        return f"{count_noun(len(self.functions), 'function')}{shared} · {nodes}"
+
+    def notes(self) -> Iterator[str]:
+        """Yield what the user should know, one sentence each."""
+        if self.raised_from is not None:
+            yield (
+                f"IR version {self.raised_from} was raised to {FIRST_IR_VERSION}, the first with all that functions of "
+                "modules need."
+            )
+        for item in self.left_out[:SHOWN]:
+            yield f"{item.module.words} is no function: {item.reason}."
+        if len(self.left_out) > SHOWN:
+            yield f"{len(self.left_out) - SHOWN} other modules are no functions; --format json says why."
+        for part in self.partly_outside[:SHOWN]:
+            yield f"{part.module.words}: {', '.join(part.nodes)} stays outside its function, between others."

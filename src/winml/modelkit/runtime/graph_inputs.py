@@ -6,6 +6,12 @@ What the file says about the values that make sense (``winml.io.inputs``) is hon
 
 from __future__ import annotations
 
+import lzma
+import math
+import stat
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.specs import (
     DTYPES,
     CacheSlot,
@@ -27,9 +33,10 @@ from winml.modelkit.graph.specs import (
     summed_sizes,
 )
 from winml.modelkit.options import nearest
-from winml.modelkit.runtime.array_files import read_arrays
 from winml.modelkit.runtime.default_sizes import default_size
 from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.runtime.host import available_bytes
+from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
     from winml.modelkit.runtime.sessions import Session
@@ -333,7 +340,7 @@ def load_feeds(path: Path, inputs: Sequence[GraphInput], option: str = "--input-
         InputError: the file is damaged, or holds Python objects.
     """
     source = f"{option} {path}"
-    arrays = read_arrays(path, source)
+    arrays = _read_arrays(path, source)
     names = [item.name for item in inputs]
     for name in arrays:
         if name not in names:
@@ -415,3 +422,77 @@ def batch_of(inputs: Sequence[GraphInput], feeds: Arrays, outputs: Mapping[str, 
     if feeds and len(first) == 1 and (size := first.pop()) > 0:
         return size, "the first size of all inputs and outputs"
     return 1, "nothing: a run counts as one sample"
+
+
+_DAMAGED = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError, SyntaxError,
+    EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError,
+)  # fmt: skip
+"""What numpy and zipfile raise for files that are damaged, locked or no archive."""
+_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+"""Specified by numpy; a version 3 is for names of fields that are not Latin, which no tensor has."""
+
+
+def _read_arrays(path: Path, source: str) -> dict[str, Array]:
+    """Return the arrays of a file by their names.
+
+    Args:
+        path: The file.
+        source: What named it, for messages.
+
+    Raises:
+        UsageError: there is no such file, or it holds one array without a name.
+        InputError: it is damaged, holds Python objects, or declares more than is read.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UsageError(f"{source}: is no regular file", hint="Give a file that numpy.savez wrote.")
+        with path.open("rb") as file:
+            is_single = file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
+            file.seek(0)
+            if not is_single:
+                content = np.load(file, allow_pickle=False)
+                _refuse_oversized(content.zip, source)
+                return {name: content[name] for name in content.files}
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        raise UsageError(f"{source}: {reason}", hint="Give a file that numpy.savez wrote.") from None
+    except _DAMAGED as error:
+        raise InputError(
+            f"{source}: is no .npz file, or damaged, or holds Python objects",
+            hint="Give a file that numpy.savez wrote from arrays of numbers or of text (dtype U).",
+        ) from error
+    raise UsageError(
+        f"{source}: holds one array without a name",
+        hint='Save it with the name of the input: numpy.savez("inputs.npz", input_ids=array).',
+    )
+
+
+def _refuse_oversized(archive: zipfile.ZipFile, source: str) -> None:
+    """Refuse arrays whose headers declare more than their files hold, or than there is memory.
+
+    Raises:
+        InputError: names the array.
+        ValueError: a file of the archive is no array.
+    """
+    free = available_bytes()
+    total = 0
+    for member in archive.infolist():
+        with archive.open(member) as file:
+            version = np.lib.format.read_magic(file)
+            if version not in _HEADER_READERS:
+                raise ValueError(f"an array of the version {version}")
+            shape, _, dtype = _HEADER_READERS[version](file)
+        declared = math.prod(shape) * dtype.itemsize
+        total += declared
+        name = member.filename.removesuffix(".npy")
+        if declared > member.file_size:
+            raise InputError(
+                f"{source}: array {name!r} declares {size_words(declared)} and has {size_words(member.file_size)}",
+                hint="Save it again with numpy.savez.",
+            )
+        if free is not None and total > free:
+            raise InputError(
+                f"{source}: its arrays up to {name!r} take {size_words(total)}; {size_words(free)} of memory are free",
+                hint="Give fewer samples a file, or smaller ones.",
+            )

@@ -22,7 +22,7 @@ from winml.modelkit.records import Record, entry
 from winml.modelkit.registries import PlugIn, installed_plug_ins
 from winml.modelkit.runtime.devices import present_providers
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider, short_name
-from winml.modelkit.runtime.processor import has_integer_dot_products
+from winml.modelkit.runtime.host import has_integer_dot_products
 from winml.modelkit.version import __version__
 
 __all__ = ["LIBRARIES", "DeviceInfo", "Machine", "ProviderInfo", "look_at_machine"]

@@ -16,7 +16,7 @@ from winml.modelkit.runtime.default_sizes import fixing_command
 from winml.modelkit.runtime.devices import ChosenProvider, choose_provider
 from winml.modelkit.runtime.execution_providers import Device
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, load_feeds, settle_sizes
-from winml.modelkit.runtime.memory import resident_bytes
+from winml.modelkit.runtime.host import resident_bytes
 from winml.modelkit.runtime.sessions import PreparedRun, Session
 
 _T = TypeVar("_T")

@@ -18,7 +18,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from winml.modelkit.errors import StageError, UsageError, first_line
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider
-from winml.modelkit.runtime.processor import is_x86
+from winml.modelkit.runtime.host import is_x86
 
 __all__ = [
     "ORT_ERRORS",

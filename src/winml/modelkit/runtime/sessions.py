@@ -25,8 +25,8 @@ from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.options import load_json
+from winml.modelkit.runtime.host import instruction_sets, saturates_integer_sums
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS, installed_plug_ins, named_providers, ort_reason
-from winml.modelkit.runtime.processor import instruction_sets, saturates_integer_sums
 
 __all__ = [
     "CPU",

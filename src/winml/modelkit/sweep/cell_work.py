@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml.modelkit.builds.cache import digest
+from winml.modelkit.builds.cache import digest, tool_versions
 from winml.modelkit.builds.plan import is_onnx_path
-from winml.modelkit.builds.resumption import tool_versions
 from winml.modelkit.errors import ExportError, InputError, UsageError, WinMLError, WriteError, first_line
 from winml.modelkit.file_names import BUILT_MODEL_NAME, SWEEP_LOG_NAME
 from winml.modelkit.graph.files.named_paths import named_path

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.builds.cache import digest
+from winml.modelkit.builds.cache import digest, place_state, resume_identity
 from winml.modelkit.builds.plan import is_onnx_path
-from winml.modelkit.builds.resumption import place_state, resume_identity
 from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.file_names import (
     BUILD_MANIFEST_NAME,

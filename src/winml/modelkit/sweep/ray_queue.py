@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from winml.modelkit.builds.resumption import tool_versions
+from winml.modelkit.builds.cache import tool_versions
 from winml.modelkit.errors import StageError, UsageError, first_line
 from winml.modelkit.results.sweep import CellResult
 from winml.modelkit.sweep.bounded_processes import Bounds, Call, run_bounded

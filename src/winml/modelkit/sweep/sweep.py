@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import psutil
 
-from winml.modelkit.builds.resumption import tool_versions
+from winml.modelkit.builds.cache import tool_versions
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import (
     SWEEP_PAGE_NAME,
@@ -29,8 +29,7 @@ from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.report.html import render_html
 from winml.modelkit.report.sweep import sweep_document, sweep_table
 from winml.modelkit.results.sweep import CellResult, SweepLimit, SweepResult
-from winml.modelkit.runtime.memory import available_bytes
-from winml.modelkit.runtime.processor import available_cores
+from winml.modelkit.runtime.host import available_bytes, available_cores
 from winml.modelkit.sweep.bounded_processes import Bounds
 from winml.modelkit.sweep.cells import Cell, SweepFolder, cells_of, held_sweep, refuse_foreign_sweep, requests_of
 from winml.modelkit.sweep.plan import SweepPlan, plan_from_record, read_plan, refuse_unusable

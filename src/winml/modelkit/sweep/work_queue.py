@@ -14,7 +14,7 @@ from winml.modelkit.builds.plan import is_onnx_path
 from winml.modelkit.errors import StageError
 from winml.modelkit.registries import Registry
 from winml.modelkit.results.sweep import CellResult
-from winml.modelkit.runtime.processor import available_cores
+from winml.modelkit.runtime.host import available_cores
 from winml.modelkit.sweep.bounded_processes import Bounds, Call, Ending, run_bounded
 from winml.modelkit.sweep.cell_work import PRELOAD, PRELOAD_DYNAMO, CellOrder, joined, run_cell
 from winml.modelkit.sweep.cells import Cell, SweepFolder

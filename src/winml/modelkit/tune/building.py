@@ -24,7 +24,7 @@ from winml.modelkit.flows.pin import pin_model
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
-from winml.modelkit.results.build_result import BuildResult
+from winml.modelkit.results.build_manifest import BuildResult
 from winml.modelkit.results.tuning import Candidate
 from winml.modelkit.tune.candidates import PLAIN
 from winml.modelkit.tune.state import TuneState

@@ -13,7 +13,7 @@ from typing import Final
 from winml.modelkit.records import Record
 from winml.modelkit.results.tuning import Candidate, CandidateKind
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
-from winml.modelkit.runtime.processor import available_cores
+from winml.modelkit.runtime.host import available_cores
 from winml.modelkit.tune.options import TuneOptions
 
 __all__ = ["PLAIN", "TuningMachine", "look_at_tuning_machine", "plan_candidates", "plan_variations"]
@@ -51,7 +51,7 @@ class TuningMachine(Record):
 def look_at_tuning_machine() -> TuningMachine:
     """Return what of this machine decides the plan."""
     from winml.modelkit.runtime.devices import present_providers
-    from winml.modelkit.runtime.processor import has_integer_dot_products, instruction_sets
+    from winml.modelkit.runtime.host import has_integer_dot_products, instruction_sets
     from winml.modelkit.runtime.sessions import onnxruntime_version
 
     present = present_providers()

@@ -21,7 +21,7 @@ from typing import IO, Any
 from winml.modelkit.errors import MeasureError, WriteError
 from winml.modelkit.measure.statistics import RUNGS, Ratio, confidence_of_race, losers, percentile
 from winml.modelkit.results.tuning import Candidate
-from winml.modelkit.runtime.memory import available_bytes
+from winml.modelkit.runtime.host import available_bytes
 from winml.modelkit.runtime.processes import start_python
 from winml.modelkit.tune.candidates import PLAIN
 from winml.modelkit.tune.state import Failure, TuneState

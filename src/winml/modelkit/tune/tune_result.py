@@ -11,7 +11,7 @@ from statistics import median
 from winml.modelkit.file_names import BUILD_CONFIG_NAME
 from winml.modelkit.measure.statistics import NOISE, Choice, Ratio, median_interval, ratio_between, summarize
 from winml.modelkit.progress import StepTiming
-from winml.modelkit.results.build_result import BuildResult
+from winml.modelkit.results.build_manifest import BuildResult
 from winml.modelkit.results.tuning import (
     Candidate,
     CandidateFacts,

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.builds.cache import only_looking
+from winml.modelkit.builds.cache import only_looking, resume_identity
 from winml.modelkit.builds.config import WinMLBuildConfig
 from winml.modelkit.builds.identity import file_digests
 from winml.modelkit.builds.plan import is_onnx_path, plan_build, request_record
 from winml.modelkit.builds.planned_build import is_to_be_fetched
-from winml.modelkit.builds.resumption import resume_identity
 from winml.modelkit.errors import InternalError, UsageError, VerificationError, WinMLError, WriteError
 from winml.modelkit.evaluate.data_sources import find_source, source_files
 from winml.modelkit.export.config import WinMLExportConfig
@@ -44,7 +43,7 @@ from winml.modelkit.options import options_of
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.report.html import render_html
 from winml.modelkit.report.tuning import tuning_document
-from winml.modelkit.results.build_result import BuildResult
+from winml.modelkit.results.build_manifest import BuildResult
 from winml.modelkit.results.tuning import Candidate, CandidateFacts, TuneResult
 from winml.modelkit.tune.building import CandidateBuilds, TunedModel, exported_once, tuned_model
 from winml.modelkit.tune.candidates import (

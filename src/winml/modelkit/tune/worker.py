@@ -26,7 +26,7 @@ from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.measure.latency import LatencyOptions, measure_block, measure_latency
 from winml.modelkit.runtime.decoding.inputs import decoder_run, inputs_of_file
 from winml.modelkit.runtime.graph_inputs import batch_of, graph_inputs
-from winml.modelkit.runtime.memory import peak_bytes, resident_bytes
+from winml.modelkit.runtime.host import peak_bytes, resident_bytes
 from winml.modelkit.runtime.opened_model import (
     OpenedModel,
     RunOptions,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.plan import BuildPlan
     from winml.modelkit.builds.planned_build import PlannedBuild
     from winml.modelkit.load.request import ModelRequest
-    from winml.modelkit.results.build_result import BuildResult
+    from winml.modelkit.results.build_manifest import BuildResult
 
 __all__ = ["BuildRequest", "build_words", "plan_requested_build", "run_planned_build"]
 

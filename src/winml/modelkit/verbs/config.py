@@ -161,8 +161,7 @@ def _config_of(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str, ...
 
 def _with_decided_precision(section: QuantSection) -> tuple[QuantSection, tuple[str, ...]]:
     """Return a section with the precision that the device decides where none is named, and a note on which."""
-    from winml.modelkit.builds.config import AUTO_PRECISION
-    from winml.modelkit.builds.quantization import auto_words, quantize_options, with_precision
+    from winml.modelkit.builds.config import AUTO_PRECISION, auto_words, quantize_options, with_precision
 
     if section.precision is None:
         section = with_precision(section, AUTO_PRECISION)

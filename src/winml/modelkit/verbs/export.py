@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from winml.modelkit.options import Options
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.results.export_result import ExportResult
-    from winml.modelkit.results.written_file import PinnedModel
+    from winml.modelkit.results.transformed_file import PinnedModel
 
 __all__ = ["PIN", "ExportPlan", "ExportRequest", "PinRequest", "plan_export", "run_export"]
 

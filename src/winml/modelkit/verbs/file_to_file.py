@@ -422,8 +422,8 @@ def _planned_steps(
     if checked is None:
         reading, normalization = "recovery puts it in place first; it is checked then", "unless it is normalized"
     else:
+        from winml.modelkit.graph.fingerprint import is_normalized
         from winml.modelkit.hierarchy.tagging import all_nodes
-        from winml.modelkit.normalize.stamp import is_normalized
 
         opset = checked.model.opset_imports.get("", 0)
         reading = f"{sum(1 for _ in all_nodes(checked.model))} nodes, opset {opset}"

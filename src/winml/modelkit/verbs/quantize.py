@@ -72,8 +72,7 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions"], SensitivityFields, _Mea
     @classmethod
     def section_values(cls, section: Options) -> tuple[dict[str, object], str]:
         """Return the options that the section states; ``auto`` becomes the precision it stands for."""
-        from winml.modelkit.builds.config import QuantSection
-        from winml.modelkit.builds.quantization import auto_words, quantize_options
+        from winml.modelkit.builds.config import QuantSection, auto_words, quantize_options
 
         assert isinstance(section, QuantSection)
         return quantize_options(section).model_dump(mode="json", exclude_none=True), auto_words(section)
@@ -287,7 +286,7 @@ def _refuse_target(request: QuantizeRequest) -> None:
         UsageError: says which.
     """
     if request.dataset is not None:
-        from winml.modelkit.evaluate.columns import refuse_unknown_roles
+        from winml.modelkit.evaluate.data_sets import refuse_unknown_roles
         from winml.modelkit.evaluate.data_sources import find_source as find_dataset
         from winml.modelkit.evaluate.options import parse_limits
 

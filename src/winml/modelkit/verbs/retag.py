@@ -13,7 +13,7 @@ from winml.modelkit.verbs.file_to_file import orphaned_data
 
 if TYPE_CHECKING:
     from winml.modelkit.flows.retag import CarriedTags
-    from winml.modelkit.results.written_file import RetaggedModel
+    from winml.modelkit.results.transformed_file import RetaggedModel
 
 __all__ = ["RetagPlan", "RetagRequest", "plan_retag", "run_retag"]
 

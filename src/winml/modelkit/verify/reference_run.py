@@ -23,7 +23,7 @@ from winml.modelkit.errors import ExportError, first_line
 from winml.modelkit.export.preparation import FlatForward, prepared_for_export
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.files.writing import INLINE_LIMIT_BYTES
-from winml.modelkit.hierarchy.tracing import module_of_error
+from winml.modelkit.hierarchy.torch_modules import module_of_error
 from winml.modelkit.load.inputs.shape_run import REFUSALS
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.words import shape_words, size_words

@@ -17,10 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from checkpoints import make_distinct
 from winml.modelkit.errors import ExportError, InternalError
 from winml.modelkit.export.capture import Capture, CaptureOptions
-from winml.modelkit.export.dynamo.capturing import capture_dynamo
-from winml.modelkit.export.dynamo.module_stacks import ModuleStacks
+from winml.modelkit.export.dynamo.capturing import ModuleStacks, capture_dynamo
 from winml.modelkit.export.preparation import prepared_for_export
-from winml.modelkit.hierarchy.tracing import record_calls
+from winml.modelkit.hierarchy.torch_modules import record_calls
 from winml.modelkit.hierarchy.tree import build_tree
 from winml.modelkit.metadata_keys import CLASSES_KEY, SCOPES_KEY, STACK_TRACE_KEY
 

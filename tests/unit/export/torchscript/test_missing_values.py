@@ -17,8 +17,8 @@ from winml.modelkit.errors import ExportError, InternalError
 from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.preparation import prepared_for_export
 from winml.modelkit.export.torchscript.capturing import capture_torchscript
-from winml.modelkit.export.torchscript.missing_values import untraced_shape_computation
-from winml.modelkit.hierarchy.tracing import record_calls
+from winml.modelkit.export.torchscript.tracing import untraced_shape_computation
+from winml.modelkit.hierarchy.torch_modules import record_calls
 from winml.modelkit.hierarchy.tree import build_tree
 
 MODE = FakeTensorMode(allow_non_fake_inputs=True)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.onnx._internal.torchscript_exporter.registration import registry
 from torch.onnx.errors import UnsupportedOperatorError
 
-from winml.modelkit.export.torchscript.operators import further_operators
+from winml.modelkit.export.torchscript.capturing import further_operators
 
 OPSET = 17
 Values = torch.Tensor

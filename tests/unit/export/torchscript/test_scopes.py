@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.onnx._internal.torchscript_exporter import utils as exporter
 
-from winml.modelkit.export.torchscript.scopes import ModuleScopes, operator_of_error
+from winml.modelkit.export.torchscript.tracing import ModuleScopes, operator_of_error
 
 
 def _branch_on_sum(values: torch.Tensor) -> torch.Tensor:

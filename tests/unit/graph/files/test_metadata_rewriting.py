@@ -12,8 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import graphs
 from winml.modelkit.errors import InternalError
-from winml.modelkit.graph.files.metadata_rewriting import rewrite_metadata
-from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.graph.files.writing import rewrite_metadata, write_model
 
 TEXT = """agraph (float[2] x, bool c) => (float[2] z) <float[2] w = {1, 2}> {
     y = If (c) <

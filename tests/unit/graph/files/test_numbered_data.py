@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from winml.modelkit.errors import InputError
-from winml.modelkit.graph.files.numbered_data import _copy_bytes, place_numbered
+from winml.modelkit.graph.files.writing import _copy_bytes, place_numbered
 
 SIZES = {"a": 100, "b": 300, "c": 50, "d": 40}
 """Values of each weight, four bytes each."""

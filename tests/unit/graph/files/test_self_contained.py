@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from winml.modelkit.file_names import is_data_of
-from winml.modelkit.graph.files.self_contained import place_self_contained
+from winml.modelkit.graph.files.writing import place_self_contained
 from winml.modelkit.runtime.sessions import Session
 
 

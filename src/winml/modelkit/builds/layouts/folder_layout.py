@@ -69,9 +69,11 @@ class FolderLayout:
             The names of the files in the folder, the model first; without data that the part shares with its stages,
             where nobody takes the model out of the folder.
         """
-        from winml.modelkit.graph.files.numbered_data import place_numbered  # imports onnx
         from winml.modelkit.graph.files.placing import place_copy
-        from winml.modelkit.graph.files.self_contained import place_self_contained
+        from winml.modelkit.graph.files.writing import (
+            place_numbered,  # imports onnx
+            place_self_contained,
+        )
 
         assert part.current is not None  # an export ran, or the model was an ONNX file
         path = folder / self.model_name(part)

@@ -102,7 +102,7 @@ LAYOUTS: Registry[Layout] = Registry(
     {
         "genai": "winml.modelkit.builds.layouts.genai:GENAI",
         "optimum": "winml.modelkit.builds.layouts.optimum:OPTIMUM",
-        "transformers.js": "winml.modelkit.builds.layouts.transformers_js:TRANSFORMERS_JS",
+        "transformers.js": "winml.modelkit.builds.layouts.optimum:TRANSFORMERS_JS",
     },
     lambda: Layout,
     refuse=lambda name, layout: "" if layout.name == name else f"it calls itself {layout.name}",

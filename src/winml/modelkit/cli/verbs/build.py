@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.build import BuildListener
     from winml.modelkit.builds.config import QuantSection
     from winml.modelkit.progress import StepEvent
-    from winml.modelkit.results.build_result import BuildResult
+    from winml.modelkit.results.build_manifest import BuildResult
 
 __all__ = ["command"]
 
@@ -203,6 +203,6 @@ def _listener(options: Mapping[str, object], retained: list[str]) -> BuildListen
 
 def _show_result(result: BuildResult, options: Mapping[str, object]) -> None:
     from winml.modelkit.report.document import Document, Fields
-    from winml.modelkit.results.build_result import build_lines
+    from winml.modelkit.results.build_manifest import build_lines
 
     show_result(result.as_record(), options, lambda: Document([Fields(list(build_lines(result)))]))

@@ -56,7 +56,7 @@ def command(**options: Any) -> None:
     if options["dry_run"]:
         show_plan(plan, options)
         return
-    from winml.modelkit.report.evaluation import evaluation_document
+    from winml.modelkit.report.comparison import evaluation_document
 
     with library_output_to_stderr(), live_progress(quiet=options["quiet"], counted="samples") as progress:
         result = run_evaluation(plan, request, None if options["quiet"] else show_step, progress)

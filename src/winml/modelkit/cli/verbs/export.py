@@ -45,7 +45,7 @@ from winml.modelkit.verbs.export import PIN, ExportRequest, PinRequest, plan_exp
 if TYPE_CHECKING:
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.results.export_result import ExportResult
-    from winml.modelkit.results.written_file import PinnedModel
+    from winml.modelkit.results.transformed_file import PinnedModel
 
 __all__ = [
     "command",

@@ -20,7 +20,7 @@ from winml.modelkit.words import terminal_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from winml.modelkit.inference.generation.prompt import PreparedPrompt
+    from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt
     from winml.modelkit.results.generated_text import GeneratedText
 
 __all__ = ["command"]
@@ -108,7 +108,7 @@ def _text_on_stdin() -> str:
     Raises:
         UsageError: it is not text.
     """
-    from winml.modelkit.evaluate.tokenizer_calls import LONGEST_TEXT_CHARACTERS
+    from winml.modelkit.evaluate.processors import LONGEST_TEXT_CHARACTERS
 
     try:
         text = sys.stdin.read(LONGEST_TEXT_CHARACTERS + 1)
@@ -193,7 +193,7 @@ def _checkpoint(files: Mapping[str, Path], reference: str | None) -> str | None:
     if reference != RECORDED:
         return reference
     from winml.modelkit.graph.files.reading import read_structure
-    from winml.modelkit.load.checkpoint_path import exported_from
+    from winml.modelkit.load.request import exported_from
 
     path = files.get(DECODER) or files[ONLY_PART]
     metadata = {entry.key: entry.value for entry in read_structure(path).metadata_props}
@@ -228,7 +228,7 @@ def _write(prompt: PreparedPrompt, checkpoint: str | None, options: Mapping[str,
 def _tell_result(result: GeneratedText, options: dict[str, object]) -> None:
     if options["quiet"]:
         return
-    from winml.modelkit.report.generation import generated_lines
+    from winml.modelkit.report.comparison import generated_lines
 
     for line in generated_lines(result):
         tell(line)

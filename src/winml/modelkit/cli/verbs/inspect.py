@@ -199,7 +199,7 @@ def _with_hierarchy(options: Mapping[str, Any]) -> bool:
 def _inspected_file(path: Path, options: Mapping[str, Any]) -> _InspectedFile:
     hint = "Leave it out, or inspect the checkpoint the file was made from."
     refuse_checkpoint_options(path, options, FOR_CHECKPOINTS, hint)
-    from winml.modelkit.inspect.onnx_file import inspect_onnx
+    from winml.modelkit.inspect.onnx_inspection import inspect_onnx
 
     return _InspectedFile(inspect_onnx(path, selector=options["module"]), _provider_fit(path, options))
 

@@ -261,8 +261,7 @@ def _write_files(
     measured: ProfiledModules | ProfiledDecoder, files: Mapping[str, Sequence[Path]], request: PerfRequest
 ) -> list[Path]:
     from winml.modelkit.report.html import render_html
-    from winml.modelkit.report.module_times import profile_document
-    from winml.modelkit.report.trace import chrome_trace_json, profile_node_data
+    from winml.modelkit.report.module_times import chrome_trace_json, profile_document, profile_node_data
 
     pages: dict[str, Callable[[], str]] = {
         "output": lambda: f"{json_text(measured.as_record(depth=request.depth))}\n",

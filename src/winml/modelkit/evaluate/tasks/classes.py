@@ -9,9 +9,9 @@ import numpy as np
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
-from winml.modelkit.evaluate.metrics.classes import CLASS_METRICS
-from winml.modelkit.evaluate.metrics.texts import CHARACTER_ERROR_RATE, WORD_ERROR_RATE
+from winml.modelkit.evaluate.metrics.metric import CHARACTER_ERROR_RATE, CLASS_METRICS, WORD_ERROR_RATE
 from winml.modelkit.evaluate.preprocessing import Batch
+from winml.modelkit.evaluate.processors import tokenizer_call
 from winml.modelkit.evaluate.tasks.task import (
     Evaluator,
     EvaluatorContext,
@@ -20,7 +20,6 @@ from winml.modelkit.evaluate.tasks.task import (
     TaskDefinition,
     named_output,
 )
-from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 
 __all__ = [
     "CLASSIFICATION_TASKS",

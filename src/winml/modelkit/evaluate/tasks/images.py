@@ -5,7 +5,10 @@ Outputs become maps and boxes by the image processor of the checkpoint, as in th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +17,236 @@ import numpy as np
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
-from winml.modelkit.evaluate.metrics.images import BOX_METRICS, IGNORED, MEAN_IOU, PIXEL_ACCURACY, Boxes, count_pairs
+from winml.modelkit.evaluate.metrics.metric import RESAMPLES, Metric, Resamples, SampleRows
 from winml.modelkit.evaluate.preprocessing import Batch
 from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, Outputs, Sample, TaskDefinition
 
-__all__ = ["IMAGE_SEGMENTATION", "OBJECT_DETECTION"]
+__all__ = [
+    "BOX_METRICS",
+    "IGNORED",
+    "IMAGE_SEGMENTATION",
+    "MEAN_IOU",
+    "OBJECT_DETECTION",
+    "PIXEL_ACCURACY",
+    "Boxes",
+    "count_pairs",
+]
+
+# --- Metrics of boxes around objects: mean average precision by pycocotools, as COCO defines it.
+
+
+MOST_DETECTIONS = 100
+"""Specified by COCO: detections of an image that count, the surest ones."""
+RECALLS = np.linspace(0, 1, 101)
+"""Specified by COCO: where the precision is read."""
+RESAMPLED = 200
+"""Resamples of which the precision is computed; each takes as long as a thousand of other metrics. Chosen."""
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """The objects of one image."""
+
+    corners: Array
+    """``[objects, 4]``: left, top, right, bottom, in pixels."""
+    classes: Array
+    """``[objects]``."""
+    scores: Array | None = None
+    """``[objects]``, of predictions."""
+
+
+@dataclass(frozen=True)
+class _ClassMatches:
+    """The detections of one class, the surest first."""
+
+    owners: Array
+    """``[detections]``: number of the sample."""
+    is_right: Array
+    """``[thresholds, detections]``."""
+    is_counted: Array
+    """``[thresholds, detections]``; what has no area is not."""
+    objects: Array
+    """``[samples]``: objects of the class."""
+
+
+@dataclass(frozen=True)
+class _MeanPrecision:
+    """The mean average precision over classes, and over the thresholds of overlap it is of."""
+
+    value: float
+    classes: Sequence[_ClassMatches]
+
+    def resampled(self, resamples: Resamples) -> Array:
+        """Return the mean average precision on some of the resamples."""
+        retained = math.ceil(len(resamples.indices) * RESAMPLED / RESAMPLES)
+        return np.asarray([self._mean(counts) for counts in resamples.counts[:retained]])
+
+    def _mean(self, counts: Array) -> float:
+        found = [_average_precision(item, counts) for item in self.classes]
+        defined = [value for value in found if math.isfinite(value)]
+        return float(np.mean(defined)) if defined else math.nan
+
+
+def _average_precision(matches: _ClassMatches, counts: Array) -> float:
+    """Return the average precision where each sample counts some number of times; NaN without an object."""
+    objects = (matches.objects * counts).sum()
+    if not objects:
+        return float("nan")
+    weights = counts[matches.owners] * matches.is_counted
+    right = np.cumsum(matches.is_right * weights, axis=1)
+    all_seen = np.cumsum(weights, axis=1)
+    precision = right / (all_seen + np.spacing(1))
+    precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+    total = 0.0
+    for recall, best in zip(right / objects, precision, strict=True):
+        places = np.searchsorted(recall, RECALLS, side="left")
+        total += np.append(best, 0.0)[places].mean()
+    return total / len(precision)
+
+
+def _evaluated(predictions: Sequence[Boxes], references: Sequence[Boxes]) -> Any:
+    """Return pycocotools' evaluation of all images, None where there is no object at all.
+
+    It prints what it does, which is not shown.
+    """
+    if not any(len(boxes.classes) for boxes in references):
+        return None
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    images = [{"id": number} for number in range(len(references))]
+    classes = sorted({int(name) for boxes in references for name in boxes.classes})
+    frame = {"images": images, "categories": [{"id": name} for name in classes]}
+    truth, found = COCO(), COCO()
+    with contextlib.redirect_stdout(io.StringIO()):
+        for coco, sides in ((truth, references), (found, predictions)):
+            coco.dataset = {**frame, "annotations": list(_annotations(sides))}
+            coco.createIndex()
+        evaluation = COCOeval(truth, found, "bbox")
+        evaluation.params.areaRng, evaluation.params.areaRngLbl = evaluation.params.areaRng[:1], ["all"]
+        evaluation.params.maxDets = [MOST_DETECTIONS]
+        evaluation.evaluate()
+        evaluation.accumulate()
+    return evaluation
+
+
+def _annotations(sides: Sequence[Boxes]) -> Any:
+    number = 0
+    for image, boxes in enumerate(sides):
+        for index, (left, top, right, bottom) in enumerate(np.asarray(boxes.corners, float).tolist()):
+            number += 1
+            width, height = right - left, bottom - top
+            yield {
+                "id": number,
+                "image_id": image,
+                "category_id": int(boxes.classes[index]),
+                "bbox": [left, top, width, height],
+                "area": width * height,
+                "iscrowd": 0,
+                **({} if boxes.scores is None else {"score": float(boxes.scores[index])}),
+            }
+
+
+def _mean_precision(thresholds: slice) -> Callable[[Any, Sequence[Boxes]], _MeanPrecision]:
+    def measure(evaluation: Any, references: Sequence[Boxes]) -> _MeanPrecision:
+        if evaluation is None:
+            return _MeanPrecision(float("nan"), ())
+        precision = evaluation.eval["precision"][thresholds]
+        value = float(precision[precision > -1].mean())
+        samples = len(references)
+        found = np.array_split(np.asarray(evaluation.evalImgs, object), len(evaluation.params.catIds))
+        return _MeanPrecision(value, [_matches([item for item in part if item], thresholds, samples) for part in found])
+
+    return measure
+
+
+def _matches(images: Sequence[Mapping[str, Any]], thresholds: slice, samples: int) -> _ClassMatches:
+    objects = np.zeros(samples)
+    for image in images:
+        objects[image["image_id"]] = len(image["gtIds"])
+    owners = np.concatenate([np.full(len(image["dtIds"]), image["image_id"]) for image in images]).astype(np.int64)
+    scores = np.concatenate([np.asarray(image["dtScores"], float) for image in images])
+    order = np.argsort(-scores, kind="mergesort")
+    is_right = np.concatenate([image["dtMatches"][thresholds] > 0 for image in images], axis=1)
+    is_counted = ~np.concatenate([image["dtIgnore"][thresholds].astype(bool) for image in images], axis=1)
+    return _ClassMatches(owners[order], is_right[:, order], is_counted[:, order], objects)
+
+
+BOX_METRICS = (
+    Metric("map", _mean_precision(slice(None)), "pycocotools", prepare=_evaluated, resamples=RESAMPLED),
+    Metric("map_50", _mean_precision(slice(1)), "pycocotools", prepare=_evaluated, resamples=RESAMPLED),
+)
+"""Over overlaps of 0.5 to 0.95 in steps of 0.05, and of 0.5 alone."""
+
+
+# --- Metrics of one class a pixel: mean intersection over union, by scikit-learn's Jaccard score, and accuracy.
+#
+# A sample is its pairs of reference and prediction, counted, so that no image has to be kept.
+
+
+Pairs = Array
+"""``[pairs, 3]``: class of reference, predicted class, pixels."""
+
+IGNORED = 255
+"""Specified: the class of pixels that data sets of segmentation leave out (ADE20K and Pascal VOC, reduced labels)."""
+
+MOST_PAIRS = 1_000_000
+"""Pairs of classes that are counted in a table; of more, those that occur are sorted. Chosen: 8 MB."""
+
+
+def count_pairs(predicted: Array, referred: Array) -> Pairs:
+    """Return how often each pair of classes occurs in two maps of one size; pixels left out are not counted."""
+    counted = referred != IGNORED
+    right, stated = referred[counted].astype(np.int64), predicted[counted].astype(np.int64)
+    if not len(right):
+        return np.zeros((0, 3), np.int64)
+    classes = int(stated.max()) + 1
+    codes = right * classes + stated
+    if codes.min() >= 0 and codes.max() < MOST_PAIRS:
+        counts = np.bincount(codes)
+        found = np.flatnonzero(counts)
+        counts = counts[found]
+    else:
+        found, counts = np.unique(codes, return_counts=True)
+    return np.stack([found // classes, found % classes, counts], axis=1)
+
+
+def _mean_iou(predictions: Sequence[Pairs], _references: Sequence[object]) -> SampleRows:
+    from sklearn.metrics import jaccard_score
+
+    every = np.concatenate(list(predictions))
+    if not len(every):
+        return SampleRows(float("nan"), np.zeros((len(predictions), 2)), _mean_of_occurring)
+    known = np.unique(every[:, :2])
+    rows = np.zeros((len(predictions), 2, len(known)))
+    for (intersections, unions), pairs in zip(rows, predictions, strict=True):
+        referred, predicted = np.searchsorted(known, pairs[:, :2]).T
+        pixels = pairs[:, 2]
+        np.add.at(unions, referred, pixels)
+        np.add.at(unions, predicted, np.where(referred == predicted, 0, pixels))
+        np.add.at(intersections, referred, np.where(referred == predicted, pixels, 0))
+    value = jaccard_score(every[:, 0], every[:, 1], average="macro", sample_weight=every[:, 2])
+    return SampleRows(float(value), rows.reshape(len(rows), -1), _mean_of_occurring)
+
+
+def _mean_of_occurring(sums: Array) -> Array:
+    """Return the mean over the classes that occur on either side."""
+    intersections, unions = np.split(sums, 2, axis=1)
+    shares = np.divide(intersections, unions, out=np.zeros_like(unions), where=unions > 0)
+    mean: Array = shares.sum(axis=1) / (unions > 0).sum(axis=1)
+    return mean
+
+
+def _pixel_accuracy(predictions: Sequence[Pairs], _references: Sequence[object]) -> SampleRows:
+    rows = np.asarray(
+        [(pairs[pairs[:, 0] == pairs[:, 1], 2].sum(), pairs[:, 2].sum()) for pairs in predictions], np.float64
+    )
+    right, pixels = rows.sum(axis=0)
+    return SampleRows(float(right / pixels) if pixels else float("nan"), rows, lambda sums: sums[:, 0] / sums[:, 1])
+
+
+MEAN_IOU = Metric("mean_iou", _mean_iou, "sklearn")
+PIXEL_ACCURACY = Metric("accuracy", _pixel_accuracy)
 
 
 SURE = 0.5

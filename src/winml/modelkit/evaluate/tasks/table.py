@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterable
 
 from winml.modelkit.errors import TaskError, UsageError
-from winml.modelkit.evaluate.columns import ROLES
+from winml.modelkit.evaluate.data_sets import ROLES
 from winml.modelkit.evaluate.media import install_hint
 from winml.modelkit.evaluate.metrics.metric import Metric
 from winml.modelkit.evaluate.tasks.classes import CLASSIFICATION_TASKS, SPEECH_RECOGNITION

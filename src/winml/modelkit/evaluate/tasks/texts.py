@@ -13,10 +13,20 @@ import numpy as np
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
-from winml.modelkit.evaluate.metrics.classes import ACCURACY, PEARSON, SPEARMAN
-from winml.modelkit.evaluate.metrics.metric import Metric, SampleRows
-from winml.modelkit.evaluate.metrics.texts import EXACT_MATCH, OVERLAP_F1, PERPLEXITY, SPAN_METRICS, TAG_ACCURACY
+from winml.modelkit.evaluate.metrics.metric import (
+    ACCURACY,
+    EXACT_MATCH,
+    OVERLAP_F1,
+    PEARSON,
+    PERPLEXITY,
+    SPAN_METRICS,
+    SPEARMAN,
+    TAG_ACCURACY,
+    Metric,
+    SampleRows,
+)
 from winml.modelkit.evaluate.preprocessing import Batch, Row
+from winml.modelkit.evaluate.processors import tokenizer_call
 from winml.modelkit.evaluate.tasks.task import (
     Evaluator,
     EvaluatorContext,
@@ -27,7 +37,6 @@ from winml.modelkit.evaluate.tasks.task import (
     refuse_slow_tokenizer,
     token_masks,
 )
-from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
 from winml.modelkit.graph.files.foreign_names import file_below
 from winml.modelkit.options import read_json_file
 

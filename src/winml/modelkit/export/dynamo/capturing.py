@@ -6,6 +6,7 @@ caller. Every node comes with its exact module stack and a name after its module
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import ctypes
 import inspect
@@ -24,27 +25,35 @@ from typing import Any, TypeVar
 import onnx_ir as ir
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import _AttrProxy, _ModuleStackTracer
 
 from winml.modelkit.errors import ExportError, first_line
 from winml.modelkit.export.capture import Capture, CaptureOptions, name_by_module, name_open_sizes, place_operands
 from winml.modelkit.export.complex_pairs import complex_as_pairs
 from winml.modelkit.export.config import DYNAMO_OPSET
-from winml.modelkit.export.dynamo.module_stacks import ModuleStacks, drop_exporter_metadata
 from winml.modelkit.export.dynamo.transformers_patches import library_repairs
 from winml.modelkit.export.fake_parameters import fresh_shape_envs, is_fake, weight_by_reference
 from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.export.state_restoration import quiet_torch, unprinted_failures
-from winml.modelkit.hierarchy.tracing import module_of_error
+from winml.modelkit.hierarchy.torch_modules import module_of_error
 from winml.modelkit.hierarchy.tree import ModuleTree
+from winml.modelkit.metadata_keys import (
+    CLASSES_KEY,
+    FX_NODE_KEY,
+    ONNXSCRIPT_PREFIX,
+    SCOPES_KEY,
+    STACK_TRACE_KEY,
+    TORCH_PREFIX,
+)
 
 __all__ = [
+    "ModuleStacks",
     "TimeIsUpError",
     "capture_dynamo",
     "export_error",
     "time_limit",
     "without_empty_inductor_cache",
 ]
-
 
 # --- Translates the exceptions of torch's dynamo exporter into an ExportError with operator and module.
 #
@@ -328,7 +337,7 @@ def _as_capture(
 ) -> Capture:
     """Attach weights, name nodes and open sizes, drop torch's own metadata, in place; return the capture."""
     scopes = {node: stacks.read(node) for node in captured.graph.all_nodes()}
-    drop_exporter_metadata(captured, keep_stack_traces=options.keep_stack_traces)
+    _drop_exporter_metadata(captured, keep_stack_traces=options.keep_stack_traces)
     _attach_weights(captured.graph, model, options.weights)
     if options.dynamic_axes:
         name_open_sizes(captured.graph, options.dynamic_axes)
@@ -429,3 +438,71 @@ def _renamed_initializer(graph: ir.Graph, value: ir.Value, name: str) -> ir.Valu
     value.name = name
     graph.register_initializer(value)
     return value
+
+
+_TORCH_PREFIXES = (TORCH_PREFIX, ONNXSCRIPT_PREFIX)
+_CALL_COUNTER = re.compile(r"@\d+$")
+"""torch appends it to the path of a module that is called again."""
+
+
+class ModuleStacks:
+    """Makes torch write stacks of module paths, and reads them; each module has one path, its first."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._first_paths: dict[nn.Module, str] = {}
+        self._paths: dict[str, str] = {}
+        for path, module in model.named_modules(remove_duplicate=False):
+            # A module registered twice has its first path, by whichever name it was called.
+            self._paths[path] = self._first_paths.setdefault(module, path)
+
+    @contextmanager
+    def patched_tracer(self) -> Iterator[None]:
+        """Patch torch's tracer, so that an export inside the block writes the paths of this model."""
+        path_of_module = _ModuleStackTracer.path_of_module
+
+        def first_path(tracer: _ModuleStackTracer, module: Any) -> str:
+            # torch passes proxies of modules that are shared.
+            is_stand_in = isinstance(module, _AttrProxy)
+            base: nn.Module = module.get_base() if is_stand_in else module
+            # torch wraps the root and leaves the wrapper out of the path itself.
+            return self._first_paths.get(base) or path_of_module(tracer, module)
+
+        _ModuleStackTracer.path_of_module = first_path  # type: ignore[method-assign,assignment]
+        try:
+            yield
+        finally:
+            _ModuleStackTracer.path_of_module = path_of_module  # type: ignore[method-assign]
+
+    def read(self, node: ir.Node) -> tuple[str, ...]:
+        """Return the paths of the modules a node ran in, outermost first; empty where the exporter recorded none."""
+        text = node.metadata_props.get(SCOPES_KEY)
+        return self.decode(ast.literal_eval(text)[:-1]) if text else ()
+
+    def decode(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the module paths of torch's names; names that are no module of the model are skipped."""
+        plain_names = (_CALL_COUNTER.sub("", name).replace("._modules.", ".") for name in names)
+        return tuple(self._paths[name] for name in plain_names if name in self._paths)
+
+
+def _drop_exporter_metadata(model: ir.Model, *, keep_stack_traces: bool) -> None:
+    """Remove torch's debugging metadata, in place; the scopes and classes of nodes are kept.
+
+    Args:
+        model: A graph torch exported.
+        keep_stack_traces: Keep the lines of Python a node came from; these contain local paths.
+    """
+    kept_keys = {SCOPES_KEY, CLASSES_KEY, *((STACK_TRACE_KEY, FX_NODE_KEY) if keep_stack_traces else ())}
+    for graph in model.graphs():
+        values = [*graph.inputs, *graph.initializers.values()]
+        for node in graph:
+            values += node.outputs
+            _drop_torch_keys(node.metadata_props, kept_keys)
+            node.doc_string = None
+        for value in values:
+            _drop_torch_keys(value.metadata_props, set())
+        _drop_torch_keys(graph.metadata_props, set())
+
+
+def _drop_torch_keys(metadata: dict[str, str], kept_keys: set[str]) -> None:
+    for key in [key for key in metadata if key.startswith(_TORCH_PREFIXES) and key not in kept_keys]:
+        del metadata[key]

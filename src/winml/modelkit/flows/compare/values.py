@@ -11,8 +11,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.data_sets import DataSetRequest, open_data_set
 from winml.modelkit.evaluate.preprocessing import SampleFeeds
 from winml.modelkit.evaluate.processors import processor_files
-from winml.modelkit.load.checkpoint_path import processor_folder
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.load.request import ModelRequest, processor_folder
 from winml.modelkit.runtime.graph_inputs import GraphInput, sizes_by_key
 from winml.modelkit.runtime.opened_model import Values
 

@@ -12,9 +12,8 @@ from winml.modelkit.errors import TaskError, UsageError
 from winml.modelkit.evaluate.processors import kinds_for, open_config, open_processor, processor_files
 from winml.modelkit.evaluate.tasks.table import TASK_DEFINITIONS
 from winml.modelkit.flows.evaluate.sides import Side, open_onnx_side, opened_torch_side
-from winml.modelkit.load.checkpoint_path import exported_from
 from winml.modelkit.load.checkpoints.task import TASKS, WITH_PAST, canonical_task, canonical_word
-from winml.modelkit.load.request import ModelRequest, resolve_source
+from winml.modelkit.load.request import ModelRequest, exported_from, resolve_source
 from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.options import load_json
 from winml.modelkit.runtime.opened_model import RunOptions

@@ -21,18 +21,18 @@ from winml.modelkit.flows.export.loading import parameter_bytes
 from winml.modelkit.flows.graph_handover import GraphHandover, HandedGraph
 from winml.modelkit.flows.module_functions import chosen_modules
 from winml.modelkit.graph.files.output_files import ExportPaths, OutputFiles
+from winml.modelkit.graph.fingerprint import stamp
 from winml.modelkit.graph.model_metadata import ModelDescription, output_specs, write_model_metadata
 from winml.modelkit.graph.specs import UNNAMED, InputTensorSpec, OutputAxis, OutputTensorSpec
 from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, clear_tag, measure_coverage
-from winml.modelkit.hierarchy.tracing import CallTrace, joined_traces, record_calls
+from winml.modelkit.hierarchy.torch_modules import CallTrace, joined_traces, record_calls
 from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
 from winml.modelkit.load.parts import LoadedModel, ModelPart
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
-from winml.modelkit.normalize.stamp import stamp
 from winml.modelkit.options import nearest
 from winml.modelkit.progress import StepClock
 from winml.modelkit.report.export import input_words
-from winml.modelkit.runtime.memory import available_bytes
+from winml.modelkit.runtime.host import available_bytes
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.reference_run import (
     PreparedPart,

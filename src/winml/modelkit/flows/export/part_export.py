@@ -39,9 +39,8 @@ from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.report.export import export_report, sidecar_json
 from winml.modelkit.report.markdown import render_markdown
 from winml.modelkit.results.export_result import ExportedPart, ExportResult, NodeRecord
-from winml.modelkit.results.module_functions import ModuleFunctions
+from winml.modelkit.results.transformed_file import ModuleFunctions, WrittenFile
 from winml.modelkit.results.words import verification_notes, verification_words
-from winml.modelkit.results.written_file import WrittenFile
 from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
 from winml.modelkit.verify.parts.parts_together import compare_text_together, decodes_for_others, measure_text_together
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part

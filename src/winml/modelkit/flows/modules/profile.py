@@ -36,8 +36,8 @@ from winml.modelkit.metadata_keys import MODULE_KEY, MODULES_KEY
 from winml.modelkit.results.module_perf import ProfiledDecoder, ProfiledModules
 from winml.modelkit.results.perf import MemoryUse, PerfResult, perf_result
 from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_tokens, inputs_of_file
+from winml.modelkit.runtime.host import resident_bytes
 from winml.modelkit.runtime.kernel_times import RunProfile, read_profile
-from winml.modelkit.runtime.memory import resident_bytes
 from winml.modelkit.runtime.opened_model import RunOptions, prepared_model, run_at_fitting_sizes
 
 __all__ = [

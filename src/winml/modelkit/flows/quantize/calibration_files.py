@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.evaluate.columns import refuse_unknown_roles
-from winml.modelkit.evaluate.data_sets import TEXT_SUFFIXES
+from winml.modelkit.evaluate.data_sets import TEXT_SUFFIXES, refuse_unknown_roles
 from winml.modelkit.evaluate.data_sources import find_source, refuse_missing_datasets, source_files
 from winml.modelkit.quantize.options import QuantizeOptions
 

@@ -33,8 +33,7 @@ from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.planning import refuse_quantized
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, Mode
 from winml.modelkit.results.transformed_file import Calibrated, GraphSummary, QuantizedFile
-from winml.modelkit.runtime.memory import available_bytes
-from winml.modelkit.runtime.processor import has_integer_dot_products, is_x86
+from winml.modelkit.runtime.host import available_bytes, has_integer_dot_products, is_x86
 from winml.modelkit.words import size_words
 
 __all__ = [

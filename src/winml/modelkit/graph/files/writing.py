@@ -8,21 +8,43 @@ largest tensors. Why weights travel by reference: docs/decisions/0006-weights-as
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import mmap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from winml.modelkit.errors import InternalError, WinMLError, WriteError
-from winml.modelkit.file_names import unfinished_data_path
+from winml.modelkit.errors import InputError, InternalError, WinMLError, WriteError
+from winml.modelkit.file_names import numbered_data_path, unfinished_data_path
+from winml.modelkit.graph.contexts import context_file_attributes
+from winml.modelkit.graph.files.initializer_bytes import StoredBytes, stored_outside
 from winml.modelkit.graph.files.output_files import write_error
-from winml.modelkit.graph.files.placing import name_data, rename_locations
-from winml.modelkit.graph.files.reading import varint
+from winml.modelkit.graph.files.placing import (
+    copy_data,
+    data_names,
+    external_files,
+    external_tensors,
+    name_data,
+    place_copy,
+    rename_locations,
+    stored_bytes,
+)
+from winml.modelkit.graph.files.reading import varint, walk_fields
 
-__all__ = ["INLINE_LIMIT_BYTES", "ModelFraming", "ReshapedTensor", "StreamedTensor", "write_model"]
+__all__ = [
+    "INLINE_LIMIT_BYTES",
+    "ModelFraming",
+    "ReshapedTensor",
+    "StreamedTensor",
+    "place_numbered",
+    "place_self_contained",
+    "rewrite_metadata",
+    "write_model",
+]
 
 INLINE_LIMIT_BYTES = 2_000_000_000
 """Largest file with its weights inside. Specified: protobuf reads no message of 2**31 bytes. Chosen: 7 % less, so that
@@ -335,3 +357,300 @@ class _FramedTensor:
             raise InternalError(
                 f"tensor {self._data.name} of {self._data.nbytes} bytes was written as {written_bytes} bytes"
             )
+
+
+def place_self_contained(
+    original: Path, target: Path, *, may_link: bool = True, inline_limit_bytes: int = INLINE_LIMIT_BYTES
+) -> tuple[Path, ...]:
+    """Give a model another name under which it depends on files of that name only.
+
+    A model with its weights inside is linked or copied. Weights outside are written into the new file, or copied under
+    the names of ``data_path`` where it would exceed the limit. What execution providers compiled stays outside.
+
+    Args:
+        original: The model; not changed.
+        target: The new name; must not exist.
+        may_link: Allow a hard link; see ``place_copy``.
+        inline_limit_bytes: Largest file with weights inside.
+
+    Returns:
+        The files made, the model first.
+
+    Raises:
+        ModelPathError: there is no such model file.
+        InputError: it is no ONNX file, or a data file is missing, too short or outside the model's folder.
+        OSError: a file cannot be made.
+    """
+    if not external_files(original) or not _write_inside(original, target, inline_limit_bytes):
+        return place_copy(original, target, may_link=may_link)
+    return (target,)
+
+
+def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
+    """Write a model with all weights inside; False where it would exceed the limit, or names what was compiled."""
+    # Small: the large tensors are in the data files.
+    model = onnx.load(original, load_external_data=False)
+    if sum(map(stored_bytes, external_tensors(model))) > limit_bytes or any(context_file_attributes(model)):
+        return False
+    streamed = {}
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            streamed[tensor.name] = _Streamed(tensor.name, _values(original, tensor))
+            tensor.ClearField("data_location")
+    for tensor in external_tensors(model):  # the others, of subgraphs, functions and attributes, are small
+        tensor.raw_data = b"".join(_values(original, tensor).read())
+        tensor.ClearField("data_location")
+        tensor.ClearField("external_data")
+    framing = ModelFraming(model, streamed)
+    if framing.size_bytes > limit_bytes:
+        return False
+    with target.open("wb") as file:
+        framing.write(file)
+    return True
+
+
+def _values(model: Path, tensor: onnx.TensorProto) -> StoredBytes:
+    """Return where exactly the values of a tensor lie; a model may name more of its data file than they take."""
+    stored = stored_outside(model, tensor)
+    ((start, length),) = stored.pieces
+    needed = 0 if 0 in tensor.dims else stored_bytes(tensor) or length
+    return replace(stored, pieces=((start, min(needed, length)),))
+
+
+@dataclass(frozen=True)
+class _Streamed:
+    """A tensor in a data file, written piece by piece."""
+
+    name: str
+    stored: StoredBytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.stored.size_bytes
+
+    def tofile(self, file: BinaryIO, /) -> None:
+        for piece in self.stored.read():
+            file.write(piece)
+
+
+CHUNK_BYTES = 1 << 24
+"""Bytes copied at a time. Chosen: larger chunks are no faster."""
+
+_LENGTH_DELIMITED = 2
+"""Specified: the wire type of messages."""
+_METADATA = "metadata_props"
+_HOLDS_NODES = {
+    onnx.ModelProto.DESCRIPTOR: ("graph", "functions"),
+    onnx.GraphProto.DESCRIPTOR: ("node",),
+    onnx.FunctionProto.DESCRIPTOR: ("node",),
+    onnx.NodeProto.DESCRIPTOR: ("attribute",),
+    onnx.AttributeProto.DESCRIPTOR: ("g", "graphs"),
+}
+"""Message → fields that contain nodes."""
+_HOLDS_LOCATIONS = {
+    onnx.GraphProto.DESCRIPTOR: ("initializer", "sparse_initializer"),
+    onnx.AttributeProto.DESCRIPTOR: ("t", "tensors", "sparse_tensor", "sparse_tensors"),
+    onnx.SparseTensorProto.DESCRIPTOR: ("values", "indices"),
+    onnx.TensorProto.DESCRIPTOR: ("external_data",),
+}
+"""Message → fields that contain names of data files."""
+_LOCATION = "location"
+"""Specified: the key of a data file's name."""
+
+Metadata = Mapping[str, str]
+_Span = bytes | range
+"""Bytes of our own, or a range of the file."""
+
+
+def rewrite_metadata(
+    original: Path,
+    target: Path,
+    model: Metadata,
+    nodes: Iterable[Metadata],
+    function_nodes: Iterable[Metadata] = (),
+    *,
+    locations: Mapping[str, str] | None = None,
+) -> None:
+    """Copy a model file and replace its metadata.
+
+    Args:
+        original: A file that ``read_structure`` reads.
+        target: The file to write.
+        model: The metadata of the model.
+        nodes: That of every node of the graph, each before the nodes of its subgraphs.
+        function_nodes: That of the nodes of functions, in the order of the file.
+        locations: Name of a data file → its new name; None keeps all.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    with original.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        rewriting = _Rewriting(data, model, iter(nodes), iter(function_nodes), locations or {})
+        pieces = rewriting.pieces(0, len(data), onnx.ModelProto.DESCRIPTOR)
+        if next(rewriting.nodes, None) is not None or next(rewriting.function_nodes, None) is not None:
+            raise InternalError(f"{original} has fewer nodes than metadata was given for")
+        with target.open("wb") as out:
+            for piece in pieces:
+                _copy_span(data, piece, out)
+
+
+def _copy_span(data: mmap.mmap, piece: _Span, out: BinaryIO) -> None:
+    if isinstance(piece, bytes):
+        out.write(piece)
+        return
+    for start in range(piece.start, piece.stop, CHUNK_BYTES):
+        out.write(data[start : min(start + CHUNK_BYTES, piece.stop)])
+
+
+class _Rewriting:
+    def __init__(
+        self,
+        data: mmap.mmap,
+        model: Metadata,
+        nodes: Iterator[Metadata],
+        function_nodes: Iterator[Metadata],
+        locations: Mapping[str, str],
+    ) -> None:
+        self.nodes = nodes
+        self.function_nodes = function_nodes
+        self._data = data
+        self._model = model
+        self._locations = locations
+
+    def pieces(self, start: int, end: int, message: Any, *, in_function: bool = False) -> list[_Span]:
+        """Return the message between two positions with its metadata replaced."""
+        if message is onnx.StringStringEntryProto.DESCRIPTOR:
+            return [self._renamed_entry(start, end)]
+        new_metadata = self._new_metadata(message, in_function)
+        holders = _HOLDS_NODES.get(message, ())
+        if self._locations:
+            holders += _HOLDS_LOCATIONS.get(message, ())
+        fields = message.fields_by_number
+        spans: list[_Span] = []
+        copied = start
+        for number, wire_type, at, value, stop in walk_fields(self._data, start, end):
+            field = fields.get(number)
+            if field is None or wire_type != _LENGTH_DELIMITED:
+                continue
+            if new_metadata is not None and field.name == _METADATA:
+                spans.append(range(copied, at))
+                copied = stop
+            elif field.name in holders:
+                inner = self.pieces(
+                    value, stop, field.message_type, in_function=in_function or field.name == "functions"
+                )
+                size = sum(map(len, inner))
+                spans += [range(copied, at), varint(number << 3 | _LENGTH_DELIMITED) + varint(size), *inner]
+                copied = stop
+        spans.append(range(copied, end))
+        if new_metadata is not None:
+            spans.append(new_metadata)
+        return [span for span in spans if len(span)]
+
+    def _renamed_entry(self, start: int, end: int) -> bytes:
+        """Return an entry of a tensor's external data, with the new name of its file."""
+        entry = onnx.StringStringEntryProto.FromString(self._data[start:end])
+        if entry.key == _LOCATION:
+            entry.value = self._locations.get(entry.value, entry.value)
+        return bytes(entry.SerializeToString())
+
+    def _new_metadata(self, message: object, in_function: bool) -> bytes | None:
+        """Return the new metadata of a message in wire format; None where its metadata is kept."""
+        if message is onnx.ModelProto.DESCRIPTOR:
+            return _serialized_metadata(onnx.ModelProto(), self._model)
+        if message is not onnx.NodeProto.DESCRIPTOR:
+            return None
+        metadata = next(self.function_nodes if in_function else self.nodes, None)
+        if metadata is None:
+            raise InternalError("the file has more nodes than metadata was given for")
+        return _serialized_metadata(onnx.NodeProto(), metadata)
+
+
+def _serialized_metadata(message: onnx.ModelProto | onnx.NodeProto, metadata: Metadata) -> bytes:
+    for key, value in metadata.items():
+        message.metadata_props.add(key=key, value=value)
+    return bytes(message.SerializeToString())
+
+
+PIECE_BYTES = 2_000_000_000
+"""Largest piece, unless a tensor is larger. Chosen: browsers read a file into one array, of 2**31 bytes in some."""
+_COPIED_BYTES = 1 << 24
+"""Chosen: bytes copied at a time."""
+
+
+def place_numbered(
+    original: Path, target: Path, *, may_link: bool = True, piece_bytes: int = PIECE_BYTES
+) -> tuple[Path, ...]:
+    """Give a model another name; weights outside go to ``<name>.onnx_data``, ``<name>.onnx_data_1`` and so on.
+
+    Args:
+        original: The model; not changed.
+        target: The new name; must not exist.
+        may_link: Allow a hard link to a model with its weights inside; see ``place_copy``.
+        piece_bytes: Largest data file.
+
+    Returns:
+        The files made, the model first.
+
+    Raises:
+        ModelPathError: there is no such model file.
+        InputError: it is no ONNX file, or a data file is missing, too short or outside the model's folder.
+        OSError: a file cannot be made.
+    """
+    data = external_files(original)
+    if not data:
+        return place_copy(original, target, may_link=may_link)
+    # Small: the large tensors are in the data files.
+    model = onnx.load(original, load_external_data=False)
+    if len(data) == 1 and data[0].stat().st_size <= piece_bytes:
+        piece = numbered_data_path(target, 0)
+        copy_data(data[0], piece)
+        rename_locations(model, dict.fromkeys(data_names(original), piece.name))
+        pieces = [piece]
+    else:
+        pieces = _write_pieces(model, original.parent, target, piece_bytes)
+    target.write_bytes(model.SerializeToString())
+    return (target, *pieces)
+
+
+def _write_pieces(model: onnx.ModelProto, folder: Path, target: Path, piece_bytes: int) -> list[Path]:
+    """Copy the bytes of each tensor, and let the tensors name their new places."""
+    pieces: list[Path] = []
+    places: dict[tuple[str, int, int], tuple[str, int]] = {}
+    size = 0
+    for tensor in external_tensors(model):
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        name, start = entries["location"], int(entries.get("offset", 0))
+        length = int(entries.get("length", stored_bytes(tensor)))
+        source = (name, start, length)
+        if source not in places:
+            begin = -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES if length >= ALIGNED_BYTES else size
+            if not pieces or (begin and begin + length > piece_bytes):
+                pieces.append(numbered_data_path(target, len(pieces)))
+                begin = 0
+            with pieces[-1].open("r+b" if begin else "wb") as written, (folder / name).open("rb") as read:
+                read.seek(start)
+                written.seek(begin)
+                _copy_bytes(read, written, length)
+            places[source] = (pieces[-1].name, begin)
+            size = begin + length
+        _point_at(tensor, *places[source], length)
+    return pieces
+
+
+def _copy_bytes(source: BinaryIO, target: BinaryIO, length: int) -> None:
+    while length > 0:
+        block = source.read(min(length, _COPIED_BYTES))
+        if not block:
+            raise InputError(
+                f"data file {source.name} ends {length} bytes too early: a tensor in it is larger",
+                hint="Export or download the model again.",
+            )
+        target.write(block)
+        length -= len(block)
+
+
+def _point_at(tensor: onnx.TensorProto, name: str, start: int, length: int) -> None:
+    del tensor.external_data[:]
+    for key, value in (("location", name), ("offset", str(start)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)

@@ -21,12 +21,11 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from winml.modelkit.errors import InputError, UsageError, first_line
-from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
+from winml.modelkit.evaluate.processors import tokenizer_call
 from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.file_names import GENERATION_CONFIG_NAME
-from winml.modelkit.inference.generation.config_file import SPEED_ONLY, read_generation_config
 from winml.modelkit.inference.generation.loop import GeneratedToken
-from winml.modelkit.inference.generation.settings import GenerationSettings
+from winml.modelkit.inference.generation.settings import SPEED_ONLY, GenerationSettings, read_generation_config
 from winml.modelkit.inference.generation.text import open_tokenizer
 from winml.modelkit.inference.model_folder import config_beside
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph, GraphCache

@@ -14,12 +14,20 @@ import numpy as np
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError
+from winml.modelkit.evaluate.media import Recording
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME
 from winml.modelkit.graph.bundle import TextTokens
-from winml.modelkit.inference.generation.config_file import check_kinds, read_generation_config, read_record
-from winml.modelkit.inference.generation.settings import GenerationSettings, read_settings
+from winml.modelkit.inference.generation.settings import (
+    GenerationSettings,
+    check_kinds,
+    read_generation_config,
+    read_record,
+    read_settings,
+)
+from winml.modelkit.inference.generation.text import TextTokenizer
+from winml.modelkit.runtime.decoding.vision_language import VisionLanguageFiles
 
-__all__ = ["DecoderPrompt", "read_decoder_prompt", "read_prompt"]
+__all__ = ["DecoderPrompt", "PreparedPrompt", "files_folder", "read_decoder_prompt", "read_prompt"]
 
 _READ_HERE = {
     "forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids", "suppress_tokens", "begin_suppress_tokens",
@@ -204,3 +212,35 @@ def _without_none(values: Mapping[str, object]) -> dict[str, object]:
 def _number(passed: Mapping[str, object], key: str) -> int | None:
     value = passed.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+@dataclass(frozen=True)
+class PreparedPrompt:
+    """A prompt in the tokens of the model that is to go on with it."""
+
+    model: Path
+    text: str
+    tokens: tuple[int, ...]
+    settings: GenerationSettings
+    tokenizer: TextTokenizer
+    encoder: Path | None = None
+    """Graph that reads the prompt, where another one writes the answer."""
+    beginning: DecoderPrompt | None = None
+    """How the answer begins then."""
+    medium: str = "prompt"
+    """What the encoder reads: ``prompt``, a text; ``audio`` and ``image``, the file named by ``text``."""
+    recording: Recording | None = None
+    """The sound of that file, where it is a recording."""
+    shown: VisionLanguageFiles | None = None
+    """What the model is shown beside the text, where it takes images."""
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """Tokens of the text that the answer goes on with."""
+        return self.tokens if self.beginning is None else (self.beginning.start,)
+
+
+def files_folder(model: Path) -> Path:
+    """Return the folder with the configs and the tokenizer of a model: its own, or the one above where it has none."""
+    own, above = model.parent, model.parent.parent
+    return above if not (own / CHECKPOINT_CONFIG_NAME).is_file() and (above / CHECKPOINT_CONFIG_NAME).is_file() else own

@@ -18,11 +18,9 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import Recording, Unreadable, open_recording, resampled
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, ENCODER, GENERATION_CONFIG_NAME
-from winml.modelkit.inference.generation.config_file import read_generation_config
-from winml.modelkit.inference.generation.decoder_prompt import read_decoder_prompt
+from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt, files_folder, read_decoder_prompt
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
-from winml.modelkit.inference.generation.prompt import PreparedPrompt, files_folder
-from winml.modelkit.inference.generation.settings import part_position_limit
+from winml.modelkit.inference.generation.settings import part_position_limit, read_generation_config
 from winml.modelkit.inference.generation.text import TextSegment, TimedText, read_tokenizer
 from winml.modelkit.load.checkpoints.companion_files import read_processor_files
 from winml.modelkit.runtime.decoding.encoder_decoder import EncoderDecoder
@@ -61,7 +59,7 @@ def recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedProm
     if not (with_times or is_long):
         return prompt
     from winml.modelkit.evaluate.processors import open_config
-    from winml.modelkit.inference.generation.library_loop import own_loop
+    from winml.modelkit.inference.generation.seq2seq import own_loop
 
     config = open_config(folder)
     has_times = read_generation_config(folder).get("no_timestamps_token_id") is not None

@@ -17,7 +17,7 @@ import numpy as np
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import DECODER, ENCODER
-from winml.modelkit.inference.generation.prompt import files_folder
+from winml.modelkit.inference.generation.decoder_prompt import files_folder
 from winml.modelkit.inference.generation.settings import part_position_limit, position_limit
 from winml.modelkit.measure.latency import LatencyOptions, measure_latency
 from winml.modelkit.results.perf import GenerationPerf, PromptTime, StepTime

@@ -13,7 +13,7 @@ import torch
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.inference.generation.causal_lm import generation_call, generation_config_beside
-from winml.modelkit.inference.generation.prompt import PreparedPrompt, files_folder
+from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt, files_folder
 from winml.modelkit.inference.generation.text import TextTokenizer
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest

@@ -6,24 +6,23 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.inference.generation.causal_lm import DecoderModel
-from winml.modelkit.inference.generation.image_positions import KINDS, ImagePositions
 from winml.modelkit.runtime.decoding.decoder import GraphCache
 from winml.modelkit.runtime.decoding.inputs import TOKEN_TYPES
 from winml.modelkit.runtime.decoding.vision_language import PIXEL_MASK, VisionLanguageDecoder, VisionLanguageSessions
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["VisionLanguageModel"]
-
+__all__ = ["ImagePositions", "VisionLanguageModel"]
 
 _SEEN = "winml_seen_images"
 """Among the arguments of the loop: what the model made of images before their rows were repeated."""
@@ -183,3 +182,48 @@ def _repeated(vectors: Any, counts: Sequence[int], times: int) -> Any:
     """
     pieces = np.split(vectors, np.cumsum(counts)[:-1])
     return np.concatenate([piece for piece in pieces for _ in range(times)])
+
+
+KINDS: Final = "mm_token_type_ids"
+"""Specified by transformers: which tokens of a text stand for what kind of medium."""
+
+
+class ImagePositions:
+    """Makes the positions of tokens as the model of a config does."""
+
+    def __init__(self, config: Any, rows: int) -> None:
+        """Build the model, without its weights.
+
+        Args:
+            config: Of the model.
+            rows: How many positions a token has.
+        """
+        from transformers import AutoModelForImageTextToText
+
+        make: Any = AutoModelForImageTextToText
+        with torch.device("meta"):
+            self._model = make.from_config(config)
+        self._rows = rows
+
+    def of_prompt(self, tokens: torch.Tensor, passed: Mapping[str, Any]) -> torch.Tensor:
+        """Return the positions of tokens, and remember by how much later ones are ahead of their number.
+
+        Args:
+            tokens: Of shape [batch, sequence].
+            passed: What else ``generate()`` is given, such as the grids of pictures and the kinds of tokens.
+
+        Returns:
+            Integers of shape [rows, batch, sequence].
+
+        Raises:
+            UsageError: there are grids of pictures, and nothing says which tokens stand for them.
+        """
+        grids = [name for name in passed if name.endswith("grid_thw") and passed[name] is not None]
+        if grids and passed.get(KINDS) is None:
+            raise UsageError(
+                f"{grids[0]} is given, and no {KINDS}: which tokens stand for pictures is not known",
+                hint="Give all that the processor of the model makes of the text and the pictures.",
+            )
+        positions = self._model._prepare_position_ids_for_generation(tokens, dict(passed))
+        several: torch.Tensor = positions[-self._rows :].expand(self._rows, *tokens.shape[:1], -1)
+        return several

@@ -16,13 +16,12 @@ import numpy as np
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError, first_line
-from winml.modelkit.evaluate.tokenizer_calls import tokenizer_call
+from winml.modelkit.evaluate.processors import tokenizer_call
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
-from winml.modelkit.inference.generation.chat_templates import rendered_chat
+from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt, files_folder
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
-from winml.modelkit.inference.generation.prompt import PreparedPrompt, files_folder
 from winml.modelkit.inference.generation.settings import part_position_limit, read_settings
-from winml.modelkit.inference.generation.text import read_tokenizer
+from winml.modelkit.inference.generation.text import read_tokenizer, rendered_chat
 from winml.modelkit.runtime.decoding.inputs import POSITIONS, TOKEN_TYPES
 from winml.modelkit.runtime.decoding.vision_language import PIXEL_MASK, VisionLanguageDecoder, VisionLanguageFiles
 
@@ -151,7 +150,7 @@ def _processed(
 def _positions_with_images(folder: Path, rows: int, created: Mapping[str, Any]) -> Array:
     """Return the positions of the tokens of a text with pictures."""
     from winml.modelkit.evaluate.processors import open_config
-    from winml.modelkit.inference.generation.image_positions import ImagePositions
+    from winml.modelkit.inference.generation.vision_language_model import ImagePositions
 
     positions = ImagePositions(open_config(folder), rows)
     return np.asarray(positions.of_prompt(created["input_ids"], created))

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.inference.generation.chat_templates import chat_prompt
+from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt, files_folder
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
-from winml.modelkit.inference.generation.prompt import PreparedPrompt, files_folder
 from winml.modelkit.inference.generation.settings import position_limit, read_settings
-from winml.modelkit.inference.generation.text import TimedText, read_tokenizer
+from winml.modelkit.inference.generation.text import TimedText, chat_prompt, read_tokenizer
 from winml.modelkit.results.generated_text import GeneratedText
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph
 from winml.modelkit.runtime.decoding.vision_language import VisionLanguageDecoder, VisionLanguageSessions

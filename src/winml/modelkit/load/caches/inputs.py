@@ -16,9 +16,8 @@ from winml.modelkit.graph.specs import InputTensorSpec, OpenSize
 from winml.modelkit.load.caches.finding import MASK, NO_CACHE_HINT, streams_of
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout, CacheState
 from winml.modelkit.load.inputs.decision import AxisMeanings, InputDecision
-from winml.modelkit.load.inputs.names import SHAPE_CONFIG_OPTION
 from winml.modelkit.load.inputs.options import ShapeConfig
-from winml.modelkit.load.inputs.sizes import SizeBounds, first_int
+from winml.modelkit.load.inputs.sizes import SHAPE_CONFIG_OPTION, SizeBounds, first_int
 
 __all__ = [
     "PAST_KEY",

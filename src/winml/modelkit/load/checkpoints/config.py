@@ -16,8 +16,8 @@ from typing import Any
 from winml.modelkit.errors import CheckpointError, RemoteCodeError, UsageError, failed_import, first_line
 from winml.modelkit.file_names import MODEL_CARD_NAME
 from winml.modelkit.graph.files.front_matter import FrontMatterError, front_matter_value
-from winml.modelkit.load.checkpoints.foreign_references import without_foreign_references
 from winml.modelkit.load.checkpoints.task import tasks_for
+from winml.modelkit.load.checkpoints.weight_files import FORMATS
 from winml.modelkit.options import JsonError, nearest, read_json_file
 
 __all__ = [
@@ -29,9 +29,9 @@ __all__ = [
     "model_type_of_class",
     "own_class",
     "refuse_absurd_sizes",
+    "refuse_foreign_weights",
     "with_config_of_class",
 ]
-
 
 # --- Refuses configs with sizes that no model has.
 #
@@ -168,7 +168,7 @@ def load_config(path: Path, name: str, *, trust_remote_code: bool) -> Checkpoint
     if references and trust_remote_code:
         own = references
         notes.append(f"running code of {name}, as --trust-remote-code allows: {', '.join(sorted(set(own.values())))}")
-    content, dropped = without_foreign_references(content, path)
+    content, dropped = _without_foreign_references(content, path)
     notes += dropped
     config = _build_config(path, content, model_type, own.get(_AUTO_CONFIG))
     models = {key: reference for key, reference in own.items() if key != _AUTO_CONFIG}
@@ -400,3 +400,114 @@ def card_task(folder: Path | None) -> str | None:
     except FrontMatterError:
         return None
     return tag if isinstance(tag, str) else None
+
+
+_ATTENTION = frozenset({"eager", "sdpa", "flex_attention"})
+_EXPERTS = frozenset({"eager", "batched_mm", "grouped_mm"})
+"""The implementations that torch and transformers bring along; others are packages, or kernels on the Hub."""
+
+_IMPLEMENTATIONS: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("attn_implementation", "_attn_implementation", "_attn_implementation_internal"), _ATTENTION),
+    **dict.fromkeys(
+        ("experts_implementation", "_experts_implementation", "_experts_implementation_internal"), _EXPERTS
+    ),
+}
+_KERNEL_SWITCHES = frozenset({"use_kernels", "kernel_config"})
+_OWN_CODE = "auto_map"
+_TIMM_NAMES = ("backbone", "architecture")
+_ADAPTER = "adapter_config.json"
+_WEIGHTS_KEY = "transformers_weights"
+_DISTRIBUTED_SHARDS = "shard-*-model-*-of-*.safetensors"
+
+
+def _without_foreign_references(content: Mapping[str, object], path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
+    """Return the content of a config without the entries that lead elsewhere, and a note for each that was dropped.
+
+    Args:
+        content: What the file holds; its own ``auto_map`` is the caller's to decide on, nested ones are dropped.
+        path: The file, for messages.
+
+    Raises:
+        CheckpointError: the config names an architecture that only another repository tells.
+    """
+    notes: dict[str, None] = {}
+    outer = {key: value for key, value in content.items() if key != _OWN_CODE}
+    cleaned = _cleaned(outer, path, lambda note: notes.setdefault(f"{path}: {note}"))
+    return {**cleaned, **({_OWN_CODE: content[_OWN_CODE]} if _OWN_CODE in content else {})}, tuple(notes)
+
+
+def _cleaned(record: Mapping[str, object], path: Path, tell: Callable[[str], object]) -> dict[str, object]:
+    cleaned: dict[str, object] = {}
+    for key, value in record.items():
+        if key in _IMPLEMENTATIONS:
+            usable = _usable_implementation(key, value, tell)
+            if usable is not None:
+                cleaned[key] = usable
+        elif key in _KERNEL_SWITCHES:
+            tell(f"{key} is not used: kernels are code from outside the checkpoint")
+        elif key == _OWN_CODE:
+            tell(f"an inner {key} is not used: transformers' own classes are taken")
+        elif key in _TIMM_NAMES and isinstance(value, str) and ":" in value:
+            raise CheckpointError(
+                f"{path}: {key} is {value!r}, whose config lies elsewhere, and nothing but the folder is read",
+                hint="Write the name of the timm model itself, such as resnet50.",
+            )
+        else:
+            cleaned[key] = _cleaned_value(value, path, tell)
+    return _with_timm_backbone(cleaned)
+
+
+def _cleaned_value(value: object, path: Path, tell: Callable[[str], object]) -> Any:
+    if isinstance(value, Mapping):
+        return _cleaned(value, path, tell)
+    return [_cleaned_value(item, path, tell) for item in value] if isinstance(value, list) else value
+
+
+def _usable_implementation(key: str, value: object, tell: Callable[[str], object]) -> Any:
+    """Return the part of the entry that names what torch and transformers bring along; None where there is none."""
+    if isinstance(value, Mapping):  # one for each inner config
+        inner = {name: _usable_implementation(key, item, tell) for name, item in value.items()}
+        return {name: item for name, item in inner.items() if item is not None} or None
+    if value is None or (isinstance(value, str) and value in _IMPLEMENTATIONS[key]):
+        return value
+    tell(f"{key} {value!r} is not used, as its code is not part of transformers; the model's default is taken")
+    return None
+
+
+def _with_timm_backbone(record: dict[str, object]) -> dict[str, object]:
+    """Write out a backbone of timm that older configs name alone, as transformers does once the Hub has no such model.
+
+    Changes nothing where transformers does not ask the Hub first.
+    """
+    name, keywords = record.get("backbone"), record.get("backbone_kwargs")
+    is_written_out = record.get("backbone_config") is not None or record.get("use_timm_backbone") is False
+    if is_written_out or not isinstance(name, str) or "/" in name or not isinstance(keywords, dict) or not keywords:
+        return record
+    retained = {key: value for key, value in record.items() if key not in ("backbone", "backbone_kwargs")}
+    return {**retained, "backbone_config": {**keywords, "model_type": "timm_backbone", "backbone": name}}
+
+
+def refuse_foreign_weights(config: object, folder: Path) -> None:
+    """Refuse a folder whose weights transformers would not take from the files that were checked.
+
+    Raises:
+        CheckpointError: the config names another file, or an adapter or a distributed checkpoint lies beside it.
+    """
+    named = getattr(config, _WEIGHTS_KEY, None)
+    usual = next((name for _, *names in FORMATS for name in names if (folder / name).is_file()), None)
+    if named is not None and named != usual:
+        raise CheckpointError(
+            f"{folder}: its config names {named!r} as the file of the weights ({_WEIGHTS_KEY}), which is not read",
+            hint=f"Call that file {FORMATS[0][1]}, and leave {_WEIGHTS_KEY} out of the config.",
+        )
+    if (folder / _ADAPTER).is_file():
+        raise CheckpointError(
+            f"{folder}: holds an adapter ({_ADAPTER}) beside the model, which is not applied",
+            hint=f"Merge it into the model and save that; or take {_ADAPTER} away to use the model without it.",
+        )
+    shard = next(iter(sorted(folder.glob(_DISTRIBUTED_SHARDS))), None)
+    if shard is not None:
+        raise CheckpointError(
+            f"{folder}: holds a distributed checkpoint ({shard.name}), which is not read",
+            hint="Save the model in one piece, or in shards with an index.",
+        )

@@ -37,9 +37,9 @@ from winml.modelkit.load.families.image_features import (
 from winml.modelkit.load.families.image_grids import reads_grids, with_open_grids
 from winml.modelkit.load.inputs.decision import InputDecision, decide_inputs
 from winml.modelkit.load.inputs.dynamic_axes import open_axes
-from winml.modelkit.load.inputs.names import SHAPE_CONFIG_OPTION
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
+from winml.modelkit.load.inputs.sizes import SHAPE_CONFIG_OPTION
 from winml.modelkit.load.parts import ModelPart
 
 if TYPE_CHECKING:

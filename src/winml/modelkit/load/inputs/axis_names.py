@@ -26,10 +26,9 @@ from winml.modelkit.graph.specs import (
 )
 from winml.modelkit.load.inputs.decision import InputDecision, forward_keywords
 from winml.modelkit.load.inputs.modalities.pipeline import SHAPE_KEYS
-from winml.modelkit.load.inputs.names import SHAPE_CONFIG_OPTION
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
-from winml.modelkit.load.inputs.sizes import SizeBounds
+from winml.modelkit.load.inputs.sizes import SHAPE_CONFIG_OPTION, SizeBounds
 
 __all__ = [
     "AcceptsShapes",

@@ -31,8 +31,7 @@ from winml.modelkit.load.inputs.axis_names import (
 from winml.modelkit.load.inputs.decision import InputDecision
 from winml.modelkit.load.inputs.modalities.modality import BATCH_KEY
 from winml.modelkit.load.inputs.modalities.pipeline import SHAPE_KEYS
-from winml.modelkit.load.inputs.names import SHAPE_CONFIG_OPTION
-from winml.modelkit.load.inputs.sizes import SizeWish, choose_trace_sizes
+from winml.modelkit.load.inputs.sizes import SHAPE_CONFIG_OPTION, SizeWish, choose_trace_sizes
 from winml.modelkit.options import nearest
 
 __all__ = ["fitting_example", "open_axes"]

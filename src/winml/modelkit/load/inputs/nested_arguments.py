@@ -20,7 +20,7 @@ import torch
 from torch.utils import _pytree as pytree  # not public; torch.export flattens arguments with it
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.load.inputs.names import SEPARATOR
+from winml.modelkit.load.inputs.sizes import SEPARATOR
 
 __all__ = [
     "NestedArguments",

@@ -15,7 +15,7 @@ import pydantic
 from winml.modelkit.errors import ConfigError
 from winml.modelkit.graph.specs import InputTensorSpec, OpenSize
 from winml.modelkit.load.inputs.modalities.pipeline import SHAPE_KEYS
-from winml.modelkit.load.inputs.names import INPUT_SPECS_OPTION, SEPARATOR, SHAPE_CONFIG_OPTION
+from winml.modelkit.load.inputs.sizes import INPUT_SPECS_OPTION, SEPARATOR, SHAPE_CONFIG_OPTION
 from winml.modelkit.options import Options, parse_options, read_json
 
 __all__ = ["INPUT_SPECS_OPTION", "SHAPE_CONFIG_OPTION", "ShapeConfig", "parse_input_specs", "parse_shape_config"]

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.load.inputs.names import SHAPE_CONFIG_OPTION
 
 __all__ = [
+    "INPUT_SPECS_OPTION",
+    "SEPARATOR",
+    "SHAPE_CONFIG_OPTION",
     "InputSize",
     "InputSizes",
     "SizeBounds",
     "SizeWish",
+    "argument_of",
     "choose_trace_sizes",
     "edge_pair",
     "first_edge",
@@ -192,3 +195,26 @@ def edge_pair(value: object) -> tuple[int, int] | None:
     if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(edge, int) for edge in value):
         return value[0], value[1]
     return None
+
+
+# --- How is an input called that stands inside a container? Imports nothing.
+
+
+SEPARATOR = "."
+"""Between the names of containers and keys: ``features.input_ids``, ``images.0``."""
+
+
+def argument_of(input_name: str) -> str:
+    """Return the argument an input belongs to.
+
+    >>> argument_of("features.input_ids")
+    'features'
+    """
+    return input_name.partition(SEPARATOR)[0]
+
+
+# --- How are the options spelled that describe inputs? For messages; imports nothing.
+
+
+SHAPE_CONFIG_OPTION = "--shape-config"
+INPUT_SPECS_OPTION = "--input-specs"

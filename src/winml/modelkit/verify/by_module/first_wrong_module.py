@@ -19,7 +19,7 @@ from winml.modelkit.graph.files.graph_reading import graph_of
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.results.comparison import ComparedModule
-from winml.modelkit.runtime.memory import available_bytes
+from winml.modelkit.runtime.host import available_bytes
 from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules, unchanged_modules
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
 from winml.modelkit.verify.by_module.sides import GROUP_BYTES, SidePair

@@ -16,7 +16,7 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.hierarchy.address import ModuleIdentity
-from winml.modelkit.hierarchy.tracing import record_calls
+from winml.modelkit.hierarchy.torch_modules import record_calls
 from winml.modelkit.hierarchy.tree import build_tree
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.verify.by_module.value_matching import ValueCounts, value_name

@@ -7,8 +7,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from winml.modelkit.load.inputs.drafts import ALL_VALID, InputContext, InputDraft, InputLayout, input_shape
-from winml.modelkit.load.inputs.modalities.modality import FRAMES_KEY, DecidedMedium, Modality, ShapeKey
-from winml.modelkit.load.inputs.sequence_sizes import decoder_sequence
+from winml.modelkit.load.inputs.modalities.modality import (
+    FRAMES_KEY,
+    DecidedMedium,
+    Modality,
+    ShapeKey,
+    decoder_sequence,
+)
 from winml.modelkit.load.inputs.sizes import InputSize, SizeBounds, first_int, first_int_anywhere, sub_config
 from winml.modelkit.runtime.default_sizes import AUDIO_FRAMES, MEL_BINS, SAMPLING_RATE_HZ, USUAL_MEL_BINS
 

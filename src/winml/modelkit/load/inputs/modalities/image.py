@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from winml.modelkit.load.inputs.drafts import ALL_VALID, InputContext, InputDraft, InputLayout, input_shape, value_runs
-from winml.modelkit.load.inputs.modalities.modality import FRAMES_KEY, Modality, ShapeKey
-from winml.modelkit.load.inputs.sequence_sizes import is_position_name
+from winml.modelkit.load.inputs.modalities.modality import FRAMES_KEY, Modality, ShapeKey, is_position_name
 from winml.modelkit.load.inputs.sizes import InputSize, SizeBounds, edge_pair, first_edge, first_int, sub_config
 from winml.modelkit.runtime.default_sizes import IMAGE_CHANNELS, IMAGE_EDGE, PATCH_EDGE, VIDEO_FRAMES
 

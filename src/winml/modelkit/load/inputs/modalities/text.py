@@ -11,10 +11,15 @@ from typing import Any
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.load.inputs.drafts import InputContext, InputDraft, index_range, input_shape
-from winml.modelkit.load.inputs.modalities.modality import DecidedMedium, Modality, ShapeKey
-from winml.modelkit.load.inputs.names import INPUT_SPECS_OPTION
-from winml.modelkit.load.inputs.sequence_sizes import decoder_sequence, text_config, text_sequence
-from winml.modelkit.load.inputs.sizes import InputSize, first_int, sub_config
+from winml.modelkit.load.inputs.modalities.modality import (
+    DecidedMedium,
+    Modality,
+    ShapeKey,
+    decoder_sequence,
+    text_config,
+    text_sequence,
+)
+from winml.modelkit.load.inputs.sizes import INPUT_SPECS_OPTION, InputSize, first_int, sub_config
 from winml.modelkit.runtime.default_sizes import CHOICES
 
 __all__ = ["KINDS_PARAMETER", "TEXT_ROWS_KEY", "Text"]
