@@ -70,7 +70,7 @@ INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("load", ("checkpoints", "caches", "families")),
     ("export", ("", "dynamo")),
     ("export", ("", "torchscript")),
-    ("evaluate", ("", "metrics", "tasks")),
+    ("evaluate", ("", "tasks")),
     ("verify", ("", "parts", "by_module")),
     ("cli", ("", "verbs")),
 )

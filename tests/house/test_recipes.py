@@ -224,7 +224,7 @@ def test_provider_of_the_recipe_is_named_with_its_package(kitchen: Kitchen) -> N
 def test_task_of_the_recipe_measures(kitchen: Kitchen) -> None:
     """It can be judged by its name, and its metric has a value and rows for the interval."""
     program = (
-        "from winml.modelkit.evaluate.metrics.metric import intervals\n"
+        "from winml.modelkit.evaluate.metrics import intervals\n"
         "from winml.modelkit.evaluate.tasks.table import task_definition\n"
         "from winml.modelkit.flows.evaluate.evaluated_models import task_name\n"
         "(metric,) = task_definition(task_name('text-regression')).metrics\n"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from winml.modelkit.cli._options import debug_option, format_option
     from winml.modelkit.cli._streams import print_json
     from winml.modelkit.errors import InputError, StageError, UsageError, WinMLError
-    from winml.modelkit.evaluate.metrics.metric import Metric, SampleRows
+    from winml.modelkit.evaluate.metrics import Metric, SampleRows
     from winml.modelkit.evaluate.preprocessing import Batch
     from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, TaskDefinition, named_output
     from winml.modelkit.graph.stage import GraphPass
@@ -80,12 +80,12 @@ _HOMES = {
     "EvaluatorContext": "evaluate.tasks.task",
     "Layout": "builds.layouts.layout",
     "LayoutFiles": "builds.layouts.layout",
-    "Metric": "evaluate.metrics.metric",
+    "Metric": "evaluate.metrics",
     "ModeRules": "quantize.precisions",
     "ModelPart": "load.parts",
     "Precision": "quantize.precisions",
     "QueueKind": "sweep.work_queue",
-    "SampleRows": "evaluate.metrics.metric",
+    "SampleRows": "evaluate.metrics",
     "StageError": "errors",
     "TaskDefinition": "evaluate.tasks.task",
     "UsageError": "errors",

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import bootstrap
 from sklearn.metrics import jaccard_score
 
-from winml.modelkit.evaluate.metrics.metric import (
+from winml.modelkit.evaluate.metrics import (
     CHARACTER_ERROR_RATE,
     CLASS_METRICS,
     CONFIDENCE,

@@ -1,7 +1,8 @@
 """Builds a model into a folder: runs its stages in order, for each part of the model.
 
 A stage whose earlier result is still right is reused (``stage_runs.py``). The manifest is written after each stage, so
-a build that was stopped goes on where it ended. What a stage does is said in ``stages.py``.
+a build that was stopped goes on where it ended. The text of several quantized parts is compared with PyTorch's once all
+of them are there, since errors of parts add up. What a stage does is said in ``stages.py``.
 """
 
 from __future__ import annotations

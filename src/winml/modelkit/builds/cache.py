@@ -1,7 +1,8 @@
 """Where are finished results kept, and by which key are they found again?
 
 A key is a digest of everything a result depends on: options, contents, versions of the libraries that make it. A file's
-content is hashed once; its size and time of change say whether that hash still holds. Imports no model library.
+content is hashed once; its size and time of change say whether that hash still holds. Resuming a stopped search asks
+the same: is what was found still valid? Imports no model library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads the samples of a data set: files on this disk, or a data set of the Hub that a user named.
 
 The datasets library reads them; data on this disk is read without any network, and nothing of it is left in a cache.
-Which column means what, and what a model takes of a row, is decided elsewhere.
+Which column plays which role is read from the user's mapping; what a model takes of a row is decided elsewhere.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reads files of this disk with the builders of the datasets library: the files that are named, and nothing else.
 
-A builder is handed the files themselves. It resolves no pattern, asks no network, unpacks no archive and reads no
-description beside them; and it writes no more than is plausible for files of their size.
+Finds the files of a folder that hold samples, and hands them to the builder of their kind. A builder is handed the
+files themselves. It resolves no pattern, asks no network, unpacks no archive and reads no description beside them; and
+it writes no more than is plausible for files of their size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Opens the tokenizer, image processor or feature extractor that lies beside a model.
 
 From local files alone; code that comes with a checkpoint is not run. Which of them a graph needs is known by the names
-of its inputs, which are those of transformers.
+of its inputs, which are those of transformers. Calls a tokenizer without its warnings and with the sizes of the graph.
 """
 
 from __future__ import annotations

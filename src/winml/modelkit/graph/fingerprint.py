@@ -1,4 +1,4 @@
-"""Computes a digest of a graph's structure.
+"""Computes a digest of a graph's structure, and stamps a normalized graph with it.
 
 Structure, shapes, attributes and the names of inputs and outputs count. Weights, metadata, doc strings, and the names
 of nodes and inner values do not.

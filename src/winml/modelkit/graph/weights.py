@@ -1,4 +1,4 @@
-"""Weights of a graph: transposed ones get values of their own, and idle ones decide nothing but sizes."""
+"""Weights of a graph: transposed ones get values of their own, idle ones decide nothing but sizes, and a proto of the graph without them is made for tools that take protos."""
 
 from __future__ import annotations
 

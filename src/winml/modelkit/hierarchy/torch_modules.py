@@ -1,6 +1,6 @@
-"""Which modules of ``torch.nn`` are modules of the hierarchy?
+"""Which modules does a forward pass call, and which of ``torch.nn`` are modules of the hierarchy?
 
-Decides from a recorded forward pass, or from the scopes in a file; who asks records the calls. Imports no torch.
+Records the calls of a forward pass, and decides from them or from the scopes in a file.
 """
 
 from __future__ import annotations

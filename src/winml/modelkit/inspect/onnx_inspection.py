@@ -1,4 +1,4 @@
-"""The record of an inspected ONNX file, to be printed or written as JSON.
+"""Inspects an ONNX file, and holds the record, to be printed or written as JSON.
 
 The JSON keys are the same for every file; values that do not apply are null or empty.
 """

@@ -2,7 +2,7 @@
 
 Decides from the text given to ``-m``, and from what stands on disk, whether it names a checkpoint folder, a
 ``config.json``, a factory in a script or package, or a Hub id. Everything that can be wrong with the path or with the
-files around it is told here, before torch or transformers is imported. Does not touch the network:
+files around it is reported here, before torch or transformers is imported. Does not touch the network:
 ``checkpoints/hub.py`` does.
 """
 

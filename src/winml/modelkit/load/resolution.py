@@ -1,8 +1,8 @@
 """What will be loaded, before any weight is read?
 
 Puts the deciding steps of this room in order: where it is, what it is for, its class, its inputs. The class is built
-without storage, so sizes are known and a config it refuses is told at once. Loading (``model.py``), inspecting and
-writing a config all begin here, so they cannot disagree.
+without storage, or made by the factory of a user's script, so sizes are known and a config it refuses is told at once.
+Loading (``model.py``), inspecting and writing a config all begin here, so they cannot disagree.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How two models agree, and which module is the first to part."""
+"""How two models agree and which module diverges first; how well a model does its task; what it generated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of a file: compiled, extracted, pinned or retagged."""
+"""What became of a file: optimized, compiled, extracted, pinned or retagged."""
 
 from __future__ import annotations
 

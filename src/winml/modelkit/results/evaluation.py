@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.evaluate.metrics.metric import CONFIDENCE, RESAMPLES, Interval
+from winml.modelkit.evaluate.metrics import CONFIDENCE, RESAMPLES, Interval
 from winml.modelkit.measure.statistics import DISTURBED, Summary
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.records import Record, entry, recorded

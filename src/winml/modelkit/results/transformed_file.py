@@ -1,4 +1,4 @@
-"""What came of a verb that makes one file of another, or one folder of another with a record for each part.
+"""The records of written files: of one alone, of one made of another, and of a folder with a record for each part.
 
 A verb adds to :class:`TransformedFile` what it did.
 """

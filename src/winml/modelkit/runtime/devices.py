@@ -1,4 +1,4 @@
-"""Chooses the execution provider for a device among those of the installed ONNX Runtime.
+"""Chooses the execution provider for a device, or for compiling, among those of the installed ONNX Runtime.
 
 An installed provider may still lack its driver; only opening a session shows that.
 """

@@ -1,7 +1,7 @@
 """Which inputs does any ONNX graph take, and which values are they given?
 
-Reads the inputs off an open session, settles the sizes of open dimensions, and draws values or reads them from a file.
-What the file says about the values that make sense (``winml.io.inputs``) is honoured.
+Reads the inputs off an open session, settles the sizes of open dimensions, and draws values or reads them from a file
+of arrays. What the file says about the values that make sense (``winml.io.inputs``) is honoured.
 """
 
 from __future__ import annotations

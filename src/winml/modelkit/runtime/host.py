@@ -1,4 +1,4 @@
-"""Reads the resident memory of this process: its present value, and the largest since the process started."""
+"""Reads the name of the processor of this machine, and the resident memory of this process: its present and its largest value."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The layout of optimum, which sentence-transformers opens as well: names, a tokenizer that its transformers reads, and
-whether its empty cache fits.
+"""The layout of optimum, and that of transformers.js, which is optimum's with a name for each precision.
+
+sentence-transformers opens optimum's as well: names, a tokenizer that its transformers reads, and whether its empty
+cache fits.
 """
 
 from __future__ import annotations

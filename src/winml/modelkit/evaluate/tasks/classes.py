@@ -9,7 +9,7 @@ import numpy as np
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
-from winml.modelkit.evaluate.metrics.metric import CHARACTER_ERROR_RATE, CLASS_METRICS, WORD_ERROR_RATE
+from winml.modelkit.evaluate.metrics import CHARACTER_ERROR_RATE, CLASS_METRICS, WORD_ERROR_RATE
 from winml.modelkit.evaluate.preprocessing import Batch
 from winml.modelkit.evaluate.processors import tokenizer_call
 from winml.modelkit.evaluate.tasks.task import (

@@ -1,4 +1,4 @@
-"""What is where in an image: the class of each pixel, and boxes around objects.
+"""What is where in an image: the class of each pixel, and boxes around objects. The tasks and their metrics.
 
 Outputs become maps and boxes by the image processor of the checkpoint, as in the pipelines.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
-from winml.modelkit.evaluate.metrics.metric import RESAMPLES, Metric, Resamples, SampleRows
+from winml.modelkit.evaluate.metrics import RESAMPLES, Metric, Resamples, SampleRows
 from winml.modelkit.evaluate.preprocessing import Batch
 from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, Outputs, Sample, TaskDefinition
 

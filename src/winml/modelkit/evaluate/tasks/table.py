@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from winml.modelkit.errors import TaskError, UsageError
 from winml.modelkit.evaluate.data_sets import ROLES
 from winml.modelkit.evaluate.media import install_hint
-from winml.modelkit.evaluate.metrics.metric import Metric
+from winml.modelkit.evaluate.metrics import Metric
 from winml.modelkit.evaluate.tasks.classes import CLASSIFICATION_TASKS, SPEECH_RECOGNITION
 from winml.modelkit.evaluate.tasks.images import IMAGE_SEGMENTATION, OBJECT_DETECTION
 from winml.modelkit.evaluate.tasks.task import TaskDefinition

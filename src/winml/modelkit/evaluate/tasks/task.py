@@ -16,7 +16,7 @@ import numpy as np
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.data_sets import DataSet
-from winml.modelkit.evaluate.metrics.metric import Metric
+from winml.modelkit.evaluate.metrics import Metric
 from winml.modelkit.evaluate.preprocessing import Batch, Preprocessor
 from winml.modelkit.evaluate.processors import ProcessorKind, open_processor
 

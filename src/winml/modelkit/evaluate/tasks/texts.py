@@ -13,7 +13,7 @@ import numpy as np
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
-from winml.modelkit.evaluate.metrics.metric import (
+from winml.modelkit.evaluate.metrics import (
     ACCURACY,
     EXACT_MATCH,
     OVERLAP_F1,

@@ -1,8 +1,9 @@
 """Captures a module's forward as a graph with torch's TorchScript exporter.
 
 Parameters are inputs of the trace and are attached by reference afterwards, so capturing never copies a weight. Every
-node comes with its exact module stack and a name after its module; ``node_tagger`` writes the tags. Why TorchScript is
-tried first: docs/decisions/0003-torchscript-first.md.
+node comes with its exact module stack and a name after its module; ``node_tagger`` writes the tags. Operators that
+torch lacks or converts wrongly are registered for one export. Why TorchScript is tried first:
+docs/decisions/0003-torchscript-first.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Adapts Python while TorchScript traces: loops over values, bools, masks, rounding, assertions."""
+"""Traces with TorchScript: scopes for every module, tensors without values, and Python that a trace cannot record.
+
+Every module gets a scope, read back as the module stack of a node. Operations that need values which fake tensors lack
+are refused, and loops over values, bools, masks, rounding and assertions are adapted.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, match_columns, open_data_set
 from winml.modelkit.evaluate.media import Recording
-from winml.modelkit.evaluate.metrics.metric import Measured, Metric, intervals
+from winml.modelkit.evaluate.metrics import Measured, Metric, intervals
 from winml.modelkit.evaluate.options import AGREEMENT, EvaluationOptions
 from winml.modelkit.evaluate.preprocessing import Batch, Preprocessor, Row
 from winml.modelkit.evaluate.tasks.table import chosen_metrics, refuse_missing_libraries, task_definition
@@ -142,7 +142,7 @@ class _SideScores:
     first: set[int] = field(default_factory=set)
     """Samples in the first run, which sets things up."""
     prepared: dict[Any, Any] = field(default_factory=dict)
-    """What metrics share; see :class:`~winml.modelkit.evaluate.metrics.metric.Metric`."""
+    """What metrics share; see :class:`~winml.modelkit.evaluate.metrics.Metric`."""
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 Weights are read while they are written, one at a time, or two into a data file: peak memory is the graph plus the
 largest tensors. Why weights travel by reference: docs/decisions/0006-weights-as-cargo.md. Temporary names are made by
-``output_files``.
+``output_files``. Also writes a file that contains all its weights, one whose data is split into numbered files, and the
+metadata of a file anew with its weights left where they are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How does the text of an encoder-decoder begin and end? What the files beside it say of its first and last tokens.
+"""The prompt of a model, and the first and last tokens of the decoder of an encoder-decoder, from the files beside it.
 
 Positions are counted from the first token, which is given. Reads JSON: no model library is needed for that.
 """

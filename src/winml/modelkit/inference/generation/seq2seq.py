@@ -1,4 +1,4 @@
-"""Lets transformers' own generation loop drive an encoder and a decoder.
+"""Drives an encoder and a decoder by the generation loop of transformers.
 
 The loop encodes once and hands what came of it to every step; rows that beams need more of are repeated by it.
 """

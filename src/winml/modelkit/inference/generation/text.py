@@ -1,4 +1,4 @@
-"""Turns text into tokens and back, with the files beside a model.
+"""Turns text and chat messages into tokens, and tokens into text, with the files beside a model.
 
 A tokenizer that is whole in ``tokenizer.json`` is read by the ``tokenizers`` library, which starts in no time; any
 other by transformers, which brings in torch.

@@ -1,4 +1,4 @@
-"""Lets transformers' own generation loop drive a language model that is shown images."""
+"""Drives a vision-language model by the generation loop of transformers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Reads the ``config.json`` of a checkpoint into a transformers config.
 
 Reads the JSON, decides the model type, decides whether the checkpoint's own code is needed and allowed, and builds the
-transformers config. Everything is read from the disk; nothing is fetched. Does not decide task or class (``task.py``).
+transformers config. References to other repositories in it are dropped or refused. Everything is read from the disk;
+nothing is fetched. Does not decide task or class (``task.py``).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 The one place that decides the inputs of a model: which of the forward's parameters, of which size and type, with which
 valid values. Decided from the forward signature, the config and the processor files, by the *names* of parameters and
 config attributes and never by the name of a model; so it works for a class and a config without weights as well. What
-is known of text, images and recordings stands in ``modalities/``. Makes no values (``runtime/feeds.py`` does).
+is known of text, images and audio stands in ``modalities/``; which values of them reach a module is read off a run
+without values. Makes no values (``runtime/feeds.py`` does).
 """
 
 from __future__ import annotations

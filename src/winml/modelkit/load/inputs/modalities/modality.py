@@ -1,4 +1,4 @@
-"""What a modality has to say about itself.
+"""The contract of a modality, and the sizes of sequences that several of them share.
 
 A new modality is one file beside this one and one line in ``pipeline.py``. Its file imports neither torch nor
 transformers at module level, since ``--shape-config`` is read with its keys before they are there.

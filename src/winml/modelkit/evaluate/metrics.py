@@ -1,10 +1,11 @@
-"""What a metric is, and how far its value is moved by the choice of samples.
+"""The metrics, and how far its value is moved by the choice of samples.
 
-The value comes from a library, named in each file beside this one. The interval comes from resampling the samples with
-replacement (bootstrap). For that a metric keeps one row of numbers for each sample, from which its value on thousands
-of resamples is computed at once; a test compares the value on all samples with the library's. The draws are ours, and
-not those of ``scipy.stats.bootstrap``, whose interval a test compares: all metrics of a model and its baseline share
-them, and a resample that does not define a metric is left out, where scipy's interval would be NaN.
+The value comes from a library, named at each metric; those of images stand in ``tasks/images.py``. The interval comes
+from resampling the samples with replacement (bootstrap). For that a metric keeps one row of numbers for each sample,
+from which its value on thousands of resamples is computed at once; a test compares the value on all samples with the
+library's. The draws are ours, and not those of ``scipy.stats.bootstrap``, whose interval a test compares: all metrics
+of a model and its baseline share them, and a resample that does not define a metric is left out, where scipy's interval
+would be NaN.
 """
 
 from __future__ import annotations
