@@ -1,4 +1,4 @@
-"""The metrics, and how far its value is moved by the choice of samples.
+"""The metrics, and how far the value of one is moved by the choice of samples.
 
 The value comes from a library, named at each metric; those of images stand in ``tasks/images.py``. The interval comes
 from resampling the samples with replacement (bootstrap). For that a metric keeps one row of numbers for each sample,

@@ -1,4 +1,7 @@
-"""Weights of a graph: transposed ones get values of their own, idle ones decide nothing but sizes, and a proto of the graph without them is made for tools that take protos."""
+"""Weights of a graph: transposed ones get values of their own, and idle ones decide nothing but sizes.
+
+Tools that take protos get one without the weights.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the name of the processor of this machine, and the resident memory of this process: its present and its largest value."""
+"""Reads the name of the processor of this machine, and the present and the peak resident memory of this process."""
 
 from __future__ import annotations
 
