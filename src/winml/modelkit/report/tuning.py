@@ -6,21 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from winml.modelkit.report import document as doc
-from winml.modelkit.results.tuning import Candidate, TunedCandidate, TuneResult
+from winml.modelkit.results.tuning import TunedCandidate, TuneResult
 from winml.modelkit.words import decibel_words, size_words
 
-__all__ = ["tuning_document", "tuning_plan_document"]
+__all__ = ["tuning_document"]
 
 _GRADES: Mapping[str, doc.Grade] = {"won": "best", "right": "good", "slower": "fair"}
 MOST_SHOWN_DB = 80.0
 """Chosen: the longest bar; beyond, the noise is that of rounding."""
-
-
-def tuning_plan_document(plan: Sequence[Candidate]) -> doc.Document:
-    """List what a tuning will try, in the order of preference."""
-    rows = [(candidate.name, candidate.kind, candidate.words) for candidate in plan]
-    then = "Then, of the winner: levels below its precision, numbers of threads, fixed sizes, and a compiled file."
-    return doc.Document([doc.Table(doc.columns("candidate", "kind", "what it is"), rows), doc.Paragraph(then)])
 
 
 def tuning_document(result: TuneResult) -> doc.Document:

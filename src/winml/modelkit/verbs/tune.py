@@ -116,8 +116,10 @@ def _steps(outlook: TuningOutlook, folder: Path) -> tuple[str, ...]:
     parts = [candidate for candidate in others if candidate.part_of]
 
     def words(candidates: Sequence[Candidate]) -> str:
-        names = (f"{item.name}{' (measured already)' * (item.name in outlook.measured)}" for item in candidates)
-        return ", ".join(names) or "none"
+        described = (
+            f"{item.name} ({item.words}{'; measured already' * (item.name in outlook.measured)})" for item in candidates
+        )
+        return ", ".join(described) or "none"
 
     return (
         words([plain]),

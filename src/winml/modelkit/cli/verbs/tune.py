@@ -12,7 +12,6 @@ from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import (
     dynamic_options,
-    grouped_option,
     input_options,
     model_option,
     random_options,
@@ -33,7 +32,6 @@ from winml.modelkit.verbs.tune import TuneRequest, plan_tuning, run_tuning
 
 if TYPE_CHECKING:
     from winml.modelkit.results.tuning import TuneResult
-    from winml.modelkit.tune.options import TuneOptions
 
 __all__ = ["command"]
 
@@ -43,7 +41,7 @@ Examples:
   winml tune -m model.onnx -o tuned --min-sqnr 25 --budget 20
   winml tune -m ./checkpoint -o tuned --max-drop accuracy=0.01 --dataset reviews.csv
   winml tune -m model.onnx -o tuned --only dynamic,qdq --target throughput
-  winml tune -m ./checkpoint -o tuned --plan
+  winml tune -m ./checkpoint -o tuned --dry-run
 """
 _DYNAMIC = ("dynamic_batch", "dynamic_sequence", "dynamic_image_size", "dynamic_axes", "allow_dynamic")
 
@@ -51,7 +49,6 @@ _DYNAMIC = ("dynamic_batch", "dynamic_sequence", "dynamic_image_size", "dynamic_
 @click.command(name="tune", cls=WinMLCommand, epilog=EPILOG)
 @model_option(required=True, help="Hub id, checkpoint folder, file.py:factory, ONNX file, or folder of a build.")
 @request_options(TuneRequest)
-@grouped_option("--plan", "shows_plan", is_flag=True, help="Say what would be tried on this machine, and stop.")
 @source_options
 @weight_options
 @random_options
@@ -66,9 +63,6 @@ def command(**options: Any) -> None:
     """
     silence_library_warnings(debug=options["debug"])
     request = _read_request(options)
-    if options["shows_plan"]:
-        _show_candidates(request.tune_options(), options)
-        return
     with library_output_to_stderr():
         plan = plan_tuning(request)
     if options["dry_run"]:
@@ -102,17 +96,6 @@ def _read_request(options: Mapping[str, Any]) -> TuneRequest:
         request, found = ModelRequest(model=str(path)), FoundModel(options["model"], path)
         sizes |= {"sizes": sizes_by_name({**options, "batch_size": None}), "batch_size": options["batch_size"]}
     return TuneRequest(model=request, files=found.files_read(), **sizes, **stated_fields(TuneRequest, options))
-
-
-def _show_candidates(requested: TuneOptions, options: Mapping[str, object]) -> None:
-    requested.refuse_contradictions()
-    from winml.modelkit.report.tuning import tuning_plan_document
-    from winml.modelkit.tune.candidates import look_at_tuning_machine, plan_candidates
-
-    machine = look_at_tuning_machine()
-    plan = plan_candidates(requested, machine)
-    record = {"schema_version": 1, "machine": machine.as_record(), "plan": [item.as_record() for item in plan]}
-    show_result(record, options, lambda: tuning_plan_document(plan), is_answer=True)
 
 
 def _show(result: TuneResult, options: Mapping[str, Any]) -> None:
