@@ -18,10 +18,14 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import onnx.parser
+import onnxruntime
 import pytest
+import safetensors.numpy
 
+from e2e.in_process import run_here
 from e2e.workplace import Outcome, Workplace
 from house.sources import REPOSITORY, package_folder
+from sweep_models import write_models
 
 EXAMPLE = REPOSITORY / "examples" / "plugin"
 pytestmark = pytest.mark.skipif(not EXAMPLE.is_dir(), reason="the example is not part of an installed package")
@@ -37,14 +41,17 @@ net (float[1, 4] x) => (float[1, 4] y)
 """
 
 
+def _packages(folder: Path) -> Path:
+    scheme = {"base": str(folder), "platbase": str(folder)}
+    return Path(sysconfig.get_path("purelib", "venv" if os.name != "nt" else "nt_venv", scheme))
+
+
 def _environment(folder: Path) -> Path:
     """Make a virtual environment that sees the packages of this one; return its interpreter."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    scheme = {"base": str(folder), "platbase": str(folder)}
-    packages = Path(sysconfig.get_path("purelib", "venv" if os.name != "nt" else "nt_venv", scheme))
     places = [sysconfig.get_path("purelib"), *site.getsitepackages(), str(package_folder().parents[1])]
     lines = (f"import site; site.addsitedir({place!r})\n" for place in dict.fromkeys(places))
-    (packages / "shared.pth").write_text("".join(lines), encoding="utf-8")
+    (_packages(folder) / "shared.pth").write_text("".join(lines), encoding="utf-8")
     return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
@@ -199,6 +206,91 @@ def test_provider_of_a_package_is_registered_by_its_library(extended: Workplace,
     outcome = replace(extended, variables={"WINML_EXAMPLE_LIBRARY": str(library)}).winml(*measured)
     assert 2 == outcome.code
     assert "finds no device" in outcome.err
+
+
+@pytest.fixture
+def added_here(python: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets this process see the packages that are installed in the environment of the example."""
+    return lambda: monkeypatch.syspath_prepend(str(_packages(python.parents[1])))
+
+
+_HALTING = """
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+
+class HaltingConfig(PretrainedConfig):
+    model_type = "halting"
+
+    def __init__(self, vocab_size=4096, max_rounds=3, **others):
+        super().__init__(**others)
+        self.vocab_size, self.max_rounds = vocab_size, max_rounds
+
+
+class HaltingModel(PreTrainedModel):
+    config_class = HaltingConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embeddings = torch.nn.Embedding(config.vocab_size, 1)
+        self.block = torch.nn.Linear(1, 1, bias=False)
+        self.halting = torch.nn.Linear(1, 1, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids, rounds=None):
+        state = self.embeddings(input_ids)
+        running = torch.ones_like(state, dtype=torch.bool)
+        for _ in range(rounds or self.config.max_rounds):
+            if rounds is None and not running.any():
+                break
+            state = torch.where(running, torch.tanh(self.block(state)), state)
+            running = running & (self.halting(state) < 0)
+        return BaseModelOutput(last_hidden_state=state)
+"""
+
+
+@pytest.mark.usefixtures("libraries_may_warn")
+def test_family_of_a_package_exports_a_model_that_no_other_knows(
+    added_here: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every token but one halts after a round: only the family's graph is right for that one as well."""
+    checkpoint = tmp_path / "halting"
+    checkpoint.mkdir()
+    classes = {"AutoConfig": "halting.HaltingConfig", "AutoModel": "halting.HaltingModel"}
+    config = {"model_type": "halting", "architectures": ["HaltingModel"], "auto_map": classes}
+    (checkpoint / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (checkpoint / "halting.py").write_text(_HALTING, encoding="utf-8")
+    states, one = np.linspace(1, 2, 4096, dtype=np.float32)[:, None], np.ones((1, 1), np.float32)
+    states[7] = -1
+    weights = {"embeddings.weight": states, "block.weight": one, "halting.weight": one}
+    safetensors.numpy.save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.chdir(tmp_path)
+
+    def answer(name: str) -> list[float]:
+        _answer(run_here("export", "-m", checkpoint, "-o", name, "--trust-remote-code", "--no-dynamo", "-q"))
+        session = onnxruntime.InferenceSession(name)
+        ids = np.full(session.get_inputs()[0].shape, 7)
+        ids[:, 1:] = 0
+        return session.run(None, {"input_ids": ids})[0][0, :2, 0].tolist()
+
+    early, late = np.tanh(1.0), -np.tanh(np.tanh(np.tanh(1.0)))
+    assert pytest.approx([-early, early]) == answer("without.onnx")
+    added_here()
+    assert pytest.approx([late, early]) == answer("with.onnx")
+
+
+def test_queue_of_a_package_does_a_sweep(extended: Workplace) -> None:
+    """Every cell is done once, a damaged model fails alone, and an address that is none is refused."""
+    write_models(extended.folder)
+    (extended.folder / "plan.txt").write_text("first.onnx\ndamaged.onnx\n", encoding="utf-8")
+    asked = ("sweep", "plan.txt", "-o", "swept", "--format", "json")
+    assert 2 == extended.winml(*asked, "--queue", "executor=many").code
+    outcome = extended.winml(*asked, "--queue", "executor=2")
+    assert 1 == outcome.code, outcome.err
+    states = {cell["model"]: cell["state"] for cell in json.loads(outcome.out)["cells"]}
+    assert {"first.onnx": "done", "damaged.onnx": "failed"} == states
 
 
 def test_names_of_a_removed_package_are_refused_as_any_other(

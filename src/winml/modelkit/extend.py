@@ -23,18 +23,25 @@ if TYPE_CHECKING:
     from winml.modelkit.evaluate.preprocessing import Batch
     from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, TaskDefinition, named_output
     from winml.modelkit.graph.stage import GraphPass
+    from winml.modelkit.load.checkpoints.config import CheckpointConfig
     from winml.modelkit.load.families.family import Family, FoundParts, decide_model_inputs, part_of_decision
     from winml.modelkit.load.parts import ModelPart
+    from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.optimize.capabilities import Capability
     from winml.modelkit.quantize.planning import EngineTask
     from winml.modelkit.quantize.precisions import ModeRules, Precision
+    from winml.modelkit.results.sweep import CellResult
     from winml.modelkit.runtime.execution_providers import ExecutionProvider
-    from winml.modelkit.sweep.work_queue import QueueKind, WorkQueue
+    from winml.modelkit.sweep.cells import Cell
+    from winml.modelkit.sweep.work_queue import Place, QueueKind, SweepListener, WorkQueue, do_cell
 
 __all__ = [
     "CONTRACT",
     "Batch",
     "Capability",
+    "Cell",
+    "CellResult",
+    "CheckpointConfig",
     "ConfigReader",
     "EngineTask",
     "Evaluator",
@@ -49,10 +56,13 @@ __all__ = [
     "Metric",
     "ModeRules",
     "ModelPart",
+    "ModelRequest",
+    "Place",
     "Precision",
     "QueueKind",
     "SampleRows",
     "StageError",
+    "SweepListener",
     "TaskDefinition",
     "UsageError",
     "WinMLCommand",
@@ -60,6 +70,7 @@ __all__ = [
     "WorkQueue",
     "debug_option",
     "decide_model_inputs",
+    "do_cell",
     "format_option",
     "named_output",
     "part_of_decision",
@@ -69,6 +80,9 @@ __all__ = [
 _HOMES = {
     "Batch": "evaluate.preprocessing",
     "Capability": "optimize.capabilities",
+    "Cell": "sweep.cells",
+    "CellResult": "results.sweep",
+    "CheckpointConfig": "load.checkpoints.config",
     "ConfigReader": "builds.foreign_configs",
     "EngineTask": "quantize.planning",
     "ExecutionProvider": "runtime.execution_providers",
@@ -83,10 +97,13 @@ _HOMES = {
     "Metric": "evaluate.metrics",
     "ModeRules": "quantize.precisions",
     "ModelPart": "load.parts",
+    "ModelRequest": "load.request",
+    "Place": "sweep.work_queue",
     "Precision": "quantize.precisions",
     "QueueKind": "sweep.work_queue",
     "SampleRows": "evaluate.metrics",
     "StageError": "errors",
+    "SweepListener": "sweep.work_queue",
     "TaskDefinition": "evaluate.tasks.task",
     "UsageError": "errors",
     "WinMLCommand": "cli._errors",
@@ -94,6 +111,7 @@ _HOMES = {
     "WorkQueue": "sweep.work_queue",
     "debug_option": "cli._options",
     "decide_model_inputs": "load.families.family",
+    "do_cell": "sweep.work_queue",
     "format_option": "cli._options",
     "named_output": "evaluate.tasks.task",
     "part_of_decision": "load.families.family",

@@ -19,15 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from winml.modelkit.builds.cache import tool_versions
 from winml.modelkit.errors import StageError, UsageError, first_line
 from winml.modelkit.results.sweep import CellResult
-from winml.modelkit.sweep.bounded_processes import Bounds, Call, run_bounded
-from winml.modelkit.sweep.cell_work import run_cell
 from winml.modelkit.sweep.cells import Cell
-from winml.modelkit.sweep.work_queue import Place, QueueKind, SweepListener, SweepStoppedError, finished_cell, preloaded
+from winml.modelkit.sweep.work_queue import Place, QueueKind, SweepListener, SweepStoppedError, do_cell
 from winml.modelkit.version import install_command
 
 __all__ = ["RAY", "RayQueue", "refuse_missing_ray"]
@@ -41,7 +37,6 @@ _CPU_SECONDS = 30.0
 """Chosen: a machine that joins a cluster, or comes back, is there by then; without a CPU nothing would ever run."""
 _MOST_TRIES = 3
 """Chosen: a model that takes three workers with it is the cause."""
-_MEMORY_SHARE = 0.9
 _THREADS = 1
 """Of each process: a task has one CPU."""
 _MARKER = ".winml-sweep-marker"
@@ -244,9 +239,6 @@ def _work(cell: Cell, place: Place, queue: RayQueue, requested: tuple[Path | Non
             problem=f"the machine {socket.gethostname()} has {name} {found.get(name, 'not at all')}, and not "
             f"{other[name]} as this one: install {_needed(other)} there",
         )  # fmt: skip
-    cores = os.cpu_count() or 1
-    share = int(_MEMORY_SHARE * psutil.virtual_memory().total / cores)
-    bounds = Bounds(queue.seconds, queue.resident_bytes or share)
     if marker is not None and not marker.is_file():
         # Before a folder of the name is made.
         return CellResult(
@@ -254,9 +246,8 @@ def _work(cell: Cell, place: Place, queue: RayQueue, requested: tuple[Path | Non
             problem=f"the machine {socket.gethostname()} does not see {marker.parent}: share it, or name a URL with "
             "--artifacts",
         )  # fmt: skip
-    order = place.order(cell, threads=_THREADS)
-    (ending,) = run_bounded([Call(run_cell, order)], bounds, 1, preloaded([cell]))
-    return replace(finished_cell(ending, bounds), node=f"{socket.gethostname()}:{_node_id()}")
+    done = do_cell(cell, place, seconds=queue.seconds, resident_bytes=queue.resident_bytes, threads=_THREADS)
+    return replace(done, node=f"{socket.gethostname()}:{_node_id()}")
 
 
 def _node_id() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -9,6 +10,8 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
+
+import psutil
 
 from winml.modelkit.builds.plan import is_onnx_path
 from winml.modelkit.errors import StageError
@@ -28,10 +31,12 @@ __all__ = [
     "SweepListener",
     "SweepStoppedError",
     "WorkQueue",
-    "finished_cell",
+    "do_cell",
     "preloaded",
 ]
 
+_MEMORY_SHARE = 0.9
+"""Chosen: what the machine itself needs stays free."""
 _KILLED = -9
 """Exit code of a killed process. Specified: the negative number of the signal, as in ``subprocess``."""
 _STEP_MODULES: Mapping[StepName, Sequence[str]] = {
@@ -156,7 +161,25 @@ class LocalQueue:
         )
         with closing(endings):
             for ending in endings:
-                yield finished_cell(ending, self.bounds)
+                yield _finished_cell(ending, self.bounds)
+
+
+def do_cell(
+    cell: Cell, place: Place, *, seconds: float, resident_bytes: int | None = None, threads: int = 1
+) -> CellResult:
+    """Do one cell on this machine, in a process with bounds: what a worker of a queue calls.
+
+    Args:
+        cell: The cell.
+        place: Where its files go.
+        seconds: What it may take.
+        resident_bytes: Most memory of the process; None: the share of one core in the memory of this machine.
+        threads: Threads of the process.
+    """
+    share = int(_MEMORY_SHARE * psutil.virtual_memory().total / (os.cpu_count() or 1))
+    bounds = Bounds(seconds, resident_bytes or share)
+    (ending,) = run_bounded([Call(run_cell, place.order(cell, threads))], bounds, 1, preloaded([cell]))
+    return _finished_cell(ending, bounds)
 
 
 def preloaded(cells: Iterable[Cell]) -> tuple[str, ...]:
@@ -170,7 +193,7 @@ def preloaded(cells: Iterable[Cell]) -> tuple[str, ...]:
     return (*PRELOAD, *(PRELOAD_DYNAMO if has_dynamo else ()), *steps)
 
 
-def finished_cell(ending: Ending, bounds: Bounds) -> CellResult:
+def _finished_cell(ending: Ending, bounds: Bounds) -> CellResult:
     """Return the result of a cell whose process ended, also where it was killed or died; its leftovers are removed."""
     order: CellOrder = ending.call.argument
     shutil.rmtree(order.folder / "tmp", ignore_errors=True)
