@@ -285,10 +285,14 @@ def test_dry_run_of_cache_clean_removes_nothing_and_names_what_the_run_removes(p
     cache = Path(os.environ["WINML_CACHE"])
     assert 0 == run_here("build", "-m", "models/model.onnx", "--use-cache").code
     before = states(cache)
-    rehearsal = run_here("cache", "clean", "--dry-run", "-f", "json")
-    assert (0, before) == (rehearsal.code, states(cache))
+    plan = planned("cache", "clean")
+    assert ("cache clean", before) == (plan["verb"], states(cache))
+    assert [] == planned("cache", "clean", "--older-than", "1")["removes"]
     outcome = run_here("cache", "clean", "-f", "json")
-    assert {**json.loads(rehearsal.out), "dry_run": False} == json.loads(outcome.out)
+    assert plan["removes"] == [build["folder"] for build in json.loads(outcome.out)["builds"]]
+    assert [(step["name"], "models/model.onnx") for step in plan["steps"]] == [
+        ("removing", build["model"]) for build in json.loads(outcome.out)["builds"]
+    ]
     assert not [path for path in cache.rglob("*") if path.is_file()]
 
 

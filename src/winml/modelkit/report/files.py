@@ -210,7 +210,7 @@ def plan_document(plan: Plan) -> doc.Document:
             )
             for file in plan.writes
         ),
-        *(("would remove", f"{path}, unless a model names it") for path in plan.removes),
+        *(("would remove", f"{path}, if nothing uses it") for path in plan.removes),
         *doc.note_fields(plan.notes),
         ("wrote", "nothing: this is a plan"),
     ]

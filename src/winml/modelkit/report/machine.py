@@ -51,15 +51,14 @@ def contents_document(contents: CacheContents) -> doc.Document:
     return doc.Document([_builds_table(contents), doc.Paragraph(total)])
 
 
-def removed_document(contents: CacheContents, *, is_rehearsal: bool) -> doc.Document:
-    """Describe each build that was removed, or would be, those that stay, and what was freed."""
-    verb = "would be removed" if is_rehearsal else "removed"
+def removed_document(contents: CacheContents) -> doc.Document:
+    """Describe each build that was removed, those that stay, and what was freed."""
     freed = f"{size_words(contents.size_bytes)} in {contents.root}"
     return doc.Document(
         [
             _builds_table(contents),
             doc.Fields([("stays", f"{build.folder.name}: somebody builds in it") for build in contents.in_use]),
-            doc.Paragraph(f"{count_noun(len(contents.builds), 'build')} {verb}, {freed}"),
+            doc.Paragraph(f"{count_noun(len(contents.builds), 'build')} removed, {freed}"),
         ]
     )
 

@@ -48,7 +48,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     """What was decided because nobody stated it, and why: one sentence each."""
     removes: tuple[Path, ...] = ()
-    """Weights of models that are replaced, which go unless a model names them."""
+    """Weights of models that are replaced, which go unless a model names them; of a cache, folders of builds."""
     interrupted: tuple[Interrupted, ...] = ()
     """What commands that were killed left where files would be written."""
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._options import debug_option, format_option
+from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._options import debug_option, format_option, request_options
+from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import show_result
-
-if TYPE_CHECKING:
-    from winml.modelkit.results.cache_contents import CacheContents
+from winml.modelkit.verbs.cache import CleanRequest, plan_cleaning, run_cleaning
 
 __all__ = ["command"]
 
@@ -46,23 +44,16 @@ def _list(**options: object) -> None:
 
 
 @command.command(name="clean", cls=WinMLCommand)
-@click.option(
-    "--older-than", type=click.FloatRange(min=0), metavar="DAYS", help="Only builds last written longer ago than this."
-)
-@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@request_options(CleanRequest)
 @format_option
 @debug_option
 def _clean(**options: Any) -> None:
     """Remove builds from the cache, all of them or old ones. A build that somebody works in stays."""
-    from winml.modelkit.builds.cache_contents import list_cache, remove_builds
     from winml.modelkit.report.machine import removed_document
 
-    contents = list_cache(_age(options))
-    removed: CacheContents = contents if options["dry_run"] else remove_builds(contents)
-    is_rehearsal = options["dry_run"]
-    record = {"dry_run": is_rehearsal, **removed.as_record()}
-    show_result(record, options, lambda: removed_document(removed, is_rehearsal=is_rehearsal))
-
-
-def _age(options: Mapping[str, Any]) -> timedelta | None:
-    return None if options["older_than"] is None else timedelta(days=min(options["older_than"], 1e6))
+    plan = plan_cleaning(CleanRequest(**stated_fields(CleanRequest, options)))
+    if options["dry_run"]:
+        show_plan(plan, options)
+        return
+    removed = run_cleaning(plan)
+    show_result(removed.as_record(), options, lambda: removed_document(removed))
