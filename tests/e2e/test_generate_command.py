@@ -22,7 +22,7 @@ from encoder_decoder import save_encoder_decoder
 from generating import PROMPT, build_decoder, save_decoder
 from winml.modelkit import WinMLBuildConfig, WinMLModelForCausalLM, WinMLModelForSeq2SeqLM
 from winml.modelkit.errors import UsageError
-from winml.modelkit.flows.compare.decoding_step import at_step
+from winml.modelkit.flows.compare.compare import at_step
 from winml.modelkit.inference.generation.encoder_decoder_text import prepare_encoder_decoder
 from winml.modelkit.inference.generation.writing import write_text
 from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_feeds

@@ -65,7 +65,6 @@ def _room_of(target: str) -> str | None:
 
 INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hierarchy", ("", "carry")),
-    ("runtime", ("", "placement")),
     ("load", ("checkpoints", "inputs", "")),
     ("load", ("checkpoints", "caches", "families")),
     ("export", ("", "dynamo")),

@@ -43,13 +43,11 @@ SEAMS: dict[str, dict[str, str]] = {
         "torch._subclasses.fake_tensor": f"{_DYNAMO}/test_capturing.py::"
         "test_capture_of_a_model_without_values_takes_them_from_the_caller",
     },
-    "export.forward_hooks": {
+    "export.preparation": {
         "._forward_hooks": "tests/integration/test_forward_hooks.py::"
         "test_hooks_of_the_root_see_what_its_forward_takes_and_returns",
         "._forward_pre_hooks": "tests/integration/test_forward_hooks.py::"
         "test_hooks_of_the_root_see_what_its_forward_takes_and_returns",
-    },
-    "export.preparation": {
         "torch.jit._script": "tests/unit/export/test_preparation.py::"
         "test_prepared_for_export_scripted_module_is_refused_by_its_path",
     },
@@ -138,7 +136,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "onnxruntime.capi": "tests/unit/runtime/test_sessions.py::"
         "test_session_of_a_broken_file_names_it_and_the_reason",
     },
-    "runtime.placement.placement_query": {
+    "runtime.placement_query": {
         "onnxruntime.capi": "tests/unit/inspect/test_provider_check.py::test_listed_kernels_are_those_a_session_finds",
     },
     "runtime.processes": {

@@ -25,8 +25,7 @@ from winml.modelkit.builds.plan import plan_build
 from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.flows.export.export import HTPExporter
-from winml.modelkit.flows.graph_file import EXTERNAL_BYTES
-from winml.modelkit.flows.graph_handover import GraphHandover
+from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphHandover
 from winml.modelkit.flows.quantize.quantize import Quantization
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.quantize.options import QuantizeOptions

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from checkpoints import build_model, save_checkpoint
 from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
-from winml.modelkit.compare.generation import GenerationInfo
+from winml.modelkit.compare.outputs import GenerationInfo
 from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.graph.bundle import PartFeed, read_part_description
 from winml.modelkit.load.inputs.options import ShapeConfig

@@ -23,7 +23,7 @@ from winml.modelkit.flows.modules.extract import ExtractOptions, extract_modules
 from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.results.extract_result import ExtractedModule, ExtractResult
+from winml.modelkit.results.transformed_file import ExtractedModule, ExtractResult
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.opened_model import RunOptions
 

@@ -28,7 +28,6 @@ from winml.modelkit.errors import InternalError, OutputExistsError, UsageError, 
 from winml.modelkit.flows.export.loading import load_weightless
 from winml.modelkit.graph.bundle import ModelBundle, PartFeed, read_part_description
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
-from winml.modelkit.inference.built_parts import BuiltParts
 from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
@@ -391,17 +390,3 @@ def test_whole_model_of_the_parts_is_the_one_that_is_exported() -> None:
     loaded = two_parts()
     assert isinstance(loaded.model, Translator)
     assert loaded.parts[1].module is loaded.model.body.decoder
-
-
-def test_built_parts_answer_together_as_the_whole_model_does(tmp_path: Path) -> None:
-    """They are opened through the manifest; what one answers feeds the next. Each can be called alone."""
-    built = BuiltParts(run_build(plan_for(tmp_path, gelu_fusion=True), tmp_path / "out", stages=stages_of()))
-    inputs = {"ids": torch.randint(0, 16, (2, 5)), "targets": torch.randint(0, 16, (2, 3))}
-    with torch.no_grad():
-        expected = translator()(**inputs)["logits"]
-    assert torch.allclose(expected, built(**inputs)["logits"], atol=1e-5)
-    assert (2, 5, 8) == tuple(built.parts["encoder"](ids=inputs["ids"])["states"].shape)
-    with pytest.raises(UsageError, match="'pixels'"):
-        built(**inputs, pixels=inputs["ids"])
-    with pytest.raises(UsageError, match="'targets'"):
-        built(ids=inputs["ids"])

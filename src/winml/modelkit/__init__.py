@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from winml.modelkit.flows.compare.compare import CompareOptions
     from winml.modelkit.flows.diff import diff_models
     from winml.modelkit.flows.export.export import HTPExporter, export_pytorch
-    from winml.modelkit.flows.optimize import run_optimize_analyze_loop
-    from winml.modelkit.flows.optimize_check import check_optimization
+    from winml.modelkit.flows.optimize import check_optimization, run_optimize_analyze_loop
     from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity
     from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
     from winml.modelkit.inference.auto_model import WinMLAutoModel
@@ -106,7 +105,7 @@ _HOMES = {
     "evaluate_model": "builds.evaluated_models",
     "export_pytorch": "flows.export.export",
     "CompareOptions": "flows.compare.compare",
-    "check_optimization": "flows.optimize_check",
+    "check_optimization": "flows.optimize",
     "compare_models": "builds.compared_models",
     "compile_onnx": "verbs.compile",
     "diff_models": "flows.diff",

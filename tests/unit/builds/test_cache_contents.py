@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from winml.modelkit import build_onnx_model, export_pytorch
-from winml.modelkit.builds.cache_contents import list_cache, remove_builds, stored_bytes
+from winml.modelkit.builds.cache import list_cache, remove_builds, stored_bytes
 from winml.modelkit.errors import WriteError
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.report.machine import contents_document

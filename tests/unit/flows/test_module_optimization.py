@@ -14,7 +14,7 @@ import pytest
 from graphs import parse
 from winml.modelkit import optimize_onnx
 from winml.modelkit.errors import UsageError
-from winml.modelkit.flows.optimize_check import check_optimization
+from winml.modelkit.flows.optimize import check_optimization
 from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
 from winml.modelkit.metadata_keys import MODULE_KEY
 

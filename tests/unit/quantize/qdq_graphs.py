@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from graphs import parse
+from winml.modelkit.flows.quantize.calibration_data import measure_ranges
 from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
-from winml.modelkit.quantize.calibration import measure_ranges
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 

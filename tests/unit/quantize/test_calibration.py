@@ -10,8 +10,8 @@ import pytest
 
 from unit.quantize.qdq_graphs import tagged_graph
 from winml.modelkit.errors import QuantizeError
-from winml.modelkit.quantize import calibration
-from winml.modelkit.quantize.calibration import measure_ranges
+from winml.modelkit.flows.quantize import calibration_data
+from winml.modelkit.flows.quantize.calibration_data import measure_ranges
 
 BODY = "m (float[N, 4] x) => (float[N, 4] y) { h = MatMul (x, w1) y = Log (h) }"
 TAGS = ("/M/Up", "/M/Log")
@@ -55,9 +55,9 @@ def test_methods_that_drop_the_rare_stay_inside_the_extremes(method: Any, model:
 def test_size_of_the_groups_changes_no_range(model: ir.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A value that is larger than a group is alone in its own."""
     whole = measure_ranges(model, ("x", "h"), lambda _: SAMPLES, "percentile")
-    monkeypatch.setattr(calibration, "GROUP_BYTES", 100)
+    monkeypatch.setattr(calibration_data, "GROUP_BYTES", 100)
     assert whole == measure_ranges(model, ("x", "h"), lambda _: SAMPLES, "percentile")
-    assert [["a"], ["b", "c"], ["d"]] == list(calibration._groups({"a": 90, "b": 50, "c": 50, "d": 500}))
+    assert [["a"], ["b", "c"], ["d"]] == list(calibration_data._groups({"a": 90, "b": 50, "c": 50, "d": 500}))
 
 
 @pytest.mark.parametrize(("value", "words"), [(np.nan, "NaN"), (np.inf, "infinite")])
@@ -84,7 +84,7 @@ def test_sum_that_overflows_is_no_fault(model: ir.Model) -> None:
 
 def test_activations_do_not_outlive_their_readers(model: ir.Model) -> None:
     """No value is an output of the file that finds extremes, and each reduction stands behind its maker."""
-    observed = calibration._observed(model, ("x", "h"), with_sizes=False)
+    observed = calibration_data._observed(model, ("x", "h"), with_sizes=False)
     assert ["x"] * 3 + ["h"] * 3 == [str(value.name).split("/")[0] for value in observed.graph.outputs]
     assert [*["Reduce"] * 3, "MatMul", *["Reduce"] * 3, "Log"] == [
         node.op_type.removesuffix(end) if node.op_type.startswith("Reduce") else node.op_type

@@ -19,8 +19,8 @@ from onnxruntime.quantization.matmul_nbits_quantizer import (
 
 from graphs import parse
 from unit.quantize.qdq_graphs import tagged_graph
+from winml.modelkit.flows.quantize.calibration_data import BINS, PERCENTILE, QUANTIZED_BINS, measure_ranges
 from winml.modelkit.quantize.block_quantizers import BlockForm, quantize_blocks
-from winml.modelkit.quantize.calibration import BINS, PERCENTILE, QUANTIZED_BINS, measure_ranges
 from winml.modelkit.quantize.dynamic_engine import quantize_dynamically
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import EngineTask

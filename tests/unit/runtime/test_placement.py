@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from winml.modelkit.errors import StageError
 from winml.modelkit.runtime.devices import choose_provider
-from winml.modelkit.runtime.placement.kernels import (
+from winml.modelkit.runtime.kernels import (
     AssignedNode,
     answered,
     find_assignment,

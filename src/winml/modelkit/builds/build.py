@@ -66,8 +66,7 @@ from winml.modelkit.results.evaluation import evaluation_words
 from winml.modelkit.version import __version__
 
 if TYPE_CHECKING:
-    from winml.modelkit.flows.graph_file import GraphWork
-    from winml.modelkit.flows.graph_handover import GraphHandover
+    from winml.modelkit.flows.graph_file import GraphHandover, GraphWork
     from winml.modelkit.results.export_result import ExportedPart
 
 __all__ = [
@@ -238,8 +237,7 @@ def _run_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:
 
 def _handover_of(plan: BuildPlan) -> GraphHandover:
     from winml.modelkit.builds.decoder_fusions import optimization_of
-    from winml.modelkit.flows.graph_file import EXTERNAL_BYTES
-    from winml.modelkit.flows.graph_handover import GraphHandover
+    from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphHandover
     from winml.modelkit.flows.optimize import SingleOptimization
     from winml.modelkit.flows.quantize.quantize import Quantization
 

@@ -27,7 +27,7 @@ from winml.modelkit.builds.stage_runs import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage
 from winml.modelkit.errors import UsageError, rename_options
 from winml.modelkit.export.config import COMMAND_OPTIONS, PYTHON_WORDS, WinMLExportConfig
-from winml.modelkit.graph.files.touched_files import unrecorded
+from winml.modelkit.graph.files.named_paths import unrecorded
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import read_json

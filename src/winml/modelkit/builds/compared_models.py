@@ -17,8 +17,7 @@ from winml.modelkit.options import unknown_key_message
 if TYPE_CHECKING:
     from torch import nn
 
-    from winml.modelkit.flows.compare.compare import CompareOptions
-    from winml.modelkit.flows.compare.parts import NamedSide
+    from winml.modelkit.flows.compare.compare import CompareOptions, NamedSide
     from winml.modelkit.load.live_module import ExampleInputs
     from winml.modelkit.results.comparison import ModelComparison
 
@@ -118,7 +117,7 @@ class FoundPairs:
             WinMLError: see :func:`compare_models`.
         """
         from winml.modelkit.flows.compare import compare as flow
-        from winml.modelkit.flows.compare.parts import compare_parts
+        from winml.modelkit.flows.compare.compare import compare_parts
 
         passed: dict[str, object] = {
             "step": options.step,

@@ -212,10 +212,9 @@ def variant_evaluator(model: Path, options: EvaluationOptions, target: tuple[str
         InputError: a file is missing or damaged.
     """
     from winml.modelkit.evaluate.tasks.table import chosen_metrics, task_definition
-    from winml.modelkit.flows.evaluate.cached_batches import CachedBatches
     from winml.modelkit.flows.evaluate.evaluate import prepared_data
     from winml.modelkit.flows.evaluate.evaluated_models import Subject, opened_model
-    from winml.modelkit.flows.evaluate.sides import OnnxSide
+    from winml.modelkit.flows.evaluate.sides import CachedBatches, OnnxSide
     from winml.modelkit.flows.quantize.quantized_variants import VariantEvaluator, file_digest
     from winml.modelkit.results.quantization_sensitivity import MetricTarget
     from winml.modelkit.runtime.opened_model import RunOptions

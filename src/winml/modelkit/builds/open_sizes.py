@@ -27,8 +27,8 @@ from winml.modelkit.errors import (
     WinMLError,
     WriteError,
 )
+from winml.modelkit.graph.files.named_paths import unrecorded
 from winml.modelkit.graph.files.resumable_results import write_atomically
-from winml.modelkit.graph.files.touched_files import unrecorded
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import read_json_file
 from winml.modelkit.results.build_manifest import BuildResult

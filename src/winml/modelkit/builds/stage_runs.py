@@ -23,11 +23,11 @@ from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, names_o
 from winml.modelkit.errors import WriteError, rename_options
 from winml.modelkit.file_names import ONLY_PART, SIDECAR_SUFFIX, part_path
 from winml.modelkit.graph.files.graph_reading import graph_of
+from winml.modelkit.graph.files.named_paths import unrecorded
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.placing import copy_data, link_or_copy
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.files.resumable_results import write_atomically
-from winml.modelkit.graph.files.touched_files import unrecorded
 from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.options import read_json_file
 from winml.modelkit.progress import StepEvent

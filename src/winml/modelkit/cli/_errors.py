@@ -388,7 +388,7 @@ def _report_without_signal(error: BaseException, *, debug: bool) -> int:
 
 
 def _committed_words() -> str:
-    from winml.modelkit.graph.files.touched_files import committed_files
+    from winml.modelkit.graph.files.named_paths import committed_files
 
     files = committed_files()
     if not files:
@@ -399,7 +399,7 @@ def _committed_words() -> str:
 
 def tell_settled() -> None:
     """Tell what became of files that a command which was killed had left unfinished, and which are still so."""
-    from winml.modelkit.graph.files.touched_files import taken_read, taken_settled
+    from winml.modelkit.graph.files.named_paths import taken_read, taken_settled
 
     notes = taken_settled()
     if paths := taken_read():
@@ -441,7 +441,7 @@ def end_process(status: int, *, is_own_process: bool) -> None:
         is_own_process: Whether nothing else runs in this process. Then one that a signal asked to end, ends by it, so
             that a shell's loop ends, too.
     """
-    from winml.modelkit.graph.files.touched_files import committed_files
+    from winml.modelkit.graph.files.named_paths import committed_files
 
     problem = finish_streams()
     # Who closes stdout wants no words of a work that was to write files.

@@ -334,7 +334,7 @@ def exported_path(model: FoundModel, on_step: Callable[[StepEvent], None] | None
 
     path = exported_model(model.request, WinMLExportConfig(), None if on_step is None else show)
     if steps:
-        from winml.modelkit.builds.cache_contents import stored_bytes
+        from winml.modelkit.builds.cache import stored_bytes
 
         size = stored_bytes(file for file in path.parent.iterdir() if file.is_file())
         tell(f"kept in the cache for the next time: {size_words(size)} (winml cache ls)")

@@ -21,10 +21,9 @@ from winml.modelkit.errors import CompileError, InputError, UsageError
 from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.contexts import context_nodes, is_context, refuse_compiled
 from winml.modelkit.graph.files.graph_reading import load_foreign
-from winml.modelkit.graph.foreign_metadata import restore_description
 from winml.modelkit.graph.pinning import open_dimensions
 from winml.modelkit.graph.specs import stated_sums
-from winml.modelkit.graph.stage import StageResult
+from winml.modelkit.graph.stage import StageResult, restore_description
 from winml.modelkit.hierarchy.address import common_ancestor
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.hierarchy.tagging import NodeTag, all_nodes, listed_modules, measure_coverage, read_tag, write_tag

@@ -29,8 +29,7 @@ from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.fingerprint import fingerprint
 from winml.modelkit.inspect.module_costs import weight_owners
 from winml.modelkit.inspect.node_facts import node_signature
-from winml.modelkit.inspect.onnx_contents import Contents, read_contents
-from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
+from winml.modelkit.inspect.onnx_tree import Contents, OnnxTree, read_contents, read_tree
 from winml.modelkit.results.comparison import ChangedModule, ComparedFile, ModuleStatus, StructureDiff, WeightChange
 
 __all__ = ["diff_models"]

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedOpsetsPass
 
 from winml.modelkit.errors import StageError
 from winml.modelkit.hierarchy.tagging import Coverage, NodeTag, all_nodes, read_tag
 
-__all__ = ["DeclaredPass", "GraphPass", "StageResult", "TagPolicy", "run_passes"]
+__all__ = ["DeclaredPass", "GraphPass", "StageResult", "TagPolicy", "restore_description", "run_passes"]
 
 TagPolicy = Literal["keeps", "merges", "creates", "drops"]
 """What a pass does to tags. ``keeps``: nodes stay or go, none is new and none changes its tag. ``merges``: a new node
@@ -142,3 +143,19 @@ class _Promise:
             if changed:
                 return f"made or retagged node {changed[0].op_type} {changed[0].name or ''}, but keeps tags"
         return None
+
+
+def restore_description(rewritten: ir.Model, original: ir.Model) -> None:
+    """Restore the metadata and description that a foreign tool changed, and remove unused opsets; in place.
+
+    Args:
+        rewritten: What the tool made.
+        original: What it was given.
+    """
+    rewritten.metadata_props.clear()
+    rewritten.metadata_props.update(original.metadata_props)
+    rewritten.producer_name, rewritten.producer_version = original.producer_name, original.producer_version
+    rewritten.doc_string, rewritten.domain = original.doc_string, original.domain
+    rewritten.model_version = original.model_version
+    rewritten.graph.name = original.graph.name
+    RemoveUnusedOpsetsPass()(rewritten)

@@ -18,11 +18,10 @@ from winml.modelkit.builds.open_sizes import build_with_open_sizes
 from winml.modelkit.errors import InputError, TaskError, UsageError
 from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, VISION
 from winml.modelkit.found_models import onnx_file_in, part_files
-from winml.modelkit.inference.built_model import WinMLModel, described_model
+from winml.modelkit.inference.built_model import WinMLModel, config_beside, described_model, pad_token_beside
 from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
 from winml.modelkit.inference.generation.seq2seq import EncoderDecoderModel
 from winml.modelkit.inference.generation.vision_language_model import VisionLanguageModel
-from winml.modelkit.inference.model_folder import config_beside, pad_token_beside
 from winml.modelkit.load.checkpoints.task import canonical_task, inference_class, inference_classes
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph

@@ -1,7 +1,7 @@
 """Calls a built model like the transformers model it was made from.
 
 Takes tensors by name, fits them to the graph, runs it in ONNX Runtime, and returns the record that the model's own
-forward returns. Does not build: ``auto_model.py`` does.
+forward returns. Opens the files of the folder beside it. Does not build: ``auto_model.py`` does.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from transformers.utils.generic import ModelOutput
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.errors import UsageError
+from winml.modelkit.evaluate.processors import UNREADABLE, tokenizer_call
 from winml.modelkit.export.tensors import to_numpy, to_torch
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 from winml.modelkit.graph.files.reading import read_structure
-from winml.modelkit.inference.model_folder import config_beside, pad_token_beside
 from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.options import load_json
 from winml.modelkit.runtime.devices import choose_provider
@@ -36,12 +37,7 @@ from winml.modelkit.runtime.sessions import Session
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = [
-    "PipelineModel",
-    "WinMLModel",
-    "described_model",
-]
-
+__all__ = ["PipelineModel", "WinMLModel", "config_beside", "described_model", "pad_token_beside"]
 
 # --- What do transformers' pipelines ask of a model? So that they take a built one like any other.
 #
@@ -427,3 +423,34 @@ def _compares_tokens(path: Path, padding: Mapping[str, _Padding]) -> bool:
         if node.op_type in _TOKEN_COPIES:
             tokens.update(node.output)
     return False
+
+
+def config_beside(model: Path) -> PretrainedConfig | None:
+    """Return the transformers config in the folder of a model, or None where there is none it can read."""
+    if not (model.parent / CHECKPOINT_CONFIG_NAME).is_file():
+        return None
+    from transformers import AutoConfig
+
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            model.parent, local_files_only=True, trust_remote_code=False
+        )
+    except UNREADABLE:
+        return None
+    return config
+
+
+def pad_token_beside(model: Path, config: PretrainedConfig | None) -> int | None:
+    """Return the token that fills short rows up: the config's, else that of the tokenizer in the folder of a model."""
+    pad_token = getattr(config, "pad_token_id", None)
+    if pad_token is not None or config is None:
+        return pad_token
+    from transformers import AutoTokenizer
+
+    try:
+        with tokenizer_call(model.parent):
+            tokenizer = AutoTokenizer.from_pretrained(model.parent, local_files_only=True, trust_remote_code=False)
+    except UNREADABLE:
+        return None
+    token: int | None = tokenizer.pad_token_id
+    return token

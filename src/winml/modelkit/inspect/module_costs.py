@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from winml.modelkit.hierarchy import address
-from winml.modelkit.inspect.onnx_contents import Contents, PlacedNode, Weight
-from winml.modelkit.inspect.onnx_tree import OnnxModule, OnnxTree
+from winml.modelkit.inspect.onnx_tree import Contents, OnnxModule, OnnxTree, PlacedNode, Weight
 from winml.modelkit.records import Record, entry, recorded
 
 __all__ = [

@@ -15,8 +15,7 @@ from winml.modelkit.errors import first_line
 from winml.modelkit.graph.specs import stated_sums
 from winml.modelkit.hierarchy.tagging import name_scope, scope_path
 from winml.modelkit.inspect.module_costs import Shape, ShapeTable, is_counted
-from winml.modelkit.inspect.onnx_contents import PlacedNode, dtype_name, read_contents
-from winml.modelkit.inspect.onnx_tree import read_tree
+from winml.modelkit.inspect.onnx_tree import PlacedNode, dtype_name, read_contents, read_tree
 
 __all__ = ["GraphFacts", "NodeFacts", "declared_shape", "node_signature", "read_facts", "read_shapes"]
 

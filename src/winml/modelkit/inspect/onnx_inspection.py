@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnx
 
@@ -21,21 +21,35 @@ from winml.modelkit.hierarchy.selector import select
 from winml.modelkit.hierarchy.tagging import Coverage
 from winml.modelkit.inspect.module_costs import Cost, ModuleCost, Shape, charge_modules, count_node_macs
 from winml.modelkit.inspect.node_facts import declared_shape, read_shapes
-from winml.modelkit.inspect.onnx_contents import (
+from winml.modelkit.inspect.onnx_tree import (
     Contents,
     DataLocation,
+    OnnxTree,
     PlacedNode,
+    TreeSource,
     Weight,
     dtype_name,
     qualified_name,
     read_contents,
+    read_tree,
 )
-from winml.modelkit.inspect.onnx_tree import OnnxTree, TreeSource, read_tree
 from winml.modelkit.metadata_keys import OUR_PREFIX, TREE_KEY
-from winml.modelkit.records import Record, entry
+from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.words import count_noun
 
-__all__ = ["FileInfo", "NodeInfo", "OnnxInspection", "ValueInfo", "WeightSummary", "inspect_onnx"]
+__all__ = [
+    "Basis",
+    "FileInfo",
+    "Finding",
+    "FindingKind",
+    "ListedLimit",
+    "NodeInfo",
+    "OnnxInspection",
+    "ProviderFit",
+    "ValueInfo",
+    "WeightSummary",
+    "inspect_onnx",
+]
 
 
 @dataclass(frozen=True)
@@ -479,3 +493,67 @@ def _duplicate_notes(model: onnx.ModelProto, nodes: Sequence[PlacedNode]) -> lis
 
 def _repeated_keys(holder: onnx.ModelProto | onnx.NodeProto) -> list[str]:
     return sorted(key for key, count in Counter(item.key for item in holder.metadata_props).items() if count > 1)
+
+
+Basis = Literal["provider", "kernels", "document"]
+"""Who said it: the provider itself, when a session was opened; the list of its kernels in the installed ONNX Runtime;
+or its documentation."""
+
+FindingKind = Literal["open size", "unknown size", "operator", "dtype", "refused", "graph"]
+"""What keeps nodes from the provider: a size it needs fixed, one that depends on data, an operator or an element type
+it lacks, something else about the nodes, or the graph as a whole."""
+
+
+@dataclass(frozen=True)
+class Finding(Record):
+    """One thing that keeps nodes from the provider."""
+
+    kind: FindingKind
+    what: str
+    """The open dimension, the operator, or operator and element type."""
+    reason: str
+    """Why, in the words of who said it where there are some."""
+    remedy: str
+    """What to do about it."""
+    modules: Mapping[str, int]
+    """Module → its nodes that are concerned, the most first: dotted path, the tag where that is unknown."""
+    nodes: tuple[str, ...]
+    """Their names."""
+
+
+@dataclass(frozen=True)
+class ListedLimit(Record):
+    """An operator that the documentation lists with a condition, which is not checked."""
+
+    operator: str
+    limit: str
+    count: int
+    """Nodes that have this operator."""
+
+
+@dataclass(frozen=True)
+class ProviderFit(Record):
+    """Whether a provider runs a file."""
+
+    provider: str
+    """Short name."""
+    name: str
+    """Its name in ONNX Runtime."""
+    device: str
+    basis: Basis
+    source: str
+    """Version of the provider or of ONNX Runtime, or address and version of the document."""
+    nodes: int
+    """Nodes that were judged: those a session still has when it asks its providers, else all of the file."""
+    taken: int
+    """Those of them that the provider runs."""
+    findings: tuple[Finding, ...]
+    """What keeps nodes from the provider, the most nodes first."""
+    limits: tuple[ListedLimit, ...]
+    notes: tuple[str, ...]
+
+    @property
+    @recorded(entry(before="nodes"))
+    def runs_all(self) -> bool:
+        """Whether nothing keeps a node from the provider, as far as it is known."""
+        return not self.findings

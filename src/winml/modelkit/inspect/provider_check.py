@@ -20,10 +20,10 @@ from winml.modelkit.graph.contexts import refuse_compiled
 from winml.modelkit.graph.files.graph_reading import flat_file, graph_of
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.inspect.node_facts import GraphFacts, NodeFacts, read_facts
-from winml.modelkit.inspect.provider_fit import Basis, Finding, FindingKind, ListedLimit, ProviderFit
+from winml.modelkit.inspect.onnx_inspection import Basis, Finding, FindingKind, ListedLimit, ProviderFit
 from winml.modelkit.runtime.devices import ChosenProvider, choose_provider, present_providers, provider_version
 from winml.modelkit.runtime.execution_providers import Device, find_execution_provider, short_name
-from winml.modelkit.runtime.placement.kernels import (
+from winml.modelkit.runtime.kernels import (
     KernelTable,
     OperatorTable,
     TypedNode,

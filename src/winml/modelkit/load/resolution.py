@@ -56,11 +56,11 @@ from winml.modelkit.load.families.input_decisions import decide_parts, refuse_un
 from winml.modelkit.load.inputs.axis_names import accepts_shapes
 from winml.modelkit.load.inputs.decision import InputDecision, check_input_specs, forward_keywords
 from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
-from winml.modelkit.load.inputs.examples import NamedExample, name_examples, refuse_uninitialized
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments, arguments_of_names
 from winml.modelkit.load.inputs.options import INPUT_SPECS_OPTION
 from winml.modelkit.load.inputs.sizes import SEPARATOR
 from winml.modelkit.load.library_access import local_libraries, quiet_libraries
+from winml.modelkit.load.live_module import NamedExample, name_examples, refuse_uninitialized
 from winml.modelkit.load.load_options import Dtype
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest, ModelSource, check_folder, resolve_source

@@ -17,9 +17,8 @@ from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.cutting import Cutter, cut_model
 from winml.modelkit.graph.files.graph_reading import load_foreign
 from winml.modelkit.graph.files.recovery import temporary_folder
-from winml.modelkit.graph.foreign_metadata import restore_description
 from winml.modelkit.graph.fresh_names import FreshNames
-from winml.modelkit.graph.stage import DeclaredPass, GraphPass, run_passes
+from winml.modelkit.graph.stage import DeclaredPass, GraphPass, restore_description, run_passes
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.optimize.capabilities import CAPABILITIES, UNUSED_TRANSFORMERS, Capability
 from winml.modelkit.runtime.sessions import rewrite_file

@@ -1,4 +1,4 @@
-"""Makes a graph cheaper with the same answer, by engines in an order that matters.
+"""Optimizes a graph without changing its outputs, by engines in an order that matters; converts its opset first.
 
 The pipeline is data: engines in order, each with the reason for its place. What each may do is decided by the options;
 what it did is counted, and that no tag was lost is checked.
@@ -6,6 +6,8 @@ what it did is counted, and that no tag was lost is checked.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,26 +15,28 @@ from functools import partial
 from itertools import takewhile
 from typing import Protocol
 
+import onnx
 import onnx_ir as ir
 
-from winml.modelkit.errors import OptimizeError
+from winml.modelkit.errors import OptimizeError, UsageError, first_line
 from winml.modelkit.graph.fingerprint import fingerprint
 from winml.modelkit.graph.stage import StageResult
+from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, measure_coverage, read_tag
 from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability, Engine
 from winml.modelkit.optimize.engines import Rewrite, rewrite_selected, rewrite_with_onnxruntime, rewrite_with_passes
 from winml.modelkit.optimize.graph_matching import GraphCensus
-from winml.modelkit.optimize.opset_conversion import convert_opset
 from winml.modelkit.optimize.options import OptimizeOptions
 
 __all__ = [
     "ModuleScopes",
     "OptimizeResult",
+    "convert_opset",
     "name_new_nodes",
     "optimize",
     "order_nodes",
+    "refuse_unknown_opset",
 ]
-
 
 # --- Names the nodes that an engine created after their module, as exported nodes are named.
 #
@@ -315,3 +319,78 @@ def _interface_names(model: ir.Model) -> _Interface:
 
 def _interface_words(interface: _Interface) -> str:
     return " → ".join(", ".join(names) for names in interface)
+
+
+OLDEST_OPSET = 7
+"""Chosen: the oldest opset whose operators broadcast as today's do, and the oldest ONNX Runtime supports."""
+
+_ASSERTION = re.compile(r"^\S+:\d+: (?:\w+: )?(?:Assertion `.*` failed: )?")
+"""Location of an error in onnx's own source, which does not help the user."""
+
+
+def refuse_unknown_opset(target: int | None) -> None:
+    """Refuse a version of ONNX's operators that is not among those the installed onnx knows.
+
+    Raises:
+        UsageError: names the versions there are.
+    """
+    newest = onnx.defs.onnx_opset_version()
+    if target is not None and not OLDEST_OPSET <= target <= newest:
+        raise UsageError(
+            f"opset {target}: no such version of ONNX's operators",
+            hint=f"Give one from {OLDEST_OPSET} to {newest}, which onnx {onnx.__version__} knows.",
+        )
+
+
+def convert_opset(model: ir.Model, target: int) -> tuple[ir.Model, tuple[str, ...]]:
+    """Return the model at another opset, newer or older, and notes on its tags.
+
+    onnxscript converts what it can, and onnx's own converter the rest. The latter drops all metadata, so tags are
+    carried across. Local functions are inlined. The given model is not changed.
+
+    Args:
+        model: The model.
+        target: Version of the operators of ONNX itself.
+
+    Raises:
+        OptimizeError: neither can convert some operator.
+    """
+    current_opset = model.opset_imports.get("")
+    if current_opset == target:
+        return model, ()
+    converted = model.clone()
+    reason = _convert_in_place(converted, target)
+    if converted.opset_imports.get("") != target:
+        raise OptimizeError(
+            f"cannot convert opset {current_opset} to {target}: {reason}",
+            hint="Choose an opset nearer to the model's own, or export the model at the requested one.",
+        )
+    return converted, carry_tags(model, converted).notes
+
+
+def _convert_in_place(model: ir.Model, target: int) -> str:
+    """Convert in place as far as possible; return the last failure, for the case that the opset was not reached."""
+    # Imported where it is needed: most graphs keep their opset, and the library takes a third of a second.
+    from onnxscript import version_converter
+
+    failures: list[str] = []
+
+    def collect(log_record: logging.LogRecord) -> bool:
+        # The library only logs its failure and returns the model unchanged.
+        if log_record.exc_info and log_record.exc_info[1]:
+            failures.append(_failure_reason(log_record.exc_info[1]))
+        return False
+
+    logger = logging.getLogger(version_converter.__name__)
+    logger.addFilter(collect)
+    try:
+        version_converter.convert_version(model, target, fallback=True)
+    except (ValueError, RuntimeError) as error:
+        failures.append(_failure_reason(error))
+    finally:
+        logger.removeFilter(collect)
+    return failures[-1] if failures else "no converter knows both versions"
+
+
+def _failure_reason(error: BaseException) -> str:
+    return _ASSERTION.sub("", first_line(error)) or type(error).__name__

@@ -9,12 +9,12 @@ from typing import Any
 from winml.modelkit.compare.words import comparison_words, equality_words
 from winml.modelkit.hierarchy.carry.carrying import Way
 from winml.modelkit.report import document as doc
-from winml.modelkit.results.extract_result import ExtractResult
 from winml.modelkit.results.plan import Plan
 from winml.modelkit.results.transformed_file import (
     CheckedCapability,
     CompilableProvider,
     CompiledFile,
+    ExtractResult,
     OptimizationCheck,
     OptimizedFile,
     PinnedModel,

@@ -13,8 +13,7 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.torch_modules import TracedModule
 from winml.modelkit.hierarchy.tree import ModuleNode, ModuleTree
 from winml.modelkit.inspect.module_costs import Cost, ModuleCost
-from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
-from winml.modelkit.inspect.provider_fit import ProviderFit
+from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ProviderFit, ValueInfo
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.report import document as doc
 from winml.modelkit.report.module_tree import DisplayedModule, TreeLimits, displayed_modules, displayed_rows

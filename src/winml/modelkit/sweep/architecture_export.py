@@ -20,7 +20,7 @@ from typing import Any, Literal
 import onnx_ir as ir
 import torch
 
-from winml.modelkit.compare.generation import GenerationInfo
+from winml.modelkit.compare.outputs import GenerationInfo
 from winml.modelkit.errors import (
     CheckpointError,
     ExportError,

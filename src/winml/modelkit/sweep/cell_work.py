@@ -311,7 +311,7 @@ class _CellWork:
         from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
         from winml.modelkit.builds.plan import plan_build
         from winml.modelkit.builds.stage_runs import StageStore
-        from winml.modelkit.graph.files.touched_files import unrecorded
+        from winml.modelkit.graph.files.named_paths import unrecorded
         from winml.modelkit.load.request import ModelRequest
 
         config = self.order.cell.work.build.model_copy(update={"eval": None})

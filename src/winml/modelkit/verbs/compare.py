@@ -107,7 +107,7 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
         OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
     """
     from winml.modelkit.builds.compared_models import found_pairs
-    from winml.modelkit.flows.compare.values import value_files
+    from winml.modelkit.flows.compare.refusals import value_files
 
     stated = {field.name: field.flag for field in fields_of(CompareRequest) if _is_stated(request, field.name)}
     for name in _ONLY_BY_MODULE:

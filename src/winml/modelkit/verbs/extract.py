@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from winml.modelkit.flows.modules.extract import ExtractOptions, PlannedCuts
     from winml.modelkit.found_models import FoundModel
     from winml.modelkit.progress import StepEvent
-    from winml.modelkit.results.extract_result import ExtractResult
+    from winml.modelkit.results.transformed_file import ExtractResult
 
 __all__ = ["ExtractPlan", "ExtractRequest", "plan_extraction", "run_extraction"]
 

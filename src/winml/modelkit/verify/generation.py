@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.generation import GenerationInfo
-from winml.modelkit.compare.outputs import OutputComparison, compare_outputs
+from winml.modelkit.compare.outputs import GenerationInfo, OutputComparison, compare_outputs
 from winml.modelkit.errors import VerificationError
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.load.caches.arguments import empty_states

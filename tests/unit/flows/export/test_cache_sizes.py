@@ -8,7 +8,7 @@ import re
 import pytest
 from torch import nn
 
-from winml.modelkit.flows.export.cache_sizes import fixed_cache_hint, frozen_by_default
+from winml.modelkit.flows.export.export import fixed_cache_hint, frozen_by_default
 from winml.modelkit.graph.specs import DynamicDimension
 from winml.modelkit.load.parts import ModelPart
 

@@ -36,7 +36,7 @@ def command() -> None:
 @debug_option
 def _list(**options: object) -> None:
     """List the builds in the cache, the one written last first, with what removing each frees."""
-    from winml.modelkit.builds.cache_contents import list_cache
+    from winml.modelkit.builds.cache import list_cache
     from winml.modelkit.report.machine import contents_document
 
     contents = list_cache()

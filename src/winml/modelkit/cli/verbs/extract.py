@@ -30,7 +30,7 @@ from winml.modelkit.hierarchy.selector import Selector
 from winml.modelkit.verbs.extract import ExtractPlan, ExtractRequest, plan_extraction, run_extraction
 
 if TYPE_CHECKING:
-    from winml.modelkit.results.extract_result import ExtractResult
+    from winml.modelkit.results.transformed_file import ExtractResult
 
 __all__ = ["command"]
 

@@ -111,7 +111,7 @@ def _check_files(request: OptimizeRequest, options: Mapping[str, Any]) -> None:
     paths = {"": source} if isinstance(source, Path) else {part: source.parts[part] for part in source.chosen}
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.cli._streams import library_output_to_stderr
-    from winml.modelkit.flows.optimize_check import check_optimization
+    from winml.modelkit.flows.optimize import check_optimization
 
     with library_output_to_stderr():
         checks = {part: check_optimization(path, options=request.options) for part, path in paths.items()}

@@ -212,7 +212,7 @@ def _show_modules(selector: str, subject: PerfSubject, options: Mapping[str, obj
 
 
 def _module_perf(subject: PerfSubject, part: str, selector: str, options: Mapping[str, Any]) -> ModulePerfResult:
-    from winml.modelkit.flows.modules.perf import measure_modules
+    from winml.modelkit.flows.modules.profile import measure_modules
 
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         return measure_modules(

@@ -27,7 +27,7 @@ from torch.onnx._internal.torchscript_exporter import utils as exporter
 
 from winml.modelkit.errors import ExportError
 from winml.modelkit.export.fake_parameters import is_fake
-from winml.modelkit.export.forward_hooks import has_hooks
+from winml.modelkit.export.preparation import has_hooks
 from winml.modelkit.hierarchy.torch_modules import module_of_error
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 

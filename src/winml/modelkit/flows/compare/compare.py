@@ -1,4 +1,4 @@
-"""Runs two models on the same values, compares their answers, and finds the module where they part.
+"""Runs two models on the same inputs, compares their outputs, and finds the first module that diverges.
 
 Each is an ONNX file, a PyTorch model that is loaded, or a live module.
 """
@@ -14,29 +14,39 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.data_sets import DataSetRequest
-from winml.modelkit.flows.compare.decoding_step import at_step, step_words
 from winml.modelkit.flows.compare.refusals import (
+    data_set_values,
     few_shared_notes,
     fixed_sizes,
+    folder_of_processors,
     refuse_no_module,
     refuse_no_tree,
     refuse_other_inputs,
     refuse_random_outputs,
     refuse_unknown_names,
+    value_files,
 )
-from winml.modelkit.flows.compare.values import data_set_values, folder_of_processors, value_files
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.specs import names_among
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.comparison import ModelComparison
-from winml.modelkit.runtime.decoding.inputs import decoder_feeds, prompt_before
+from winml.modelkit.runtime.decoding.inputs import (
+    SCORES,
+    TOKEN_IDS,
+    decoder_feeds,
+    inputs_of_file,
+    next_feeds,
+    prompt_before,
+    state_feeds,
+)
 from winml.modelkit.runtime.feeds import make_feeds
-from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs, load_feeds
+from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs, load_feeds, sizes_by_key
 from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for, with_fitting_sizes
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules, unchanged_modules
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
 from winml.modelkit.verify.by_module.sides import Side, SidePair
+from winml.modelkit.verify.by_module.torch_side import TorchSide
 from winml.modelkit.verify.by_module.value_matching import (
     MatchedBoundary,
     match_calls,
@@ -50,9 +60,8 @@ if TYPE_CHECKING:
 
     from winml.modelkit.load.live_module import ExampleInputs
     from winml.modelkit.load.parts import LoadedModel, ModelPart
-    from winml.modelkit.verify.by_module.torch_side import TorchSide
 
-__all__ = ["Comparable", "CompareOptions", "compare_models"]
+__all__ = ["Comparable", "CompareOptions", "NamedSide", "at_step", "compare_models", "compare_parts"]
 
 Comparable: TypeAlias = "Path | ModelRequest | nn.Module"
 """An ONNX file, what says which PyTorch model to load, or a live module."""
@@ -116,7 +125,7 @@ def compare_models(
         pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
         if options.step is not None:
             pair = at_step(pair, options.step)
-            notes = (*notes, step_words(pair, options.step))
+            notes = (*notes, _step_words(pair, options.step))
         with refusals_explained(values[0]) if options.data_set is None else nullcontext():
             result = _whole(pair, values[0], notes, options)
         if options.by_module:
@@ -372,3 +381,150 @@ def _by_module(
         graph_name=file.structure.graph.name if file is not None else "",
         node_tags=file.node_tags() if file is not None else {},
     )
+
+
+NamedSide: TypeAlias = "Path | ModelRequest"
+"""What a name means: an ONNX file, or what says which PyTorch model to load."""
+
+
+def compare_parts(
+    parts: Mapping[str, tuple[NamedSide, NamedSide]],
+    displayed: tuple[str, str],
+    options: CompareOptions,
+    notes: Sequence[str] = (),
+) -> ModelComparison:
+    """Compare every part of a model with that of the same name.
+
+    Args:
+        parts: Name of the part → reference and candidate, in the order the parts run; one of the two is a file.
+        displayed: Both models, for people.
+        options: What both are fed, and what is compared; a size counts in the parts that have its name.
+        notes: Sentences on what is not compared.
+
+    Raises:
+        UsageError: no part has a dimension of that name, or a part cannot be compared.
+        InputError: a file is damaged.
+        StageError: a part cannot be run.
+    """
+    sizes = _sizes_by_part(parts, options.run.sizes)
+    compared = {
+        name: compare_models(*sides, replace(options, run=replace(options.run, sizes=sizes[name])))
+        for name, sides in parts.items()
+    }
+    return ModelComparison.of_parts(*displayed, compared, notes)
+
+
+def _sizes_by_part(
+    parts: Mapping[str, tuple[NamedSide, NamedSide]], sizes: Mapping[str, int]
+) -> dict[str, dict[str, int]]:
+    """Return the sizes that each part has a dimension for.
+
+    Raises:
+        UsageError: no part has a dimension of that name.
+    """
+    if not sizes:
+        return {name: {} for name in parts}
+    inputs = {name: _inputs_of(sides) for name, sides in parts.items()}
+    fitting = {name: {key: size for key, size in sizes.items() if _has(inputs[name], key)} for name in parts}
+    for key, size in sizes.items():
+        if not any(key in known for known in fitting.values()):
+            sizes_by_key([item for items in inputs.values() for item in items], {key: size})  # says what there is
+    return fitting
+
+
+def _inputs_of(sides: tuple[NamedSide, NamedSide]) -> tuple[GraphInput, ...]:
+    # What the candidate leaves open may be fixed in the reference, as in the comparison of two files.
+    return next(inputs_of_file(side) for side in reversed(sides) if isinstance(side, Path))
+
+
+def _has(inputs: Sequence[GraphInput], key: str) -> bool:
+    try:
+        sizes_by_key(inputs, {key: 1})
+    except UsageError:
+        return False
+    return True
+
+
+def at_step(pair: SidePair, step: int) -> SidePair:
+    """Return two sides with what the reference is fed at a step of each text.
+
+    Args:
+        pair: Both, with prompts.
+        step: Tokens that the reference writes greedily, with its own cache; 0 leaves the prompts.
+
+    Raises:
+        UsageError: the model has no cache, takes no token ids, or answers no scores of tokens.
+        WinMLError: whatever a run raises.
+    """
+    _refuse_without_ids(pair, step)
+    states, shapes = _states(pair), _shapes(pair)
+    texts = []
+    for prompt in pair.draws:
+        feeds = dict(prompt)
+        for _ in range(step):
+            outputs = pair.reference.outputs(pair.reference_feeds(feeds))
+            output = {pair.names.get(name, name): array for name, array in outputs.items()}
+            _refuse_without_scores(pair, list(output), step)
+            feeds = next_feeds(feeds, output, states, shapes)
+        texts.append(feeds)
+    return replace(pair, draws=texts)
+
+
+def _step_words(pair: SidePair, step: int) -> str:
+    """Say what both are fed."""
+    tokens = pair.draws[0][TOKEN_IDS].shape[1]
+    if step == 0:
+        return f"At step 0: the prompt of {tokens} tokens."
+    return (
+        f"At step {step}: token {step} of the text that {pair.reference.shown} writes greedily, with the cache of its "
+        "own runs before."
+    )
+
+
+def _refuse_without_ids(pair: SidePair, step: int) -> None:
+    """Refuse, before anything is run, what the reference cannot write a text with.
+
+    Raises:
+        UsageError: the model takes no token ids, or a file answers no scores.
+    """
+    if TOKEN_IDS not in pair.candidate.input_dtypes:
+        raise UsageError(
+            f"--step {step}: {pair.candidate.shown} has no input {TOKEN_IDS!r}, to which the next token is fed",
+            hint="Only decoders that take token ids write a text here; compare others on values of a file "
+            "(--input-data), without --step.",
+        )
+    if step and isinstance(pair.reference, OnnxSide):
+        _refuse_without_scores(pair, [pair.names.get(name, name) for name in pair.reference.output_names], step)
+
+
+def _refuse_without_scores(pair: SidePair, outputs: Sequence[str], step: int) -> None:
+    if SCORES not in outputs:
+        raise UsageError(
+            f"--step {step}: {pair.reference.shown} has no output {SCORES!r}, from which the next token is taken",
+            hint="Say which output it is with --map, or compare without --step.",
+        )
+
+
+def _shapes(pair: SidePair) -> Mapping[str, Sequence[int | str | None]]:
+    """Return the sizes of the inputs as the candidate states them."""
+    side = pair.candidate
+    if isinstance(side, OnnxSide):
+        return side.session().input_shapes
+    return {spec.name: spec.shape for spec in side.part.inputs} if isinstance(side, TorchSide) else {}
+
+
+def _states(pair: SidePair) -> Mapping[str, str]:
+    """Return which input of the candidate takes which output, as a file or the exporter's decision says.
+
+    Raises:
+        UsageError: nothing does.
+    """
+    for side in (pair.candidate, pair.reference):
+        if isinstance(side, OnnxSide):
+            states: Mapping[str, str] = state_feeds(side.session())
+        else:
+            cache = side.part.cache if isinstance(side, TorchSide) else None
+            states = {} if cache is None else {state.input: state.output for state in cache.states}
+        if states:
+            return states
+    raise UsageError("--step: the models have no cache", hint="Compare decoders that were exported with their cache.")

@@ -1,12 +1,12 @@
 """The models that are run side by side: an ONNX file in ONNX Runtime, a checkpoint in PyTorch.
 
 Each takes the arrays of a batch by name and returns arrays by name. Which samples are in them, and what the answers
-mean, is not known here.
+mean, is not known here. Inputs of a batch are kept for the next model that takes the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +14,12 @@ from typing import Any, Literal, Protocol
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import MeasureError, UsageError, first_line
+from winml.modelkit.evaluate.preprocessing import Batch, Preprocessor, Sample
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
 from winml.modelkit.runtime.opened_model import RunOptions, open_model, refuse_dynamic_inputs
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["OnnxSide", "Side", "TorchSide", "joined_inputs", "open_onnx_side", "opened_torch_side"]
+__all__ = ["CachedBatches", "OnnxSide", "Side", "TorchSide", "joined_inputs", "open_onnx_side", "opened_torch_side"]
 
 SideKind = Literal["onnx", "pytorch"]
 _HALVES = frozenset({"float16", "bfloat16"})
@@ -110,8 +111,8 @@ def open_onnx_side(path: Path, options: RunOptions) -> OnnxSide:
         StageError: ONNX Runtime cannot load the file.
     """
     provider = options.choose_provider()
-    opened = open_model(path, options, provider)
-    side = OnnxSide(opened.session, options.shown, provider.provider.name)
+    model = open_model(path, options, provider)
+    side = OnnxSide(model.session, options.shown, provider.provider.name)
     refuse_dynamic_inputs(provider, side.inputs, options)
     return side
 
@@ -184,3 +185,63 @@ def _numpy_dtype(name: str) -> Any:
     import numpy as np
 
     return np.dtype(getattr(ml_dtypes, name, name))
+
+
+KEPT_BYTES = 512_000_000
+"""Arrays and pictures that are kept. Chosen: small beside the forms that are judged on them."""
+
+
+class CachedBatches(Preprocessor):
+    """A preprocessor for one list of samples: the second run over them takes what the first one made."""
+
+    _kept: list[Batch] | None = None
+
+    @classmethod
+    def keeping(cls, preprocessor: Preprocessor) -> CachedBatches:
+        """Return one that makes what another makes.
+
+        Args:
+            preprocessor: It stays as it is.
+        """
+        created = cls.__new__(cls)
+        vars(created).update(vars(preprocessor))
+        return created
+
+    def batches(self, samples: Iterable[Sample], batch_size: int | None = None) -> Iterator[Batch]:
+        """Yield what each run takes; see :meth:`Preprocessor.batches`. Samples and batch size are those of each time.
+
+        Raises:
+            UsageError: another batch size than the graph takes, a role is missing, or the arrays are not what the
+                graph takes.
+            InputError: a processor fails on a sample.
+        """
+        if self._kept is not None:
+            yield from _in_step(self._kept, iter(samples))
+            return
+        created: list[Batch] = []
+        held = 0
+        for batch in super().batches(samples, batch_size):
+            held += _held_bytes(batch)
+            if held <= KEPT_BYTES:
+                created.append(batch)
+            else:
+                created.clear()
+            yield batch
+        if held <= KEPT_BYTES:
+            self._kept = created
+
+
+def _in_step(retained: Iterable[Batch], samples: Iterator[Sample]) -> Iterator[Batch]:
+    """Yield batches, each when its samples were read: who gives them waits for that."""
+    taken = -1
+    for batch in retained:
+        while taken < batch.rows[-1].number:
+            next(samples, None)
+            taken += 1
+        yield batch
+
+
+def _held_bytes(batch: Batch) -> int:
+    """Return what a batch takes: its arrays, and its pictures with four bytes a pixel."""
+    sizes = (row.image_size for row in batch.rows if row.image_size is not None)
+    return sum(array.nbytes for array in batch.feeds.values()) + sum(4 * height * width for height, width in sizes)

@@ -18,7 +18,7 @@ from winml.modelkit.export.output_shapes import with_named_sums
 from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.file_names import ONLY_PART, part_path
 from winml.modelkit.flows.export.loading import parameter_bytes
-from winml.modelkit.flows.graph_handover import GraphHandover, HandedGraph
+from winml.modelkit.flows.graph_file import GraphHandover, HandedGraph
 from winml.modelkit.flows.module_functions import chosen_modules
 from winml.modelkit.graph.files.output_files import ExportPaths, OutputFiles
 from winml.modelkit.graph.fingerprint import stamp

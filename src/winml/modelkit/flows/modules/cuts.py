@@ -27,10 +27,9 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.hierarchy.selector import select
 from winml.modelkit.hierarchy.tagging import read_tag
-from winml.modelkit.inspect.onnx_contents import read_contents
-from winml.modelkit.inspect.onnx_tree import OnnxModule, read_tree
+from winml.modelkit.inspect.onnx_tree import OnnxModule, read_contents, read_tree
 from winml.modelkit.metadata_keys import CUT_KEY, EXPORT_KEY, INPUTS_KEY, MODEL_KEY, OUTPUTS_KEY, TREE_KEY
-from winml.modelkit.results.extract_result import RefusedModule
+from winml.modelkit.results.transformed_file import RefusedModule
 from winml.modelkit.runtime.ir_versions import open_with_outputs
 from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for
 

@@ -34,7 +34,7 @@ from winml.modelkit.graph.files.recovery import State, file_state
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.progress import StepClock, StepEvent
-from winml.modelkit.results.extract_result import ExtractedModule, ExtractResult, RefusedModule
+from winml.modelkit.results.transformed_file import ExtractedModule, ExtractResult, RefusedModule
 from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.version import __version__
 

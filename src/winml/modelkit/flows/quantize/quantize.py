@@ -22,9 +22,8 @@ from winml.modelkit.flows.quantize.calibration_data import Calibration, calibrat
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.normalize.pipeline import normalize
-from winml.modelkit.optimize.opset_conversion import convert_opset
 from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.optimize.pipeline import optimize
+from winml.modelkit.optimize.pipeline import convert_opset, optimize
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.quantize.half_float_engine import clipped_values

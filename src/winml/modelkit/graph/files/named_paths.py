@@ -1,24 +1,31 @@
 """Turns the text a user gave into a path, and refuses text that no file system takes.
 
 Too long, with a zero byte, of an unknown user, behind a folder that may not be looked into: pathlib raises a different
-error for each, at the first question about the path. Does not ask whether something is there.
+error for each, at the first question about the path. Does not ask whether something is there. Also records which files
+this process read, put in place, or completed for a killed command.
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from winml.modelkit.errors import ModelPathError
-from winml.modelkit.graph.files.touched_files import record_read
 
 __all__ = [
+    "committed_files",
     "named_path",
+    "record_committed",
+    "record_read",
+    "record_settled",
     "restored_working_directory",
+    "taken_read",
+    "taken_settled",
+    "unrecorded",
 ]
-
 
 _SHOWN_CHARACTERS = 80
 """Chosen: enough of a name to find it in a command."""
@@ -62,3 +69,56 @@ def restored_working_directory() -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             os.chdir(folder)
+
+
+_committed: dict[Path, None] = {}
+_settled: dict[str, None] = {}
+_read: dict[Path, None] = {}
+_is_recorded: contextvars.ContextVar[bool] = contextvars.ContextVar("is_recorded", default=True)
+
+
+def record_committed(paths: Iterable[Path]) -> None:
+    """Note files that are in place for good."""
+    if _is_recorded.get():
+        _committed.update(dict.fromkeys(paths))
+
+
+def record_settled(words: str) -> None:
+    """Note what was done with the files of a command that was killed."""
+    if _is_recorded.get():
+        _settled[words] = None
+
+
+def record_read(path: Path) -> None:
+    """Note a file or folder that is read: the user is told of what a killed command left unfinished beside it."""
+    if _is_recorded.get():
+        _read[path] = None
+
+
+def taken_read() -> tuple[Path, ...]:
+    """Return the files and folders that were read, each once."""
+    paths = tuple(_read)
+    _read.clear()
+    return paths
+
+
+def taken_settled() -> tuple[str, ...]:
+    """Return what was done with the files of commands that were killed; each sentence once."""
+    words = tuple(_settled)
+    _settled.clear()
+    return words
+
+
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """Note nothing of the block: what it writes is kept for later runs, and nobody asked for it."""
+    token = _is_recorded.set(False)
+    try:
+        yield
+    finally:
+        _is_recorded.reset(token)
+
+
+def committed_files() -> tuple[Path, ...]:
+    """Return the files that are in place for good, in the order they were put there."""
+    return tuple(_committed)

@@ -28,7 +28,7 @@ from winml.modelkit.file_names import (
     report_path,
     sidecar_path,
 )
-from winml.modelkit.graph.files.named_paths import named_path
+from winml.modelkit.graph.files.named_paths import named_path, record_committed
 from winml.modelkit.graph.files.recovery import (
     MOVED_ASIDE,
     STAGED,
@@ -41,7 +41,6 @@ from winml.modelkit.graph.files.recovery import (
     settle_interrupted,
     write_journal,
 )
-from winml.modelkit.graph.files.touched_files import record_committed
 
 __all__ = [
     "ExportPaths",

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 
 from winml.modelkit.errors import InputError, ModelPathError, first_line
 from winml.modelkit.graph.files.foreign_names import name_problem
-from winml.modelkit.graph.files.touched_files import record_read
+from winml.modelkit.graph.files.named_paths import record_read
 from winml.modelkit.metadata_keys import FUNCTION_DOMAIN
 
 __all__ = [

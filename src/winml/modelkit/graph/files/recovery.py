@@ -28,7 +28,7 @@ from winml.modelkit.file_names import (
     is_data_of,
     is_plain_name,
 )
-from winml.modelkit.graph.files.touched_files import record_settled
+from winml.modelkit.graph.files.named_paths import record_settled
 
 if TYPE_CHECKING:
     import filelock

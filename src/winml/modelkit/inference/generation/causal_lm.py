@@ -24,10 +24,10 @@ from winml.modelkit.errors import InputError, UsageError, first_line
 from winml.modelkit.evaluate.processors import tokenizer_call
 from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.file_names import GENERATION_CONFIG_NAME
+from winml.modelkit.inference.built_model import config_beside
 from winml.modelkit.inference.generation.loop import GeneratedToken
 from winml.modelkit.inference.generation.settings import SPEED_ONLY, GenerationSettings, read_generation_config
 from winml.modelkit.inference.generation.text import open_tokenizer
-from winml.modelkit.inference.model_folder import config_beside
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph, GraphCache
 
 __all__ = ["DecoderModel", "generate_with_transformers", "generated_by", "generation_call", "generation_config_beside"]

@@ -21,7 +21,7 @@ from winml.modelkit.graph.files.initializer_bytes import WeightEquality, locate_
 from winml.modelkit.graph.files.reading import VALUE_FIELDS
 from winml.modelkit.hierarchy import address
 from winml.modelkit.inspect.node_facts import node_signature
-from winml.modelkit.inspect.onnx_contents import PlacedNode
+from winml.modelkit.inspect.onnx_tree import PlacedNode
 from winml.modelkit.results.comparison import ComparedModule
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
 from winml.modelkit.verify.by_module.sides import GROUP_BYTES, NamesOfBoth, SidePair

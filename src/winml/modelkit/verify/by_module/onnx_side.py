@@ -23,8 +23,7 @@ from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.hierarchy.tagging import listed_modules
-from winml.modelkit.inspect.onnx_contents import PlacedNode, read_contents
-from winml.modelkit.inspect.onnx_tree import OnnxModule, OnnxTree, read_tree
+from winml.modelkit.inspect.onnx_tree import OnnxModule, OnnxTree, PlacedNode, read_contents, read_tree
 from winml.modelkit.metadata_keys import MODULE_KEY
 from winml.modelkit.quantize.planning import QUANTIZED_OPERATORS
 from winml.modelkit.runtime.graph_inputs import graph_inputs

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.generation import GenerationInfo
+from winml.modelkit.compare.outputs import GenerationInfo
 from winml.modelkit.errors import StageError, VerificationError, first_line
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.bundle import PartFeed

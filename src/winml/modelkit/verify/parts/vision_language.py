@@ -16,7 +16,7 @@ import torch
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import OutputFidelity, output_fidelity
-from winml.modelkit.compare.generation import GenerationInfo
+from winml.modelkit.compare.outputs import GenerationInfo
 from winml.modelkit.errors import first_line
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.specs import InputTensorSpec

@@ -1,6 +1,6 @@
 """Which kernels does the installed ONNX Runtime contain for a provider, and does one of them take a node?
 
-Providers that compile parts of a graph have none; those are asked in ``assignment``.
+Providers that compile parts of a graph have none; those are asked by ``placement_query``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def answered(question: Mapping[str, object], who: str, seconds: float) -> Iterat
         with (
             log.open("wb") as stream,
             start_python(
-                "winml.modelkit.runtime.placement.placement_query", task, stdout=stream, stderr=stream, cwd=folder
+                "winml.modelkit.runtime.placement_query", task, stdout=stream, stderr=stream, cwd=folder
             ) as process,
         ):
             try:
