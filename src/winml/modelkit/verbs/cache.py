@@ -38,7 +38,7 @@ class CleanPlan(Plan):
 
 def plan_cleaning(request: CleanRequest) -> CleanPlan:
     """Return which builds would be removed. Nothing is removed."""
-    from winml.modelkit.builds.cache_contents import list_cache
+    from winml.modelkit.builds.cache import list_cache
 
     days = request.older_than
     contents = list_cache(None if days is None else timedelta(days=min(days, LONGEST_DAYS)))
@@ -66,6 +66,6 @@ def run_cleaning(plan: CleanPlan) -> CacheContents:
     Raises:
         WriteError: a folder cannot be removed.
     """
-    from winml.modelkit.builds.cache_contents import remove_builds
+    from winml.modelkit.builds.cache import remove_builds
 
     return remove_builds(plan.contents)
