@@ -280,6 +280,36 @@ def test_plan_of_a_build_in_the_cache_changes_nothing_there(place: Path) -> None
     assert second["quantize"].startswith("runs: ")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [("perf", "net.py:build"), ("extract", "net.py:build", "--module", "B", "-o", "out")],
+    ids=lambda arguments: arguments[0],
+)
+def test_cache_that_cannot_be_written_is_refused_by_the_plan_and_the_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """The export of the model would go there."""
+    monkeypatch.setenv("WINML_CACHE", str(place / "net.py"))
+    before = states(place)
+    planned, run = run_here(*arguments, "--dry-run"), run_here(*arguments)
+    assert (1, 1, before) == (planned.code, run.code, states(place))
+    assert "WINML_CACHE" in planned.err
+    assert planned.err == run.err
+
+
+@pytest.mark.parametrize(
+    ("code", "cache", "more"),
+    [(1, "net.py", ()), (2, "empty", ("--ep-options", "threads=1")), (2, "empty", ("-d", "npu"))],
+)
+def test_inspect_for_a_provider_is_refused_before_the_model_is_exported(
+    place: Path, monkeypatch: pytest.MonkeyPatch, code: int, cache: str, more: tuple[str, ...]
+) -> None:
+    """A cache that cannot be written, and what the provider does not take."""
+    monkeypatch.setenv("WINML_CACHE", str(place / cache))
+    before = states(place)
+    assert (code, before) == (run_here("inspect", "net.py:build", "--ep", "cpu", *more).code, states(place))
+
+
 def test_dry_run_of_cache_clean_removes_nothing_and_names_what_the_run_removes(place: Path) -> None:
     """Each build with its size, and what is freed in all."""
     cache = Path(os.environ["WINML_CACHE"])

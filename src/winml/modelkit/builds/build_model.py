@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.builds.build import BuildCache, BuildListener, identify_plan, run_build
-from winml.modelkit.builds.cache import CACHE_VARIABLE, cache_root, digest, library_versions
+from winml.modelkit.builds.cache import CACHE_WORDS, cache_root, digest, library_versions
 from winml.modelkit.builds.config import (
     SECTIONS,
     WinMLBuildConfig,
@@ -145,7 +145,7 @@ def build_in_cache(
     identity = identify_plan(plan)
     folder = cache_folder(plan, identity, stages)
     cache = BuildCache(identity, StageStore(cache_root()))
-    with unrecorded(), rename_options({"another output path": f"another folder for the cache ({CACHE_VARIABLE})"}):
+    with unrecorded(), rename_options(CACHE_WORDS):
         return run_build(plan, folder, cache=cache, rebuild=rebuild, stages=stages, listener=listener)
 
 

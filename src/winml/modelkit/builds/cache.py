@@ -26,18 +26,23 @@ from typing import Any
 import filelock
 import platformdirs
 
-from winml.modelkit.builds.plan import is_onnx_path
-from winml.modelkit.errors import WinMLError, WriteError, first_line
+from winml.modelkit.builds.config import WinMLBuildConfig
+from winml.modelkit.builds.plan import is_onnx_path, plan_build
+from winml.modelkit.errors import WinMLError, WriteError, first_line, rename_options
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.named_paths import unrecorded
+from winml.modelkit.graph.files.output_files import refuse_existing
 from winml.modelkit.graph.files.resumable_results import write_atomically
+from winml.modelkit.load.request import ModelRequest, resolve_source
 from winml.modelkit.options import read_json_file
 from winml.modelkit.results.cache_contents import CacheContents, CachedBuild
+from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep
 from winml.modelkit.version import __version__
 
 __all__ = [
     "CACHE_VARIABLE",
+    "CACHE_WORDS",
     "cache_root",
     "digest",
     "file_digest",
@@ -46,6 +51,7 @@ __all__ = [
     "list_cache",
     "only_looking",
     "place_state",
+    "plan_cached_export",
     "read_digest",
     "remove_builds",
     "resume_identity",
@@ -55,6 +61,8 @@ __all__ = [
 
 CACHE_VARIABLE = "WINML_CACHE"
 """Environment variable that names another folder for the cache."""
+CACHE_WORDS = {"another output path": f"another folder for the cache ({CACHE_VARIABLE})"}
+"""What a message on an output says instead of the cache."""
 
 _SETTLED_SECONDS = 2.0
 """Files changed less than this ago are hashed each time: within one tick of a clock (2 s on FAT, specified) a file may
@@ -213,6 +221,26 @@ def _data_files(path: Path) -> tuple[Path, ...]:
         return external_files(path) if is_onnx_path(str(path)) and path.is_file() else ()
     except WinMLError:
         return ()
+
+
+def plan_cached_export(request: ModelRequest) -> Plan:
+    """Return what an export of a model into the cache would do. Imports no model library, writes and fetches nothing.
+
+    Raises:
+        UsageError: the request is wrong.
+        InputError: nothing usable stands at the path of the model, or its weights are damaged.
+        WriteError: the cache cannot be written to.
+    """
+    source = resolve_source(plan_build(WinMLBuildConfig(), request).request)
+    with rename_options(CACHE_WORDS):
+        refuse_existing([cache_root() / BUILDS_FOLDER / "*"], overwrite=True)
+    condition = "the cache does not hold the export"
+    return Plan(
+        verb="export",
+        reads=tuple(path for path in source.files if path.is_file()),
+        writes=(PlannedFile(cache_root() / "*", only_if=condition),),
+        steps=(PlannedStep("exporting", f"{request.model}, if {condition}"),),
+    )
 
 
 BUILDS_FOLDER = "builds"

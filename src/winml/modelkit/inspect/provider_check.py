@@ -38,6 +38,7 @@ from winml.modelkit.runtime.sessions import CPU
 
 __all__ = [
     "check_provider",
+    "checked_provider",
     "remedy_for",
 ]
 
@@ -143,6 +144,30 @@ _REMEDIES: Mapping[FindingKind, Callable[[str, Path, GraphFacts, ChosenProvider]
 SAID_NOTHING = "the provider does not say why"
 
 
+def checked_provider(ep: str, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
+    """Return the provider that is checked, installed or not, before any file is looked at.
+
+    Raises:
+        UsageError: the provider is unknown, does not run on the device or takes no such options; or nothing is known of
+            it here.
+        StageError: it comes as a plug-in that the installed ONNX Runtime does not load.
+    """
+    provider = find_execution_provider(ep)
+    if provider.name in present_providers():
+        return choose_provider(ep, device, options)
+    if device is not None and device not in provider.devices:
+        raise UsageError(
+            f"--device {device}: {provider.name} runs on {' or '.join(provider.devices)}",
+            hint="Leave --device out, or give another --ep.",
+        )
+    if operator_table(short_name(provider.name)) is None:
+        raise UsageError(
+            f"--ep {ep}: {provider.name} is not installed, and winml has no table of its operators",
+            hint=f"winml sys says how to install it. There are tables of {', '.join(documented_providers())}.",
+        )
+    return ChosenProvider(provider, device or provider.devices[0], dict(options))
+
+
 def check_provider(path: Path, ep: str, device: Device | None = None, options: Mapping[str, str] = {}) -> ProviderFit:
     """Find out whether a provider runs a file.
 
@@ -166,14 +191,9 @@ def check_provider(path: Path, ep: str, device: Device | None = None, options: M
             return fit
     if judgement.table is not None:
         return judgement.by_document(judgement.table)
-    if judgement.is_present:
-        raise StageError(
-            f"--ep {ep}: {judgement.chosen.provider.name} is installed and does not answer: {judgement.notes[-1]}",
-            hint="Give other --ep-options or another --device, or another --ep; winml sys names those installed.",
-        )
-    raise UsageError(
-        f"--ep {ep}: {judgement.chosen.provider.name} is not installed, and winml has no table of its operators",
-        hint=f"winml sys says how to install it. There are tables of {', '.join(documented_providers())}.",
+    raise StageError(
+        f"--ep {ep}: {judgement.chosen.provider.name} is installed and does not answer: {judgement.notes[-1]}",
+        hint="Give other --ep-options or another --device, or another --ep; winml sys names those installed.",
     )
 
 
@@ -197,17 +217,9 @@ class _NodeChecks:
     @classmethod
     def of(cls, path: Path, ep: str, device: Device | None, options: Mapping[str, str]) -> _NodeChecks:
         """Read a file and find the provider."""
-        provider = find_execution_provider(ep)
+        chosen = checked_provider(ep, device, options)
+        provider = chosen.provider
         is_present = provider.name in present_providers()
-        if is_present:
-            chosen = choose_provider(ep, device, options)
-        else:
-            chosen = ChosenProvider(provider, device or provider.devices[0], dict(options))
-            if chosen.device not in provider.devices:
-                raise UsageError(
-                    f"--device {device}: {provider.name} runs on {' or '.join(provider.devices)}",
-                    hint="Leave --device out, or give another --ep.",
-                )
         model = read_structure(path)
         refuse_compiled(graph_of(model, path))
         facts = read_facts(model)

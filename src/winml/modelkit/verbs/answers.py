@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import OUTPUT, declare, fields_of
 from winml.modelkit.file_names import ONLY_PART, part_path
 from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+
+if TYPE_CHECKING:
+    from winml.modelkit.load.request import ModelRequest
 
 __all__ = ["AnswerPlan", "AnswerRequest", "ModuleAnswerRequest", "plan_answer"]
 
@@ -56,7 +59,7 @@ def plan_answer(
     reads: Iterable[Path],
     steps: Iterable[PlannedStep],
     parts: Sequence[str] = (ONLY_PART,),
-    exports: str | None = None,
+    exports: ModelRequest | None = None,
 ) -> AnswerPlan[SubjectT]:
     """Return what would be done, after the files of the answer were checked. Writes nothing, and loads no model.
 
@@ -72,7 +75,7 @@ def plan_answer(
     Raises:
         UsageError: ``overwrite`` without a file, one file for two options, or a file that is read or no regular one.
         OutputExistsError: a file is there already.
-        WriteError: a directory cannot be written.
+        WriteError: a directory, or the cache, cannot be written.
     """
     from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
 
@@ -86,13 +89,17 @@ def plan_answer(
     _refuse_one_for_two(files)
     refuse_inputs(outputs, reads)
     refuse_existing(outputs, overwrite=request.overwrite)
-    export = () if exports is None else (PlannedStep("exporting", f"{exports}, unless the cache holds its export"),)
+    export = None
+    if exports is not None:
+        from winml.modelkit.builds.cache import plan_cached_export
+
+        export = plan_cached_export(exports)
     writing = (PlannedStep("writing", ", ".join(map(str, outputs))),) if outputs else ()
     return AnswerPlan(
         verb=verb,
         reads=tuple(path for path in reads if path.is_file()),
-        writes=(*_cached(exports), *(PlannedFile(path, path.exists()) for path in outputs)),
-        steps=(*export, *steps, *writing),
+        writes=(*(export.writes if export else ()), *(PlannedFile(path, path.exists()) for path in outputs)),
+        steps=(*(export.steps if export else ()), *steps, *writing),
         interrupted=interruptions_beside(outputs),
         subject=subject,
         files=files,
@@ -116,10 +123,3 @@ def _refuse_one_for_two(files: Mapping[str, tuple[Path, ...]]) -> None:
             if other != option:
                 names = " and ".join(f"--{name.replace('_', '-')}" for name in (other, option))
                 raise UsageError(f"{names} name one file: {path}", hint="Give each a file of its own.")
-
-
-def _cached(exports: str | None) -> Iterator[PlannedFile]:
-    if exports is not None:
-        from winml.modelkit.builds.cache import cache_root
-
-        yield PlannedFile(cache_root() / "*", only_if="the cache does not hold the export")

@@ -71,10 +71,14 @@ def plan_extraction(request: ExtractRequest) -> ExtractPlan:
     refuse_existing([manifest], overwrite=request.overwrite)
     path, planned = request.model.path, None
     outputs: tuple[Path, ...] = ()
-    steps = [PlannedStep("export", f"{request.model.name}, unless the cache holds it")] if path is None else []
+    export = None
     notes: tuple[str, ...] = ()
     cutting = f"those of {request.module}"
     if path is None:
+        from winml.modelkit.builds.cache import plan_cached_export
+
+        assert request.model.request is not None
+        export = plan_cached_export(request.model.request)
         notes = ("Which modules there are shows once the model is exported: their files are not listed.",)
     else:
         from winml.modelkit.flows.modules.extract import plan_cuts
@@ -88,9 +92,9 @@ def plan_extraction(request: ExtractRequest) -> ExtractPlan:
     return ExtractPlan(
         verb="extract",
         reads=tuple(path for path in request.protected if path.exists()),
-        writes=tuple(PlannedFile(output, output.exists()) for output in written),
+        writes=(*(export.writes if export else ()), *(PlannedFile(output, output.exists()) for output in written)),
         steps=(
-            *steps,
+            *(export.steps if export else ()),
             PlannedStep("modules cut", cutting),
             PlannedStep("activations recorded", "the whole model is run once"),
             PlannedStep("models written and checked", f"each compared with the whole model, in {request.output}"),

@@ -91,7 +91,7 @@ def plan_perf(request: PerfRequest) -> AnswerPlan[PerfSubject]:
     _refuse_combinations(request)
     request.refuse_unknown_provider()
     latency, baseline = request.latency, _found_baseline(request)
-    exported = [model.name for model in request.models.values() if model.path is None]
+    exported = [model.request for model in request.models.values() if model.path is None]
     from winml.modelkit.runtime.opened_model import RunOptions
 
     options = {**request.provider_options, "io_binding": request.io_binding}

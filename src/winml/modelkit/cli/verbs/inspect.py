@@ -30,6 +30,7 @@ from winml.modelkit.runtime.execution_providers import parse_ep_options
 
 if TYPE_CHECKING:
     from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ProviderFit
+    from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.report.document import Document
     from winml.modelkit.report.module_tree import TreeLimits
 
@@ -123,10 +124,27 @@ def _refuse_early(options: Mapping[str, Any]) -> str | None:
     if options["module"] is not None and not is_file:
         raise UsageError("--module works on ONNX files only", hint="Use --hierarchy to see the module tree.")
     if model is not None and not is_file:
-        from winml.modelkit.load.request import resolve_source
+        request = model_request({**options, "model": model})
+        if options["ep"] is None:
+            from winml.modelkit.load.request import resolve_source
 
-        resolve_source(model_request({**options, "model": model}), needs_weights=False)
+            resolve_source(request, needs_weights=False)
+        else:
+            _refuse_export(request, options)
     return model
+
+
+def _refuse_export(request: ModelRequest, options: Mapping[str, Any]) -> None:
+    """Refuse what keeps a model from being exported for a provider, before the cache is written to.
+
+    Raises:
+        WinMLError: the model cannot be exported, or nothing is known of the provider here.
+    """
+    from winml.modelkit.builds.cache import plan_cached_export
+    from winml.modelkit.inspect.provider_check import checked_provider
+
+    plan_cached_export(request)
+    checked_provider(options["ep"], options["device"], parse_ep_options(options["ep_options"]))
 
 
 def _refuse_provider(options: Mapping[str, Any], model: str | None) -> None:
