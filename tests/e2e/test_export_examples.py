@@ -21,10 +21,10 @@ from e2e.workplace import Workplace
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 
-SHOWN, *ANSWER = README.partition("```text\n$ ")[2].partition("```")[0].splitlines()
+DISPLAYED, *ANSWER = README.partition("```text\n$ ")[2].partition("```")[0].splitlines()
 """The first command of README, and what it prints."""
 
-COMMANDS = [command for command in re.findall("^winml export .+$", README, re.MULTILINE) if command != SHOWN]
+COMMANDS = [command for command in re.findall("^winml export .+$", README, re.MULTILINE) if command != DISPLAYED]
 """The other commands of README."""
 
 
@@ -54,7 +54,7 @@ def test_readme_tree_is_what_the_command_prints(workplace: Workplace, minilm_fol
 
     An older transformers exports other numbers of nodes; with it, the lines are compared without these.
     """
-    outcome = workplace.export(*_arguments(SHOWN, minilm_folder))
+    outcome = workplace.export(*_arguments(DISPLAYED, minilm_folder))
     assert 0 == outcome.code, outcome.err
     depends = ("verified", "wrote")
     shown = [line for line in ANSWER if not line.startswith(depends) and line != "beside it  …"]

@@ -23,7 +23,7 @@ class _RatingEvaluator(Evaluator):
         """Return the rating of the data set."""
         return float(sample["score"])
 
-    def answers(self, outputs: dict[str, np.ndarray], batch: Batch) -> list[float]:
+    def row_predictions(self, outputs: dict[str, np.ndarray], batch: Batch) -> list[float]:
         """Return one number for each row."""
         return batch.trimmed(named_output(outputs, "logits"))[:, 0].tolist()
 

@@ -145,7 +145,7 @@ TOOL_NAME = "winml-modelkit"
 FROM_CACHE = "from the cache"
 """Why a result is there that this folder's builds did not make."""
 
-_SHOWN_LENGTH = 24
+_DISPLAYED_LENGTH = 24
 """Characters of a value that are shown; a digest says nothing to people."""
 
 
@@ -383,7 +383,7 @@ def _changed_keys(before: Mapping[str, object], after: Mapping[str, object], pre
 
 
 def _is_short(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= _SHOWN_LENGTH
+    return isinstance(value, str) and len(value) <= _DISPLAYED_LENGTH
 
 
 def _value_words(value: object) -> str:

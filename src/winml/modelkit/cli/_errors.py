@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 __all__ = [
-    "NEGATIVE_ANSWER",
+    "NEGATIVE_RESULT",
     "Interrupted",
     "WinMLCommand",
     "catch_signals",
@@ -88,7 +88,7 @@ _LOST_ERROR = "error return without exception set"
 
 _LARGEST_INT = 2**63 - 1
 """Specified: what tensors and C libraries take."""
-_given_files: list[str] = []
+_named_paths: list[str] = []
 """What the command was given to read, for an error that names no file itself."""
 
 
@@ -129,7 +129,7 @@ class WinMLCommand(click.Command):
             for one in texts:
                 if problem := _problem_of(one):
                     raise click.BadParameter(problem, ctx, param)
-        _given_files[:] = self._named_files(ctx)
+        _named_paths[:] = self._named_files(ctx)
         return remaining
 
     def _named_files(self, ctx: click.Context) -> list[str]:
@@ -215,7 +215,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def report_out_of_memory(error: BaseException) -> int:
     """Tell that there is no more memory, with what the failing step says of it."""
     reason = first_line(error)
-    files = f" for {', '.join(_given_files)}" if _given_files else ""
+    files = f" for {', '.join(_named_paths)}" if _named_paths else ""
     tell(f"error: not enough memory{files}{'' if reason == type(error).__name__ else f': {reason}'}")
     tell(_MEMORY_HINT)
     return WinMLError.exit_code
@@ -234,7 +234,7 @@ def report_unexpected(error: Exception, *, debug: bool) -> int:
 # --- What does a verb end with that has an answer, and the answer is no?
 
 
-NEGATIVE_ANSWER = 3
+NEGATIVE_RESULT = 3
 """Specified: exit code of a valid negative answer: a limit is not met, or two files are not the same."""
 
 
@@ -451,7 +451,7 @@ def end_process(status: int, *, is_own_process: bool) -> None:
         tell(f"error: the answer cannot be written to stdout: {problem.strerror}{done}")
         tell("Redirect it to where there is room, or leave it open.")
         # An answer that is lost is none, whatever it was.
-        status = WinMLError.exit_code if status in (0, NEGATIVE_ANSWER) else status
+        status = WinMLError.exit_code if status in (0, NEGATIVE_RESULT) else status
     for number, handler in _earlier.items():
         # Nothing is left to tidy up, and Python would show where it was interrupted.
         signal.signal(number, signal.SIG_DFL if is_own_process else handler)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.errors import HubError, InputError, UsageError
 from winml.modelkit.evaluate.data_sources import (
     AUDIO_SUFFIXES,
-    DATA_SET_FORMS,
+    DATA_SET_FORMATS,
     DataSource,
     SourceKind,
     ask_hub,
@@ -133,7 +133,7 @@ _PREFERRED_SPLITS = ("validation", "test", "train")
 """Chosen: a model is judged by what it was not trained on; labels of a test split are often kept back."""
 _LONGEST_REASON = 300
 """Characters of a library's message. Chosen: three lines of a terminal; pyarrow's list whole schemas."""
-_SHOWN = 5
+_DISPLAYED = 5
 """Names of files in one sentence. Chosen: enough to look at."""
 
 
@@ -240,8 +240,8 @@ class DataSet:
         """What to say of the samples that were left out; None where all of them opened."""
         if not self.unreadable:
             return None
-        names = ", ".join(item.name for item in itertools.islice(self.unreadable.values(), _SHOWN))
-        more = f" and {len(self.unreadable) - _SHOWN} more" if len(self.unreadable) > _SHOWN else ""
+        names = ", ".join(item.name for item in itertools.islice(self.unreadable.values(), _DISPLAYED))
+        more = f" and {len(self.unreadable) - _DISPLAYED} more" if len(self.unreadable) > _DISPLAYED else ""
         count = len(self.unreadable)
         verbs = "does not open and is" if count == 1 else "do not open and are"
         return f"{count} of {len(self)} samples of {self.name} {verbs} left out: {names}{more}"
@@ -308,7 +308,7 @@ def _read_splits(
 
     assert source.path is not None
     if source.path.is_file() and not source.path.stat().st_size:
-        raise UsageError(f"{request.words}: is an empty file: holds no sample", hint=DATA_SET_FORMS)
+        raise UsageError(f"{request.words}: is an empty file: holds no sample", hint=DATA_SET_FORMATS)
     try:
         if source.kind == "saved":
             return read_saved(source.path), ()
@@ -388,7 +388,7 @@ def _choose_split(request: DataSetRequest, source: DataSource, splits: Iterable[
             )
         return request.split, ()
     if not names:
-        raise UsageError(f"{request.words}: holds no sample", hint=DATA_SET_FORMS)
+        raise UsageError(f"{request.words}: holds no sample", hint=DATA_SET_FORMATS)
     if len(names) == 1:
         return names[0], ()
     chosen = next((name for name in _PREFERRED_SPLITS if name in names), None)

@@ -23,7 +23,7 @@ from winml.modelkit.runtime.shared_settings import shared_by_threads
 
 __all__ = [
     "AUDIO_SUFFIXES",
-    "DATA_SET_FORMS",
+    "DATA_SET_FORMATS",
     "DESCRIPTION_NAMES",
     "IMAGE_SUFFIXES",
     "TABLE_SUFFIXES",
@@ -64,7 +64,7 @@ _HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]*\w")
 """Specified: names of repositories of the Hub, ``name`` or ``owner/name``."""
 _DRIVE = re.compile(r"[A-Za-z]:")
 """How a path with the letter of a drive begins."""
-DATA_SET_FORMS = (
+DATA_SET_FORMATS = (
     "Give a .csv, .json, .jsonl, .parquet, .arrow or .txt file, a folder of them, of images or of recordings, one "
     "that save_to_disk wrote, or the name of a data set of the Hub."
 )
@@ -108,7 +108,7 @@ def find_source(text: str | os.PathLike[str], option: str = "--dataset") -> Data
     is_file_name = suffix in TABLE_SUFFIXES or suffix in IMAGE_SUFFIXES | AUDIO_SUFFIXES | {".npz", ".zip"}
     is_path = bool(_DRIVE.match(passed)) or "\\" in passed or "/" in config
     if is_file_name or is_path or not _HUB_NAME.fullmatch(name) or name.startswith("."):
-        raise UsageError(f"{option} {passed}: no such file or folder", hint=DATA_SET_FORMS)
+        raise UsageError(f"{option} {passed}: no such file or folder", hint=DATA_SET_FORMATS)
     return DataSource("hub", None, name, config or None)
 
 
@@ -123,7 +123,7 @@ def _kind_of(path: Path, option: str) -> SourceKind:
     if path.is_file():
         kind = TABLE_SUFFIXES.get(path.suffix.lower())
         if kind is None:
-            raise UsageError(f"{option} {path}: a {path.suffix or 'nameless'} file is not read", hint=DATA_SET_FORMS)
+            raise UsageError(f"{option} {path}: a {path.suffix or 'nameless'} file is not read", hint=DATA_SET_FORMATS)
         return kind
     if any((path / name).is_file() for name in _SAVED_NAMES):
         return "saved"
@@ -141,7 +141,7 @@ def _kind_of(path: Path, option: str) -> SourceKind:
         what = (
             f"has files with {displayed}, of which none is read" if suffixes else "is an empty folder: holds no sample"
         )
-        raise UsageError(f"{option} {path}: {what}", hint=DATA_SET_FORMS)
+        raise UsageError(f"{option} {path}: {what}", hint=DATA_SET_FORMATS)
     return kind
 
 

@@ -20,7 +20,7 @@ __all__ = ["LabelMap", "label_names", "match_labels", "model_labels"]
 
 _GENERIC = re.compile(r"label[_ ]?\d+", re.IGNORECASE)
 """Specified: how transformers calls a class whose name nobody wrote down."""
-_SHOWN = 12
+_DISPLAYED = 12
 """Labels in a message. Chosen: two lines."""
 _LONGEST_VALUE = 60
 """Characters of a value in a message. Chosen: half a line."""
@@ -181,5 +181,5 @@ def _unknown_labels(labels: Sequence[object], found: LabelMap) -> UsageError:
 
 
 def _listed(names: Sequence[object]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(map(str, names[:_SHOWN]))}{more}"
+    more = f" and {len(names) - _DISPLAYED} more" if len(names) > _DISPLAYED else ""
+    return f"{', '.join(map(str, names[:_DISPLAYED]))}{more}"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.data_sources import (
-    DATA_SET_FORMS,
+    DATA_SET_FORMATS,
     DESCRIPTION_NAMES,
     IMAGE_SUFFIXES,
     TABLE_SUFFIXES,
@@ -276,7 +276,7 @@ def read_layout(folder: Path, config: str | None, words: str) -> FolderLayout:
     splits = _splits(entry, by_name, words)
     kind = _kind(path for paths in splits.values() for path in paths)
     if kind is None:
-        raise UsageError(f"{words}: holds no sample", hint=DATA_SET_FORMS)
+        raise UsageError(f"{words}: holds no sample", hint=DATA_SET_FORMATS)
     notes = []
     for path, reason in refused.items():
         if kind == "images" and path.suffix.lower() in IMAGE_SUFFIXES:

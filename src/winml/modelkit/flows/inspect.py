@@ -61,7 +61,7 @@ __all__ = [
 _TORCH_LOG = "torch._subclasses.fake_tensor"
 """Logger to which torch writes a traceback before it raises the error that is handled here."""
 
-_SHOWN = 160
+_DISPLAYED = 160
 """Characters kept of a message of torch."""
 
 
@@ -107,7 +107,7 @@ def run_weightless(
     except Exception as error:
         path = module_of_error(error, model)
         where = "" if path is None else f" in module {path or '(the root)'}"
-        return WeightlessRun(None, {}, f"{type(error).__name__}{where}: {first_line(error)[:_SHOWN]}")
+        return WeightlessRun(None, {}, f"{type(error).__name__}{where}: {first_line(error)[:_DISPLAYED]}")
     return WeightlessRun(trace, outputs)
 
 

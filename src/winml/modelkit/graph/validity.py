@@ -28,7 +28,7 @@ __all__ = [
 # Reads the structure as stored in the file, since a reader that follows the values of such a graph never ends.
 
 
-SHOWN = 4
+DISPLAYED = 4
 """Nodes of a cycle that are named. Chosen: enough to find it."""
 
 _Item = TypeVar("_Item", bound=Hashable)
@@ -114,8 +114,8 @@ def _node_words(node: onnx.NodeProto) -> str:
 
 
 def _shown(names: Sequence[str]) -> str:
-    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{', '.join(names[:SHOWN])}{more}"
+    more = f", and {len(names) - DISPLAYED} more" if len(names) > DISPLAYED else ""
+    return f"{', '.join(names[:DISPLAYED])}{more}"
 
 
 _ONNX_DOMAINS = ("", "ai.onnx")

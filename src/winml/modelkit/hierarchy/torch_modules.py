@@ -39,7 +39,7 @@ TorchModules = TorchModuleRule | tuple[str, ...]
 ``none``, ``all``, or those of the classes listed."""
 RULES: tuple[TorchModuleRule, ...] = get_args(TorchModuleRule)
 
-SHOWN_CLASSES = 8
+DISPLAYED_CLASSES = 8
 """Classes named in a note. Chosen: they fit on one line."""
 
 
@@ -166,8 +166,8 @@ def torch_module_notes(modules: Iterable[CalledModule], torch_modules: TorchModu
         classes = sorted(
             {module.class_name for module in called if module.is_torch_nn and module.path in chosen - {""}}
         )
-        displayed = ", ".join(classes[:SHOWN_CLASSES])
-        more = f" and {len(classes) - SHOWN_CLASSES} more" if len(classes) > SHOWN_CLASSES else ""
+        displayed = ", ".join(classes[:DISPLAYED_CLASSES])
+        more = f" and {len(classes) - DISPLAYED_CLASSES} more" if len(classes) > DISPLAYED_CLASSES else ""
         reason = "no other class stands between them and the root; --torch-module none leaves them out"
         return (f"Classes of torch.nn are modules here: {displayed}{more} ({reason}).",) if classes else ()
     if torch_modules in ("none", "all"):

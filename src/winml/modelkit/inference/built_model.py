@@ -152,7 +152,7 @@ class WinMLModel(PipelineModel):
         self.inputs: tuple[GraphInput, ...] = graph_inputs(self._session)
         described = described_model(Path(path))
         self.task: str | None = described.get("task")
-        self._given_pad_token_id = pad_token_id
+        self._passed_pad_token_id = pad_token_id
         model_class = _model_class(described.get("class", ""))
         self._output_class = _output_class(model_class)
         self.input_modalities = getattr(model_class, "input_modalities", ())
@@ -163,7 +163,7 @@ class WinMLModel(PipelineModel):
     @functools.cached_property
     def pad_token_id(self) -> int | None:
         """Fills short rows up where the graph takes a fixed number of tokens; None: such rows are refused."""
-        passed = self._given_pad_token_id
+        passed = self._passed_pad_token_id
         return passed if passed is not None else pad_token_beside(Path(self.path), self.config)
 
     def __call__(self, *tensors: Any, **named: Any) -> ModelOutput:

@@ -388,7 +388,7 @@ def _described_script_inputs(
 
 
 EXAMPLE_INPUTS = "example_inputs"
-SHOWN_FUNCTIONS = 8
+DISPLAYED_FUNCTIONS = 8
 """Functions of a script that a message names. Chosen: they fit on one line."""
 
 _ResultT = TypeVar("_ResultT")
@@ -562,7 +562,7 @@ def _hint_of_functions(name: str, holder: object) -> str:
     home = getattr(holder, "__name__", None)
     own = [key for key, value in public.items() if getattr(value, "__module__", None) == home]
     own = [key for key in own if not key.startswith(EXAMPLE_INPUTS)]
-    found = f" It has: {', '.join(own[:SHOWN_FUNCTIONS])}." if own else ""
+    found = f" It has: {', '.join(own[:DISPLAYED_FUNCTIONS])}." if own else ""
     return f"Name a function in it that returns the model.{found}"
 
 

@@ -33,7 +33,7 @@ __all__ = [
     "output_words",
 ]
 
-SHOWN_MODULES = 12
+DISPLAYED_MODULES = 12
 """Rows of the module table unless all are asked for. Chosen: the answer fits on a screen."""
 LEAST, MOST = 1e-8, 1.0
 """Chosen: ends of the colour scale: below rounding of float32, and an error as large as the value."""
@@ -125,7 +125,7 @@ def _module_blocks(result: ModelComparison, depth: int | None) -> Iterator[doc.B
     modules, first = result.modules_within(depth), result.first_divergence
     compared = [module for module in modules if module.fidelity is not None]
     wrong = [module for module in compared if module.own_error or (module.fidelity and module.fidelity.problem)]
-    worst = sorted(wrong, key=lambda module: -(module.own_error or 0.0))[:SHOWN_MODULES]
+    worst = sorted(wrong, key=lambda module: -(module.own_error or 0.0))[:DISPLAYED_MODULES]
     brief = [number for number, module in enumerate(compared) if module in worst or module is first]
     outline = "" if first is None else ", and ▶ with a blue outline is the first module to part"
     yield doc.Boxes(
@@ -358,9 +358,9 @@ def _token_words(token: int | None, text: str) -> str:
     return "its end" if token is None else f"{token} ({text!r})"
 
 
-SHOWN_ROWS = 20
+DISPLAYED_ROWS = 20
 """Rows unless all are asked for. Chosen: a table that fits on a screen and in a comment."""
-SHOWN_OPERATORS = 8
+DISPLAYED_OPERATORS = 8
 """Operators named in a line. Chosen: they fit on it."""
 _NUMBER = re.compile(r"\.\d+(?=/|$)")
 """The number of a module among its siblings, in a tag."""
@@ -377,7 +377,7 @@ def diff_document(diff: StructureDiff, *, folds: bool = True, by_change: bool = 
     """
     modules = sorted(diff.modules, key=_weight_of_change, reverse=True) if by_change else diff.modules
     rows = _folded(modules) if folds else list(map(_Row.of, modules))
-    hidden = sum(row.modules for row in rows[SHOWN_ROWS:])
+    hidden = sum(row.modules for row in rows[DISPLAYED_ROWS:])
     weights = [
         (
             f"{weight.renamed_from} → {weight.name}" if weight.renamed_from else weight.name,
@@ -394,7 +394,7 @@ def diff_document(diff: StructureDiff, *, folds: bool = True, by_change: bool = 
             doc.Table(
                 doc.columns("", ("module", "name"), ("nodes", "count"), "operators", "weights", ("size", "bytes")),
                 [row.cells for row in rows],
-                brief=range(SHOWN_ROWS),
+                brief=range(DISPLAYED_ROWS),
                 rest=f"{hidden} more modules changed less."
                 if by_change
                 else f"… and {hidden} more modules (--verbose shows all)",
@@ -474,8 +474,8 @@ def _cells(module: ChangedModule) -> tuple[str, str, str, str]:
 
 def _operator_words(operators: Mapping[str, tuple[int, int]]) -> str:
     words = [f"{name} {after - before:+d}" for name, (before, after) in operators.items()]
-    more = len(words) - SHOWN_OPERATORS
-    return ", ".join(words[:SHOWN_OPERATORS]) + (f" and {more} others" if more > 0 else "")
+    more = len(words) - DISPLAYED_OPERATORS
+    return ", ".join(words[:DISPLAYED_OPERATORS]) + (f" and {more} others" if more > 0 else "")
 
 
 def _weight_words(module: ChangedModule) -> str:

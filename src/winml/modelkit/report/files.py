@@ -38,7 +38,7 @@ __all__ = [
 # --- A compilation: what was compiled, which modules it holds, and what stayed outside.
 
 
-SHOWN_ROWS = 12
+DISPLAYED_ROWS = 12
 """Rows of a table unless all are asked for. Chosen: the whole summary fits on a screen."""
 
 
@@ -67,14 +67,14 @@ def compilation_document(result: CompiledFile) -> doc.Document:
             doc.Table(
                 doc.columns("compiled part", ("module", "name")),
                 modules,
-                brief=range(SHOWN_ROWS),
-                rest=rest.format(len(modules) - SHOWN_ROWS),
+                brief=range(DISPLAYED_ROWS),
+                rest=rest.format(len(modules) - DISPLAYED_ROWS),
             ),
             doc.Table(
                 doc.columns(("left to the CPU provider", "name"), "operator", ("module", "name")),
                 outside,
-                brief=range(SHOWN_ROWS),
-                rest=rest.format(len(outside) - SHOWN_ROWS),
+                brief=range(DISPLAYED_ROWS),
+                rest=rest.format(len(outside) - DISPLAYED_ROWS),
             ),
         ]
     )
@@ -217,9 +217,9 @@ def plan_document(plan: Plan) -> doc.Document:
     return doc.Document([doc.Fields(fields)])
 
 
-SHOWN_CHECKED = 3
+DISPLAYED_CHECKED = 3
 """Modules of a capability unless all are asked for. Chosen: they fit on a line."""
-SHOWN_MODULES = 12
+DISPLAYED_MODULES = 12
 """Rows of the module table unless all are asked for. Chosen: the whole summary fits on a screen."""
 
 
@@ -261,7 +261,7 @@ def _doing_words(entry: CheckedCapability) -> str:
 
 def _module_list(modules: Mapping[str, int]) -> doc.Shortened:
     return doc.first_of(
-        [f"{tag or '(no tag)'} {count}" for tag, count in modules.items()], SHOWN_CHECKED, "and {} more"
+        [f"{tag or '(no tag)'} {count}" for tag, count in modules.items()], DISPLAYED_CHECKED, "and {} more"
     )
 
 
@@ -304,8 +304,8 @@ def optimization_document(result: OptimizedFile) -> doc.Document:
                     ]
                     for change in changes
                 ],
-                brief=range(SHOWN_MODULES),
-                rest=f"… and {len(changes) - SHOWN_MODULES} more modules (--verbose shows all)",
+                brief=range(DISPLAYED_MODULES),
+                rest=f"… and {len(changes) - DISPLAYED_MODULES} more modules (--verbose shows all)",
             ),
         ]
     )

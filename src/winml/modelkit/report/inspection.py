@@ -30,7 +30,7 @@ __all__ = ["model_inspection_document", "onnx_inspection_document", "provider_fi
 _Module = ModuleNode | TracedModule
 """A module of the tree; one that never ran is a traced one."""
 
-_FIRST_SHOWN = 4
+_FIRST_DISPLAYED = 4
 """Number of first values shown, equal ones counted once. Chosen: a grid has three."""
 
 
@@ -83,9 +83,9 @@ def _range_words(spec: InputTensorSpec) -> str:
     bounds = spec.as_record().get("value_range")
     words = "" if bounds is None else f", values {bounds[0]} to {bounds[1]}"
     first_values = [
-        f"{count} times {value}" if count > 1 else str(value) for value, count in spec.first_values[:_FIRST_SHOWN]
+        f"{count} times {value}" if count > 1 else str(value) for value, count in spec.first_values[:_FIRST_DISPLAYED]
     ]
-    more = ", …" if len(spec.first_values) > _FIRST_SHOWN else ""
+    more = ", …" if len(spec.first_values) > _FIRST_DISPLAYED else ""
     return f"{words}, first {', '.join(first_values)}{more}" if first_values else words
 
 
@@ -379,7 +379,7 @@ def tasks_document(
 # --- Whether a provider runs a file, what keeps nodes from it, and what to do.
 
 
-SHOWN_MODULES = 3
+DISPLAYED_MODULES = 3
 """Modules of a finding unless all are asked for. Chosen: they fit on a line."""
 
 _SAID_BY = {"provider": "the provider itself", "kernels": "its list of kernels", "document": "its documentation"}
@@ -408,7 +408,7 @@ def provider_fit_document(fit: ProviderFit) -> doc.Document:
                         finding.reason,
                         doc.first_of(
                             [f"{module or '(the root)'} {count}" for module, count in finding.modules.items()],
-                            SHOWN_MODULES,
+                            DISPLAYED_MODULES,
                             "and {} more",
                         ),
                     ]

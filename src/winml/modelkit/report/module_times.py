@@ -35,11 +35,11 @@ __all__ = [
 # --- The time of every module in a run of the whole model; of a decoder in a prompt and in a step, side by side.
 
 
-SHOWN_OPERATORS = 3
+DISPLAYED_OPERATORS = 3
 """Operators of a module in a terminal. Chosen: they fit on one line."""
-SHOWN_FUSED = 3
+DISPLAYED_FUSED = 3
 """Modules named beside the one that a kernel is charged to. Chosen: as for operators."""
-SHOWN_UNATTRIBUTED = 5
+DISPLAYED_UNATTRIBUTED = 5
 """Nodes without a module in a terminal. Chosen: enough to see what they have in common."""
 
 
@@ -163,8 +163,8 @@ def times_document(
                 [*profile.unattributed.items()],
                 name=f"unattributed{name}",
                 heading="Nodes without a module",
-                brief=range(SHOWN_UNATTRIBUTED),
-                rest=f"… and {len(profile.unattributed) - SHOWN_UNATTRIBUTED} more nodes (--report lists all)",
+                brief=range(DISPLAYED_UNATTRIBUTED),
+                rest=f"… and {len(profile.unattributed) - DISPLAYED_UNATTRIBUTED} more nodes (--report lists all)",
             )
             for name, profile in profiles.items()
         ),
@@ -278,10 +278,10 @@ def _operator_cell(row: TimedRow[_TimeT]) -> doc.Cell:
         return ""
     operators = [f"{name} {ms / time.self_ms:.0%}" for name, ms in time.operators.items() if time.self_ms and ms]
     fused = [tag.rpartition(address.SEPARATOR)[2] for tag in time.fused_with] if isinstance(time, ModuleTime) else []
-    listed = doc.first_of(operators, SHOWN_OPERATORS, "and {} others")
+    listed = doc.first_of(operators, DISPLAYED_OPERATORS, "and {} others")
     if not fused:
         return listed
-    others = doc.first_of(fused, SHOWN_FUSED, "{} others")
+    others = doc.first_of(fused, DISPLAYED_FUSED, "{} others")
     return doc.Shortened(f"{listed.short} (with {others.short})", f"{listed.full} (with {others.full})")
 
 

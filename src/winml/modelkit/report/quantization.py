@@ -25,7 +25,7 @@ __all__ = ["form_words", "latency_words", "quantization_document", "sensitivity_
 # --- A quantization: precision by module, what was left and why, sizes, and what it costs.
 
 
-SHOWN_MODULES = 12
+DISPLAYED_MODULES = 12
 """Rows of the module table unless all are asked for, modules that keep bits first. Chosen: the summary fits on a
 screen."""
 
@@ -68,8 +68,8 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
                     ]
                     for module in modules
                 ],
-                brief=range(SHOWN_MODULES),
-                rest=f"… and {len(modules) - SHOWN_MODULES} more modules (--verbose shows all)",
+                brief=range(DISPLAYED_MODULES),
+                rest=f"… and {len(modules) - DISPLAYED_MODULES} more modules (--verbose shows all)",
             ),
         ]
     )
@@ -89,7 +89,7 @@ def _mixture_words(result: QuantizedFile) -> str:
 # --- Which modules pay for fewer bits: the ranking, the exclude list, and what it costs.
 
 
-SHOWN_RANKED = 20
+DISPLAYED_RANKED = 20
 """Rows of the ranking unless all are asked for. Chosen: the whole answer fits on a screen."""
 BEST_DB = 60.0
 """Chosen: the lightest colour; above it, the noise is a millionth of the signal's power."""
@@ -127,8 +127,8 @@ def sensitivity_document(result: QuantizationSensitivity) -> doc.Document:
                 list(map(_module_row, modules)),
                 name="modules",
                 heading="Modules, each quantized alone",
-                brief=range(SHOWN_RANKED),
-                rest=f"… and {len(modules) - SHOWN_RANKED} more modules (--verbose shows all)",
+                brief=range(DISPLAYED_RANKED),
+                rest=f"… and {len(modules) - DISPLAYED_RANKED} more modules (--verbose shows all)",
                 is_searched=True,
             ),
             *(_exclude_list_blocks(result.exclude_list) if result.exclude_list is not None else ()),

@@ -18,7 +18,7 @@ __all__ = ["measure_heading", "measure_words", "setting_names", "sweep_document"
 # --- Comma-separated values: a row for each cell.
 
 
-_SHOWN = ("latency_p50_ms", "model_bytes", "sqnr_db", "coverage_percent", "relative_diff")
+_DISPLAYED = ("latency_p50_ms", "model_bytes", "sqnr_db", "coverage_percent", "relative_diff")
 """Chosen: measures that stand in a terminal, where a cell has them; the files hold all of them."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Starts of a text that a spreadsheet would run."""
@@ -93,7 +93,7 @@ def measure_words(name: str, value: Any) -> str:
 
 def sweep_document(result: SweepResult) -> doc.Document:
     """Describe each cell, what they say as a whole, and where the files are."""
-    displayed = {*_SHOWN, *result.plan.get("min", {}), *result.plan.get("max", {}), "seconds"}
+    displayed = {*_DISPLAYED, *result.plan.get("min", {}), *result.plan.get("max", {}), "seconds"}
     settings, measures = setting_names(result), (*measure_names(result.cells), "seconds", "peak_bytes")
     configurations = tuple(dict.fromkeys(settings_words(cell.settings) for cell in result.cells))
     columns = [

@@ -12,7 +12,7 @@ from winml.modelkit.words import decibel_words, size_words
 __all__ = ["tuning_document"]
 
 _GRADES: Mapping[str, doc.Grade] = {"won": "best", "right": "good", "slower": "fair"}
-MOST_SHOWN_DB = 80.0
+MOST_DISPLAYED_DB = 80.0
 """Chosen: the longest bar; beyond, the noise is that of rounding."""
 
 
@@ -150,7 +150,7 @@ def _dot(item: TunedCandidate) -> doc.Dot:
         low=None if latency.ratio is None else latency.ratio.low,
         high=None if latency.ratio is None else latency.ratio.high,
         size=facts.size_bytes,
-        bar=0.0 if facts.sqnr_db is None else min(facts.sqnr_db, MOST_SHOWN_DB),
+        bar=0.0 if facts.sqnr_db is None else min(facts.sqnr_db, MOST_DISPLAYED_DB),
         bar_words=doc.MISSING if facts.sqnr_db is None else decibel_words(facts.sqnr_db),
         lines=(
             item.candidate.words,

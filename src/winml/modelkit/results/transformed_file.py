@@ -417,7 +417,7 @@ class RetaggedModel(Record):
         return self.coverage.sources
 
 
-SHOWN = 3
+DISPLAYED = 3
 """Modules named in words; the JSON names all. Chosen: they fit on a screen."""
 
 _IDENTITY = entry(inline=True, keys=("module", "tag", "class"))
@@ -472,11 +472,11 @@ class ModuleFunctions(Record):
                 f"IR version {self.raised_from} was raised to {FIRST_IR_VERSION}, the first with all that functions of "
                 "modules need."
             )
-        for item in self.left_out[:SHOWN]:
+        for item in self.left_out[:DISPLAYED]:
             yield f"{item.module.words} is no function: {item.reason}."
-        if len(self.left_out) > SHOWN:
-            yield f"{len(self.left_out) - SHOWN} other modules are no functions; --format json says why."
-        for part in self.partly_outside[:SHOWN]:
+        if len(self.left_out) > DISPLAYED:
+            yield f"{len(self.left_out) - DISPLAYED} other modules are no functions; --format json says why."
+        for part in self.partly_outside[:DISPLAYED]:
             yield f"{part.module.words}: {', '.join(part.nodes)} stays outside its function, between others."
 
 

@@ -43,7 +43,7 @@ def module_size_words(nodes: int, own_nodes: int, parameters: int) -> str:
     return f"{count_noun(nodes, 'node')}{own}{size}"
 
 
-_SHOWN_FIXED = 2
+_DISPLAYED_FIXED = 2
 """Inputs named in the outcome; the notes name all."""
 
 
@@ -77,8 +77,8 @@ def verification_words(verification: VerificationInfo | None) -> str:
 def _fixed_words(verification: VerificationInfo) -> str:
     """Return for which values of inputs alone the outcome holds."""
     fixed = [f"{value.name} fixed to {value.traced}" for value in verification.fixed]
-    if len(fixed) > _SHOWN_FIXED:
-        fixed = [*fixed[:_SHOWN_FIXED], f"{len(fixed) - _SHOWN_FIXED} other inputs fixed"]
+    if len(fixed) > _DISPLAYED_FIXED:
+        fixed = [*fixed[:_DISPLAYED_FIXED], f"{len(fixed) - _DISPLAYED_FIXED} other inputs fixed"]
     return f" with {' and '.join(fixed)}" if fixed else ""
 
 

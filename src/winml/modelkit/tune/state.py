@@ -18,11 +18,11 @@ import pydantic
 from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.file_names import (
     PARTIAL_PREFIX,
-    TUNE_ANSWER_NAME,
     TUNE_CANDIDATES_NAME,
     TUNE_EXPORT_NAME,
     TUNE_LOCK_NAME,
     TUNE_PAGE_NAME,
+    TUNE_RESULT_NAME,
     TUNE_STATE_NAME,
     TUNED_NAME,
 )
@@ -39,7 +39,7 @@ _VERSION = 2
 _OURS = frozenset(
     {
         TUNED_NAME,
-        TUNE_ANSWER_NAME,
+        TUNE_RESULT_NAME,
         TUNE_CANDIDATES_NAME,
         TUNE_EXPORT_NAME,
         TUNE_LOCK_NAME,
@@ -208,7 +208,7 @@ class TuneState:
             return
         for name in (TUNE_CANDIDATES_NAME, TUNED_NAME, TUNE_EXPORT_NAME):
             shutil.rmtree(folder / name, ignore_errors=True)
-        for name in (TUNE_ANSWER_NAME, TUNE_PAGE_NAME):
+        for name in (TUNE_RESULT_NAME, TUNE_PAGE_NAME):
             (folder / name).unlink(missing_ok=True)
 
 

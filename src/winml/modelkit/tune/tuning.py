@@ -25,9 +25,9 @@ from winml.modelkit.evaluate.data_sources import find_source, source_files
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import (
     BUILT_MODEL_NAME,
-    TUNE_ANSWER_NAME,
     TUNE_CANDIDATES_NAME,
     TUNE_PAGE_NAME,
+    TUNE_RESULT_NAME,
     TUNE_STATE_NAME,
     TUNED_NAME,
     measured_path,
@@ -67,7 +67,7 @@ from winml.modelkit.tune.tune_result import Answer
 from winml.modelkit.tune.worker import values_path
 
 __all__ = [
-    "FORMS",
+    "FORMATS",
     "TUNE_STEPS",
     "Contest",
     "ContestTask",
@@ -85,7 +85,7 @@ __all__ = [
 # every right one. Times nothing.
 
 
-FORMS = "forms"
+FORMATS = "forms"
 """The race of all whole forms, the wrong ones too."""
 
 
@@ -165,7 +165,7 @@ class MixedVariants:
         right = [(item, found) for item, found in measured if not self.limits.reason_wrong(found)]
         if self.limits.options.target == "size":
             return all(facts.size_bytes < found.size_bytes for _, found in right)
-        times = times_of_runs(self.state.turns(FORMS), self.plan)
+        times = times_of_runs(self.state.turns(FORMATS), self.plan)
         names = [item.name for item, _ in right if times.get(item.name)]
         if not names or not times.get(complete.name):
             return False
@@ -259,7 +259,7 @@ class Contest:
             step.summary = f"{self._plain_facts.size_bytes:,} bytes"
         with self.clock.step("forms") as step:
             forms = [self.plan[0], *(item for item in self.plan[1:] if not item.part_of and self._make(item))]
-            self._race(FORMS, forms, FIRST_RUNG)
+            self._race(FORMATS, forms, FIRST_RUNG)
             for item in forms:
                 if not self._is_right(item):
                     self._running.drop(item.name)
@@ -580,5 +580,5 @@ def _data_digests(options: TuneOptions) -> dict[str, dict[str, str]]:
 def _write_tune_result(result: TuneResult, folder: Path) -> None:
     """Write the answer and its page."""
     text = json.dumps(result.as_record(), indent=2, ensure_ascii=False)
-    write_atomically(folder / TUNE_ANSWER_NAME, f"{text}\n")
+    write_atomically(folder / TUNE_RESULT_NAME, f"{text}\n")
     write_atomically(folder / TUNE_PAGE_NAME, render_html(tuning_document(result)))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from winml.modelkit.fields import OUTPUT, declare, fields_of
 from winml.modelkit.file_names import (
-    TUNE_ANSWER_NAME,
     TUNE_CANDIDATES_NAME,
     TUNE_EXPORT_NAME,
     TUNE_LOCK_NAME,
     TUNE_PAGE_NAME,
+    TUNE_RESULT_NAME,
     TUNE_STATE_NAME,
     TUNED_NAME,
 )
@@ -66,7 +66,7 @@ def plan_tuning(request: TuneRequest) -> Plan:
     values = () if request.input_data is None else (request.input_data,)
     conditions = {
         TUNE_STATE_NAME: "",
-        TUNE_ANSWER_NAME: "",
+        TUNE_RESULT_NAME: "",
         TUNE_PAGE_NAME: "",
         f"{TUNED_NAME}/*": "the winner is not there yet",
         f"{TUNE_CANDIDATES_NAME}/*": "the time is over before all are measured; else removed at the end",
@@ -127,7 +127,7 @@ def _steps(outlook: TuningOutlook, folder: Path) -> tuple[str, ...]:
         words(parts),
         "of those that are right and among the fastest, in turns",
         "levels, numbers of threads, fixed sizes and a compiled file of the winner",
-        f"{folder / TUNE_ANSWER_NAME}, {folder / TUNE_PAGE_NAME}",
+        f"{folder / TUNE_RESULT_NAME}, {folder / TUNE_PAGE_NAME}",
     )
 
 

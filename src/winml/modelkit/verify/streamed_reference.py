@@ -26,7 +26,7 @@ from winml.modelkit.verify.reference_run import PreparedPart, conditions_as_pyth
 from winml.modelkit.verify.varied_sizes import Draw
 
 __all__ = [
-    "KEPT_BYTES",
+    "RETAINED_BYTES",
     "Ask",
     "Request",
     "WeightRequest",
@@ -162,7 +162,7 @@ aten = torch.ops.aten
 
 PIECE_BYTES = 1 << 25
 """Values of a weight held at a time. Chosen: a fraction of what the libraries take, large enough to compute well."""
-KEPT_BYTES = 1 << 18
+RETAINED_BYTES = 1 << 18
 """Parameters up to this size are read once and kept. Chosen: norms and biases, which together are small."""
 
 _CAST = aten._to_copy.default
@@ -221,7 +221,7 @@ class _Source:
             return self.kept
         deferred, stored = self.deferred, self.stored
         values = deferred.realized() if stored is None else _read(stored, deferred.dtype)
-        if values.numel() * values.element_size() <= KEPT_BYTES:
+        if values.numel() * values.element_size() <= RETAINED_BYTES:
             self.kept = values
         return values
 

@@ -43,7 +43,7 @@ Sizes = Mapping[str, int]
 _LARGER_SHARE = 8
 """Chosen: an eighth above the traced size; enough to leave a table that was cut to it, little enough to be quick."""
 _SIMPLE = (bool, int, float, str, tuple, type(None), torch.Tensor)
-_SHOWN_OUTPUTS = 4
+_DISPLAYED_OUTPUTS = 4
 """Outputs named in a message; more would bury the rest of it."""
 _PLACE_IN_SOURCE = re.compile(r"/onnxruntime_src/\S+ .*?\) (?=\S)")
 """File, line and signature of the C++ function that failed."""
@@ -246,8 +246,8 @@ def _output_ranks(draw: Draw) -> dict[str, int]:
 
 def _output_words(draw: Draw) -> str:
     displayed = [f"{name} {shape_words(str(value.dtype), value.shape)}" for name, value in draw.reference.items()]
-    rest = f" and {len(displayed) - _SHOWN_OUTPUTS} others" if len(displayed) > _SHOWN_OUTPUTS else ""
-    return f"{', '.join(displayed[:_SHOWN_OUTPUTS])}{rest}"
+    rest = f" and {len(displayed) - _DISPLAYED_OUTPUTS} others" if len(displayed) > _DISPLAYED_OUTPUTS else ""
+    return f"{', '.join(displayed[:_DISPLAYED_OUTPUTS])}{rest}"
 
 
 def _notes_on(dimension: DynamicDimension, smallest: int, accepted: int) -> list[str]:

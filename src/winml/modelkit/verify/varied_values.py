@@ -96,9 +96,9 @@ _LARGEST_COUNT = 1000
 """Chosen: a whole number may be a count or a size, which costs as much to run as it says."""
 _REACH, _FACTOR = 8, 4
 """Chosen: a bound is tried up to the larger of 8 and four times the traced value, since a forward may count to it."""
-_SHOWN_VALUES = 8
-_SHOWN_NAMES = 3
-_SHOWN_REFUSED = 2
+_DISPLAYED_VALUES = 8
+_DISPLAYED_NAMES = 3
+_DISPLAYED_REFUSED = 2
 """Values told that PyTorch refuses for one and the same reason."""
 _ZEROS = "nothing but zeros"
 _SIGNS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -156,7 +156,7 @@ def run_at_varied_values(
             varied.append(Varied(tuple(names), words, output))
             return True
         reported = refused.get(names[0], ())
-        if len(names) == 1 and sum(output in reason for reason in reported) < _SHOWN_REFUSED:
+        if len(names) == 1 and sum(output in reason for reason in reported) < _DISPLAYED_REFUSED:
             refused[names[0]] = (*reported, f"{words} ({output})")
         return False
 
@@ -414,7 +414,7 @@ def refuse_unread_values(written: WrittenGraph, values: VariedValues) -> None:
 
 
 def _frozen_error(varied: Varied, written: WrittenGraph, difference: str) -> VerificationError:
-    names = " and ".join(varied.names if len(varied.names) <= _SHOWN_NAMES else [varied.names[0], "other inputs"])
+    names = " and ".join(varied.names if len(varied.names) <= _DISPLAYED_NAMES else [varied.names[0], "other inputs"])
     lines = f"; {places_words(written.choices)}" if written.choices else ""
     if varied.words in _SIGNS:
         return VerificationError(
@@ -449,10 +449,12 @@ def value_words(values: torch.Tensor) -> str:
     ('[3, 5]', '1', '0.5')
     """
     flat = values.detach().cpu().flatten()
-    displayed = [f"{value:g}" if isinstance(value, float) else str(value) for value in flat[:_SHOWN_VALUES].tolist()]
+    displayed = [
+        f"{value:g}" if isinstance(value, float) else str(value) for value in flat[:_DISPLAYED_VALUES].tolist()
+    ]
     if len(displayed) == 1 or bool((flat == flat[0]).all()):
         return displayed[0]
-    return f"[{', '.join(displayed)}{', …' if len(flat) > _SHOWN_VALUES else ''}]"
+    return f"[{', '.join(displayed)}{', …' if len(flat) > _DISPLAYED_VALUES else ''}]"
 
 
 def checked_values(

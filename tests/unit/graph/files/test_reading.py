@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from winml.modelkit.errors import InputError, ModelPathError
-from winml.modelkit.graph.files.reading import KEPT_BYTES, read_referring, read_structure
+from winml.modelkit.graph.files.reading import RETAINED_BYTES, read_referring, read_structure
 
-LARGE = KEPT_BYTES
+LARGE = RETAINED_BYTES
 
 
 def _model_with_large_tensors() -> onnx.ModelProto:
@@ -59,7 +59,7 @@ def _without_values(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model as it should be read, made the plain way."""
 
     def strip(tensor: onnx.TensorProto) -> None:
-        if tensor.ByteSize() >= KEPT_BYTES:
+        if tensor.ByteSize() >= RETAINED_BYTES:
             for field in ("raw_data", "float_data", "int32_data", "int64_data"):
                 tensor.ClearField(field)
 
@@ -153,7 +153,7 @@ def test_read_structure_with_damage_inside_is_refused(tmp_path: Path) -> None:
 
 def test_read_structure_of_messages_without_end_is_refused(tmp_path: Path) -> None:
     """Graphs inside graphs inside graphs end the reading, not the process."""
-    inner = bytes(KEPT_BYTES)
+    inner = bytes(RETAINED_BYTES)
     for _ in range(300):
         for key in (b"\x32", b"\x2a", b"\x0a"):  # graph in attribute in node in graph
             inner = key + _encode_varint(len(inner)) + inner
@@ -199,6 +199,6 @@ def test_read_referring_names_the_place_of_large_initializers_and_keeps_everythi
         assert place["location"] == path.name
         start, length = int(place["offset"]), int(place["length"])
         assert path.read_bytes()[start : start + length] == original.raw_data
-    assert outside == sum(len(tensor.raw_data) >= KEPT_BYTES for tensor in originals)
+    assert outside == sum(len(tensor.raw_data) >= RETAINED_BYTES for tensor in originals)
     assert referring.graph.node[0] == model.graph.node[0]
     assert referring.graph.sparse_initializer == model.graph.sparse_initializer

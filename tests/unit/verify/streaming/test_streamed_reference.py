@@ -19,7 +19,7 @@ from winml.modelkit.load.resolution import resolve_model
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference, with_values
 from winml.modelkit.verify.streamed_reference import (
-    KEPT_BYTES,
+    RETAINED_BYTES,
     WeightRequest,
     asking,
     stream_parameters,
@@ -31,7 +31,7 @@ from winml.modelkit.verify.varied_sizes import Draw
 
 _ROWS = 700
 """Tokens of the vocabulary, so that tables and products with them are larger than what is kept."""
-_WIDTH = KEPT_BYTES // _ROWS // 4 // 8 * 8 + 32
+_WIDTH = RETAINED_BYTES // _ROWS // 4 // 8 * 8 + 32
 
 
 def _checkpoint(architecture: str, folder: Path, **changes: Any) -> Path:

@@ -88,7 +88,7 @@ class Layout:
         return (*self.described, *self.rewritten)
 
 
-_ENCODED = "encoder_hidden_states"
+_ENCODER_STATES = "encoder_hidden_states"
 """Specified: how optimum and transformers.js call what the encoder answered, at the decoder."""
 
 PLAIN: Final = Layout(
@@ -179,7 +179,7 @@ def _reads_cross_attention_cache(model: Path) -> bool:
     from winml.modelkit.graph.files.reading import read_structure  # imports onnx
 
     names = [value.name for value in read_structure(model).graph.input]
-    return _ENCODED not in names and any(
+    return _ENCODER_STATES not in names and any(
         re.fullmatch(r"past_key_values\.\d+\.encoder\.(key|value)", name) for name in names
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml.modelkit.cli._errors import NEGATIVE_ANSWER, Interrupted, WinMLCommand
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, Interrupted, WinMLCommand
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._options import (
     declared_options_of,
@@ -150,7 +150,7 @@ def command(context: click.Context, /, **options: Any) -> None:
         raise Interrupted(ending) from None
     _show_result(result, options)
     if result.evaluation is not None and not result.evaluation.is_good_enough:
-        context.exit(NEGATIVE_ANSWER)
+        context.exit(NEGATIVE_RESULT)
 
 
 def _read_request(context: click.Context, options: dict[str, Any]) -> BuildRequest:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._errors import NEGATIVE_ANSWER, WinMLCommand
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._options import debug_option, format_option, request_options, verbose_option
 from winml.modelkit.cli._requests import stated_fields
@@ -64,7 +64,7 @@ def command(**options: Any) -> None:
         result = run_comparison(plan, request)
     _show(result, _write(result, plan.files, request), request.depth, options)
     if not result.is_within:
-        click.get_current_context().exit(NEGATIVE_ANSWER)
+        click.get_current_context().exit(NEGATIVE_RESULT)
 
 
 def _write(result: ModelComparison, files: Mapping[str, Sequence[Path]], request: CompareRequest) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._errors import NEGATIVE_ANSWER, WinMLCommand
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._options import debug_option, grouped_option, request_options, verbose_option
 from winml.modelkit.cli._requests import stated_fields
@@ -62,7 +62,7 @@ def command(**options: Any) -> None:
     )
     _show(diff, options)
     if not (diff.is_same or options["exit_zero"]):
-        click.get_current_context().exit(NEGATIVE_ANSWER)
+        click.get_current_context().exit(NEGATIVE_RESULT)
 
 
 def _file_text(diff: StructureDiff, output: Path) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from winml.modelkit.cli._errors import NEGATIVE_ANSWER, WinMLCommand
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import (
@@ -62,7 +62,7 @@ def command(**options: Any) -> None:
         result = run_evaluation(plan, request, None if options["quiet"] else show_step, progress)
     write_and_print_result(result.as_record(), options, lambda: evaluation_document(result))
     if not result.is_good_enough:
-        click.get_current_context().exit(NEGATIVE_ANSWER)
+        click.get_current_context().exit(NEGATIVE_RESULT)
 
 
 def _read_request(options: Mapping[str, Any]) -> EvalRequest:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._errors import NEGATIVE_ANSWER, WinMLCommand
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record
 from winml.modelkit.cli._measuring import refuse_unknown_ep
 from winml.modelkit.cli._options import (
@@ -240,7 +240,7 @@ def _with_fit(document: Document, fit: ProviderFit | None) -> Document:
 def _end(fit: ProviderFit | None) -> None:
     """End with the code for a negative answer where the provider does not run all of the model."""
     if fit is not None and not fit.runs_all:
-        click.get_current_context().exit(NEGATIVE_ANSWER)
+        click.get_current_context().exit(NEGATIVE_RESULT)
 
 
 def _limits(options: Mapping[str, Any]) -> TreeLimits:

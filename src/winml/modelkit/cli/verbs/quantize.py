@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._errors import NEGATIVE_ANSWER, WinMLCommand
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import run_verb, show_plan
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import request_options, result_options, verbose_option
@@ -86,7 +86,7 @@ def _measure(request: QuantizeRequest, options: Mapping[str, Any]) -> None:
     _show(result, written, options)
     if result.exclude_list is not None and not result.exclude_list.is_met:
         tell(f"--target {request.target} was not met: {result.unmet_words}")
-        click.get_current_context().exit(NEGATIVE_ANSWER)
+        click.get_current_context().exit(NEGATIVE_RESULT)
 
 
 def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) -> list[Path]:

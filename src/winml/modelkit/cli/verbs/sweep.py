@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._errors import NEGATIVE_ANSWER, Interrupted, WinMLCommand
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, Interrupted, WinMLCommand
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._options import debug_option, format_option, quiet_option, request_options
 from winml.modelkit.cli._progress import sweep_progress
@@ -65,6 +65,6 @@ def command(**options: Any) -> None:
 
 def _end(result: SweepResult) -> None:
     if not result.is_good_enough:
-        click.get_current_context().exit(NEGATIVE_ANSWER)
+        click.get_current_context().exit(NEGATIVE_RESULT)
     if result.failures:
         click.get_current_context().exit(WinMLError.exit_code)

@@ -99,8 +99,8 @@ def _read_request(options: Mapping[str, Any]) -> TuneRequest:
 
 
 def _show(result: TuneResult, options: Mapping[str, Any]) -> None:
-    from winml.modelkit.file_names import TUNE_ANSWER_NAME, TUNE_PAGE_NAME
+    from winml.modelkit.file_names import TUNE_PAGE_NAME, TUNE_RESULT_NAME
     from winml.modelkit.report.tuning import tuning_document
 
-    written = [options["output"] / name for name in (TUNE_ANSWER_NAME, TUNE_PAGE_NAME)]
+    written = [options["output"] / name for name in (TUNE_RESULT_NAME, TUNE_PAGE_NAME)]
     show_result(result.as_record(), options, lambda: tuning_document(result).with_files(written))

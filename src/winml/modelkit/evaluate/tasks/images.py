@@ -308,7 +308,7 @@ class _PixelEvaluator(Evaluator):
         reduced: Array = np.where((classes == 0) | (classes == IGNORED), IGNORED, classes - 1)
         return reduced
 
-    def answers(self, outputs: Outputs, batch: Batch) -> list[Array]:
+    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[Array]:
         maps = self.to_maps(_record(outputs), target_sizes=_sizes(batch))
         # Half of what torch's numbers take: a group holds the maps of many pictures.
         return [item.numpy().astype(np.int32) for item in maps]
@@ -316,7 +316,7 @@ class _PixelEvaluator(Evaluator):
     def agreement(self, ours: Array, theirs: Array) -> float:
         return float(np.mean(ours == theirs))
 
-    def kept(self, prediction: Array, reference: Array) -> Array:
+    def for_metrics(self, prediction: Array, reference: Array) -> Array:
         return count_pairs(prediction, reference)
 
 
@@ -347,7 +347,7 @@ class _BoxEvaluator(Evaluator):
         corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
         return Boxes(corners, np.asarray([self.labels.number(label) for label in objects[self.class_key]], np.int64))
 
-    def answers(self, outputs: Outputs, batch: Batch) -> list[Boxes]:
+    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[Boxes]:
         found = self.to_boxes(_record(outputs), threshold=0.0, target_sizes=_sizes(batch))
         return [
             Boxes(item["boxes"].numpy().astype(np.float64), item["labels"].numpy(), item["scores"].numpy())

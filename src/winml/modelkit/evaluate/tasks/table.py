@@ -50,7 +50,7 @@ class _ClassEvaluator(Evaluator):
     def reference(self, sample: Sample) -> int:
         return self.labels.number(sample["label"])
 
-    def answers(self, outputs: Outputs, batch: Batch) -> list[int]:  # noqa: ARG002  # scores say it all
+    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[int]:  # noqa: ARG002  # scores say it all
         classes: list[int] = np.argmax(named_output(outputs, "logits"), axis=-1).tolist()
         return classes
 
@@ -104,7 +104,7 @@ class _SpeechEvaluator(Evaluator):
     def reference(self, sample: Sample) -> str:
         return str(sample["reference"])
 
-    def answers(self, outputs: Outputs, batch: Batch) -> list[str]:  # noqa: ARG002  # scores say it all
+    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[str]:  # noqa: ARG002  # scores say it all
         tokens = np.argmax(named_output(outputs, "logits"), axis=-1)
         # Frames are decoded in Python, where numpy numbers are slow.
         with tokenizer_call(self.tokenizer):

@@ -66,7 +66,7 @@ class EvaluatorContext:
 
 
 class Evaluator(ABC):
-    """Makes predictions of outputs, and says what is right."""
+    """Makes predictions of outputs, and says which reference values they are compared with."""
 
     fed_per_sample = 1
     """What the model is fed for one sample: one text, or two of a pair that are fed by themselves."""
@@ -86,7 +86,7 @@ class Evaluator(ABC):
         """
 
     @abstractmethod
-    def answers(self, outputs: Outputs, batch: Batch) -> list[Any]:
+    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[Any]:
         """Return what the model says of each row of a batch.
 
         Raises:
@@ -101,7 +101,7 @@ class Evaluator(ABC):
         """Return how far two predictions for one sample agree, 0 to 1."""
         return float(ours == theirs)
 
-    def kept(self, prediction: Any, reference: Any) -> Any:  # noqa: ARG002  # some need it
+    def for_metrics(self, prediction: Any, reference: Any) -> Any:  # noqa: ARG002  # some need it
         """Return what metrics need of a prediction, which is all that is kept of it."""
         return prediction
 

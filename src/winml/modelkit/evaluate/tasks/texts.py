@@ -71,7 +71,7 @@ class _PerplexityEvaluator(Evaluator):
     def reference(self, sample: Sample) -> None:  # noqa: ARG002  # the text itself
         return None
 
-    def answers(self, outputs: Outputs, batch: Batch) -> list[_PredictedText]:
+    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[_PredictedText]:
         logits = named_output(outputs, "logits")
         return [
             _predicted(scores[mask], tokens[mask])
@@ -83,7 +83,7 @@ class _PerplexityEvaluator(Evaluator):
     def agreement(self, ours: _PredictedText, theirs: _PredictedText) -> float:
         return float(np.mean(np.asarray(ours.best) == np.asarray(theirs.best))) if ours.best else 1.0
 
-    def kept(self, prediction: _PredictedText, reference: None) -> tuple[float, int]:  # noqa: ARG002  # the text itself
+    def for_metrics(self, prediction: _PredictedText, reference: None) -> tuple[float, int]:  # noqa: ARG002  # the text itself
         return prediction.surprise, len(prediction.best)
 
 
@@ -146,7 +146,7 @@ class _MaskedWordEvaluator(Evaluator):
             hint="Take samples whose hidden word is one token.",
         )
 
-    def answers(self, outputs: Outputs, batch: Batch) -> list[tuple[int, ...]]:
+    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[tuple[int, ...]]:
         logits = named_output(outputs, "logits", "prediction_logits")
         answers = []
         for tokens, scores, row in zip(batch.feeds["input_ids"], logits, batch.rows, strict=False):
@@ -209,7 +209,7 @@ class _AnswerEvaluator(Evaluator):
     def reference(self, sample: Sample) -> list[str]:
         return _answer_texts(sample["answers"])
 
-    def answers(self, outputs: Outputs, batch: Batch) -> list[_Answer]:
+    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[_Answer]:
         starts, ends = named_output(outputs, "start_logits"), named_output(outputs, "end_logits")
         return [_best_answer(row, start, end) for row, start, end in zip(batch.rows, starts, ends, strict=True)]
 
@@ -300,7 +300,7 @@ class _TagEvaluator(Evaluator):
             raise InputError(f"it has {words} words and {tags} tags", hint="Give each word one tag.")
         return [None if tag == _LEFT_OUT else self.labels.name(tag) for tag in sample["tags"]]
 
-    def answers(self, outputs: Outputs, batch: Batch) -> list[list[str]]:
+    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[list[str]]:
         classes = np.argmax(named_output(outputs, "logits"), axis=-1)
         return [self._tags(row, numbers.tolist()) for row, numbers in zip(batch.rows, classes, strict=True)]
 
@@ -312,7 +312,7 @@ class _TagEvaluator(Evaluator):
                 tags[word] = self.labels.model[numbers[place]]
         return tags
 
-    def kept(self, prediction: list[str], reference: list[str | None]) -> list[str]:
+    def for_metrics(self, prediction: list[str], reference: list[str | None]) -> list[str]:
         """Return the tags of the words that are judged."""
         return [tag for tag, right in zip(prediction, reference, strict=True) if right is not None]
 
@@ -391,7 +391,7 @@ class _SimilarityEvaluator(Evaluator):
                 f"the score {sample['score']!r} is no number", hint="Say which column holds it: --columns score=COLUMN."
             ) from None
 
-    def answers(self, outputs: Outputs, batch: Batch) -> list[Array]:
+    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[Array]:
         """Return the embedding of each text: float64[size].
 
         Raises:

@@ -319,9 +319,9 @@ def further_operators(opset_version: int) -> Iterator[None]:
         opset_version: The opset of the export.
     """
     registered_names = registry.all_functions()
-    names = [name for name in _FORMS if not _is_user_operator(name, opset_version)]
+    names = [name for name in _SYMBOLICS if not _is_user_operator(name, opset_version)]
     for name in names:
-        registry.register(name, opset_version, _FORMS[name], custom=True)
+        registry.register(name, opset_version, _SYMBOLICS[name], custom=True)
     try:
         yield
     finally:
@@ -339,7 +339,7 @@ def _is_user_operator(name: str, opset_version: int) -> bool:
 
 
 @symbolic_helper.parse_args("v", "i", "i", "v", "v")
-def _diff_form(graph: Any, values: object, times: int, axis: int, before: Any, after: object) -> Any:
+def _diff_symbolic(graph: Any, values: object, times: int, axis: int, before: Any, after: object) -> Any:
     """``torch.diff``: each value minus the one before it, ``times`` times; for booleans, whether they differ."""
     operands = [operand for operand in (before, values, after) if not symbolic_helper._is_none(operand)]
     differences = graph.op("Concat", *operands, axis_i=axis) if len(operands) > 1 else values
@@ -351,7 +351,7 @@ def _diff_form(graph: Any, values: object, times: int, axis: int, before: Any, a
     return differences
 
 
-def _cumsum_form(graph: Any, values: Any, axis: object, dtype: object = None) -> Any:
+def _cumsum_symbolic(graph: Any, values: Any, axis: object, dtype: object = None) -> Any:
     """Like torch's own form, but with sums of booleans and short integers in 64 bits, as torch computes them."""
     kind = JitScalarType.from_value(values, JitScalarType.UNDEFINED)
     if (dtype is None or symbolic_helper._is_none(dtype)) and kind in _SHORT_INTEGERS:
@@ -360,14 +360,14 @@ def _cumsum_form(graph: Any, values: Any, axis: object, dtype: object = None) ->
 
 
 @symbolic_helper.parse_args("v")
-def _expm1_form(graph: Any, values: object) -> Any:
+def _expm1_symbolic(graph: Any, values: object) -> Any:
     """``tanh(x / 2) * (exp(x) + 1)``: equal to ``exp(x) - 1``, and exact near 0, where the difference cancels."""
     half = graph.op("Div", values, _float_constant(graph, 2.0, values))
     raised = graph.op("Add", graph.op("Exp", values), _float_constant(graph, 1.0, values))
     return graph.op("Mul", graph.op("Tanh", half), raised)
 
 
-def _as_strided_form(graph: Any, values: Any, *places: object) -> Any:
+def _as_strided_symbolic(graph: Any, values: Any, *places: object) -> Any:
     """Like torch's own form, which assumes contiguous memory, applied to the values in memory order."""
     strides, sizes = values.type().strides(), values.type().sizes()
     if strides is None:
@@ -391,13 +391,13 @@ def _fills_memory(axes: Sequence[tuple[int, int]]) -> bool:
 
 
 @symbolic_helper.parse_args("v", "is")
-def _permute_form(graph: object, values: object, axes: Sequence[int]) -> Any:
+def _permute_symbolic(graph: object, values: object, axes: Sequence[int]) -> Any:
     """Like torch's own form, which writes negative axes unchanged; ONNX does not allow them here."""
     return symbolic_opset9.permute(graph, values, [axis % len(axes) for axis in axes])
 
 
 @symbolic_helper.quantized_args(True)
-def _reshape_form(graph: Any, values: object, shape: Any) -> Any:
+def _reshape_symbolic(graph: Any, values: object, shape: Any) -> Any:
     """Like torch's own form, in which a size of 0 always copies the input's size; here 0 means 0 (``allowzero``)."""
     sizes = symbolic_helper._maybe_get_const(shape, "is")
     if symbolic_helper._is_value(sizes):
@@ -406,7 +406,7 @@ def _reshape_form(graph: Any, values: object, shape: Any) -> Any:
     return symbolic_helper._reshape_helper(graph, values, shape, allowzero=int(graph.opset >= 14 and 0 in sizes))
 
 
-def _repeat_interleave_form(graph: Any, values: object, repeats: Any, axis: object = None, *size: Any) -> Any:
+def _repeat_interleave_symbolic(graph: Any, values: object, repeats: Any, axis: object = None, *size: Any) -> Any:
     """Like torch's own form, which is wrong for negative axes: it changes every constant with that value."""
     torch_symbolics = symbolic_opset13 if graph.opset >= 13 else symbolic_opset9
     number = None if axis is None or symbolic_helper._is_none(axis) else symbolic_helper._get_const(axis, "i", "dim")
@@ -429,7 +429,7 @@ def _repeated_by_counts(graph: Any, values: object, counts: Any, axis: int | Non
     return graph.op("Gather", flat, places, axis_i=axis or 0)
 
 
-def _index_put_form(graph: Any, values: object, places: Any, new_values: Any, adds: Any = None) -> Any:
+def _index_put_symbolic(graph: Any, values: object, places: Any, new_values: Any, adds: Any = None) -> Any:
     """Like torch's own form, which crashes the process for empty values (it divides by the number of elements)."""
     indices = symbolic_helper._unpack_list(places)
     if 0 not in (new_values.type().sizes() or ()):
@@ -441,7 +441,7 @@ def _index_put_form(graph: Any, values: object, places: Any, new_values: Any, ad
     return graph.op("ScatterND", values, symbolic_helper._unsqueeze_helper(graph, indices[0], [-1]), new_values)
 
 
-def _attention_form(graph: object, query: Any, key: object, value: Any, *options: object) -> Any:
+def _attention_symbolic(graph: object, query: Any, key: object, value: Any, *options: object) -> Any:
     """Like torch's own form, which does not support grouped-query attention (``enable_gqa``)."""
     if symbolic_helper._get_const(options[-1], "b", "enable_gqa"):
         heads = symbolic_helper._get_tensor_dim_size(query, -3)
@@ -459,7 +459,7 @@ def _with_heads(graph: Any, values: Any, heads: int | None) -> Any:
 
 
 @symbolic_helper.parse_args("v", "i", "f", "f")
-def _histc_form(graph: Any, values: Any, bins: int, lowest: float, highest: float) -> Any:
+def _histc_symbolic(graph: Any, values: Any, bins: int, lowest: float, highest: float) -> Any:
     """``torch.histc`` over a constant range: count the values in each of ``bins`` equal bins, rounded as in torch."""
     if lowest >= highest:
         # torch then takes the range from the values.
@@ -477,7 +477,7 @@ def _histc_form(graph: Any, values: Any, bins: int, lowest: float, highest: floa
     return symbolic_helper._reducesum_helper(graph, matches, axes_i=[0], keepdims_i=0)
 
 
-def _grouped_product_form(graph: Any, rows: Any, matrices: Any, ends: Any, *options: Any) -> Any:
+def _grouped_product_symbolic(graph: Any, rows: Any, matrices: Any, ends: Any, *options: Any) -> Any:
     """Multiply each row by the matrix of its group; rows are sorted by group, ``ends`` has the end of each group."""
     groups = symbolic_helper._get_tensor_dim_size(matrices, 0)
     ranks = [symbolic_helper._get_tensor_rank(operand) for operand in (rows, matrices)]
@@ -496,7 +496,7 @@ def _grouped_product_form(graph: Any, rows: Any, matrices: Any, ends: Any, *opti
     return graph.op("Concat", *products, axis_i=0)
 
 
-def _antialiased_resize_form(kind: str) -> Callable[..., Any]:
+def _antialiased_resize_symbolic(kind: str) -> Callable[..., Any]:
     """Return the form of torch's antialiased resizing between constant sizes.
 
     Resizing is linear: a product with one matrix for the rows and one for the columns. torch computes each matrix by
@@ -527,20 +527,20 @@ def _float_constant(graph: Any, value: float, reference: Any) -> Any:
     return graph.op("Constant", value_t=torch.tensor(value, dtype=JitScalarType.from_value(reference).dtype()))
 
 
-_FORMS: Mapping[str, Callable[..., Any]] = {
-    "aten::_grouped_mm": _grouped_product_form,
-    "aten::_upsample_bicubic2d_aa": _antialiased_resize_form("bicubic"),
-    "aten::_upsample_bilinear2d_aa": _antialiased_resize_form("bilinear"),
-    "aten::as_strided": _as_strided_form,
-    "aten::cumsum": _cumsum_form,
-    "aten::diff": _diff_form,
-    "aten::expm1": _expm1_form,
-    "aten::histc": _histc_form,
-    "aten::index_put": _index_put_form,
-    "aten::permute": _permute_form,
-    "aten::repeat_interleave": _repeat_interleave_form,
-    "aten::reshape": _reshape_form,
-    "aten::scaled_dot_product_attention": _attention_form,
-    "aten::view": _reshape_form,
-    "transformers::grouped_mm_fallback": _grouped_product_form,
+_SYMBOLICS: Mapping[str, Callable[..., Any]] = {
+    "aten::_grouped_mm": _grouped_product_symbolic,
+    "aten::_upsample_bicubic2d_aa": _antialiased_resize_symbolic("bicubic"),
+    "aten::_upsample_bilinear2d_aa": _antialiased_resize_symbolic("bilinear"),
+    "aten::as_strided": _as_strided_symbolic,
+    "aten::cumsum": _cumsum_symbolic,
+    "aten::diff": _diff_symbolic,
+    "aten::expm1": _expm1_symbolic,
+    "aten::histc": _histc_symbolic,
+    "aten::index_put": _index_put_symbolic,
+    "aten::permute": _permute_symbolic,
+    "aten::repeat_interleave": _repeat_interleave_symbolic,
+    "aten::reshape": _reshape_symbolic,
+    "aten::scaled_dot_product_attention": _attention_symbolic,
+    "aten::view": _reshape_symbolic,
+    "transformers::grouped_mm_fallback": _grouped_product_symbolic,
 }

@@ -35,7 +35,7 @@ __all__ = [
     "value_files",
 ]
 
-_SHOWN_NODES = 3
+_DISPLAYED_NODES = 3
 """Nodes named in a message; more would bury the rest of it."""
 
 
@@ -171,7 +171,7 @@ def refuse_random_outputs(pair: SidePair, worst: OutputFidelity, tolerance: floa
             continue
         again = measure_fidelity([side.outputs(values)], [side.outputs(values)], 0.0).worst
         if again.problem or again.relative_error > tolerance:
-            drawn = f": {', '.join(nodes[:_SHOWN_NODES])}" if nodes else ", or keeps something from call to call"
+            drawn = f": {', '.join(nodes[:_DISPLAYED_NODES])}" if nodes else ", or keeps something from call to call"
             raise UsageError(
                 f"{side.shown} answers otherwise each time on the same values: it draws random numbers{drawn}",
                 hint="Compare models that draw nothing: switch dropout off, or make the noise an input.",

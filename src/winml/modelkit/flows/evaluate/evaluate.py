@@ -260,7 +260,7 @@ def _run(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideScores) 
         reported.run_ms[tuple(array.shape for array in batch.feeds.values())].append(run_ms)
     for number in numbers:
         reported.sample_ms[number] += row_ms
-    answers = evaluator.answers({name: batch.trimmed(array) for name, array in outputs.items()}, batch)
+    answers = evaluator.row_predictions({name: batch.trimmed(array) for name, array in outputs.items()}, batch)
     for row, output in zip(batch.rows, answers, strict=True):
         reported.answers[row.number // evaluator.fed_per_sample].append(output)
 
@@ -286,7 +286,7 @@ def _finish(scores: Scores, evaluator: Evaluator, waiting: dict[int, Sample], *,
         predictions = [evaluator.prediction(side.answers.pop(number), sample) for side in scores.sides]
         scores.references.append(reference)
         for side, prediction in zip(scores.sides, predictions, strict=True):
-            side.kept.append(evaluator.kept(prediction, reference))
+            side.kept.append(evaluator.for_metrics(prediction, reference))
         if len(predictions) > 1:
             scores.agreements.append(evaluator.agreement(*predictions))
 

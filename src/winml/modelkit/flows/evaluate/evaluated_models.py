@@ -44,7 +44,7 @@ _LABELED_TASKS = frozenset(
 """Tasks whose answers are numbers of classes."""
 _BASELINE_HINT = "Give a baseline of the same checkpoint or fine-tuning, or judge each by itself: --baseline none."
 _OPTION = "--baseline"
-_SHOWN = 6
+_DISPLAYED = 6
 """Labels of one side in a message. Chosen: enough to see which they are."""
 
 
@@ -110,8 +110,8 @@ def _labels(config: Any) -> dict[int, str]:
 
 
 def _label_words(labels: Mapping[int, str]) -> str:
-    words = ", ".join(f"{number} {name}" for number, name in sorted(labels.items())[:_SHOWN])
-    return words if len(labels) <= _SHOWN else f"{words} and {len(labels) - _SHOWN} more"
+    words = ", ".join(f"{number} {name}" for number, name in sorted(labels.items())[:_DISPLAYED])
+    return words if len(labels) <= _DISPLAYED else f"{words} and {len(labels) - _DISPLAYED} more"
 
 
 def _is_of_tokenizer(path: Path) -> bool:
@@ -241,9 +241,9 @@ def _without_cache(request: ModelRequest, task: str | None) -> ModelRequest:
 
 def _notes(loaded: LoadedModel) -> tuple[str, ...]:
     """Return what is to be said of a model, but for the cache, which nobody asked about."""
-    from winml.modelkit.load.caches.decision import NO_CACHE_ASKED
+    from winml.modelkit.load.caches.decision import NO_CACHE_REQUESTED
 
-    return tuple(note for note in loaded.notes if note != NO_CACHE_ASKED)
+    return tuple(note for note in loaded.notes if note != NO_CACHE_REQUESTED)
 
 
 def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -> tuple[Side | None, tuple[str, ...]]:

@@ -187,7 +187,7 @@ def _numpy_dtype(name: str) -> Any:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-KEPT_BYTES = 512_000_000
+RETAINED_BYTES = 512_000_000
 """Arrays and pictures that are kept. Chosen: small beside the forms that are judged on them."""
 
 
@@ -222,12 +222,12 @@ class CachedBatches(Preprocessor):
         held = 0
         for batch in super().batches(samples, batch_size):
             held += _held_bytes(batch)
-            if held <= KEPT_BYTES:
+            if held <= RETAINED_BYTES:
                 created.append(batch)
             else:
                 created.clear()
             yield batch
-        if held <= KEPT_BYTES:
+        if held <= RETAINED_BYTES:
             self._kept = created
 
 

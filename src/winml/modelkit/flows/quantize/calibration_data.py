@@ -25,7 +25,7 @@ from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, TextFile,
 from winml.modelkit.evaluate.preprocessing import SampleFeeds
 from winml.modelkit.evaluate.processors import processor_files
 from winml.modelkit.flows.quantize.calibration_files import (
-    FORMS,
+    FORMATS,
     OPTION,
     calibration_files,
     calibration_kind,
@@ -222,7 +222,7 @@ def refuse_missing_data(calibration: Calibration) -> None:
     """
     refuse_missing_files(calibration.options)
     if not calibration.count:
-        raise UsageError(f"{OPTION} {calibration.options.calibration_data}: holds no sample", hint=FORMS)
+        raise UsageError(f"{OPTION} {calibration.options.calibration_data}: holds no sample", hint=FORMATS)
 
 
 class MeasuredOnce:

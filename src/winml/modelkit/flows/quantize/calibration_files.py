@@ -14,7 +14,7 @@ from winml.modelkit.evaluate.data_sources import find_source, refuse_missing_dat
 from winml.modelkit.quantize.options import QuantizeOptions
 
 __all__ = [
-    "FORMS",
+    "FORMATS",
     "OPTION",
     "CalibrationKind",
     "calibration_files",
@@ -27,7 +27,7 @@ CalibrationKind = Literal["arrays", "texts", "data set"]
 """``.npz`` files; a file of texts, read without another package; or anything the datasets library reads."""
 
 OPTION = "--calibration-data"
-FORMS = (
+FORMATS = (
     "Give an .npz file or a folder of them (numpy.savez, one array per input of the graph, one file a sample); a text: "
     ".txt (one a line), .csv or .jsonl; a .json, .parquet or .arrow file; a folder of them, of images or of "
     "recordings, or one that save_to_disk wrote; or the name of a data set of the Hub."
@@ -49,7 +49,7 @@ def calibration_kind(data: str | Path) -> CalibrationKind:
     try:
         find_source(data, OPTION)
     except UsageError as error:
-        raise UsageError(error.message, hint=FORMS) from None
+        raise UsageError(error.message, hint=FORMATS) from None
     return "data set"
 
 

@@ -27,7 +27,7 @@ __all__ = [
     "unrecorded",
 ]
 
-_SHOWN_CHARACTERS = 80
+_DISPLAYED_CHARACTERS = 80
 """Chosen: enough of a name to find it in a command."""
 
 
@@ -45,7 +45,7 @@ def named_path(text: str | os.PathLike[str]) -> Path:
         return path
     except (OSError, RuntimeError, ValueError) as error:
         displayed = os.fspath(text)
-        displayed = displayed if len(displayed) <= _SHOWN_CHARACTERS else f"{displayed[:_SHOWN_CHARACTERS]}…"
+        displayed = displayed if len(displayed) <= _DISPLAYED_CHARACTERS else f"{displayed[:_DISPLAYED_CHARACTERS]}…"
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ModelPathError(
             f"{displayed}: cannot be a path: {reason}", hint="Give the path of a file or folder."

@@ -29,7 +29,7 @@ from winml.modelkit.graph.files.named_paths import record_read
 from winml.modelkit.metadata_keys import FUNCTION_DOMAIN
 
 __all__ = [
-    "KEPT_BYTES",
+    "RETAINED_BYTES",
     "VALUE_FIELDS",
     "DataFile",
     "DataProblem",
@@ -61,7 +61,7 @@ def varint(number: int) -> bytes:
     return bytes(groups)
 
 
-KEPT_BYTES = 4096
+RETAINED_BYTES = 4096
 """Messages below this size are read completely, values included. Chosen: one page. Shapes and axes, which shape
 inference needs, are far smaller; weights worth skipping are far larger."""
 
@@ -81,7 +81,7 @@ _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 _DEEPEST = 100
 """Specified: protobuf's own limit on nested messages."""
-_SHOWN_CHARACTERS = 60
+_DISPLAYED_LENGTH = 60
 """Chosen: as much of a damaged text as finds it."""
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -106,7 +106,7 @@ def read_structure(path: Path, *, as_written: bool = False) -> onnx.ModelProto:
         as_written: Leave modules that are functions as they are; else their nodes are in the graph, as everywhere.
 
     Returns:
-        The model; tensors of ``KEPT_BYTES`` or more have every field but the values.
+        The model; tensors of ``RETAINED_BYTES`` or more have every field but the values.
 
     Raises:
         ModelPathError: the file is missing, is a directory or cannot be opened.
@@ -248,7 +248,7 @@ def _parse_structure(data: mmap.mmap, path: Path, replace: _Replacement) -> onnx
         raise _not_onnx(data, path)
     if unreadable := next(_unreadable_texts(model), None):
         raise InputError(
-            f"{path} is damaged: a field {unreadable[0]!r} holds {unreadable[1]!r:.{_SHOWN_CHARACTERS}}, which is not "
+            f"{path} is damaged: a field {unreadable[0]!r} holds {unreadable[1]!r:.{_DISPLAYED_LENGTH}}, which is not "
             "UTF-8 text",
             hint="Export or download it again.",
         )
@@ -308,7 +308,7 @@ def _without_values(
                 pieces.append(data[copied:at])
                 replacements.append(replaced)
                 copied = stop
-        elif wire_type == _LENGTH_DELIMITED and field.message_type is not None and stop - value >= KEPT_BYTES:
+        elif wire_type == _LENGTH_DELIMITED and field.message_type is not None and stop - value >= RETAINED_BYTES:
             inner = _without_values(data, slice(value, stop), field.message_type, replace, field.name, depth + 1)
             pieces += [
                 data[copied:at],

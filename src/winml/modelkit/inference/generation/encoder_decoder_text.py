@@ -149,13 +149,13 @@ def prepare_encoder_decoder(
 
     encoder, decoder = files[ENCODER], files[DECODER]
     names = [value.name for value in read_structure(encoder).graph.input]
-    wanted = next((_OPTIONS[name] for name in names if name in _OPTIONS), None)
-    content = passed.get(wanted or "")
-    if wanted is None or content is None or any(value for key, value in passed.items() if key != wanted):
-        named = next((f"--{key}" for key, value in passed.items() if value and key != wanted), "nothing")
+    medium_option = next((_OPTIONS[name] for name in names if name in _OPTIONS), None)
+    content = passed.get(medium_option or "")
+    if medium_option is None or content is None or any(value for key, value in passed.items() if key != medium_option):
+        named = next((f"--{key}" for key, value in passed.items() if value and key != medium_option), "nothing")
         advice = "Run the parts with WinMLAutoModel."
-        if wanted is not None:
-            advice = f"Give --{wanted}." if content is None else f"Leave {named} out."
+        if medium_option is not None:
+            advice = f"Give --{medium_option}." if content is None else f"Leave {named} out."
         raise UsageError(f"{named} is given, and {encoder.name} takes {', '.join(names)}", hint=advice)
     folder = files_folder(decoder)
     tokenizer = read_tokenizer(folder)
@@ -163,20 +163,20 @@ def prepare_encoder_decoder(
     beginning, settings = read_decoder_prompt(folder, described.text if described is not None else None)
     prompt_tokens = 1 + beginning.prompt_places
     settings = settings.updated(**requested).fitted(prompt_tokens, part_position_limit(decoder, folder))
-    tokens = tuple(tokenizer.encode(content)) if wanted == "prompt" else ()
-    if wanted == "prompt" and not tokens:
+    tokens = tuple(tokenizer.encode(content)) if medium_option == "prompt" else ()
+    if medium_option == "prompt" and not tokens:
         raise UsageError("the prompt is empty", hint="Give a text.")
     limit = part_position_limit(encoder, folder, ENCODER)
     if limit is not None and len(tokens) > limit:
         raise UsageError(
             f"the prompt has {len(tokens)} tokens, and the encoder has {limit} positions", hint="Shorten it."
         )
-    if wanted != "prompt" and not Path(content).is_file():
-        raise UsageError(f"--{wanted} {content}: no such file", hint="Give the path of one.")
+    if medium_option != "prompt" and not Path(content).is_file():
+        raise UsageError(f"--{medium_option} {content}: no such file", hint="Give the path of one.")
     prompt = PreparedPrompt(
-        decoder, content, tokens, settings, tokenizer, encoder=encoder, beginning=beginning, medium=wanted
+        decoder, content, tokens, settings, tokenizer, encoder=encoder, beginning=beginning, medium=medium_option
     )
-    if wanted != "audio":
+    if medium_option != "audio":
         return prompt
 
     return recorded_prompt(prompt, with_times=with_times)

@@ -256,7 +256,7 @@ def _field(name: str) -> str:
 
 _CACHES = ("past_key_values",)
 """Of an answer of the general loop: what a loop that calls it would take to pieces."""
-_KNOWN = frozenset({"language", "task", "attention_mask", "temperature", "kwargs", "self"})
+_LOOP_KEYWORDS = frozenset({"language", "task", "attention_mask", "temperature", "kwargs", "self"})
 """Arguments of such a loop that the general one is given here as well."""
 
 
@@ -276,7 +276,7 @@ def _asks_own_loop(loop: type, settings: Mapping[str, object], frames: int | Non
         most: Frames that the encoder takes; None: any number.
     """
     own = {*inspect.signature(loop.generate).parameters} - {*inspect.signature(GenerationMixin.generate).parameters}  # type: ignore[attr-defined]
-    named = {name for name, value in settings.items() if value is not None} & (own - _KNOWN)
+    named = {name for name, value in settings.items() if value is not None} & (own - _LOOP_KEYWORDS)
     is_long = frames is not None and most is not None and frames > most
     return is_long or bool(named - {"input_features"}) or isinstance(settings.get("temperature"), (list, tuple))
 

@@ -24,7 +24,7 @@ from winml.modelkit.runtime.sessions import Session
 
 __all__ = ["ImagePositions", "VisionLanguageModel"]
 
-_SEEN = "winml_seen_images"
+_IMAGES_KEY = "winml_seen_images"
 """Among the arguments of the loop: what the model made of images before their rows were repeated."""
 
 
@@ -119,7 +119,7 @@ class VisionLanguageModel(DecoderModel):
             counts = [self.graph.embedder.count_places(to_numpy(row)) for row in input_ids]
             # An array: the loop repeats tensors.
             model_kwargs = {name: value for name, value in model_kwargs.items() if name not in displayed}
-            model_kwargs[_SEEN] = {name: _repeated(value, counts, expand_size) for name, value in seen.items()}
+            model_kwargs[_IMAGES_KEY] = {name: _repeated(value, counts, expand_size) for name, value in seen.items()}
         return loop._expand_inputs_for_generation(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
 
     def forward(
@@ -156,7 +156,7 @@ class VisionLanguageModel(DecoderModel):
             position_ids = self._positions.of_prompt(torch.as_tensor(input_ids), beside)
             position_ids = position_ids[..., -len(input_ids[0]) :]
         images.pop(KINDS, None)
-        seen_before = images.pop(_SEEN, None)
+        seen_before = images.pop(_IMAGES_KEY, None)
         displayed = {name: to_numpy(images.pop(name)) for name in names if images.get(name) is not None}
         kinds = {TOKEN_TYPES: displayed.pop(TOKEN_TYPES)} if TOKEN_TYPES in displayed else {}
         if past_key_values is None and input_ids is not None:

@@ -18,8 +18,8 @@ from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 
 __all__ = [
     "DECODER_TOKENS",
-    "ENCODED",
     "ENCODER_MASK",
+    "ENCODER_OUTPUT_STATES",
     "ENCODER_STATES",
     "STATES",
     "TOKENS",
@@ -240,7 +240,7 @@ DECODER_TOKENS, _MASK, _POSITIONS = "decoder_input_ids", "attention_mask", "posi
 """Specified: how encoder-decoders of transformers call the tokens of the decoder, and the mask over the encoder's."""
 TOKENS, ENCODER_MASK = "input_ids", "encoder_attention_mask"
 """Specified: what other readers of a graph of the decoder call these."""
-ENCODED, ENCODER_STATES = "last_hidden_state", "encoder_hidden_states"
+ENCODER_OUTPUT_STATES, ENCODER_STATES = "last_hidden_state", "encoder_hidden_states"
 """Specified: how the same readers call what the encoder answers, at the encoder and the decoder."""
 
 
@@ -303,7 +303,7 @@ def encoder_arguments(
         cross = outputs[layout.cross.argument].cross_attention_cache
         retained = _states_of(layout.cross, cross) if with_cross else {}
         mask = {ENCODER_MASK: outputs[ENCODER_MASK]} if layout.mask_dtype is not None else {}
-        return {ENCODED: outputs["encoder_last_hidden_state"], **mask, **retained}
+        return {ENCODER_OUTPUT_STATES: outputs["encoder_last_hidden_state"], **mask, **retained}
 
     return NestedArguments((*names, DECODER_TOKENS), {}, build, results)
 

@@ -33,12 +33,12 @@ from winml.modelkit.load.inputs.dynamic_axes import open_axes
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["CACHED_TASKS", "NO_CACHE_ASKED", "cached_keywords", "decision_with_cache", "open_cached_inputs"]
+__all__ = ["CACHED_TASKS", "NO_CACHE_REQUESTED", "cached_keywords", "decision_with_cache", "open_cached_inputs"]
 
 CACHED_TASKS = ("text-generation",)
 """Tasks whose graphs take a cache, where the model keeps one."""
 
-NO_CACHE_ASKED = "The graph takes no cache, as --no-cache asks: every run reads all tokens."
+NO_CACHE_REQUESTED = "The graph takes no cache, as --no-cache asks: every run reads all tokens."
 """What is noted of a request without one."""
 _LAST_ONLY = "logits_to_keep"
 """Parameter of a forward: of how many of the last tokens scores are computed."""
@@ -65,7 +65,7 @@ def decision_with_cache(
     if not request.cache or (described is not None and not any(spec.cache for spec in described)):
         _refuse_logits(request, "the graph takes no cache")
         described_none = f"The graph takes no cache, {request.specs_origin} describes none: every run reads all tokens."
-        return InputDecision((), (described_none if request.cache else NO_CACHE_ASKED,))
+        return InputDecision((), (described_none if request.cache else NO_CACHE_REQUESTED,))
     plain = decide_inputs(
         model,
         checkpoint.config,

@@ -42,7 +42,7 @@ from winml.modelkit.load.inputs.shape_run import run_on_shapes
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 
 __all__ = [
-    "ENCODER_ANSWER",
+    "ENCODER_OUTPUT",
     "MASK",
     "NO_CACHE_HINT",
     "RUN_ROWS",
@@ -235,7 +235,7 @@ NO_CACHE_HINT = "--no-cache writes the graph that reads all tokens in every run.
 HeldStates = tuple[tuple[Way, CacheState], ...]
 """States outside of layers, each with the way to it."""
 
-_GIVEN = "past_key_values"
+_CACHE_ARGUMENT = "past_key_values"
 """Specified by transformers: what generate() calls the cache that it makes."""
 _DROPPING_LAYER = "DynamicSlidingWindowLayer"
 """Specified by transformers: the layer that keeps keys and values of a window, and nothing else."""
@@ -293,8 +293,8 @@ def find_cache(
     if layout := _layout_with_modules(model, parameters, run):
         return layout
     # What transformers' generate() gives a forward that keeps a cache.
-    is_given_one = any(parameter in parameters for parameter in ("past_key_values", "use_cache"))
-    return f"{name} returns none" if is_given_one else f"transformers keeps none for {name} either"
+    takes_cache = any(parameter in parameters for parameter in ("past_key_values", "use_cache"))
+    return f"{name} returns none" if takes_cache else f"transformers keeps none for {name} either"
 
 
 def _with_dropping(model_name: str, layout: CacheLayout, masked: Collection[int]) -> CacheLayout:
@@ -358,13 +358,13 @@ def _layout_with_modules(
 
     from winml.modelkit.load.caches.traced_layers import EMPTY_LAYER
 
-    if _GIVEN not in parameters:
+    if _CACHE_ARGUMENT not in parameters:
         return None
     runs = []
     for more in range(2):
         cache = DynamicCache(config=getattr(model, "config", None))
         with found_states(model) as found:
-            outputs = run(RUN_ROWS + more, RUN_TOKENS + more, **{_GIVEN: cache})
+            outputs = run(RUN_ROWS + more, RUN_TOKENS + more, **{_CACHE_ARGUMENT: cache})
         if outputs is None or not found:
             return None
         runs.append((cache, found))
@@ -381,8 +381,8 @@ def _layout_with_modules(
         dtype = str(value.dtype).removeprefix("torch.")
         state = CacheState(layer, "recurrent", tuple(sizes), dtype, index=index, value_range=_SUMS)
         states.append(ModuleState(path, attribute, type(model.get_submodule(path)).__name__, state))
-    attended = layout_of(name, _GIVEN, cache)
-    layers = attended or CacheLayout(_GIVEN, (EMPTY_LAYER,) * len(cache.layers), ())
+    attended = layout_of(name, _CACHE_ARGUMENT, cache)
+    layers = attended or CacheLayout(_CACHE_ARGUMENT, (EMPTY_LAYER,) * len(cache.layers), ())
     all_states = (*(item.state for item in states), *layers.states)
     return replace(layers, states=all_states, of_modules=tuple(states))
 
@@ -539,7 +539,7 @@ def cache_refusal(model_name: str, what: str) -> UsageError:
 # --- Which caches does an encoder-decoder keep? Found by running its forward once, on shapes alone.
 
 
-ENCODER_ANSWER = "encoder_last_hidden_state"
+ENCODER_OUTPUT = "encoder_last_hidden_state"
 """Specified: how transformers calls what the encoder answered in the result of the whole."""
 
 
@@ -608,7 +608,7 @@ def layout_of_both(name: str, outputs: Mapping[str, object]) -> EncoderDecoderLa
 
     found = ((key, value) for key, value in outputs.items() if isinstance(value, EncoderDecoderCache))
     argument, cache = next(found, ("", None))
-    encoded = outputs.get(ENCODER_ANSWER)
+    encoded = outputs.get(ENCODER_OUTPUT)
     if cache is None or not isinstance(encoded, torch.Tensor) or encoded.dim() != 3:
         return f"{name} keeps none of what its encoder answers"
     length, hidden_size = encoded.shape[1:]

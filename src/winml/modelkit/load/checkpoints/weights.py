@@ -45,7 +45,7 @@ _SMALL_FLOATS = ("float8", "f8", "f6", "f4")
 
 _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
-_SHOWN = 3
+_DISPLAYED = 3
 """Tensors named in a message; more would bury the rest of it."""
 
 _PICKLE_ERRORS = (
@@ -255,7 +255,7 @@ def _listed_files(files: tuple[Path, ...]) -> str:
 
 
 def _first_names(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+    return ", ".join(names[:_DISPLAYED]) + (", …" if len(names) > _DISPLAYED else "")
 
 
 def _first_sentence(error: BaseException) -> str:

@@ -22,8 +22,8 @@ from winml.modelkit.graph.bundle import PartFeed, TextTokens
 from winml.modelkit.graph.specs import DynamicDimension, DynamicRequest, InputTensorSpec, OpenSize
 from winml.modelkit.load.caches.arguments import (
     DECODER_TOKENS,
-    ENCODED,
     ENCODER_MASK,
+    ENCODER_OUTPUT_STATES,
     ENCODER_STATES,
     TOKENS,
     decoder_arguments,
@@ -31,9 +31,9 @@ from winml.modelkit.load.caches.arguments import (
     inner_decoder_arguments,
     self_feeding_decoder_arguments,
 )
-from winml.modelkit.load.caches.decision import NO_CACHE_ASKED, cached_keywords
+from winml.modelkit.load.caches.decision import NO_CACHE_REQUESTED, cached_keywords
 from winml.modelkit.load.caches.finding import (
-    ENCODER_ANSWER,
+    ENCODER_OUTPUT,
     RUN_ROWS,
     RUN_TOKENS,
     find_encoder_decoder,
@@ -77,7 +77,7 @@ __all__ = [
 _MASK = "attention_mask"
 _WITH_CACHE = {"use_cache": True}
 _SEQUENCE_KEY, _INNER_TOKENS_KEY = "sequence_length", "decoder_sequence_length"
-_GIVEN = frozenset({TOKENS, _MASK, ENCODER_STATES, ENCODER_MASK})
+_STEP_ARGUMENTS = frozenset({TOKENS, _MASK, ENCODER_STATES, ENCODER_MASK})
 """What a decoder may be given: the first two say something of its own tokens, the others of what was encoded."""
 
 
@@ -112,7 +112,7 @@ class InnerDecoder:
             tokens = {TOKENS: arguments.pop(DECODER_TOKENS)}
             with _recorded_decoder_calls(decoder) as calls:
                 forward(**arguments, **tokens)
-            return {ENCODER_ANSWER: calls[-1].named[ENCODER_STATES], argument: calls[-1].answer[argument]}
+            return {ENCODER_OUTPUT: calls[-1].named[ENCODER_STATES], argument: calls[-1].answer[argument]}
 
         return encoded
 
@@ -148,7 +148,9 @@ def _found(
     model: torch.nn.Module, plain: InputDecision, path: str, call: _Call, request: ModelRequest
 ) -> InnerDecoder | str:
     name = type(model).__name__
-    beside = [key for key, value in call.named.items() if isinstance(value, torch.Tensor) and key not in _GIVEN]
+    beside = [
+        key for key, value in call.named.items() if isinstance(value, torch.Tensor) and key not in _STEP_ARGUMENTS
+    ]
     if beside:
         return f"{path} of {name} is given {beside[0]} beside tokens and what was encoded"
     mask = call.named.get(ENCODER_MASK)
@@ -157,7 +159,7 @@ def _found(
     if not isinstance(call.answer, Mapping):
         return f"{path} of {name} returns no names"
     encoded = call.named[ENCODER_STATES]
-    layout = layout_of_both(name, {**call.answer, ENCODER_ANSWER: encoded})
+    layout = layout_of_both(name, {**call.answer, ENCODER_OUTPUT: encoded})
     if isinstance(layout, str):
         return layout
     decoder = model.get_submodule(path)
@@ -248,9 +250,9 @@ _TASKS = ("text2text-generation", "automatic-speech-recognition", "image-to-text
 
 _BATCH_KEY, _TEXT_KEY, _TOKENS_KEY = "batch_size", "sequence_length", "decoder_sequence_length"
 _RECORDED_KEYS = ("audio_length", "num_frames")
-_ENCODED_NAME = "encoder_sequence_length"
+_ENCODER_LENGTH_NAME = "encoder_sequence_length"
 """Name of the length of what the encoder answers, where it is no length of an input."""
-_KEPT = DynamicDimension(name="past_encoder_sequence_length", min=0, example=3)
+_ENCODER_CACHE_LENGTH = DynamicDimension(name="past_encoder_sequence_length", min=0, example=3)
 """Length of the keys and values of what was encoded, where the decoder computes those that are missing."""
 _TRACED: Mapping[str, int] = {_TEXT_KEY: 11, _TOKENS_KEY: 5, PAST_KEY: 7}
 """Chosen: small, apart from each other, and neither powers of two nor usual numbers of heads."""
@@ -277,7 +279,7 @@ def encoder_decoder_parts(
             return FoundParts()
     if not request.cache or request.input_specs is not None:
         described = f"One graph, as {request.specs_origin} describes it: every run encodes and reads all tokens."
-        return FoundParts(notes=(described if request.cache else NO_CACHE_ASKED,))
+        return FoundParts(notes=(described if request.cache else NO_CACHE_REQUESTED,))
     layout: EncoderDecoderLayout | str
     if inner is None:
         layout = find_encoder_decoder(model, plain.inputs, cached_keywords(model, request))
@@ -310,7 +312,9 @@ class _Divided:
         sizes = _Sizes.of(self.request, (_TEXT_KEY, _TOKENS_KEY) if self.inner is not None else None)
         encoder_axes = _encoder_axes(self.plain, self.layout, sizes)
         opened = encoder_axes.open(encoder_axes.decision, DynamicRequest())
-        decoder_axes = _decoder_axes(self.plain, self.layout, opened, sizes, is_given_states=self._takes_encoder_states)
+        decoder_axes = _decoder_axes(
+            self.plain, self.layout, opened, sizes, takes_encoder_states=self._takes_encoder_states
+        )
         encoder, decoder = divided_axes([encoder_axes, decoder_axes], self.request.dynamic)
         return self._encoder_part(encoder), self._decoder_part(decoder)
 
@@ -323,7 +327,7 @@ class _Divided:
         layout, model, inner = self.layout, self.model, self.inner
         names = [spec.name for spec in decision.inputs]
         start = _start_token(model, self.plain)
-        states = (PartFeed(ENCODED, DECODER, ENCODER_STATES),)
+        states = (PartFeed(ENCODER_OUTPUT_STATES, DECODER, ENCODER_STATES),)
         has_mask = layout.mask_dtype is not None
         masks = (PartFeed(ENCODER_MASK, DECODER, ENCODER_MASK),) if has_mask else ()
         entry = inner.encode if inner is not None else _with_encoder_mask if has_mask else None
@@ -428,7 +432,7 @@ def _decoder_axes(
     encoder: InputDecision,
     sizes: _Sizes,
     *,
-    is_given_states: bool,
+    takes_encoder_states: bool,
 ) -> PartAxes:
     """Return tokens, the mask over what was encoded, the decoder's own cache, and keys and values of the encoder.
 
@@ -448,7 +452,7 @@ def _decoder_axes(
     mask_key = plain.meanings.keys[_MASK][1] if mask is not None else None
     cross_key = mask_key if is_masked_length else None
     is_open = any(isinstance(size, str) for spec in encoder.inputs for size in spec.shape[1:])
-    encoded: int | str = layout.encoder_length if not is_open else _ENCODED_NAME
+    encoded: int | str = layout.encoder_length if not is_open else _ENCODER_LENGTH_NAME
     if cross_key is not None:
         encoded = start.get(cross_key, layout.encoder_length)
 
@@ -461,8 +465,8 @@ def _decoder_axes(
         inputs.append(mask.model_copy(update={"name": ENCODER_MASK, "shape": (batch, length), "dtype": dtype}))
         keys[ENCODER_MASK] = (_BATCH_KEY, None if is_answered else mask_key)
     cross: tuple[int | str, str | None] = (encoded, cross_key)
-    if is_given_states:
-        cross = (_KEPT.name, None)
+    if takes_encoder_states:
+        cross = (_ENCODER_CACHE_LENGTH.name, None)
         shape, dtype = (batch, encoded, layout.hidden_size), layout.cross.states[0].dtype
         inputs.append(InputTensorSpec(name=ENCODER_STATES, shape=shape, dtype=dtype))
         keys[ENCODER_STATES] = (_BATCH_KEY, cross_key, None)
@@ -476,7 +480,7 @@ def _decoder_axes(
     renamed = {DECODER_TOKENS: TOKENS, _MASK: ENCODER_MASK}
     hidden = {TOKENS, _MASK} & {spec.name for spec in encoder.inputs}
     keys_open = (_BATCH_KEY, _TEXT_KEY, _TOKENS_KEY, PAST_KEY)
-    retained = (_KEPT,) if is_given_states else ()
+    retained = (_ENCODER_CACHE_LENGTH,) if takes_encoder_states else ()
 
     def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
         requested = dynamic.model_copy(update={"dimensions": (*dynamic.dimensions, *retained)})

@@ -217,7 +217,7 @@ FEATURES = "image_features"
 _CARRIERS = ("pixel_values", "image_patches")
 """Specified: what forwards call images."""
 _POOLED = "pooler_output"
-_GIVEN_ON = frozenset({EMBEDDED, "attention_mask", "position_ids", "past_key_values"})
+_PASSED_ON = frozenset({EMBEDDED, "attention_mask", "position_ids", "past_key_values"})
 """What a language model is given besides constants, where its vectors say all that images do."""
 
 
@@ -343,7 +343,7 @@ def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageC
         run_on_shapes(model, inputs)
     if features is None or not calls:
         return f"{name} does not run on images"
-    beside = {key: value for key, value in calls[-1].items() if _holds_tensors(value) and key not in _GIVEN_ON}
+    beside = {key: value for key, value in calls[-1].items() if _holds_tensors(value) and key not in _PASSED_ON}
     layered = find_layered(features, beside)
     if beside and layered is None:
         return f"the language model of {name} is given {min(beside)} beside the vectors of tokens"

@@ -20,7 +20,7 @@ from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.graph.bundle import PartFeed
 from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec, OpenSize
 from winml.modelkit.load.caches.arguments import arguments_with_cache
-from winml.modelkit.load.caches.decision import NO_CACHE_ASKED, cached_keywords, open_cached_inputs
+from winml.modelkit.load.caches.decision import NO_CACHE_REQUESTED, cached_keywords, open_cached_inputs
 from winml.modelkit.load.caches.finding import NO_CACHE_HINT, find_cache, is_of_tokens
 from winml.modelkit.load.caches.inputs import PAST_KEY, several_positions
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout
@@ -212,7 +212,7 @@ def _find_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: str,
         described = (
             f"One graph, as {request.specs_origin} describes it: every run sees the images and reads all tokens."
         )
-        return FoundParts(notes=(described if request.cache else NO_CACHE_ASKED,))
+        return FoundParts(notes=(described if request.cache else NO_CACHE_REQUESTED,))
     found = _found(model, checkpoint.config, plain, request)
     layout = found if isinstance(found, str) else found.cache()
     if isinstance(found, str) or isinstance(layout, str):

@@ -250,7 +250,7 @@ class AxisNames:
 
     def axes_named(self, name: str) -> list[Axis]:
         """Return the axes that bear a name."""
-        return [axis for axis, given_name in self.names.items() if given_name == name]
+        return [axis for axis, axis_name in self.names.items() if axis_name == name]
 
     def keys_named(self, name: str) -> list[str]:
         """Return what the axes of a name are, as keys of ``--shape-config``."""

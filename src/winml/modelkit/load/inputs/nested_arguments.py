@@ -33,7 +33,7 @@ _CONSTANTS = (
     type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.layout,
 )  # fmt: skip
 """What a forward may be given besides tensors; the same in every call."""
-_LONGEST_SHOWN = 60
+_LONGEST_DISPLAYED = 60
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class NestedArguments:
         """Return a sentence on every constant but None, which stands for what is left out."""
         displayed = {name: repr(value) for name, value in self.constants.items() if value is not None}
         return tuple(
-            f"{name} is the constant {text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + '…'}: "
+            f"{name} is the constant {text if len(text) <= _LONGEST_DISPLAYED else text[:_LONGEST_DISPLAYED] + '…'}: "
             "only tensors become inputs of the graph"
             for name, text in displayed.items()
         )

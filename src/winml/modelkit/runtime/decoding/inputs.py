@@ -160,16 +160,16 @@ def decoder_tokens(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -
     positions = next((item.value_range for item in inputs if item.name == POSITIONS), None)
     # The step after them is at a position of its own.
     limit = TOKENS if positions is None else int(positions[1])
-    asked = tokens if tokens is not None else past
-    if asked is None:
+    length = tokens if tokens is not None else past
+    if length is None:
         return max(min(TOKENS, limit), 1)
-    if positions is not None and asked > limit:
+    if positions is not None and length > limit:
         raise UsageError(
-            f"--shape-config: {axes.tokens if tokens is not None else axes.past[0]} {asked}: the model has "
-            f"{limit + 1} positions, and a step after {asked} tokens needs {asked + 1}",
+            f"--shape-config: {axes.tokens if tokens is not None else axes.past[0]} {length}: the model has "
+            f"{limit + 1} positions, and a step after {length} tokens needs {length + 1}",
             hint=f"Give {limit} or fewer.",
         )
-    return asked
+    return length
 
 
 def decoder_feeds(

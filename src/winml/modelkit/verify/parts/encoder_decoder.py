@@ -25,7 +25,13 @@ from winml.modelkit.graph.bundle import PartFeed
 from winml.modelkit.graph.files.graph_reading import graph_of
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.reading import read_structure
-from winml.modelkit.load.caches.arguments import DECODER_TOKENS, ENCODED, ENCODER_MASK, ENCODER_STATES, TOKENS
+from winml.modelkit.load.caches.arguments import (
+    DECODER_TOKENS,
+    ENCODER_MASK,
+    ENCODER_OUTPUT_STATES,
+    ENCODER_STATES,
+    TOKENS,
+)
 from winml.modelkit.load.library_access import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.decoding.inputs import MASK, SCORES
@@ -232,7 +238,7 @@ def _text(
     second = torch.cat([tokens[:, -1:], tokens[:, :1].expand(-1, _SECOND_PROMPT - 1)], dim=1)
     cache = {decoder.cache.argument: result.past_key_values}
     if decoder.path:
-        passed = {TOKENS: second, ENCODER_STATES: torch.from_numpy(np.array(encoded[ENCODED]))}
+        passed = {TOKENS: second, ENCODER_STATES: torch.from_numpy(np.array(encoded[ENCODER_OUTPUT_STATES]))}
     else:
         passed = {**inputs, DECODER_TOKENS: second}
     output = model.get_submodule(decoder.path)(**passed, **cache, **decoder.forward_kwargs)
