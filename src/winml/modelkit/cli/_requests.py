@@ -289,11 +289,14 @@ def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, An
         )
     name = passed[0]
     from winml.modelkit.found_models import FoundModel, onnx_file
+    from winml.modelkit.graph.files.named_paths import refuse_missing_values
 
+    input_data = Path(options["input_data"]) if options["input_data"] else None
+    refuse_missing_values(input_data)
     common = {
         "shown": name,
         "seed": options["seed"],
-        "input_data": Path(options["input_data"]) if options["input_data"] else None,
+        "input_data": input_data,
     }
     path = onnx_file(name)
     if path is None:

@@ -11,6 +11,7 @@ import pydantic
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.options import EvaluationOptions
+from winml.modelkit.graph.files.named_paths import refuse_missing_values
 from winml.modelkit.options import Options, record_of
 from winml.modelkit.tune.declared_options import TuneFields
 
@@ -99,8 +100,7 @@ class TuneOptions(_Fields):  # type: ignore[misc]  # as above
         self._refuse_missing_files()
 
     def _refuse_missing_files(self) -> None:
-        if self.input_data is not None and not self.input_data.is_file():
-            raise UsageError(f"--input-data {self.input_data}: no such file", hint="Give the path of an .npz file.")
+        refuse_missing_values(self.input_data)
         if self.calibration_data is not None:
             from winml.modelkit.flows.quantize.calibration_files import calibration_kind
 

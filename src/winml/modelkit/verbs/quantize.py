@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,6 +206,7 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
         ModelPathError: there is no such file.
     """
     from winml.modelkit.flows.quantize.sensitivity_options import SensitivityOptions
+    from winml.modelkit.graph.files.named_paths import refuse_missing_values
     from winml.modelkit.graph.files.output_files import files_of_model, refuse_existing, refuse_inputs
 
     QUANTIZE.refuse_options(request)
@@ -223,6 +224,8 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
     if outputs:
         refuse_inputs(outputs, [*read, *_dataset_files(request), *files_of_model(model)])
         refuse_existing(outputs, overwrite=request.overwrite)
+    refuse_missing_values(request.input_data)
+    _refuse_graph(request, model, outputs)
     measured = measured_path(outputs[0]) if outputs else None
     stated = {field.name: getattr(request, field.name) for field in fields_of(SensitivityFields)}
     if request.dataset is not None:
@@ -250,6 +253,25 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
         model=model,
         sensitivity=sensitivity,
     )
+
+
+def _refuse_graph(request: QuantizeRequest, model: Path, outputs: Sequence[Path]) -> None:
+    """Refuse what the structure of the graph shows, unless recovery would replace the file first.
+
+    Raises:
+        UsageError: a selector names no module, or the graph has no dimension of a size.
+        InputError: the file is no ONNX model, its data is missing, or it is quantized already.
+    """
+    from winml.modelkit.flows.graph_file import GraphFileTask, check_source
+    from winml.modelkit.flows.quantize.quantize import Quantization
+    from winml.modelkit.graph.files.output_files import waiting_files
+
+    if model.absolute() in {path.absolute() for path in waiting_files(outputs)}:
+        return
+    options = request.options
+    if request.module is not None:
+        options = options.model_copy(update={"include": (*options.include, request.module)})
+    check_source(GraphFileTask(model, model), Quantization(model, options, request.sizes or {}))
 
 
 def _refuse_combinations(request: QuantizeRequest) -> None:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from winml.modelkit.errors import ModelPathError
+from winml.modelkit.errors import ModelPathError, UsageError
 
 __all__ = [
     "committed_files",
@@ -21,6 +21,7 @@ __all__ = [
     "record_committed",
     "record_read",
     "record_settled",
+    "refuse_missing_values",
     "restored_working_directory",
     "taken_read",
     "taken_settled",
@@ -122,3 +123,13 @@ def unrecorded() -> Iterator[None]:
 def committed_files() -> tuple[Path, ...]:
     """Return the files that are in place for good, in the order they were put there."""
     return tuple(_committed)
+
+
+def refuse_missing_values(path: Path | None) -> None:
+    """Refuse values for the inputs of a graph where there is no such file.
+
+    Raises:
+        UsageError: names it.
+    """
+    if path is not None and not path.exists():
+        raise UsageError(f"--input-data {path}: no such file", hint="Give a file that numpy.savez wrote.")
