@@ -75,7 +75,7 @@ INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """A room and the order of its folders; ``""`` stands for the files of the room itself."""
 
-SHARED_BY_FLOWS = {"graph_file", "graph_handover", "graph_modules", "module_functions", "optimizing"}
+SHARED_BY_FLOWS = {"graph_file", "module_functions"}
 """Files of flows that are no verb's: the skeleton of every graph stage, what works on a graph in memory, and the form
 with functions in which a graph can be written.
 """

@@ -9,7 +9,7 @@ import pytest
 
 from module_chains import save_chain
 from winml.modelkit.errors import UsageError
-from winml.modelkit.flows.graph_modules import graph_modules, optimize_within, selected_nodes, source_notes
+from winml.modelkit.flows.module_functions import graph_modules, optimize_within, selected_nodes, source_notes
 from winml.modelkit.optimize.options import OptimizeOptions
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import onnxruntime as ort
 import pytest
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.runtime.devices import choose_provider, present_providers
-from winml.modelkit.runtime.execution_providers import DEVICES, EXECUTION_PROVIDERS
+from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, Device
 
 
 @pytest.mark.parametrize(
@@ -33,7 +35,7 @@ def test_provider_that_is_missing_is_told_with_those_present() -> None:
 def test_device_no_provider_serves_is_told() -> None:
     """With the names of those that would, on this platform."""
     served = {kind for ep in EXECUTION_PROVIDERS.values() if ep.name in present_providers() for kind in ep.devices}
-    for kind in DEVICES:
+    for kind in get_args(Device):
         if kind not in served:
             with pytest.raises(UsageError, match=f"--device {kind}: no installed execution provider runs on it"):
                 choose_provider(None, kind, {})

@@ -22,7 +22,7 @@ from winml.modelkit.builds.stage_runs import TOOL_NAME
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME
 from winml.modelkit.flows.graph_file import GraphFileTask
-from winml.modelkit.flows.graph_modules import graph_modules
+from winml.modelkit.flows.module_functions import graph_modules
 from winml.modelkit.found_models import FoundFolder
 from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.graph.files.output_files import OutputFiles, recover, refuse_existing, refuse_inputs

@@ -30,7 +30,7 @@ from winml.modelkit.flows.graph_file import (
     summarize_graph,
     transform_file,
 )
-from winml.modelkit.flows.graph_modules import graph_modules, optimize_within
+from winml.modelkit.flows.module_functions import graph_modules, optimize_within
 from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions, sizes_of_dimensions
 from winml.modelkit.graph.specs import stated_sums, summed_sizes
 from winml.modelkit.hierarchy.tagging import all_nodes

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KINDS",
-    "TARGETS",
     "Candidate",
     "CandidateFacts",
     "CandidateKind",
@@ -31,7 +30,6 @@ SCHEMA_VERSION = 1
 """Layout of the JSON, specified in docs/reference/formats.md."""
 
 TuneTarget = Literal["latency", "size", "throughput"]
-TARGETS: tuple[TuneTarget, ...] = get_args(TuneTarget)
 CandidateKind = Literal[
     "plain", "level", "dynamic", "qdq", "weight-only", "float", "provider", "threads", "fixed", "compile"
 ]  # fmt: skip

@@ -13,7 +13,6 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.registries import Registry
 
 __all__ = [
-    "DEVICES",
     "EXECUTION_PROVIDERS",
     "Device",
     "ExecutionProvider",
@@ -25,7 +24,6 @@ __all__ = [
 ]
 
 Device = Literal["cpu", "gpu", "npu"]
-DEVICES: tuple[Device, ...] = ("cpu", "gpu", "npu")
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,6 @@ def model_types(name: str, task: str | None = None) -> tuple[str, ...]:
     return (name,)
 
 
-_ANY_TYPE = "*"
 _OF_OTHERS = (BUILD_MANIFEST_NAME, EXTRACT_MANIFEST_NAME, TUNE_STATE_NAME)
 _NAME_LENGTH = 40
 """Characters of the model's name in the name of a folder; the digest behind it tells cells apart."""

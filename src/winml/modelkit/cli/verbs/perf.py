@@ -169,7 +169,7 @@ def _few_runs(latency: LatencyOptions, iterations: int | None) -> LatencyOptions
 
 
 def _show_generation(request: PerfRequest, subject: PerfSubject, options: Mapping[str, object]) -> None:
-    from winml.modelkit.inference.generation.measuring import (
+    from winml.modelkit.inference.generation.writing import (
         measure_encoder_decoder_generation,
         measure_generation,
     )

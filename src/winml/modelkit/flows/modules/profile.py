@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from winml.modelkit.compare.outputs import CUT_MODULE_THRESHOLD
 from winml.modelkit.errors import MeasureError, StageError, UsageError, WriteError
-from winml.modelkit.flows.modules.cuts import (
+from winml.modelkit.flows.modules.extract import (
     CutCall,
     ModuleCuts,
     Recording,

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import refuse_unfaithful
 from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphWork, transform_file
-from winml.modelkit.flows.graph_modules import graph_modules, source_notes
+from winml.modelkit.flows.module_functions import graph_modules, source_notes
 from winml.modelkit.flows.quantize.calibration_data import Calibration, calibration_of, refuse_missing_data
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.pinning import sizes_of_dimensions

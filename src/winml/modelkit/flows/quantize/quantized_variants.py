@@ -24,7 +24,7 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import measure_fidelity
 from winml.modelkit.errors import QuantizeError, StageError, UsageError
 from winml.modelkit.flows.graph_file import read_plain
-from winml.modelkit.flows.graph_modules import graph_modules
+from winml.modelkit.flows.module_functions import graph_modules
 from winml.modelkit.flows.quantize.quantize import prepare
 from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.graph.files.content_digest import hash_file

@@ -32,7 +32,6 @@ _ATTENTION: Final = "winml_flash_pictures"
 
 _PICTURES, _PATCHES = "images", "patches"
 """Names of what is left open."""
-_GRID_RANK = 2
 
 
 def with_open_grids(decision: InputDecision, dynamic: DynamicRequest, vectors: int) -> InputDecision:
