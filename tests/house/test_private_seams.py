@@ -143,10 +143,6 @@ SEAMS: dict[str, dict[str, str]] = {
         "._args_from_interpreter_flags": "tests/unit/runtime/test_processes.py::"
         "test_process_searches_the_path_without_the_working_directory",
     },
-    "verify.varied_sizes": {
-        "._buffers": "tests/unit/verify/test_other_sizes.py::"
-        "test_unchanged_attributes_puts_back_what_a_forward_wrote_down",
-    },
     "verify.reference_run": {
         "torch._export.utils": _LARGE_EXPORT,
         "torch._subclasses.fake_tensor": _LARGE_EXPORT,

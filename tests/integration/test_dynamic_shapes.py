@@ -121,7 +121,7 @@ def test_recorded_config_exports_the_same_dimensions(tmp_path: Path) -> None:
         DynamicDimension(name="batch_size", example=2),
         DynamicDimension(name="sequence_length", min=2, max=40, example=20),
     ) == result.only_part.dimensions
-    assert {"batch_size": (1, 3), "sequence_length": (2, 23)} == dict(result.only_part.checked_sizes)
+    assert {"batch_size": (1, 3, 17), "sequence_length": (2, 23, 40)} == dict(result.only_part.checked_sizes)
 
 
 def test_live_transformers_model_knows_its_batch(tmp_path: Path) -> None:

@@ -160,6 +160,7 @@ class VerificationError(WinMLError):
     Attributes:
         is_graph_wrong: Whether the graph is the likely cause, and neither the reference nor the inputs.
         inputs: Values by input on which the outputs differ, as arrays or tensors, where both models answered.
+        most: Name of an open dimension → largest size up to which both answer the same, where only larger ones differ.
     """
 
     exit_code = 3
@@ -170,6 +171,7 @@ class VerificationError(WinMLError):
         super().__init__(message, hint=hint)
         self.is_graph_wrong = is_graph_wrong
         self.inputs = inputs
+        self.most: Mapping[str, int] = {}
 
 
 class InternalError(WinMLError):

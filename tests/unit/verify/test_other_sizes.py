@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,8 +15,9 @@ from torch import nn
 
 from winml.modelkit import HTPExporter, WinMLExportConfig
 from winml.modelkit.errors import ExportError, UsageError, VerificationError
+from winml.modelkit.export.state_restoration import unchanged_attributes
 from winml.modelkit.graph.specs import DynamicDimension
-from winml.modelkit.verify.varied_sizes import Draw, run_at_varied_sizes, unchanged_attributes
+from winml.modelkit.verify.varied_sizes import Draw, run_at_varied_sizes
 
 
 def runner(accepts: Callable[[int], bool]) -> Callable[[Mapping[str, int]], Draw]:
@@ -32,12 +34,12 @@ def runner(accepts: Callable[[int], bool]) -> Callable[[Mapping[str, int]], Draw
 @pytest.mark.parametrize(
     ("dimension", "accepts", "expected"),
     [
-        (DynamicDimension(name="n", example=48), lambda n: n > 0, {1, 55}),
-        (DynamicDimension(name="n", example=2), lambda n: n > 0, {1, 3}),
-        (DynamicDimension(name="n", min=4, max=64, example=48), lambda n: n > 0, {4, 55}),
+        (DynamicDimension(name="n", example=48), lambda n: n > 0, {1, 55, 385}),
+        (DynamicDimension(name="n", example=2), lambda n: n > 0, {1, 3, 17}),
+        (DynamicDimension(name="n", min=4, max=64, example=48), lambda n: n > 0, {4, 55, 64}),
         (DynamicDimension(name="n", max=48, example=48), lambda n: n > 0, {1, 47}),
-        (DynamicDimension(name="n", example=224), lambda n: n % 32 == 0, {32, 256}),
-        (DynamicDimension(name="n", example=48), lambda n: n >= 7, {7, 55}),
+        (DynamicDimension(name="n", example=224), lambda n: n % 32 == 0, {32, 256, 1792}),
+        (DynamicDimension(name="n", example=48), lambda n: n >= 7, {7, 55, 385}),
     ],
 )
 def test_other_sizes_are_the_smallest_and_a_larger_one_the_model_accepts(
@@ -46,10 +48,19 @@ def test_other_sizes_are_the_smallest_and_a_larger_one_the_model_accepts(
     """Size 1 is among them unless bounds or the model forbid it; the larger one is odd where it may be."""
     traced = runner(accepts)({"n": dimension.example or 0})
     proof = run_at_varied_sizes(traced, [dimension], runner(accepts))
-    assert expected == {draw.sizes["n"] for draw in proof.draws}
+    assert expected == {draw.sizes["n"] for draw in (*proof.draws, *proof.far_draws)}
     assert {"y": ("n", 3)} == proof.output_shapes
     refused = min(expected) > dimension.min
     assert refused == any(f"refuses size {dimension.min}" in note for note in proof.notes)
+
+
+def test_large_model_is_not_run_far_from_the_traced_size() -> None:
+    """As far as a second or two allow: with ten billion parameters, nowhere."""
+    dimension = DynamicDimension(name="n", example=48)
+    traced = runner(lambda n: n > 0)({"n": 48})
+    for parameters, expected in ((10**8, {1, 55, 385}), (10**10, {1, 55})):
+        proof = run_at_varied_sizes(traced, [dimension], runner(lambda n: n > 0), parameters)
+        assert expected == {draw.sizes["n"] for draw in (*proof.draws, *proof.far_draws)}
 
 
 def test_dimension_the_model_cannot_vary_is_refused_with_its_reason() -> None:
@@ -130,7 +141,7 @@ def test_axis_that_torchscript_freezes_is_left_open_by_dynamo_unasked(tmp_path: 
     result = HTPExporter(config).export(Shortening(), tmp_path / "model.onnx", {"x": torch.randn(3, 6, 4)})
     assert "dynamo" == result.only_part.exporter
     assert "tokens froze" in result.only_part.exporter_reason
-    assert {"tokens": (1, 7)} == dict(result.only_part.checked_sizes)
+    assert {"tokens": (1, 7, 49)} == dict(result.only_part.checked_sizes)
 
 
 def test_axis_that_both_freeze_is_told_with_what_dynamo_says(tmp_path: Path) -> None:
@@ -177,6 +188,31 @@ def test_size_that_decides_how_many_outputs_there_are_cannot_be_left_open(
     assert "at tokens 1: output_0 float32[3, 1, 4])" in caught.value.message
     assert "torch.stack" in caught.value.hint
     assert [] == list(tmp_path.iterdir())
+
+
+class FixedPieces(nn.Module):
+    """Cuts its input into pieces of 32, each of which is averaged by itself."""
+
+    def __init__(self, by_index: bool) -> None:
+        super().__init__()
+        self.linear, self.by_index = nn.Linear(4, 4), by_index
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Answer of the shape of the input."""
+        pieces = [x[:, at : at + 32] for at in range(0, x.shape[1], 32)] if self.by_index else x.split(32, 1)
+        return torch.cat([self.linear(piece) + piece.mean(1, keepdim=True) for piece in pieces], 1)
+
+
+@pytest.mark.parametrize(("by_index", "exporter"), [(True, "torchscript"), (False, "dynamo")])
+def test_pieces_of_a_fixed_size_bound_it_where_one_was_traced(tmp_path: Path, by_index: bool, exporter: str) -> None:
+    """Traced with 6 there is one piece of 32: the dimension ends there, in the record, the notes and the file."""
+    config = WinMLExportConfig.model_validate({"dynamic_axes": {"x": {1: "tokens"}}, "exporter": exporter})
+    part = HTPExporter(config).export(FixedPieces(by_index), tmp_path / "a.onnx", {"x": torch.randn(3, 6, 4)}).only_part
+    assert (DynamicDimension(name="tokens", max=32, example=6),) == part.dimensions
+    assert {"tokens": (1, 7, 32)} == dict(part.checked_sizes)
+    assert any("tokens is bounded to" in note for note in part.notes)
+    metadata = {item.key: item.value for item in onnx.load(part.model_path).metadata_props}
+    assert {"tokens": [1, 32]} == json.loads(metadata["winml.export"])["bounds"]
 
 
 def test_size_that_decides_the_rank_of_an_output_can_be_left_open_within_bounds(tmp_path: Path) -> None:

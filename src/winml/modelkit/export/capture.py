@@ -55,6 +55,10 @@ class Capture:
     """Names of the graph inputs that nothing reads."""
     fixed_choices: tuple[str, ...] = ()
     """Lines of the user's Python (``net.py:8``) that read a tensor's value: the graph contains the traced value."""
+    fixed_sizes: tuple[str, ...] = ()
+    """Lines of the user's Python that took an open size for a number: the graph contains the traced one."""
+    bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Open size → smallest and largest for which the graph was made, where the exporter knows that there are such."""
     notes: tuple[str, ...] = ()
     """What else is to be said of how it was made."""
 

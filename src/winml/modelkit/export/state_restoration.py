@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import types
 import warnings
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +27,12 @@ from winml.modelkit.errors import first_line
 
 __all__ = [
     "LeftAsFound",
+    "StateAsFound",
     "module_left_as_found",
     "process_left_as_found",
     "quiet_torch",
-    "restored_tensor_values",
+    "shared_state",
+    "unchanged_attributes",
     "unprinted_failures",
 ]
 
@@ -36,6 +40,15 @@ __all__ = [
 LARGEST_COPY_BYTES = 2**26
 """Chosen: tensors of this size in all are copied in some ten milliseconds. No forward known writes into more, and a
 copy would cost as much memory as the model."""
+_SMALL_BYTES = 2**16
+"""Chosen: a forward that sets a parameter by its first input sets one number per channel."""
+_WITH_MEMORY = (torch.Tensor, nn.Parameter, nn.Buffer)
+"""Of other classes are fake tensors, and those that get their shape with the first call."""
+_WITH_HOOKS = "_output_capturing_hooks_installed"
+"""Not public: transformers marks a module so when it registers hooks in the first forward, which stay as they are."""
+_HELD_BY_TORCH = ("_parameters", "_buffers", "_modules")
+_OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes of every module, most of them mappings of hooks."""
 _DEPTH = 4
 """Chosen: a list in a record in a mapping of a module is reached; a whole program that hangs on a module is not."""
 _OPAQUE = (
@@ -104,12 +117,8 @@ def module_left_as_found(model: nn.Module) -> Iterator[LeftAsFound]:
     """
     found = LeftAsFound()
     state = _State()
-    for module in list(model.modules()):
-        state.remember(vars(module), _DEPTH)
-        for value in vars(module).values():
-            # A record on a module, such as a cache, is part of its state; what hangs on that record is not.
-            if not isinstance(value, _OPAQUE) and hasattr(value, "__dict__"):
-                state.remember(vars(value), 1)
+    for path, module in list(model.named_modules()):
+        state.remember_module(path, module)
     parameters = list(model.parameters())
     names = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     copies, others = _copies([*state.tensors, *parameters])
@@ -140,13 +149,80 @@ def module_left_as_found(model: nn.Module) -> Iterator[LeftAsFound]:
 
 
 @contextmanager
-def restored_tensor_values(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Put back, in place and at the end, the values of tensors, up to ``LARGEST_COPY_BYTES`` of them in all."""
-    copies, _ = _copies(tensors)
+def unchanged_attributes(model: nn.Module) -> Iterator[StateAsFound]:
+    """Put back, in place and at the end, what a forward keeps on its modules, so that every run starts alike.
+
+    Some forwards write down the size or the values they saw, count in a buffer, or replace a module by one for short
+    texts (for: BigBird, BigBird-Pegasus), and go on with it.
+    """
+    state = StateAsFound(model)
     try:
-        yield
+        yield state
     finally:
-        for copy in copies:
+        state.put_back()
+
+
+def shared_state(model: nn.Module) -> dict[str, object]:
+    """Return what a forward may keep beside its modules: in globals and on classes of the user's code.
+
+    Numbers and flags by value, containers by their size; nothing of it is put back.
+    """
+    state: dict[str, object] = {}
+    for kind in {kind: None for module in model.modules() for kind in type(module).__mro__}:
+        source = sys.modules.get(kind.__module__)
+        if source is None or "site-packages" in Path(getattr(source, "__file__", None) or "site-packages").parts:
+            continue
+        for owner, namespace in ((kind.__name__, vars(kind)), (kind.__module__, vars(source))):
+            for name, value in namespace.items():
+                if isinstance(value, (dict, list, set, deque)):
+                    state[f"{owner}.{name}"] = len(value)
+                elif isinstance(value, (int, float, type(None), torch.Tensor)):
+                    state[f"{owner}.{name}"] = id(value) if isinstance(value, torch.Tensor) else value
+    return state
+
+
+class StateAsFound:
+    """The state of a module and of those below it; values of parameters only where they are small."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._state = _State(torch_attributes=_OF_TORCH, lasting=(_WITH_HOOKS,))
+        for path, module in list(model.named_modules()):
+            self._state.remember_module(path, module)
+        self._names = {
+            **{id(tensor): name for tensor, name in zip(self._state.tensors, self._state.tensor_names, strict=True)},
+            **{id(tensor): name for name, tensor in model.named_parameters()},
+        }
+        parameters = list(model.parameters())
+        small = [parameter for parameter in parameters if _size_bytes(parameter) <= _SMALL_BYTES]
+        self._copies, others = _copies([*self._state.tensors, *small])
+        others += [parameter for parameter in parameters if _size_bytes(parameter) > _SMALL_BYTES]
+        self._versions = [(tensor, _version(tensor)) for tensor in others]
+        self._is_kept = False
+
+    def keep(self) -> None:
+        """Leave the state as it is now."""
+        self._is_kept = True
+
+    def changes(self) -> tuple[str, ...]:
+        """Return the attributes that are not as they were found: ``encoder.cached``."""
+        tensors = [copy.tensor for copy in self._copies if not copy.is_equal()]
+        tensors += [tensor for tensor, version in self._versions if _version(tensor) != version]
+        names = [*self._state.changes(), *(self._names[id(tensor)] for tensor in tensors)]
+        return tuple(dict.fromkeys(names))
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Say whether a tensor shares memory with what is put back."""
+        return type(tensor) in _WITH_MEMORY and any(
+            copy.tensor.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for copy in self._copies
+        )
+
+    def put_back(self) -> None:
+        """Put everything back, unless it is to be kept."""
+        if self._is_kept:
+            return
+        self._state.put_back()
+        for copy in self._copies:
             copy.put_back()
 
 
@@ -157,6 +233,12 @@ class _TensorCopy:
     tensor: torch.Tensor
     values: torch.Tensor
 
+    def is_equal(self) -> bool:
+        """Say whether the tensor has its values."""
+        tensor, values = self.tensor, self.values
+        is_alike = tensor.shape == values.shape and tensor.dtype == values.dtype and tensor.device == values.device
+        return is_alike and _are_equal(tensor, values)
+
     def put_back(self) -> str:
         """Give the tensor its values again; return what kept it from that, if anything."""
         tensor, values = self.tensor, self.values
@@ -164,7 +246,7 @@ class _TensorCopy:
             with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
                 if tensor.shape != values.shape or tensor.dtype != values.dtype or tensor.device != values.device:
                     tensor.data = values
-                elif not _are_equal(tensor, values):
+                elif not self.is_equal():
                     tensor.copy_(values)
         except RuntimeError as error:
             return first_line(error)
@@ -180,12 +262,10 @@ def _are_equal(tensor: torch.Tensor, values: torch.Tensor) -> bool:
 
 def _copies(tensors: Iterable[torch.Tensor]) -> tuple[list[_TensorCopy], list[torch.Tensor]]:
     """Return copies of the values of tensors, the smallest first, and the tensors for which the limit was too small."""
-    # Of other classes are fake tensors, and those that get their shape with the first call.
-    classes = (torch.Tensor, nn.Parameter, nn.Buffer)
     held = [
         tensor
         for tensor in tensors
-        if type(tensor) in classes and not tensor.is_meta and tensor.layout == torch.strided
+        if type(tensor) in _WITH_MEMORY and not tensor.is_meta and tensor.layout == torch.strided
     ]
     held.sort(key=_size_bytes)
     copies: list[_TensorCopy] = []
@@ -210,12 +290,37 @@ def _version(tensor: torch.Tensor) -> int | None:
 class _State:
     """What containers hold, and the values of tensors in them."""
 
-    def __init__(self) -> None:
-        self.containers: dict[int, tuple[Any, Any]] = {}
+    def __init__(self, torch_attributes: Collection[str] = (), lasting: Collection[str] = ()) -> None:
+        """Begin with nothing.
+
+        Args:
+            torch_attributes: Attributes of every module whose contents are not remembered.
+            lasting: Attributes that stay once they are set.
+        """
+        self.containers: dict[int, tuple[Any, Any, str]] = {}
+        """Identity of a container → itself, what it held, and its name; of attributes of modules a name with a dot."""
         self.tensors: list[torch.Tensor] = []
+        self.tensor_names: list[str] = []
+        self._torch_attributes, self._lasting = torch_attributes, lasting
         self._seen_tensors: set[int] = set()
 
-    def remember(self, value: object, depth: int) -> None:
+    def remember_module(self, path: str, module: nn.Module) -> None:
+        """Remember the attributes of one module, but for those that no forward changes."""
+        prefix = f"{path}." if path else ""
+        attributes = vars(module)
+        self.containers[id(attributes)] = (attributes, dict(attributes), prefix)
+        for name, value in attributes.items():
+            if name in _HELD_BY_TORCH:
+                self.containers[id(value)] = (value, dict(value), prefix)
+                for key, item in value.items():
+                    self.remember(item, 0, f"{prefix}{key}")
+            elif name not in self._torch_attributes:
+                self.remember(value, _DEPTH, f"{prefix}{name}")
+                # A record on a module, such as a cache, is part of its state; what hangs on that record is not.
+                if name != "forward" and not isinstance(value, _OPAQUE) and hasattr(value, "__dict__"):
+                    self.remember(vars(value), 1, f"{prefix}{name}")
+
+    def remember(self, value: object, depth: int, name: str) -> None:
         """Remember a container with all that it holds, to a depth; or a tensor that is no parameter."""
         if type(value) in weakref.ProxyTypes:  # any other question to one whose object is gone raises
             return
@@ -223,31 +328,54 @@ class _State:
             if not isinstance(value, nn.Parameter) and id(value) not in self._seen_tensors:
                 self._seen_tensors.add(id(value))
                 self.tensors.append(value)
+                self.tensor_names.append(name)
         elif isinstance(value, (dict, list, set, deque)):
             if id(value) in self.containers:
                 return
             kind = _kind(value)
             items = dict(kind.items(value)) if isinstance(value, dict) else list(kind.__iter__(value))
-            self.containers[id(value)] = (value, items)
+            self.containers[id(value)] = (value, items, name)
             if depth:
                 for item in items.values() if isinstance(items, dict) else items:
-                    self.remember(item, depth - 1)
+                    self.remember(item, depth - 1, name)
         elif isinstance(value, tuple) and depth:
             for item in value:
-                self.remember(item, depth - 1)
+                self.remember(item, depth - 1, name)
+
+    def changes(self) -> Iterator[str]:
+        """Yield the names of attributes that hold something else, or whose containers do."""
+        for container, items, name in self.containers.values():
+            if name and not name.endswith("."):
+                if not _holds(container, items):
+                    yield name
+            else:
+                for key in {**items, **container}:
+                    is_same = key in items and key in container and items[key] is container[key]
+                    if not is_same and key not in self._lasting:
+                        yield f"{name}{key}"
 
     def put_back(self) -> None:
         """Make every container hold what it held."""
-        for container, items in self.containers.values():
+        for container, items, _name in self.containers.values():
+            if _holds(container, items):
+                continue
             kind = _kind(container)  # a subclass may refuse what puts back
             if isinstance(container, dict):
-                if not _are_same([*kind.items(container)], [*items.items()]):
-                    kind.clear(container)
-                    for key, value in items.items():
-                        kind.__setitem__(container, key, value)
-            elif not _are_same([*kind.__iter__(container)], items):
-                kind.clear(container)
+                items = {**items, **{key: container[key] for key in self._lasting if key in container}}
+            kind.clear(container)
+            if isinstance(container, dict):
+                for key, value in items.items():
+                    kind.__setitem__(container, key, value)
+            else:
                 (kind.update if isinstance(container, set) else kind.extend)(container, items)
+
+
+def _holds(container: Any, items: Any) -> bool:
+    """Say whether a container holds the same objects, in the same order."""
+    kind = _kind(container)
+    if isinstance(container, dict):
+        return _are_same([*kind.items(container)], [*items.items()])
+    return _are_same([*kind.__iter__(container)], items)
 
 
 def _kind(container: object) -> Any:

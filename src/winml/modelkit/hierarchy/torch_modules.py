@@ -30,6 +30,7 @@ __all__ = [
     "record_calls",
     "torch_module_notes",
     "uncompiled",
+    "with_captured_modules",
     "without_compilation",
 ]
 
@@ -352,6 +353,26 @@ def joined_traces(traces: Sequence[CallTrace]) -> CallTrace:
                     earlier, calls=earlier.calls + later.calls, callers=earlier.callers | later.callers
                 )
     return CallTrace(list(joined.values()))
+
+
+def with_captured_modules(trace: CallTrace, scopes: Iterable[Sequence[str]]) -> CallTrace:
+    """Return a trace with the modules that ran in a capture only: one that asks for a number of rows has all branches.
+
+    Args:
+        trace: A run of the model.
+        scopes: Paths of the modules on the call stack of each captured node, outermost first.
+    """
+    modules = trace.by_path()
+    order = sum(module.execution_order is not None for module in modules.values())
+    for scope in scopes:
+        for depth, path in enumerate(scope):
+            if modules[path].execution_order is None:
+                stack = tuple(scope[:depth])
+                modules[path] = replace(
+                    modules[path], execution_order=order, calls=1, stack=stack, callers=frozenset(stack[-1:])
+                )
+                order += 1
+    return CallTrace(list(modules.values()))
 
 
 def module_of_error(error: BaseException, model: nn.Module) -> str | None:

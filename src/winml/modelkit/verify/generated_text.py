@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.errors import first_line
+from winml.modelkit.export.state_restoration import unchanged_attributes
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.load.caches.inputs import several_positions
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout
@@ -28,7 +29,6 @@ from winml.modelkit.load.library_access import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.decoding.inputs import MASK, POSITIONS, SCORES, TOKEN_IDS
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside
-from winml.modelkit.verify.varied_sizes import unchanged_attributes
 
 __all__ = [
     "GeneratedText",

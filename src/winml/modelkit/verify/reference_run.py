@@ -21,6 +21,7 @@ from torch.func import functional_call
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import ExportError, first_line
 from winml.modelkit.export.preparation import FlatForward, prepared_for_export
+from winml.modelkit.export.state_restoration import unchanged_attributes
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.files.writing import INLINE_LIMIT_BYTES
 from winml.modelkit.hierarchy.torch_modules import module_of_error
@@ -69,8 +70,13 @@ def prepared_part(part: ModelPart) -> Iterator[PreparedPart]:
         yield PreparedPart(part, forward)
 
 
-def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> Arrays:
+def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *, keeps_state: bool = False) -> Arrays:
     """Run the prepared part and return its outputs by name; of a model without values, arrays that take no memory.
+
+    Args:
+        prepared: The part.
+        tensors: Inputs by name.
+        keeps_state: Leave on the modules what the forward wrote there; else they are put back as they were.
 
     Raises:
         ExportError: the module refuses the inputs; names the module in which it failed.
@@ -78,8 +84,12 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -
     part, model = prepared.part, prepared.model
     try:
         # A forward may write into its inputs; the next to read them needs them as they were.
-        with _as_exported(model), conditions_as_python():
+        with unchanged_attributes(model) as state, _as_exported(model), conditions_as_python():
             outputs = model(*copies_for(model, tensors).values())
+            # What is put back must not change what was answered.
+            outputs = [value.clone() if state.holds(value) else value for value in outputs]
+            if keeps_state:
+                state.keep()
     except ExportError:
         raise
     except Exception as error:
@@ -117,7 +127,7 @@ def run_for_shapes(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) 
     }
     inputs = tuple(tensor.to("meta") for tensor in tensors.values())
     try:
-        with _as_exported(model), conditions_as_python():
+        with unchanged_attributes(model), _as_exported(model), conditions_as_python():
             outputs = functional_call(model, without_storage, inputs)
     except REFUSALS:
         return run_reference(prepared, tensors)

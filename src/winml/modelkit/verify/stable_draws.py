@@ -22,7 +22,7 @@ from winml.modelkit.compare.outputs import OutputComparison, VerificationInfo, c
 from winml.modelkit.errors import ExportError, VerificationError
 from winml.modelkit.verify.failure_explanation import explained_failure
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference, with_values
-from winml.modelkit.verify.varied_sizes import Draw, unchanged_attributes
+from winml.modelkit.verify.varied_sizes import Draw
 
 __all__ = ["compare_stable_draws", "is_decided_by_rounding", "is_decided_by_ties"]
 
@@ -122,8 +122,7 @@ def is_decided_by_rounding(
         for seed in range(1, MOVED_RUNS + 1):
             # Values that are equal are ranked in any order.
             tensors = {name: _moved(value, torch.Generator().manual_seed(seed)) for name, value in draw.inputs.items()}
-            with unchanged_attributes(weighted.model):
-                output = run_reference(weighted, tensors)
+            output = run_reference(weighted, tensors)
             comparisons = compare_outputs([draw.reference], [output], computed_in=computed_in).comparisons
             moved |= {item.name for item in comparisons if not item.is_equal and not item.problem}
         return set(outputs) <= moved
@@ -149,8 +148,7 @@ def is_decided_by_ties(
             generator = torch.Generator().manual_seed(seed)
             tensors = {name: _noisy(value, traced.inputs[name], generator) for name, value in tied.inputs.items()}
             try:
-                with unchanged_attributes(weighted.model):
-                    noisy.append(run_reference(weighted, tensors))
+                noisy.append(run_reference(weighted, tensors))
             except ExportError:
                 return False
     return all(
@@ -196,7 +194,7 @@ def _moved_outputs(prepared: PreparedPart, draw: Draw, computed_in: Sequence[str
     """
     largest: dict[str, OutputComparison] = {}
     for seed in range(MOVED_RUNS + 1):
-        with _moved_results(prepared.model, seed), unchanged_attributes(prepared.model):
+        with _moved_results(prepared.model, seed):
             moved = run_reference(prepared, draw.inputs)
         comparisons = compare_outputs([draw.reference], [moved], computed_in=computed_in).comparisons
         if seed == 0 and not all(item.is_equal for item in comparisons):

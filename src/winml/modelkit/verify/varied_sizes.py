@@ -7,21 +7,19 @@ constant. Does not know how a graph is captured or how outputs are compared.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
 import torch
-from torch import nn
 
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.outputs import OutputComparison, compare_outputs
 from winml.modelkit.errors import ExportError, StageError, UsageError, VerificationError
 from winml.modelkit.export.output_shapes import Observation, explain_output_shapes
-from winml.modelkit.export.state_restoration import restored_tensor_values
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec
 from winml.modelkit.hierarchy.tagging import all_nodes, read_tag
@@ -32,17 +30,24 @@ __all__ = [
     "DynamicProof",
     "WrittenGraph",
     "axes_of",
+    "bounded_proof",
     "compare_at_varied_sizes",
     "declare_output_shapes",
     "run_at_varied_sizes",
-    "unchanged_attributes",
 ]
 
 Sizes = Mapping[str, int]
+Bounds = tuple[int, int]
+"""Smallest and largest size of a dimension."""
 
 _LARGER_SHARE = 8
 """Chosen: an eighth above the traced size; enough to leave a table that was cut to it, little enough to be quick."""
-_SIMPLE = (bool, int, float, str, tuple, type(None), torch.Tensor)
+_FAR_FACTOR, _FAR_MOST = 8, 4096
+"""Chosen: a forward that cuts its input into pieces of a fixed size may be traced as one piece, and answers rightly
+until there is a second one. Attention over more tokens than this takes gigabytes."""
+_FAR_WORK = 5e10
+"""Parameters times the product of all open sizes, up to which a far size is tried. Chosen: a second or two on two
+cores, and 450 tokens of bert-base."""
 _DISPLAYED_OUTPUTS = 4
 """Outputs named in a message; more would bury the rest of it."""
 _PLACE_IN_SOURCE = re.compile(r"/onnxruntime_src/\S+ .*?\) (?=\S)")
@@ -71,6 +76,8 @@ class DynamicProof:
 
     draws: tuple[Draw, ...] = ()
     """Each dimension by itself at two other sizes where the model accepts two, then all of them together."""
+    far_draws: tuple[Draw, ...] = ()
+    """Each dimension by itself far beyond the traced size, where that takes little time, or at the bound found."""
     output_shapes: Mapping[str, tuple[int | str, ...]] | None = None
     """Output → its shape in terms of the inputs'; None where nothing is left open."""
     notes: tuple[str, ...] = ()
@@ -78,9 +85,8 @@ class DynamicProof:
 
     def other_sizes(self, traced: Sizes) -> dict[str, tuple[int, ...]]:
         """Return, per dimension, the sizes other than the traced one at which the model was run."""
-        return {
-            name: tuple(sorted({draw.sizes[name] for draw in self.draws} - {size})) for name, size in traced.items()
-        }
+        draws = (*self.draws, *self.far_draws)
+        return {name: tuple(sorted({draw.sizes[name] for draw in draws} - {size})) for name, size in traced.items()}
 
 
 @dataclass(frozen=True)
@@ -99,29 +105,6 @@ class WrittenGraph:
     """Lines of the user's Python that read a tensor's value while it was traced."""
 
 
-@contextmanager
-def unchanged_attributes(model: nn.Module) -> Iterator[None]:
-    """Put back, in place and at the end, the numbers, buffers and submodules that a forward keeps on its modules.
-
-    Some forwards write down the size they saw (a window cut to a small image), count in a buffer, or replace a module
-    by one for short texts (for: BigBird, BigBird-Pegasus), and go on with it.
-    """
-    before = {module: {**vars(module), **module._buffers} for module in model.modules()}
-    children = {module: dict(module.named_children()) for module in before}
-    try:
-        with restored_tensor_values(model.buffers()):
-            yield
-    finally:
-        for module, attributes in before.items():
-            for name, value in attributes.items():
-                if name in module._buffers:
-                    module._buffers[name] = value
-                elif isinstance(value, _SIMPLE) and vars(module).get(name) is not value:
-                    vars(module)[name] = value
-            for name, child in children[module].items():
-                setattr(module, name, child)
-
-
 def axes_of(inputs: Sequence[InputTensorSpec]) -> dict[str, dict[int, str]]:
     """Return input → axis → name, of the sizes that are left open."""
     named = {
@@ -131,7 +114,7 @@ def axes_of(inputs: Sequence[InputTensorSpec]) -> dict[str, dict[int, str]]:
 
 
 def run_at_varied_sizes(
-    traced: Draw, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Draw]
+    traced: Draw, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Draw], parameters: int | None = 0
 ) -> DynamicProof:
     """Run the model at other sizes and explain the shapes of its outputs.
 
@@ -139,6 +122,7 @@ def run_at_varied_sizes(
         traced: The draw that is traced.
         dimensions: What is left open.
         run: Draws inputs of these sizes and runs the model; raises ExportError where it refuses them.
+        parameters: How many the model has: with many, no size far from the traced one is tried. None: none is tried.
 
     Raises:
         UsageError: the model takes no other size of a dimension at all, or returns other outputs at one it takes.
@@ -176,13 +160,22 @@ def run_at_varied_sizes(
             else Observation(draw.sizes, _output_shapes(draw))
         )
 
-    observations = [Observation(draw.sizes, _output_shapes(draw)) for draw in (traced, *draws)]
+    far_draws = [
+        draw
+        for dimension in dimensions
+        if parameters is not None and (draw := _far_draw(traced, dimension, draws, run, parameters)) is not None
+    ]
+    if len(far_draws) > 1:
+        far_draws += _together(traced.sizes, far_draws, run, parameters or 0)
+    same_outputs = (draw for draw in far_draws if _output_ranks(draw) == _output_ranks(traced))
+    observations = [Observation(draw.sizes, _output_shapes(draw)) for draw in (traced, *draws, *same_outputs)]
     # Far from the traced sizes, where a product no longer looks like one of its factors.
     if far := ask(
         {item.name: min(2 * (item.example or 1), item.max or 2 * (item.example or 1)) for item in dimensions}
     ):
         observations.append(far)
-    return DynamicProof(tuple(draws), explain_output_shapes(observations, ask), tuple(notes))
+    shapes = explain_output_shapes(observations, ask)
+    return DynamicProof(tuple(draws), tuple(far_draws), shapes, tuple(notes))
 
 
 def _accepted_draws(traced: Sizes, dimension: DynamicDimension, run: Callable[[Sizes], Draw]) -> tuple[list[Draw], str]:
@@ -197,6 +190,60 @@ def _accepted_draws(traced: Sizes, dimension: DynamicDimension, run: Callable[[S
     smallest = _smallest_accepted(dimension, answer)
     larger = next((draw for size in _larger_sizes(dimension) if (draw := answer(size)) is not None), None)
     return [draw for draw in (smallest, larger) if draw is not None], next(iter(refusals), "")
+
+
+def _far_draw(
+    traced: Draw, dimension: DynamicDimension, draws: Sequence[Draw], run: Callable[[Sizes], Draw], parameters: int
+) -> Draw | None:
+    """Return the model's answer far beyond the traced size; None where it refuses that, or it takes too long."""
+    example = dimension.example or 1
+    most = min(dimension.max or _FAR_MOST, _most_affordable(traced.sizes, dimension.name, parameters))
+    tried = max(example, *(draw.sizes[dimension.name] for draw in draws))
+    # Odd where it may be; else a multiple of the traced size, which divides as that does.
+    for size in dict.fromkeys((min(_FAR_FACTOR * example + 1, most), min(_FAR_FACTOR, most // example) * example)):
+        if size > tried and (draw := _run_or_reason(run, {**traced.sizes, dimension.name: size})[0]) is not None:
+            return draw
+    return None
+
+
+def _most_affordable(traced: Sizes, name: str, parameters: int) -> int:
+    """Return the largest size of a dimension that is run, the others as traced."""
+    others = math.prod(size for other, size in traced.items() if other != name)
+    return min(_FAR_MOST, int(_FAR_WORK / max(1, parameters * others)))
+
+
+def bounded_proof(
+    proof: DynamicProof,
+    traced: Sizes,
+    bounds: Mapping[str, Bounds],
+    run: Callable[[Sizes], Draw],
+    parameters: int | None,
+) -> DynamicProof:
+    """Return the proof without draws outside bounds, and with one at each upper bound, where that takes little time."""
+
+    def inside(draws: Sequence[Draw]) -> list[Draw]:
+        return [
+            draw for draw in draws if all(least <= draw.sizes[name] <= most for name, (least, most) in bounds.items())
+        ]
+
+    at_bounds = (
+        _run_or_reason(run, {**traced, name: most})[0]
+        for name, (_, most) in bounds.items()
+        if parameters is not None and traced[name] < most <= _most_affordable(traced, name, parameters)
+    )
+    far_draws = [*inside(proof.far_draws), *(draw for draw in at_bounds if draw is not None)]
+    if bounds and parameters is not None:
+        far_draws += _together(traced, far_draws, run, parameters)
+    return replace(proof, draws=tuple(inside(proof.draws)), far_draws=tuple(far_draws))
+
+
+def _together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], Draw], parameters: int) -> list[Draw]:
+    """Return a draw with every dimension at the largest size of these draws, where that takes little time."""
+    sizes = {name: max(draw.sizes[name] for draw in draws) for name in traced} if draws else {}
+    if any(draw.sizes == sizes for draw in draws) or parameters * math.prod(sizes.values()) > _FAR_WORK:
+        return []
+    draw = _run_or_reason(run, sizes)[0]
+    return [] if draw is None else [draw]
 
 
 def _smallest_accepted(dimension: DynamicDimension, output: Callable[[int], Draw | None]) -> Draw | None:
@@ -327,8 +374,9 @@ def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: s
         f"{' and '.join(moved)} froze in the export ({', '.join(places)}): traced with {traced_sizes}, the file fails "
         f"at {sizes}, where PyTorch answers.{where} {reason}",
         hint=(
-            f"{advice}Fix the size (leave the dynamic option out, or give a number in --shape-config), or let that "
-            "module take sizes from its tensors (x.shape, x.new_zeros) and not from Python numbers kept elsewhere."
+            f"{advice}Fix the size (leave the dynamic option out, or give a number in --shape-config), bound it there "
+            '({"min": …, "max": …, "example": …}), or let that module take sizes from its tensors (x.shape, '
+            "x.new_zeros) and not from Python numbers kept elsewhere."
         ),
         is_graph_wrong=True,
     )
@@ -352,6 +400,7 @@ def compare_at_varied_sizes(
     written: WrittenGraph,
     computed_in: Sequence[str],
     run_file: Callable[[Draw], Arrays],
+    run: Callable[[Sizes], Draw],
     *,
     advice: str = "",
 ) -> tuple[OutputComparison, ...]:
@@ -361,6 +410,7 @@ def compare_at_varied_sizes(
         written: The file, and what PyTorch answered.
         computed_in: Dtypes the model computes in.
         run_file: Runs the file; raises StageError where it cannot.
+        run: Draws inputs of these sizes and runs PyTorch; raises ExportError where it refuses them.
         advice: What to try first where it fails.
 
     Returns:
@@ -368,25 +418,63 @@ def compare_at_varied_sizes(
 
     Raises:
         VerificationError: the file fails or differs at one of them: names dimension, inputs and, if known, the module.
+            Where it does so far from the traced size only, ``most`` says up to which size it answers rightly.
     """
-    if not written.proof.draws:
-        return ()
     comparisons: list[OutputComparison] = []
-    for number, draw in enumerate(written.proof.draws, start=3):
-        try:
-            output = run_file(draw)
-        except StageError as error:
-            feeds = {name: to_numpy(value) for name, value in draw.inputs.items()}
-            reason = _without_path(_unoptimized_reason(written.path, feeds) or error.message, written.path)
-            raise _frozen_axis_error(draw, written, advice, reason) from error
-        for item in compare_outputs([draw.reference], [output], computed_in=computed_in).comparisons:
-            if not item.is_equal:
-                difference = item.problem or f"differs by {item.relative_diff:.1e} of scale"
-                frozen = _frozen_axis_error(draw, written, advice, f"Output {item.name!r}: {difference}.")
-                frozen.inputs = draw.inputs
-                raise frozen
-            comparisons.append(replace(item, draw=number))
+    proof = written.proof
+    for number, draw in enumerate((*proof.draws, *proof.far_draws), start=3):
+        found = _compared_or_reason(written, draw, computed_in, run_file)
+        if not isinstance(found, str):
+            comparisons += (replace(item, draw=number) for item in found)
+            continue
+        error = _frozen_axis_error(draw, written, advice, found)
+        if found.startswith("Output "):
+            error.inputs = draw.inputs
+        is_far = number >= 3 + len(proof.draws)
+        if is_far and sum(size != written.draw.sizes[name] for name, size in draw.sizes.items()) == 1:
+
+            def holds(sizes: Sizes) -> bool:
+                tried = _run_or_reason(run, sizes)[0]
+                # What PyTorch refuses, nobody runs.
+                return tried is None or not isinstance(_compared_or_reason(written, tried, computed_in, run_file), str)
+
+            error.most = _largest_that_holds(written, draw, holds)
+        raise error
     return tuple(comparisons)
+
+
+def _largest_that_holds(written: WrittenGraph, failed: Draw, holds: Callable[[Sizes], bool]) -> dict[str, int]:
+    """Return the dimension in which a draw is far, and up to which size the file answers as PyTorch does."""
+    traced = written.draw.sizes
+    (name,) = (name for name, size in failed.sizes.items() if size != traced[name])
+    accepted = [draw.sizes[name] for draw in (written.draw, *written.proof.draws, failed)]
+    # Where a model takes multiples of a size only, others say nothing.
+    step = math.gcd(*accepted)
+    low, high = max(size for size in accepted if size < failed.sizes[name]) // step, failed.sizes[name] // step
+    while high - low > 1:
+        middle = (low + high) // 2
+        # Of odd and even sizes, one kind may be right by chance.
+        is_right = all(holds({**traced, name: size * step}) for size in {max(low, middle - 1), middle})
+        low, high = (middle, high) if is_right else (low, middle)
+    return {name: low * step}
+
+
+def _compared_or_reason(
+    written: WrittenGraph, draw: Draw, computed_in: Sequence[str], run_file: Callable[[Draw], Arrays]
+) -> Sequence[OutputComparison] | str:
+    """Compare the file with PyTorch's answer to a draw; in words, how it fails or differs."""
+    if _output_ranks(draw) != _output_ranks(written.draw):
+        return f"PyTorch returns other outputs: {_output_words(draw)}."
+    try:
+        output = run_file(draw)
+    except StageError as error:
+        feeds = {name: to_numpy(value) for name, value in draw.inputs.items()}
+        return _without_path(_unoptimized_reason(written.path, feeds) or error.message, written.path)
+    comparisons = compare_outputs([draw.reference], [output], computed_in=computed_in).comparisons
+    for item in comparisons:
+        if not item.is_equal:
+            return f"Output {item.name!r}: {item.problem or f'differs by {item.relative_diff:.1e} of scale'}."
+    return comparisons
 
 
 def _unoptimized_reason(model_path: Path, feeds: Arrays) -> str:

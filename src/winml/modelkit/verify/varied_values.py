@@ -8,8 +8,12 @@ not know how a graph is captured.
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -21,16 +25,19 @@ from torch.utils.weak import WeakIdKeyDictionary
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import CheckedValue, compare_outputs
 from winml.modelkit.errors import ExportError, VerificationError, first_line
+from winml.modelkit.export.torchscript.tracing import asserts_only
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.feeds import FeedRules, holds_lengths, is_mask
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference
-from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph, unchanged_attributes
+from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph
 
 __all__ = [
+    "ValueReads",
     "Varied",
     "VariedValues",
     "checked_values",
+    "choice_note",
     "deciding_inputs",
     "other_values",
     "places_words",
@@ -45,32 +52,51 @@ __all__ = [
 # --- Finds which inputs a forward reads in Python: those that a value taken out of a tensor was computed from.
 
 
-_READS = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero"})
+_READS = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::allclose", "aten::nonzero"})
 """Operators that hand values to Python, or make shapes of them."""
+_SHAPES_OF_VALUES = "aten::nonzero"
+"""The one among them that a graph has, too."""
+_UNSEEN = frozenset({"aten::equal", "aten::allclose"})
+"""Those that decide without a trace knowing; of all others torch warns where it traces them."""
 
 
-def read_inputs(prepared: PreparedPart, traced: Draw) -> frozenset[str]:
-    """Return the inputs that Python reads a value of, or of what was computed from them; none where PyTorch refuses.
+@dataclass(frozen=True)
+class ValueReads:
+    """What Python reads of the inputs in one run, or of what was computed from them."""
+
+    inputs: frozenset[str] = frozenset()
+    """Inputs of which a value is read, or a shape is made of their values."""
+    deciding: frozenset[str] = frozenset()
+    """Those of which a value is read."""
+    places: tuple[str, ...] = ()
+    """Lines of the user's Python (``net.py:8``) that read, and of which torch does not warn where it traces them."""
+
+
+def read_inputs(prepared: PreparedPart, traced: Draw) -> ValueReads:
+    """Return what Python reads of the inputs; nothing where PyTorch refuses them.
 
     Args:
         prepared: The part, with values.
         traced: Inputs to run it with.
     """
-    reads = _ValueReads(traced.inputs)
+    # What runs the part copies the inputs, under the mode as well.
+    mode = _ReadMode(traced.inputs)
     try:
-        with unchanged_attributes(prepared.model), reads:
+        with mode:
             run_reference(prepared, traced.inputs)
     except ExportError:
-        return frozenset()
-    return frozenset(reads.read)
+        return ValueReads()
+    return ValueReads(frozenset(mode.read), frozenset(mode.deciding), tuple(mode.places))
 
 
-class _ValueReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows what is computed from each input."""
 
     def __init__(self, inputs: Mapping[str, torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.read: set[str] = set()
+        self.deciding: set[str] = set()
+        self.places: dict[str, None] = {}
         self._sources: MutableMapping[torch.Tensor, frozenset[str]] = WeakIdKeyDictionary()
         for name, value in inputs.items():
             self._sources[value] = frozenset({name})
@@ -80,16 +106,40 @@ class _ValueReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         passed = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
         sources = frozenset[str]().union(*(self._sources.get(value, frozenset()) for value in passed))
-        if func.name() in _READS:
+        if func.name() in _READS and sources:
             self.read |= sources
+            file, line, is_operator = _calling_line(inspect.currentframe())
+            # Asserting something decides nothing in the graph.
+            if func.name() != _SHAPES_OF_VALUES and not asserts_only(file, line):
+                self.deciding |= sources
+                if (func.name() in _UNSEEN or is_operator) and "site-packages" not in Path(file).parts:
+                    self.places[f"{Path(file).name}:{line}"] = None
         for value in pytree.tree_leaves(result):
             if isinstance(value, torch.Tensor):
                 self._sources[value] = sources
         return result
 
 
+def _calling_line(frame: FrameType | None) -> tuple[str, int, bool]:
+    """Return file and line that called torch, and whether by an operator of Python's (``9 in ids``)."""
+    is_operator = False
+    while frame is not None and frame.f_code.co_filename in (__file__, _OPERATORS, *_WRAPPERS):
+        is_operator |= frame.f_code.co_filename == _OPERATORS
+        frame = frame.f_back
+    return ("", 0, False) if frame is None else (frame.f_code.co_filename, frame.f_lineno, is_operator)
+
+
+def choice_note(place: str) -> str:
+    """Return the note on a line that reads a value, of which a trace keeps what was read."""
+    return f"{place} reads the value of a tensor: the graph holds the choice made for the traced inputs."
+
+
 Tensors = Mapping[str, torch.Tensor]
 
+_OPERATORS = torch.Tensor.__contains__.__code__.co_filename
+"""The file of torch that has the operators of its tensors; what it reads is asked for one line up."""
+_WRAPPERS = tuple(str(Path(torch.__file__).parent / name) for name in ("_compile.py", "_dynamo/eval_frame.py"))
+"""Files of torch whose frames stand between an operator and a dispatch mode."""
 _SMALL = 16
 """Chosen: values of an example with so few elements may be sizes or counts, whatever its shape."""
 _LARGEST_COUNT = 1000
@@ -100,12 +150,14 @@ _DISPLAYED_VALUES = 8
 _DISPLAYED_NAMES = 3
 _DISPLAYED_REFUSED = 2
 """Values told that PyTorch refuses for one and the same reason."""
-_ZEROS = "nothing but zeros"
-_SIGNS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_ZEROS, _ONES, _EQUAL = "nothing but zeros", "nothing but ones", "equal values"
+_DECIDING: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "nothing negative": torch.abs,
     "nothing positive": lambda values: -values.abs(),
     _ZEROS: torch.zeros_like,
+    _ONES: torch.ones_like,
 }
+"""Chosen: what a forward may compare with, for floats that are read."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +172,7 @@ class Varied:
     @property
     def are_ties(self) -> bool:
         """Whether all of these values are equal, so that nothing but their order ranks them."""
-        return self.words == _ZEROS
+        return self.words in (_ZEROS, _ONES)
 
 
 @dataclass(frozen=True)
@@ -130,8 +182,8 @@ class VariedValues:
     varied: tuple[Varied, ...] = ()
     refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Input → values PyTorch refuses, each with the reason."""
-    read: frozenset[str] = frozenset()
-    """Inputs whose values, or what was computed from them, the forward reads in Python."""
+    reads: ValueReads = field(default_factory=ValueReads)
+    """What the forward reads in Python."""
 
 
 def run_at_varied_values(
@@ -143,8 +195,8 @@ def run_at_varied_values(
         prepared: The part, with values.
         traced: What was traced.
         rules: What was learned of the values that the part takes.
-        reads_values: Whether Python read values while it was traced: then numbers are varied farther, and floats get
-            both signs.
+        reads_values: Whether a line of the user's Python is known to have read values while it was traced. Then all
+            inputs are varied as those that Python reads are: numbers farther, floats to zeros, ones and both signs.
     """
     part = prepared.part
     varied: list[Varied] = []
@@ -160,28 +212,39 @@ def run_at_varied_values(
             refused[names[0]] = (*reported, f"{words} ({output})")
         return False
 
+    reads = read_inputs(prepared, traced)
     for spec in part.inputs:
-        for values in other_values(spec, traced.inputs[spec.name], part, rules, reads_values=reads_values):
+        is_read = reads_values or spec.name in reads.deciding
+        values_of_input = other_values(
+            spec, traced.inputs[spec.name], part, rules, is_read=is_read, reads_values=reads_values
+        )
+        for values in values_of_input:
             add([spec.name], value_words(values), {spec.name: values})
-    floats = [spec for spec in part.inputs if reads_values and _takes_both_signs(spec, traced.inputs[spec.name])]
-    for words, change in _SIGNS.items():
+    floats = [
+        spec
+        for spec in part.inputs
+        if (reads_values or spec.name in reads.deciding) and _takes_both_signs(spec, traced.inputs[spec.name])
+    ]
+    for words, change in _DECIDING.items():
         changed = {spec.name: _inside(change(traced.inputs[spec.name]), spec) for spec in floats}
         changed = {name: values for name, values in changed.items() if not torch.equal(values, traced.inputs[name])}
         if changed and not add([*changed], words, changed) and len(changed) > 1:
             for name, values in changed.items():
                 add([name], words, {name: values})
+    for first, second in itertools.combinations(sorted(reads.deciding), 2):
+        one, other = traced.inputs[first], traced.inputs[second]
+        if one.shape == other.shape and one.dtype == other.dtype and not torch.equal(one, other):
+            add([first, second], _EQUAL, {second: one})
     # Of tensors of floats random draws vary the values; that a sign is refused is no news.
     refused = {name: reasons for name, reasons in refused.items() if name not in {spec.name for spec in floats}}
-    read = read_inputs(prepared, traced) if reads_values else frozenset[str]()
-    return VariedValues(tuple(varied), refused, read)
+    return VariedValues(tuple(varied), refused, reads)
 
 
 def _torch_output_at(prepared: PreparedPart, traced: Draw, changed: Tensors) -> Draw | str:
     """Return PyTorch's answer to the traced inputs with some changed; in words, why it has none to compare."""
     tensors = {**traced.inputs, **changed}
     try:
-        with unchanged_attributes(prepared.model):
-            reference = run_reference(prepared, tensors)
+        reference = run_reference(prepared, tensors)
     except ExportError as error:
         return f"{type(error.__cause__).__name__}: {first_line(error.__cause__ or error)}"[:120]
     if any(_count_infinite(value) for value in reference.values()) and not any(
@@ -203,12 +266,13 @@ def other_values(
     part: ModelPart,
     rules: FeedRules | None = None,
     *,
+    is_read: bool = False,
     reads_values: bool = False,
 ) -> list[torch.Tensor]:
     """Return values near the traced ones and at the bounds of their range, none equal to the traced ones.
 
     Of tensors that random draws vary for certain, none: those of floats with several values, and those of many
-    integers.
+    integers. Of an input that Python reads, there are more; below zero where a trace is known to hold what was read.
     """
     is_of_lengths = spec.value_range is None and holds_lengths(spec, rules)
     if traced.numel() == 0:
@@ -221,16 +285,16 @@ def other_values(
     if not part.are_ranges_examples and is_mask(spec, rules) and traced.dim() > 1:
         # Drawn in both ways; one that hides everything proves nothing.
         return []
-    if low >= high or not _may_be_constant(traced, part, reads_values=reads_values):
+    if low >= high or not _may_be_constant(traced, part, reads_values=is_read):
         return []
     if traced.dtype == torch.bool:
         candidates = [~traced, *_single_flips(traced)]
     elif traced.is_floating_point():
-        numbers = (-traced, torch.zeros_like(traced), traced + 1, *(_far(traced) if reads_values else ()))
+        numbers = (-traced, torch.zeros_like(traced), traced + 1, *(_far(traced) if is_read else ()))
         candidates = [_clamped(value, low, high) for value in numbers]
     else:
         candidates = [_clamped(values, low, high) for values in _neighbours(traced.long())]
-        if reads_values and traced.numel() <= _SMALL:
+        if is_read and traced.numel() <= _SMALL:
             candidates += [_clamped(values, low, high) for values in _far(traced.long())]
         if not part.are_ranges_examples and not is_of_lengths:
             reach = max(_REACH, _FACTOR * int(traced.long().abs().max()))
@@ -246,6 +310,10 @@ def other_values(
 def _neighbours(traced: torch.Tensor) -> Iterator[torch.Tensor]:
     yield traced + 1
     yield traced - 1
+    if traced.numel() == 1:
+        # A flag may be a mode: 0 and 1 alike, 2 and 3 not.
+        yield traced + 2
+        yield traced + 3
     if traced.numel() > 1 and (traced.dim() == 1 or traced.numel() <= _SMALL):
         # Lengths may have to fill the row, and sizes to differ.
         is_largest = torch.arange(traced.numel(), device=traced.device).reshape(traced.shape) == traced.argmax()
@@ -409,14 +477,15 @@ def refuse_unread_values(written: WrittenGraph, values: VariedValues) -> None:
     for value in written.model.graph.inputs:
         name = value.name or ""
         others = [varied for varied in values.varied if varied.names == (name,)]
-        if name in values.read and others and not value.uses() and value not in outputs:
+        is_read = bool(written.choices) and name in values.reads.inputs
+        if is_read and others and not value.uses() and value not in outputs:
             raise _frozen_error(others[0], written, "nothing in the graph reads it, but Python does")
 
 
 def _frozen_error(varied: Varied, written: WrittenGraph, difference: str) -> VerificationError:
     names = " and ".join(varied.names if len(varied.names) <= _DISPLAYED_NAMES else [varied.names[0], "other inputs"])
     lines = f"; {places_words(written.choices)}" if written.choices else ""
-    if varied.words in _SIGNS:
+    if varied.words in (*_DECIDING, _EQUAL):
         return VerificationError(
             f"the trace fixed a choice that depends on {names}: with {varied.words} in it {difference}{lines}",
             hint="Compute both ways and choose with torch.where, instead of an if on a value. "
@@ -475,7 +544,7 @@ def checked_values(
         refused = values.refused.get(spec.name, ())
         is_varied = any(spec.name in varied.names for varied in compared)
         is_fixed = not is_varied and not any(_differ(traced, draw.inputs[spec.name]) for draw in draws)
-        if is_fixed or refused or (words and words[0] not in _SIGNS):
+        if is_fixed or refused or (words and words[0] not in _DECIDING):
             checked.append(CheckedValue(spec.name, value_words(traced), words, refused, is_fixed))
     return tuple(checked)
 

@@ -31,11 +31,12 @@ from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, run
 from winml.modelkit.verify.single_rows import feeds_by_rows, joined_rows, takes_single_rows
 from winml.modelkit.verify.stable_draws import compare_stable_draws, is_decided_by_rounding, is_decided_by_ties
 from winml.modelkit.verify.streamed_reference import streamed_outputs
-from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph, compare_at_varied_sizes, unchanged_attributes
+from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph, compare_at_varied_sizes
 from winml.modelkit.verify.varied_values import (
     Varied,
     VariedValues,
     checked_values,
+    choice_note,
     deciding_inputs,
     places_words,
     refuse_frozen_values,
@@ -152,6 +153,9 @@ def verify_written_file(
         VerificationError: they disagree, or the comparison would show nothing.
     """
     written, second, values, text = _with_reference_outputs(written, prepared, inputs)
+    unseen = [place for place in values.reads.places if place not in written.choices]
+    inputs.notes += map(choice_note, unseen)
+    written = replace(written, choices=(*written.choices, *unseen))
     refuse_outputs_by_value((written.draw, second))
     dtypes = dtypes_inside(prepared.part.module, written.draw.reference)
     file = _File(written, prepared.model)
@@ -180,7 +184,15 @@ def verify_written_file(
 
     compared = refuse_frozen_values(written, values, file.run, dtypes, is_rounding)
     refuse_unread_values(written, values)
-    at_other_sizes = compare_at_varied_sizes(written, dtypes, file.answer, advice=advice)
+
+    def outputs_at(sizes: Mapping[str, int]) -> Draw:
+        with with_values(prepared) as weighted:
+            return inputs.accepted(
+                lambda drawing: drawing.draw(3, sizes),
+                lambda tensors: _outputs_of_draw(weighted, Draw(tensors, {}, sizes)),
+            )
+
+    at_other_sizes = compare_at_varied_sizes(written, dtypes, file.answer, outputs_at, advice=advice)
     checked = checked_values(written, (second, *written.proof.draws), values, compared)
     generation = None
     if isinstance(text, GeneratedText):
@@ -265,8 +277,9 @@ def _with_reference_outputs(
     with with_values(prepared) as weighted:
         if weighted is not prepared:
             draws = tuple(_outputs_of_draw(weighted, draw) for draw in written.proof.draws)
+            far_draws = tuple(_outputs_of_draw(weighted, draw) for draw in written.proof.far_draws)
             draw = _outputs_of_draw(weighted, written.draw)
-            written = replace(written, draw=draw, proof=replace(written.proof, draws=draws))
+            written = replace(written, draw=draw, proof=replace(written.proof, draws=draws, far_draws=far_draws))
         second = inputs.accepted(
             lambda drawing: drawing.draw(2, with_padding=not drawing.hides(written.draw.inputs)),
             lambda tensors: Draw(tensors, run_reference(weighted, tensors), sizes),
@@ -318,8 +331,7 @@ def _telling_draw(traced: Draw, second: Draw, values: VariedValues) -> Draw:
 
 
 def _outputs_of_draw(weighted: PreparedPart, draw: Draw) -> Draw:
-    with unchanged_attributes(weighted.model):
-        return replace(draw, reference=run_reference(weighted, draw.inputs))
+    return replace(draw, reference=run_reference(weighted, draw.inputs))
 
 
 def _name_deciding_inputs(

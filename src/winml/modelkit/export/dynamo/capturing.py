@@ -14,11 +14,13 @@ import itertools
 import keyword
 import os
 import re
+import sys
 import tempfile
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,6 +68,8 @@ _MISSING_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\
 _COMPLEX = re.compile(r"complex-valued|complex64|complex128")
 _DATA_DEPENDENT = re.compile(r"data-dependent|DataDependent|unbacked symint|GuardOnDataDependent", re.IGNORECASE)
 _T = TypeVar("_T")
+_LEAST_TRACED, _LARGEST_SIZE = 2, 2**20
+"""Specified: the smallest size that torch traces. Chosen: sizes beyond a million are limits of integers of 32 bits."""
 _LIBRARIES = frozenset({"torch", "winml", "onnxscript", "onnx_ir"})
 """Packages whose lines are not reported, since the user cannot change them."""
 _SIZE_HINT = "Fix the size (leave the dynamic option out), or let the forward take sizes from x.shape only."
@@ -280,7 +284,7 @@ def capture_dynamo(
     stacks = ModuleStacks(model)
     try:
         with time_limit(options.time_limit_s), quiet_torch(), unprinted_failures(), without_empty_inductor_cache():
-            captured = _export_with_torch(model, inputs, forward, stacks, options)
+            captured, bounds = _export_with_torch(model, inputs, forward, stacks, options)
     except TimeIsUpError:
         raise ExportError(
             f"the dynamo exporter was stopped after {options.time_limit_s:.0f} s",
@@ -290,7 +294,7 @@ def capture_dynamo(
         raise export_error(error, model, stacks, _named_axes(forward, options.dynamic_axes)) from error
     # torch writes some operators as functions; inlined, every node has a module.
     ir.passes.common.InlinePass()(captured)
-    return _as_capture(captured, model, tree, stacks, options)
+    return replace(_as_capture(captured, model, tree, stacks, options), bounds=bounds)
 
 
 def _export_with_torch(
@@ -299,8 +303,8 @@ def _export_with_torch(
     forward: FlatForward,
     stacks: ModuleStacks,
     options: CaptureOptions,
-) -> ir.Model:
-    """Return the graph torch's dynamo exporter writes, with transformers' repairs applied."""
+) -> tuple[ir.Model, dict[str, tuple[int, int]]]:
+    """Return the graph torch's dynamo exporter writes, with transformers' repairs applied, and bounds of open sizes."""
     with (
         _function_as_forward(model, forward),
         # torch traces in the fake mode of the parameters, and needs one that allows open sizes and contains none yet.
@@ -316,6 +320,7 @@ def _export_with_torch(
                 dynamic_shapes=_dynamic_shapes(inputs, options.dynamic_axes),
                 strict=False,
             )
+        bounds = _bounds_of_sizes(program, forward, options.dynamic_axes)
         repairs.repair_program(program)
         converted = torch.onnx.export(
             program,
@@ -329,7 +334,32 @@ def _export_with_torch(
         )
         assert converted is not None  # None only where a file is written
         repairs.repair_graph(converted)
-    return converted.model
+    return converted.model, bounds
+
+
+def _bounds_of_sizes(
+    program: torch.export.ExportedProgram, forward: FlatForward, axes: Mapping[str, Mapping[int, str]]
+) -> dict[str, tuple[int, int]]:
+    """Return the ranges of open sizes for which torch made the graph, where they leave something out.
+
+    Beyond them the forward goes another way, or fails. From 2 on is everything: torch traces no size of 0 or 1. What a
+    graph answers to those is compared.
+    """
+    names = program.graph_signature.user_inputs
+    placeholders = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    bounds: dict[str, tuple[int, int]] = {}
+    for name, argument in zip(forward.input_names, names, strict=True):
+        shape = getattr(placeholders.get(argument) if isinstance(argument, str) else None, "shape", ())
+        for axis, dimension in axes.get(name, {}).items() if shape else ():
+            size = shape[axis]
+            found = program.range_constraints.get(size.node.expr) if isinstance(size, torch.SymInt) else None
+            if found is None:
+                continue
+            least, most = (int(bound) if bound.is_Integer else sys.maxsize for bound in (found.lower, found.upper))
+            if least > _LEAST_TRACED or most < _LARGEST_SIZE:
+                before = bounds.get(dimension, (0, sys.maxsize))
+                bounds[dimension] = (max(before[0], least if least > _LEAST_TRACED else 0), min(before[1], most))
+    return bounds
 
 
 def _as_capture(

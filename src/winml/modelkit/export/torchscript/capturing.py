@@ -49,6 +49,7 @@ from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.export.state_restoration import quiet_torch
 from winml.modelkit.export.torchscript.tracing import (
     ModuleScopes,
+    NumbersTaken,
     TracedLoops,
     asserts_only,
     booleans_as_numbers,
@@ -135,8 +136,9 @@ def capture_torchscript(
         with quiet_torch(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", _TracerWarning)
-            loops = TracedLoops(len(inputs))
-            serialized = loops.call(lambda: _export_with_torch(model, inputs, forward, scopes, options, loops))
+            loops, numbers = TracedLoops(len(inputs)), NumbersTaken(len(inputs))
+            with numbers.in_trace():
+                serialized = loops.call(lambda: _export_with_torch(model, inputs, forward, scopes, options, loops))
     except ExportError:
         raise
     except Exception as error:
@@ -155,7 +157,9 @@ def capture_torchscript(
     _move_stack_traces(captured.graph)
     place_operands(node_scopes)
     name_by_module(captured.graph, node_scopes, tree)
-    return Capture(captured, node_scopes, unused_inputs, _fixed_choices(caught), loops.notes)
+    choices = tuple(dict.fromkeys((*_fixed_choices(caught), *numbers.values)))
+    sizes = tuple(numbers.sizes) if options.dynamic_axes else ()
+    return Capture(captured, node_scopes, unused_inputs, choices, sizes, notes=loops.notes)
 
 
 def _export_with_torch(

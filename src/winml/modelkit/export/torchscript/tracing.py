@@ -1,13 +1,16 @@
 """Traces with TorchScript: scopes for every module, tensors without values, and Python that a trace cannot record.
 
 Every module gets a scope, read back as the module stack of a node. Operations that need values which fake tensors lack
-are refused, and loops over values, bools, masks, rounding and assertions are adapted.
+are refused, and loops over values, bools, masks, rounding and assertions are adapted. Lines that take a tensor for a
+number are noted.
 """
 
 from __future__ import annotations
 
 import ast
+import dis
 import functools
+import inspect
 import linecache
 import re
 import sys
@@ -18,6 +21,8 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -33,6 +38,7 @@ from winml.modelkit.runtime.shared_settings import attribute_replaced
 
 __all__ = [
     "ModuleScopes",
+    "NumbersTaken",
     "TracedLoops",
     "asserts_only",
     "booleans_as_numbers",
@@ -67,6 +73,75 @@ def _lines_of_assertions(file: str) -> frozenset[int]:
             keeps = any(isinstance(part, ast.NamedExpr) for part in ast.walk(node))
             (asserting if isinstance(node, ast.Assert) and not keeps else deciding).update(lines)
     return frozenset(asserting - deciding)
+
+
+# --- Which lines take a tensor for a number without asking ``int()``: ``range(n)``, ``[0] * n``? torch warns of none.
+
+
+@dataclass
+class NumbersTaken:
+    """The lines of the user's Python that did so in one trace."""
+
+    input_count: int
+    """How many inputs the model has."""
+    values: dict[str, None] = field(default_factory=dict)
+    """Places (``net.py:8``) where the number was a value, or computed from one."""
+    sizes: dict[str, None] = field(default_factory=dict)
+    """Places where it was computed from sizes alone."""
+
+    @contextmanager
+    def in_trace(self) -> Iterator[None]:
+        """Note them inside the block; patches torch."""
+        with _replaced(torch.Tensor, "__index__", self._index):
+            yield
+
+    def _index(self, original: Callable[..., object], values: torch.Tensor) -> Any:
+        # The frame of what took it, behind that of the patch.
+        patch = inspect.currentframe()
+        frame = patch and patch.f_back and patch.f_back.f_back
+        if (
+            frame is not None
+            and torch._C._get_tracing_state() is not None
+            and not _is_library(frame)
+            and not _is_subscript(frame)
+        ):
+            inputs, sizes = _origins(values, self.input_count)
+            if inputs or sizes:
+                (self.values if inputs else self.sizes)[f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"] = (
+                    None
+                )
+        return original(values)
+
+
+def _is_library(frame: FrameType) -> bool:
+    return "site-packages" in Path(frame.f_code.co_filename).parts
+
+
+def _is_subscript(frame: FrameType) -> bool:
+    """Say whether a frame is at ``values[…]``: of tensors, a trace follows those."""
+    name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    return "SUBSCR" in name or "SLICE" in name
+
+
+def _origins(values: torch.Tensor, input_count: int) -> tuple[bool, bool]:
+    """Say whether a traced tensor is computed from values of the model's inputs, and whether from sizes."""
+    tracing: Any = torch._C._get_tracing_state()
+    # The exporter lists the inputs of the model first, and the weights after them.
+    inputs = {value.unique() for value in list(tracing.graph().inputs())[:input_count]}
+    pending: list[Any] = [torch._C._get_value_trace(values)]  # type: ignore[attr-defined]  # its stub misses it
+    seen: set[int] = set()
+    has_values = has_sizes = False
+    while pending:
+        value = pending.pop()
+        if value.unique() in seen:
+            continue
+        seen.add(value.unique())
+        has_values |= value.unique() in inputs
+        if value.node().kind() == "aten::size":
+            has_sizes = True
+        else:
+            pending += value.node().inputs()
+    return has_values, has_sizes
 
 
 # --- Replaces Python bools by numbers in calls of torch functions during tracing.
@@ -291,21 +366,7 @@ class TracedLoops:
 
     def _depends_on_inputs(self, values: torch.Tensor) -> bool:
         """Say whether a tensor is computed from an input of the model, and not from weights and constants alone."""
-        tracing: Any = torch._C._get_tracing_state()
-        if tracing is None:
-            return False
-        # The exporter lists the inputs of the model first, and the weights after them.
-        inputs = {value.unique() for value in list(tracing.graph().inputs())[: self.input_count]}
-        pending: list[Any] = [torch._C._get_value_trace(values)]  # type: ignore[attr-defined]  # its stub misses it
-        seen: set[int] = set()
-        while pending:
-            value = pending.pop()
-            if value.unique() in inputs:
-                return True
-            if value.unique() not in seen:
-                seen.add(value.unique())
-                pending += value.node().inputs()
-        return False
+        return torch._C._get_tracing_state() is not None and any(_origins(values, self.input_count))
 
 
 def _drop_stale_index() -> None:

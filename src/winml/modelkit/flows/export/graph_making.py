@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -16,6 +18,7 @@ from winml.modelkit.export.config import ExporterName, ExporterUse, WinMLExportC
 from winml.modelkit.export.opset_conversion import lower_opset
 from winml.modelkit.export.output_shapes import with_named_sums
 from winml.modelkit.export.preparation import FlatForward
+from winml.modelkit.export.state_restoration import shared_state, unchanged_attributes
 from winml.modelkit.file_names import ONLY_PART, part_path
 from winml.modelkit.flows.export.loading import parameter_bytes
 from winml.modelkit.flows.graph_file import GraphHandover, HandedGraph
@@ -23,9 +26,9 @@ from winml.modelkit.flows.module_functions import chosen_modules
 from winml.modelkit.graph.files.output_files import ExportPaths, OutputFiles
 from winml.modelkit.graph.fingerprint import stamp
 from winml.modelkit.graph.model_metadata import ModelDescription, output_specs, write_model_metadata
-from winml.modelkit.graph.specs import UNNAMED, InputTensorSpec, OutputAxis, OutputTensorSpec
+from winml.modelkit.graph.specs import UNNAMED, DynamicDimension, InputTensorSpec, OutputAxis, OutputTensorSpec
 from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, clear_tag, measure_coverage
-from winml.modelkit.hierarchy.torch_modules import CallTrace, joined_traces, record_calls
+from winml.modelkit.hierarchy.torch_modules import CallTrace, joined_traces, record_calls, with_captured_modules
 from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
 from winml.modelkit.load.parts import LoadedModel, ModelPart
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
@@ -47,16 +50,18 @@ from winml.modelkit.verify.varied_sizes import (
     Draw,
     DynamicProof,
     axes_of,
+    bounded_proof,
     declare_output_shapes,
     run_at_varied_sizes,
-    unchanged_attributes,
 )
+from winml.modelkit.verify.varied_values import choice_note
 from winml.modelkit.version import __version__
 
 __all__ = [
     "ExportRun",
     "ExportTarget",
     "TaggedGraph",
+    "bounded_graph",
     "calls_of_all_parts",
     "capture_graph",
     "make_tagged_graph",
@@ -69,6 +74,9 @@ __all__ = [
 
 
 _WEIGHTS_LOADED = "The weights were loaded: without them no exporter makes a graph of the model."
+_DISPLAYED_CHANGES = 4
+_ABSENT = object()
+_FIX_SIZE = "Fix the size (leave the dynamic option out, or give a number in --shape-config)."
 _WORDS: Mapping[ExporterName, str] = {"torchscript": "TorchScript", "dynamo": "dynamo"}
 
 
@@ -276,6 +284,8 @@ class TaggedGraph:
     """What was done to it after the export; None: nothing."""
     choices: tuple[str, ...] = ()
     """Lines of the user's Python that read a tensor's value while it was traced."""
+    dimensions: tuple[DynamicDimension, ...] = ()
+    """What is left open, within the bounds of what the graph follows."""
 
 
 # --- Gives axes of outputs the names they were asked to have, as far as they are open.
@@ -362,7 +372,7 @@ def calls_of_all_parts(loaded: LoadedModel, seed: int) -> CallTrace | None:
     traces = []
     for part in loaded.parts:
         with prepared_part(part) as prepared, unchanged_attributes(part.model):
-            traces.append(_trace_calls(prepared, InputDraws(part, seed))[0])
+            traces.append(_trace_calls(prepared, InputDraws(part, seed)).calls)
     return joined_traces(traces)
 
 
@@ -383,7 +393,8 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         inputs = run.inputs(part)
         step.summary = input_words(part.inputs)
     with clock.step("hierarchy building") as step:
-        trace, draw = _trace_calls(prepared, inputs)
+        first = _trace_calls(prepared, inputs)
+        trace, draw = first.calls, first.draw
         inputs.traced = tensors = draw.inputs
         tree = build_tree(trace, run.config.torch_module, run.all_parts)
         if run.target.functions is not None:
@@ -391,7 +402,13 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
             everything = build_tree(run.all_parts or trace, run.config.torch_module)
             chosen_modules(everything, run.target.functions)
         draw = _with_output_names(draw, prepared.forward, run.config)
-        proof = run_at_varied_sizes(draw, part.dimensions, lambda sizes: _draw_of_sizes(run, prepared, sizes))
+        # What is compared by decibels stays near the traced sizes.
+        parameters = _parameter_count(prepared) if run.handover is None and run.config.verify else None
+
+        def run_at(sizes: Mapping[str, int]) -> Draw:
+            return _draw_of_sizes(run, prepared, sizes)
+
+        proof = run_at_varied_sizes(draw, part.dimensions, run_at, parameters)
         names = [spec.name for spec in part.inputs]
         proof = name_output_axes(
             name_sums(proof, part.inputs), part.output_axes, names, [item.name for item in part.dimensions]
@@ -401,6 +418,11 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
     with clock.step("ONNX export") as step:
         capture, used = capture_graph(prepared, tensors, tree, run.config, exporter)
         step.summary = f"{len(capture.scopes)} nodes, opset {capture.model.opset_imports['']}, {used.name}"
+        trace = with_captured_modules(trace, capture.scopes.values())
+        all_parts = run.all_parts and with_captured_modules(run.all_parts, capture.scopes.values())
+        tree = build_tree(trace, run.config.torch_module, all_parts)
+    dimensions, bound_notes = _bounded(part.dimensions, capture.bounds)
+    proof = bounded_proof(proof, draw.sizes, capture.bounds, run_at, parameters)
     with clock.step("node tagger creation") as step:
         tagger = NodeTagger(tree, operation_fallback=run.config.operation_fallback)
         step.summary = f"{len(tree)} tags"
@@ -410,42 +432,175 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
     with clock.step("tag injection") as step:
         model, graph_notes = _plain_graph(capture.model, run.config, used)
         declare_output_shapes(model.graph, proof)
-        _describe_model(model, run, part, tree, used)
+        _describe_model(model, run, replace(part, dimensions=dimensions), tree, used)
         coverage = measure_coverage(model)
         step.summary = f"normalized to {coverage.nodes} nodes, {coverage.tagged} tagged"
     notes = (*(tree.notes if run.config.hierarchy else ()), *_capture_notes(capture), *graph_notes, *proof.notes)
-    return TaggedGraph(model, tree, coverage, draw, proof, used, notes, choices=capture.fixed_choices)
+    return TaggedGraph(
+        model,
+        tree,
+        coverage,
+        draw,
+        proof,
+        used,
+        (
+            *notes,
+            *bound_notes,
+            *_notes_on_state(prepared, inputs, draw, first.changes),
+            *map(_shared_note, first.shared),
+        ),
+        choices=capture.fixed_choices,
+        dimensions=dimensions,
+    )
 
 
-def _trace_calls(prepared: PreparedPart, inputs: InputDraws) -> tuple[CallTrace, Draw]:
-    """Run the part once, on its first inputs, and return which modules ran, and what it answered.
+def bounded_graph(
+    run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, most: Mapping[str, int], reason: str
+) -> TaggedGraph:
+    """Return a graph whose open dimensions are bounded to what it was found to follow; its metadata in place.
 
-    Some models replace modules of theirs while they run, depending on their inputs: those run the next time.
+    Args:
+        run: The export.
+        prepared: The part.
+        tagged_graph: Its graph.
+        most: Dimension → largest size.
+        reason: What was found.
+    """
+    bounds = {name: (0, size) for name, size in most.items()}
+    dimensions, _ = _bounded(tagged_graph.dimensions, bounds)
+    proof = bounded_proof(
+        tagged_graph.proof,
+        tagged_graph.draw.sizes,
+        bounds,
+        lambda sizes: _draw_of_sizes(run, prepared, sizes),
+        _parameter_count(prepared),
+    )
+    part = replace(prepared.part, dimensions=dimensions)
+    _describe_model(tagged_graph.model, run, part, tagged_graph.tree, tagged_graph.exporter)
+    notes = (f"{name} is bounded to {size}: {reason}" for name, size in most.items())
+    return replace(tagged_graph, proof=proof, dimensions=dimensions, notes=(*tagged_graph.notes, *notes))
+
+
+def _bounded(
+    dimensions: Sequence[DynamicDimension], bounds: Mapping[str, tuple[int, int]]
+) -> tuple[tuple[DynamicDimension, ...], list[str]]:
+    """Return the dimensions within bounds, and what is to be said of those that were wider.
+
+    Raises:
+        ExportError: nothing but the traced size is left of one.
+    """
+    bounded, notes = [], []
+    for dimension in dimensions:
+        least, most = bounds.get(dimension.name, (0, sys.maxsize))
+        least, most = max(least, dimension.min), min(most, dimension.max or most)
+        if least == most and dimension.min != dimension.max:
+            error = ExportError(
+                f"{dimension.name} cannot be left open: the graph follows no size but {most}", hint=_FIX_SIZE
+            )
+            error.frozen = (dimension.name,)
+            raise error
+        item = dimension.model_copy(update={"min": least, "max": None if most == sys.maxsize else most})
+        bounded.append(item)
+        if item != dimension:
+            sizes = f"to sizes from {least}" if item.max is None else f"to sizes from {least} to {most}"
+            notes.append(
+                f"{item.name} is bounded {sizes}: torch.export found that the forward goes another way beyond."
+            )
+    return tuple(bounded), notes
+
+
+def _parameter_count(prepared: PreparedPart) -> int:
+    return sum(parameter.numel() for parameter in prepared.part.module.parameters())
+
+
+@dataclass(frozen=True)
+class _FirstRun:
+    """What the first run of a part was."""
+
+    calls: CallTrace
+    """Which modules ran."""
+    draw: Draw
+    changes: tuple[str, ...]
+    """Attributes of modules that it left behind otherwise."""
+    shared: tuple[str, ...]
+    """Globals and attributes of classes of the user's code that it left behind otherwise."""
+
+
+def _trace_calls(prepared: PreparedPart, inputs: InputDraws) -> _FirstRun:
+    """Run the part once, on its first inputs.
+
+    Some models replace modules of theirs while they run, depending on their inputs: those stay, and run the next time.
+    Anything else is put back, so that the trace starts from what was found as well.
     """
     model, sizes = prepared.model, prepared.part.trace_sizes
-    registered = list(model.modules())
-    traces: list[CallTrace] = []
+    runs: list[_FirstRun] = []
+    replaces_modules = False
 
     def run(tensors: Tensors) -> Draw:
-        with record_calls(model) as trace:
-            draw = Draw(tensors, run_reference(prepared, tensors), sizes)
-        traces.append(trace)
+        nonlocal replaces_modules
+        registered, shared = _kinds(model), shared_state(model)
+        with record_calls(model) as trace, unchanged_attributes(model) as state:
+            draw = Draw(tensors, run_reference(prepared, tensors, keeps_state=True), sizes)
+            changes = state.changes()
+            if registered != _kinds(model):
+                replaces_modules = True
+                state.keep()
+        written = tuple(name for name, value in shared_state(model).items() if shared.get(name, _ABSENT) != value)
+        runs.append(_FirstRun(trace, draw, changes, written))
         return draw
 
     draw = inputs.accepted(lambda drawing: drawing.draw(1), run)
-    if len(traces) > 1 or [*map(id, registered)] != [*map(id, model.modules())]:
-        draw = run(draw.inputs)
-    return traces[-1], draw
+    if replaces_modules:
+        run(draw.inputs)
+    return next(item for item in reversed(runs) if item.draw.inputs is draw.inputs)
+
+
+def _shared_note(name: str) -> str:
+    return (
+        f"The forward writes into {name}, which belongs to no module and is not put back: the file may hold what it "
+        "held when the export ran."
+    )
+
+
+def _kinds(model: torch.nn.Module) -> list[tuple[int, type]]:
+    """Return which modules there are, and of what classes: those that get their shape with the first call change it."""
+    return [(id(module), type(module)) for module in model.modules()]
+
+
+def _notes_on_state(prepared: PreparedPart, inputs: InputDraws, draw: Draw, changes: Sequence[str]) -> tuple[str, ...]:
+    """Say which attributes a forward keeps from call to call, where PyTorch answers a second call otherwise."""
+    if not changes or prepared.part.stored is not None:
+        return ()
+
+    def answer(tensors: Tensors) -> Draw:
+        return Draw(tensors, run_reference(prepared, tensors), draw.sizes)
+
+    try:
+        first = inputs.accepted(lambda drawing: drawing.draw(2), answer)
+    except ExportError:
+        return ()
+    with unchanged_attributes(prepared.model):
+        try:
+            run_reference(prepared, draw.inputs, keeps_state=True)
+            second = run_reference(prepared, first.inputs)
+        except ExportError:
+            second = {}
+    is_same = first.reference.keys() == second.keys() and all(
+        np.array_equal(value, second[name], equal_nan=value.dtype.kind not in "biu")
+        for name, value in first.reference.items()
+    )
+    if is_same:
+        return ()
+    names = ", ".join(changes[:_DISPLAYED_CHANGES]) + (", …" if len(changes) > _DISPLAYED_CHANGES else "")
+    note = f"The forward keeps {names} from call to call, and PyTorch answers a second call otherwise."
+    return (f"{note} The file answers every call as PyTorch does the first.",)
 
 
 def _draw_of_sizes(run: ExportRun, prepared: PreparedPart, sizes: Mapping[str, int]) -> Draw:
     """Draw inputs of other sizes and run the part on them."""
-
-    def answer(tensors: Tensors) -> Draw:
-        with unchanged_attributes(prepared.model):
-            return Draw(tensors, run_for_shapes(prepared, tensors), sizes)
-
-    return run.inputs(prepared.part).accepted(lambda drawing: drawing.draw(3, sizes), answer)
+    return run.inputs(prepared.part).accepted(
+        lambda drawing: drawing.draw(3, sizes), lambda tensors: Draw(tensors, run_for_shapes(prepared, tensors), sizes)
+    )
 
 
 def _with_output_names(draw: Draw, forward: FlatForward, config: WinMLExportConfig) -> Draw:
@@ -503,6 +658,7 @@ def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: Modu
             "torch": torch.__version__,
             "opset_requested": run.config.opset_for(used.name),
             "opset_produced": model.opset_imports[""],
+            **_bounds_record(run, part),
         },
         part=run.loaded.describe(part),
     )
@@ -510,10 +666,17 @@ def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: Modu
     stamp(model)
 
 
+def _bounds_record(run: ExportRun, part: ModelPart) -> dict[str, object]:
+    """Return the bounds of open dimensions that are narrower than what was asked for."""
+    asked = next(item for item in run.loaded.parts if item.name == part.name).dimensions
+    bounds = {item.name: [item.min, item.max] for item in part.dimensions if item not in asked}
+    return {"bounds": bounds} if bounds else {}
+
+
 def _capture_notes(capture: Capture) -> tuple[str, ...]:
     unused = (f"Nothing in the graph reads input {name}." for name in capture.unused_inputs)
-    choices = (
-        f"{place} reads the value of a tensor: the graph holds the choice made for the traced inputs."
-        for place in capture.fixed_choices
+    choices = map(choice_note, capture.fixed_choices)
+    sizes = (
+        f"{place} takes a size for a number: the graph holds the one that was traced." for place in capture.fixed_sizes
     )
-    return (*capture.notes, *unused, *choices)
+    return (*capture.notes, *unused, *choices, *sizes)

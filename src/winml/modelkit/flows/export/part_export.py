@@ -16,7 +16,7 @@ from winml.modelkit.errors import ExportError, InternalError, UsageError, Verifi
 from winml.modelkit.export.config import SECOND_TRY_S, ExporterUse, WinMLExportConfig, second_choice
 from winml.modelkit.export.state_restoration import process_left_as_found
 from winml.modelkit.file_names import ONLY_PART, sidecar_path
-from winml.modelkit.flows.export.graph_making import ExportRun, TaggedGraph, make_tagged_graph
+from winml.modelkit.flows.export.graph_making import ExportRun, TaggedGraph, bounded_graph, make_tagged_graph
 from winml.modelkit.flows.export.loading import load_for_export
 from winml.modelkit.flows.module_functions import functions_of_modules
 from winml.modelkit.graph.files.companions import (
@@ -98,19 +98,39 @@ def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter
         try:
             return _write_part(run, result, prepared, tagged_graph)
         except VerificationError as error:
-            second = second_choice(run.config, tagged_graph.exporter, error)
-            if second is None or prepared.part.open_grids is not None:
-                raise
+            first = error
+        second = second_choice(run.config, tagged_graph.exporter, first)
+        if second is not None and prepared.part.open_grids is None:
             retried_graph = make_tagged_graph(run, prepared, second)
             if retried_graph.exporter != second:
-                error.hint = f"{error.hint} Tried as well: {retried_graph.exporter.reason}."
-                raise
-            frozen = error.frozen
-        try:
-            return _write_part(run, result, prepared, retried_graph)
-        except VerificationError as error:
-            error.frozen = error.frozen or frozen
-            raise
+                first.hint = f"{first.hint} Tried as well: {retried_graph.exporter.reason}."
+            else:
+                try:
+                    return _write_part(run, result, prepared, retried_graph)
+                except VerificationError as error:
+                    error.frozen = error.frozen or first.frozen
+                    if not first.most:
+                        tagged_graph, first = retried_graph, error
+        return _write_bounded_part(run, result, prepared, tagged_graph, first)
+
+
+def _write_bounded_part(
+    run: ExportRun, result: ExportResult, prepared: PreparedPart, tagged_graph: TaggedGraph, failed: VerificationError
+) -> ExportResult:
+    """Write a part whose file was wrong at large sizes only, bounded to those at which it is right.
+
+    Raises:
+        VerificationError: it was wrong at others.
+    """
+    if not failed.most:
+        raise failed
+    # Each turn bounds a size to less, so that there is a last one.
+    tagged_graph = bounded_graph(run, prepared, tagged_graph, failed.most, failed.message)
+    try:
+        return _write_part(run, result, prepared, tagged_graph)
+    except VerificationError as error:
+        again = error
+    return _write_bounded_part(run, result, prepared, tagged_graph, again)
 
 
 def _leaner(run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph) -> TaggedGraph:
@@ -304,7 +324,7 @@ def _exported_part(
     checked_sizes = tagged_graph.proof.other_sizes(tagged_graph.draw.sizes) if comparison else {}
     return ExportedPart(
         name=part.name,
-        description=run.loaded.describe(part),
+        description=run.loaded.describe(replace(part, dimensions=tagged_graph.dimensions)),
         model_path=paths.model,
         files=(),
         tree=tagged_graph.tree,
@@ -317,7 +337,7 @@ def _exported_part(
         exporter_reason=exporter.reason,
         opset_requested=run.config.opset_for(exporter.name),
         opset_produced=model.opset_imports[""],
-        dimensions=part.dimensions,
+        dimensions=tagged_graph.dimensions,
         checked_sizes=checked_sizes,
         done=handed.summaries if handed is not None else (),
         fidelity=fidelity,

@@ -21,7 +21,6 @@ from winml.modelkit.hierarchy.tree import build_tree
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.verify.by_module.value_matching import ValueCounts, value_name
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference, with_values
-from winml.modelkit.verify.varied_sizes import unchanged_attributes
 
 __all__ = ["TorchCalls", "TorchSide", "opened_torch_side"]
 
@@ -88,7 +87,7 @@ class TorchSide:
             )
         tensors = {name: to_torch(feeds[name]) for name in names}
         # Parameters that are read when they are computed with have no views under inference_mode.
-        with torch.no_grad(), unchanged_attributes(self._prepared.model):
+        with torch.no_grad():
             return dict(run_reference(self._prepared, tensors))
 
     def values(self, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:

@@ -20,6 +20,7 @@ import torch
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import GenerationInfo
 from winml.modelkit.errors import StageError, VerificationError, first_line
+from winml.modelkit.export.state_restoration import unchanged_attributes
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.bundle import PartFeed
 from winml.modelkit.graph.files.graph_reading import graph_of
@@ -41,7 +42,7 @@ from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, prepared_part, run_reference, with_values
 from winml.modelkit.verify.single_rows import feeds_by_rows, joined_rows, takes_single_rows
 from winml.modelkit.verify.stable_draws import is_decided_by_rounding
-from winml.modelkit.verify.varied_sizes import Draw, unchanged_attributes
+from winml.modelkit.verify.varied_sizes import Draw
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def failures_as_unverified() -> Iterator[None]:
 
 def is_rounding(prepared: PreparedPart, inputs: Mapping[str, torch.Tensor], dtypes: Sequence[str]) -> bool:
     """Say whether rounding decides what PyTorch answers to inputs of a part."""
-    with with_values(prepared) as weighted, unchanged_attributes(weighted.model):
+    with with_values(prepared) as weighted:
         draw = Draw(inputs, run_reference(weighted, inputs), {})
         return is_decided_by_rounding(weighted, draw, [SCORES], dtypes)
 

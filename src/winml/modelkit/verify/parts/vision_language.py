@@ -18,6 +18,7 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import OutputFidelity, output_fidelity
 from winml.modelkit.compare.outputs import GenerationInfo
 from winml.modelkit.errors import first_line
+from winml.modelkit.export.state_restoration import unchanged_attributes
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.inputs import several_positions
@@ -38,7 +39,7 @@ from winml.modelkit.verify.parts.encoder_decoder import (
     sizes_of_rows,
 )
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, with_values
-from winml.modelkit.verify.varied_sizes import Draw, unchanged_attributes
+from winml.modelkit.verify.varied_sizes import Draw
 from winml.modelkit.words import size_words
 
 __all__ = ["VisionLanguageParts", "compare_vision_language_generation", "measure_vision_language_text"]

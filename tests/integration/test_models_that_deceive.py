@@ -1,0 +1,751 @@
+"""Is a file that is called verified right wherever it says it may be used, for models made to deceive?
+
+Each model computes rightly in PyTorch and takes something in its forward for a constant that is none: a size, a value,
+what an earlier call left behind. Its file is right at every size and value tried here, bounded to where it is, refused,
+or comes with a note that names the line or the attribute. None is wrong without a word.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from winml.modelkit import HTPExporter, WinMLExportConfig
+from winml.modelkit.errors import ExportError, UsageError, VerificationError, WinMLError
+from winml.modelkit.results.export_result import ExportedPart
+from winml.modelkit.runtime.sessions import Session
+
+Outcome = Literal["right", "bounded", "refused", "noted", "silent"]
+Tensors = Mapping[str, torch.Tensor]
+
+SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 32, 33, 50, 64, 65, 101, 130)
+TOKENS = {"x": {1: "tokens"}}
+
+
+class Record:
+    """An object that a module holds."""
+
+    last: Any = 1.0
+
+
+class Deceiver(nn.Module):
+    """Whatever the models below keep between calls."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.other, self.conv = nn.Linear(4, 4), nn.Linear(4, 4), nn.Conv1d(4, 4, 3, padding=1)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.register_buffer("is_set", torch.tensor(0))
+        self.register_buffer("mean", torch.zeros(4))
+        self.cached: Any = None
+        self.tables: dict[Any, torch.Tensor] = {}
+        self.seen: list[Any] = []
+        self.record = Record()
+        self.eval()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model, how it is exported, and what is to come of it."""
+
+    forward: Callable[..., torch.Tensor]
+    outcomes: tuple[Outcome, ...]
+    inputs: Tensors
+    axes: Mapping[str, Mapping[int, str]]
+    exporter: str
+    values: tuple[Tensors, ...] = field(default=())
+    """Inputs at which the file has to be right as well, beside other sizes."""
+
+
+CASES: list[Case] = []
+
+
+def deceives(
+    *outcomes: Outcome,
+    exporter: str = "torchscript",
+    axes: Mapping[str, Mapping[int, str]] | None = None,
+    values: tuple[Tensors, ...] = (),
+    **inputs: torch.Tensor,
+) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
+    """Add a forward to the zoo; of several outcomes any will do, none of which is silent."""
+
+    def add(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        torch.manual_seed(1)
+        passed = inputs or {"x": torch.randn(2, 6, 4)}
+        CASES.append(Case(forward, outcomes, passed, TOKENS if axes is None else axes, exporter, values))
+        return forward
+
+    return add
+
+
+# --- Sizes that Python takes for numbers.
+
+
+@deceives("refused")
+def pieces_by_split(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """One piece is traced, and further ones are missing."""
+    return torch.cat([self.linear(piece) + piece.mean(1, keepdim=True) for piece in x.split(32, 1)], 1)
+
+
+@deceives("bounded")
+def pieces_by_range(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The same by index."""
+    pieces = [x[:, at : at + 32] for at in range(0, x.shape[1], 32)]
+    return torch.cat([self.linear(piece) + piece.mean(1, keepdim=True) for piece in pieces], 1)
+
+
+@deceives("bounded", exporter="dynamo")
+def pieces_by_split_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """torch.export knows the bound."""
+    return torch.cat([self.linear(piece) + piece.mean(1, keepdim=True) for piece in x.split(32, 1)], 1)
+
+
+@deceives("bounded", exporter="dynamo")
+def other_way_for_long_rows_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """An if on a size becomes a constraint."""
+    return self.linear(x) if x.shape[1] <= 20 else self.other(x)
+
+
+@deceives("bounded", "right", exporter="auto")
+def other_way_for_long_rows(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """An if on a size."""
+    return self.linear(x) if x.shape[1] <= 20 else self.other(x)
+
+
+@deceives("bounded", "noted")
+def other_way_for_rows_just_longer(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The traced size lies at the edge."""
+    return self.linear(x) if x.shape[1] < 8 else self.other(x)
+
+
+@deceives("bounded", "refused")
+def other_way_for_short_rows(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The traced size lies above the edge."""
+    return self.linear(x) if x.shape[1] > 4 else self.other(x)
+
+
+@deceives("bounded", "noted")
+def window_of_sixteen(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """What Python counts is a constant: tokens behind the window."""
+    overhang = max(0, int(x.shape[1]) - 16)
+    return self.linear(x[:, overhang:].mean(1))
+
+
+@deceives("refused", "bounded")
+def average_by_hand(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A size becomes a divisor."""
+    return self.linear(x).sum(1) / float(x.shape[1])
+
+
+@deceives("refused", "bounded")
+def scale_by_logarithm(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A size goes through math."""
+    return self.linear(x) * math.log(x.shape[1] + 1)
+
+
+@deceives("bounded", "noted")
+def factor_by_power_of_two(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A number of bits, the same for sizes near the traced one."""
+    return self.linear(x) * (1 + int(x.shape[1]) // 16)
+
+
+@deceives("bounded", "refused", "noted")
+def pooled_pyramid(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """As many levels as a size can be halved."""
+    while x.shape[1] > 32:
+        x = functional.avg_pool1d(x.transpose(1, 2), 2, ceil_mode=True).transpose(1, 2)
+    return self.linear(x).mean(1)
+
+
+@deceives("bounded", "refused", "noted")
+def rounds_per_piece(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A loop without pieces: its number of rounds follows a size."""
+    for _ in range(-(-x.shape[1] // 24)):
+        x = torch.tanh(self.linear(x))
+    return x
+
+
+@deceives("bounded", "refused", "noted")
+def table_of_twenty(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Positions beyond a table share its last row."""
+    table = torch.arange(20.0).repeat_interleave(4).view(20, 4)
+    places = [min(at, 19) for at in range(x.shape[1])]
+    return self.linear(x) + table[places]
+
+
+@deceives("bounded", "right", "refused")
+def chunks_by_count(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Three chunks, two where there are few tokens."""
+    return torch.cat([self.linear(piece) - piece.amax(1, keepdim=True) for piece in x.chunk(3, 1)], 1)
+
+
+@deceives("refused", "bounded", "noted")
+def token_by_token(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A recurrence in Python."""
+    state = torch.zeros_like(x[:, 0])
+    for token in x.unbind(1):
+        state = torch.tanh(self.linear(token) + state)
+    return state
+
+
+@deceives("refused", "bounded", "noted", axes={"x": {0: "rows"}})
+def row_by_row(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A batch in Python."""
+    return torch.stack([self.linear(row).softmax(0).sum(0) for row in x])
+
+
+@deceives("bounded", "right", axes={"x": {0: "rows"}})
+def batches_of_eight(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Large batches are cut."""
+    return torch.cat([self.linear(x[at : at + 8]) - x[at : at + 8].mean(0) for at in range(0, len(x), 8)])
+
+
+@deceives("bounded", "refused", "noted", axes={"x": {0: "rows"}})
+def statistics_of_groups(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A group for minibatch statistics, as in StyleGAN: all rows, up to four."""
+    group = min(4, x.shape[0])
+    return self.linear(x) + x[:group].std(0, unbiased=False).mean()
+
+
+@deceives("bounded", "refused", "noted", x=torch.randn(2, 4, 12), axes={"x": {2: "length"}})
+def padded_to_multiples(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A pad computed in Python."""
+    pad = -int(x.shape[2]) % 4
+    return self.conv(functional.pad(x, (0, pad))).mean(2)
+
+
+@deceives("bounded", "right", "refused", x=torch.randn(2, 9, 4), y=torch.randn(2, 5, 4),
+          axes={"x": {1: "long"}, "y": {1: "short"}})  # fmt: skip
+def the_longer_first(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """An order decided by two sizes."""
+    first, second = (x, y) if x.shape[1] >= y.shape[1] else (y, x)
+    return self.linear(first).mean(1) - self.other(second).mean(1)
+
+
+@deceives("refused", axes={"x": {0: "rows", 1: "tokens"}})
+def large_pictures_in_pieces(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A threshold on a product of two sizes, each of which alone stays below it."""
+    return self.linear(x) if x.shape[0] * x.shape[1] <= 256 else self.other(x)
+
+
+@deceives("bounded", "refused", exporter="dynamo", axes={"x": {0: "rows", 1: "tokens"}})
+def large_pictures_in_pieces_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The same as a constraint that no bound of one size states."""
+    return self.linear(x) if x.shape[0] * x.shape[1] <= 256 else self.other(x)
+
+
+@deceives("refused", "bounded")
+def padded_to_forty(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Short rows are filled up."""
+    return self.linear(functional.pad(x, (0, 0, 0, max(0, 40 - int(x.shape[1]))))).cumsum(1)[:, -1]
+
+
+@deceives("refused", "bounded", "right", "noted")
+def levels_by_logarithm(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A doubling scan, one round per bit of the size."""
+    shift = 1
+    while shift < x.shape[1]:
+        x = x + functional.pad(x, (0, 0, shift, 0))[:, : x.shape[1]] / 2
+        shift *= 2
+    return self.linear(x)
+
+
+@deceives("refused", "bounded", "right", "noted", x=torch.randn(2, 4, 12), axes={"x": {2: "length"}})
+def positions_interpolated(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Learned positions are stretched where the length is another than that of training."""
+    positions = self.conv.weight.flatten(1)[None]
+    if x.shape[2] != positions.shape[2]:
+        positions = functional.interpolate(positions, size=x.shape[2], mode="linear")
+    return self.conv(x + positions)
+
+
+@deceives("bounded", "refused", "noted")
+def every_nth_of_many(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A stride that follows a size."""
+    return self.linear(x[:, :: 1 + int(x.shape[1]) // 30]).mean(1)
+
+
+@deceives("bounded", "refused", "noted")
+def window_by_unfold(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Windows that a short row lacks."""
+    step = 8 if x.shape[1] > 24 else 1
+    return self.linear(x)[:, ::step].amax(1)
+
+
+@deceives("bounded", "refused", "noted")
+def table_of_powers(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A list made by multiplication asks for __index__."""
+    weights = torch.tensor([0.5] * x.shape[1])
+    return self.linear(x) * weights[:, None]
+
+
+@deceives("bounded", "refused", "noted")
+def names_of_sizes(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A size becomes a key."""
+    return self.linear(x) * {True: 1.0, False: 2.0}[x.size(1) < 40]
+
+
+@deceives("refused", "bounded")
+def attention_in_blocks(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Blocks of queries, each over what came before."""
+    blocks = []
+    for at in range(0, x.shape[1], 16):
+        query = self.linear(x[:, at : at + 16])
+        blocks.append(functional.scaled_dot_product_attention(query, x[:, : at + 16], x[:, : at + 16]))
+    return torch.cat(blocks, 1)
+
+
+@deceives("bounded", "refused", "right", exporter="dynamo")
+def attention_in_blocks_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The same, of which torch knows the bound."""
+    blocks = [functional.scaled_dot_product_attention(self.linear(q), x, x) for q in x.split(16, 1)]
+    return torch.cat(blocks, 1)
+
+
+@deceives("right")
+def mean_by_shape(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Honest: a size that stays one."""
+    return self.linear(x).sum(1) / x.shape[1]
+
+
+# --- What a forward keeps from an earlier call.
+
+
+@deceives("right", "noted", "refused")
+def table_made_once(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Positions for the length of the first call."""
+    if self.cached is None:
+        self.cached = torch.arange(x.shape[1], dtype=x.dtype)[None, :, None]
+    return self.linear(x) + self.cached[:, : x.shape[1]]
+
+
+@deceives("right", "noted", axes={})
+def first_input_kept(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The values of the first call are the constant."""
+    if self.cached is None:
+        self.cached = x.mean(1, keepdim=True)
+    return self.linear(x - self.cached)
+
+
+@deceives("right", "noted")
+def masks_by_length(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A dict by size."""
+    length = int(x.shape[1])
+    if length not in self.tables:
+        self.tables[length] = torch.ones(x.shape[1], x.shape[1]).tril()
+    return self.tables[length] @ self.linear(x)
+
+
+@deceives("noted", "refused", axes={})
+def scale_set_by_first_input(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """ActNorm: the first input initialises a parameter past autograd and its counter of versions."""
+    if not self.is_set:
+        self.scale.data.copy_(1 / (x.std((0, 1)) + 1))
+        self.is_set.fill_(1)
+    return self.linear(x) * self.scale
+
+
+@deceives("noted", axes={})
+def calls_counted(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The answer depends on how often it was asked."""
+    self.calls += 1
+    return self.linear(x) * self.calls
+
+
+@deceives("noted", axes={})
+def calls_counted_in_a_buffer(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The same in a tensor."""
+    self.is_set += 1
+    return self.linear(x) * self.is_set
+
+
+@deceives("noted", axes={})
+def running_mean(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Statistics that go on in evaluation mode."""
+    self.mean.mul_(0.9).add_(0.1 * x.mean((0, 1)))
+    return self.linear(x - self.mean)
+
+
+@deceives("noted", "refused", axes={})
+def running_mean_replaced(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The same by a new tensor."""
+    self.mean = 0.9 * self.mean + 0.1 * x.mean((0, 1))
+    return self.linear(x - self.mean)
+
+
+@deceives("noted", axes={})
+def history_kept(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A list that grows."""
+    self.seen.append(x.mean())
+    return self.linear(x) + sum(self.seen)
+
+
+@deceives("noted", axes={})
+def prompt_kept(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """What was seen goes before what comes."""
+    before = self.tables.get("prompt", x[:, :0])
+    self.tables["prompt"] = torch.cat([before, x], 1)[:, -8:]
+    return self.linear(torch.cat([before, x], 1)).mean(1)
+
+
+_MEMORY: dict[str, torch.Tensor] = {}
+
+
+@deceives("noted", "refused", axes={})
+def kept_in_a_global(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A mapping beside the model."""
+    first = _MEMORY.setdefault("first", x.mean(1, keepdim=True).detach())
+    return self.linear(x - first)
+
+
+@deceives("noted", "refused", axes={})
+def counted_on_the_class(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """An attribute of the class, not of the object."""
+    type(self).calls += 1
+    return self.linear(x) * type(self).calls
+
+
+@deceives("noted", "refused", axes={})
+def kept_as_a_default(self: Any, x: torch.Tensor, *, memory: list = []) -> torch.Tensor:  # noqa: B006 - what this is
+    """A default that is kept."""
+    memory.append(1)
+    return self.linear(x) * len(memory)
+
+
+@deceives("noted", axes={})
+def kept_in_a_record(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """An object on the module."""
+    self.record.last = x.mean() + self.record.last
+    return self.linear(x) * self.record.last
+
+
+@deceives("noted", axes={})
+def weight_decayed(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A parameter that is written past autograd."""
+    with torch.no_grad():
+        self.scale.mul_(0.5)
+    return self.linear(x) * self.scale
+
+
+@deceives("noted", "refused", axes={})
+def trained_from_now_on(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A forward that changes the mode of the model."""
+    result = self.linear(x) * (2 if self.training else 1)
+    self.training = not self.training
+    return result
+
+
+@deceives("noted", "refused", axes={})
+def layer_added(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A module that grows with each call."""
+    self.add_module(f"layer_{len(list(self.children()))}", nn.Tanh())
+    return self.linear(x) * len(list(self.children()))
+
+
+@deceives("refused", axes={})
+def noise_in_evaluation(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Random numbers."""
+    return self.linear(x) + torch.randn(4)
+
+
+@deceives("refused", "noted", axes={})
+def noise_kept(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Random numbers of the first call."""
+    if self.cached is None:
+        self.cached = torch.randn(4)
+    return self.linear(x) + self.cached
+
+
+@deceives("bounded", exporter="dynamo")
+def table_made_once_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """torch.export knows how long the table is."""
+    if self.cached is None:
+        self.cached = torch.arange(64, dtype=x.dtype)[None, :, None]
+    return self.linear(x) + self.cached[:, : x.shape[1]]
+
+
+# --- What Python decides by values.
+
+
+@deceives("noted", "refused", axes={}, x=torch.randn(2, 4), y=torch.randn(2, 4))
+def equal_inputs(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """torch.equal says nothing to a trace."""
+    return self.linear(x) if torch.equal(x, y) else self.other(x - y)
+
+
+@deceives("noted", "refused", axes={}, x=torch.randn(2, 4), y=torch.randn(2, 4))
+def close_inputs(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Nor does torch.allclose."""
+    return self.linear(x) if torch.allclose(x, y) else self.other(x - y)
+
+
+@deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
+def nothing_in_it(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Zeros are another way."""
+    return self.linear(x) if not torch.equal(x, torch.zeros_like(x)) else self.other(x) * 2
+
+
+@deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
+def any_value(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """bool(tensor)."""
+    return self.linear(x) if x.any() else self.other(x) * 2
+
+
+@deceives("noted", "refused", axes={}, x=torch.rand(2, 4))
+def loud_inputs(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A threshold that random draws do not reach."""
+    return self.linear(x) if x.abs().max().item() < 8 else self.other(x / x.abs().max())
+
+
+@deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
+def peak_as_a_number(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A value read in C."""
+    return self.linear(x) * max(1.0, float(x.abs().max()) // 10)
+
+
+@deceives("noted", "refused", axes={}, x=torch.randn(2, 4), n=torch.tensor(3))
+def rounds_by_input(self: Any, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """range() asks for __index__."""
+    for _ in range(n):
+        x = torch.tanh(self.linear(x))
+    return x
+
+
+@deceives("noted", "refused", axes={}, x=torch.randn(2, 4), mode=torch.tensor(0))
+def third_mode(self: Any, x: torch.Tensor, mode: torch.Tensor) -> torch.Tensor:
+    """Modes 0 and 1 are the same."""
+    return self.other(x) if int(mode) > 1 else self.linear(x)
+
+
+@deceives("noted", "refused", axes={}, x=torch.randn(2, 4), mode=torch.tensor([0]))
+def mode_from_a_list(self: Any, x: torch.Tensor, mode: torch.Tensor) -> torch.Tensor:
+    """tolist() reads in C."""
+    return self.other(x) if mode.tolist()[0] == 3 else self.linear(x)
+
+
+@deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
+def sorted_by_numpy(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """NumPy computes unseen."""
+    return self.linear(x) * float(np.median(x.detach().numpy()) > 5)
+
+
+@deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
+def missing_values(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A way for NaN."""
+    return self.other(x.nan_to_num()) if torch.isnan(x).any() else self.linear(x)
+
+
+@deceives("noted", "refused", "right", axes={}, ids=torch.tensor([[3, 1, 2, 0]]))
+def padding_found(self: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Another way where an id is there."""
+    x = functional.one_hot(ids.clamp(0, 3), 4).float()
+    return self.linear(x) if bool((ids == 0).any()) else self.other(x)
+
+
+@deceives("noted", "refused", "right", axes={}, x=torch.randn(3, 4))
+def as_many_as_there_are(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """unique() has as many rows as values differ."""
+    return self.linear(x).sum() * len(torch.unique(x.round()))
+
+
+@deceives("right", "refused", "noted", exporter="auto", axes={}, x=-torch.rand(6, 4))
+def module_of_rows_chosen(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A module that the first inputs do not reach."""
+    chosen = (x.sum(1) > 0).nonzero().squeeze(1)
+    result = self.linear(x)
+    if chosen.numel() > 0:
+        result = result.index_add(0, chosen, self.other(x[chosen]))
+    return result
+
+
+@deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
+def equal_rows(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Rows of one input."""
+    return self.linear(x) if not torch.equal(x[0], x[1]) else self.other(x)
+
+
+@deceives("noted", "refused", axes={}, ids=torch.tensor([[3, 1, 2, 0]]),
+          values=({"ids": torch.tensor([[3, 9, 2, 0]])},))  # fmt: skip
+def id_contained(self: Any, ids: torch.Tensor) -> torch.Tensor:
+    """``in`` asks a tensor."""
+    x = functional.one_hot(ids.clamp(0, 3), 4).float()
+    return self.linear(x) if 9 in ids else self.other(x)
+
+
+@deceives("noted", "refused", axes={}, x=torch.rand(2, 4))
+def until_small(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A loop that ends by a value."""
+    while x.abs().max() > 1:
+        x = x / 2
+    return self.linear(x)
+
+
+@deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
+def row_of_the_largest(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A number that indexes."""
+    return self.linear(x[int(x[:, 0].argmax())])
+
+
+@deceives("right", "noted", "refused", axes={}, x=torch.randn(2, 6, 4), n=torch.tensor(3))
+def first_of_them(self: Any, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """Honest: a trace follows where a value cuts."""
+    return self.linear(x[:, :n]).sum(1)
+
+
+@deceives("noted", "refused", axes={}, x=torch.randn(2, 4), flags=torch.tensor([True, False]))
+def flags_counted(self: Any, x: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
+    """sum() of Python."""
+    return self.linear(x) * sum(bool(flag) for flag in flags)
+
+
+@deceives("noted", "refused", axes={}, x=torch.randn(2, 4), step=torch.tensor(0.5))
+def step_as_a_number(self: Any, x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    """A float that becomes one of Python's."""
+    return self.linear(x) * (float(step) + 1)
+
+
+@deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
+def norm_compared(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A way for what is nearly nothing."""
+    return x if torch.linalg.vector_norm(x) < 1e-6 else self.linear(x / torch.linalg.vector_norm(x))
+
+
+@deceives("right", "refused", "noted", exporter="auto", axes={}, x=-torch.rand(6, 4))
+def module_of_places(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A module that only the trace reaches."""
+    places = torch.where(x.sum(1) > 0)[0]
+    result = self.linear(x)
+    if places.numel() > 0:
+        result = result.index_add(0, places, self.other(x[places]))
+    return result
+
+
+@deceives("noted", "refused", axes={}, x=torch.randn(2, 4), mask=torch.ones(2, 4, dtype=torch.bool))
+def mask_dropped(self: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """A mask that hides nothing is not read."""
+    return self.linear(x) if mask.all() else self.linear(x * mask) * 2
+
+
+@deceives("right", axes={}, x=torch.randn(2, 4))
+def chosen_by_where(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Honest: both ways are computed."""
+    return torch.where(x.abs().max() < 8, self.linear(x), self.other(x))
+
+
+# --- The judgement.
+
+
+def sized(case: Case, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """Return inputs of other sizes."""
+    generator = torch.Generator().manual_seed(7)
+    inputs = {}
+    for name, value in case.inputs.items():
+        names = case.axes.get(name, {})
+        shape = [sizes.get(names.get(axis, ""), size) for axis, size in enumerate(value.shape)]
+        inputs[name] = torch.randn(shape, generator=generator) if shape != list(value.shape) else value
+    return inputs
+
+
+def with_other_values(inputs: Tensors) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield inputs on which decisions fall otherwise."""
+    yield (
+        dict.fromkeys(inputs, next(iter(inputs.values())))
+        if len({v.shape for v in inputs.values()}) == 1
+        else {**inputs}
+    )
+    for name, value in inputs.items():
+        if value.is_floating_point():
+            others = [value * factor for factor in (0, 1e-3, -1, 10, 100)] + [value.abs(), torch.ones_like(value)]
+            others.append(torch.where(value == value.flatten()[0], torch.nan, value))
+        else:
+            others = [torch.full_like(value, number) for number in range(6)]
+        yield from ({**inputs, name: other} for other in others)
+
+
+def is_right(model: nn.Module, session: Session, inputs: Tensors) -> bool:
+    """Say whether a file answers as PyTorch does in its first call."""
+    _MEMORY.clear()
+    with torch.no_grad():
+        expected = copy.deepcopy(model)(*(value.clone() for value in inputs.values())).numpy()
+    try:
+        (actual,) = session.run({name: value.numpy() for name, value in inputs.items()}).values()
+    except WinMLError:
+        return False
+    return expected.shape == actual.shape and np.allclose(expected, actual, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def is_first_call_like_the_second(model: nn.Module, inputs: Tensors) -> bool:
+    """Say whether PyTorch answers the same again."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        model(*(value.clone() for value in with_moved_floats(inputs).values()))
+        second = model(*(value.clone() for value in inputs.values()))
+    return torch.allclose(second, copy.deepcopy(model)(*inputs.values()), atol=1e-5) and torch.allclose(
+        second, type(model)()(*inputs.values()), atol=1e-5
+    )
+
+
+def with_moved_floats(inputs: Tensors) -> dict[str, torch.Tensor]:
+    """Return inputs with other floats."""
+    return {name: value + 0.5 if value.is_floating_point() else value for name, value in inputs.items()}
+
+
+def judged(case: Case, model: nn.Module, part: ExportedPart) -> Outcome:
+    """Return what a file is that was called verified."""
+    session = Session(part.model_path)
+    ranges = {item.name: (item.min, item.max or max(SIZES)) for item in part.dimensions}
+    draws = [case.inputs, *case.values]
+    for name, (least, most) in ranges.items():
+        traced = part.only_sizes if hasattr(part, "only_sizes") else {}
+        draws += [sized(case, {**traced, name: size}) for size in {*SIZES, least, most} if least <= size <= most]
+    if not case.axes:
+        draws += with_other_values(case.inputs)
+    is_everywhere_right = all(is_right(model, session, inputs) for inputs in draws)
+    if is_everywhere_right and (case.axes or is_first_call_like_the_second(model, case.inputs)):
+        return "bounded" if any(item.max is not None or item.min > 1 for item in part.dimensions) else "right"
+    attributes = (
+        "linear",
+        "scale",
+        "is_set",
+        "mean",
+        "cached",
+        "tables",
+        "seen",
+        "calls",
+        "record",
+        "training",
+        "_MEMORY",
+    )
+    is_noted = any(f"{Path(__file__).name}:" in note or any(f"{n}" in note for n in attributes) for note in part.notes)
+    return "noted" if is_noted else "silent"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.forward.__name__)
+def test_verified_file_is_right_bounded_or_noted(case: Case, tmp_path: Path) -> None:
+    """A file stands where it says; what it does not follow is said."""
+    model = type("Deceiver", (Deceiver,), {"forward": case.forward})()
+    config = WinMLExportConfig.model_validate({"exporter": case.exporter, "dynamic_axes": dict(case.axes)})
+    outcome: Outcome = "refused"
+    text = ""
+    try:
+        part = HTPExporter(config).export(model, tmp_path / "model.onnx", dict(case.inputs)).only_part
+    except (UsageError, ExportError, VerificationError) as error:
+        text = str(error)
+    else:
+        outcome = judged(case, model, part)
+        text = f"{part.dimensions} {part.notes}"
+    print("OUTCOME", case.forward.__name__, outcome, text.replace("\n", " ")[:400])
+    assert outcome in case.outcomes, text
