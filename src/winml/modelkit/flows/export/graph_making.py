@@ -422,7 +422,8 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         all_parts = run.all_parts and with_captured_modules(run.all_parts, capture.scopes.values())
         tree = build_tree(trace, run.config.torch_module, all_parts)
     dimensions, bound_notes = _bounded(part.dimensions, capture.bounds)
-    proof = bounded_proof(proof, draw.sizes, capture.bounds, run_at, parameters)
+    bounds = {name: found for name, found in capture.bounds.items() if name in draw.sizes}
+    proof = bounded_proof(proof, draw.sizes, bounds, run_at, parameters)
     with clock.step("node tagger creation") as step:
         tagger = NodeTagger(tree, operation_fallback=run.config.operation_fallback)
         step.summary = f"{len(tree)} tags"
@@ -506,6 +507,13 @@ def _bounded(
             notes.append(
                 f"{item.name} is bounded {sizes}: torch.export found that the forward goes another way beyond."
             )
+    names = {dimension.name for dimension in dimensions}
+    notes += [
+        f"{name} may be no more than {most}, as the sum of its parts: torch.export found that the forward goes another "
+        "way beyond."
+        for name, (_, most) in bounds.items()
+        if name not in names and most != sys.maxsize
+    ]
     return tuple(bounded), notes
 
 
