@@ -242,7 +242,7 @@ def test_tuning_judges_candidates_by_what_a_metric_loses(tmp_path: Path) -> None
     wrong.graph.node.append(onnx.helper.make_node("Neg", ["opposite"], [wrong.graph.output[0].name]))
     onnx.save(wrong, tmp_path / MODEL)
     options = TuneOptions(max_drop={"accuracy": 0.01}, dataset="texts.csv", samples=24)
-    judge = QualityLimits(options, tmp_path, MODEL, Contestants(tmp_path))
+    judge = QualityLimits(options, tmp_path, MODEL, Contestants(tmp_path), None)
     form, facts = Candidate("form", "dynamic", ""), CandidateFacts(1, 1.0, 1, 1, 1, 1.0, 5.0, "logits")
 
     plain = judge.with_scores(facts, form, Path(MODEL), None)

@@ -268,6 +268,6 @@ def test_full_disk_names_the_file_and_leaves_nothing_half_written(make_workplace
     done = limited.winml("tune", "-m", "wide.onnx", "-o", "tuned", "--only", "dynamic", "--min-sqnr", "20")
 
     assert 1 == done.code
-    assert "values0.npz" in done.complaint[0]
+    assert "sample0.npz" in done.complaint[0]
     assert 2 == len(done.complaint)
     assert [".winml-tune.lock"] == [path.name for path in (place.folder / "tuned").iterdir()]

@@ -75,8 +75,8 @@ INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """A room and the order of its folders; ``""`` stands for the files of the room itself."""
 
-SHARED_BY_FLOWS = {"graph_file", "module_functions"}
-"""Files of flows that are no verb's: the skeleton of every graph stage, what works on a graph in memory, and the form
+SHARED_BY_FLOWS = {"quality_samples", "graph_file", "module_functions"}
+"""Files of flows that are no verb's: what quality is judged on, the skeleton of every graph stage, and the form
 with functions in which a graph can be written.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -150,7 +151,11 @@ def test_sum_over_draws_is_that_of_all_values_together() -> None:
     total = FidelitySum("y")
     for part in (slice(0, 2), slice(2, 5)):
         total.add(expected[part], actual[part])
-    assert total.of_value() == value_fidelity("y", [expected], [actual])
+    found, whole = total.of_value(), value_fidelity("y", [expected], [actual])
+    assert whole == replace(found, spread=whole.spread)
+    assert found.spread is not None
+    # 5 / 0.25 and 50 / 0.0625 in decibels.
+    assert (13.01, 29.03) == (round(found.spread.min, 2), round(2 * found.spread.median - found.spread.min, 2))
     total.add(expected, actual[:2])
     total.add(expected, actual)
     assert "shape [2] instead of [5]" == total.of_output().problem

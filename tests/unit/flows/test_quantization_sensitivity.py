@@ -161,7 +161,7 @@ def test_target_is_reached_by_the_rules_that_are_found(chain: Path, tmp_path: Pa
     assert listed is not None
     assert listed.is_met
     assert listed.form.worst is not None
-    reached = _quantized_sqnr_db(chain, tmp_path / "out.onnx", range(4), per_module=dict(listed.rules))
+    reached = _quantized_sqnr_db(chain, tmp_path / "out.onnx", range(16), per_module=dict(listed.rules))
     assert reached == pytest.approx(listed.form.worst.sqnr_db, abs=1e-3)
     assert reached >= target
     size = listed.form.weight_bytes
@@ -182,7 +182,10 @@ def test_target_that_no_list_meets_returns_the_best_there_was(chain: Path) -> No
     assert listed.form.worst is not None
     assert not listed.is_met
     assert 3 == len(listed.excluded)
-    assert listed.form.worst.sqnr_db == max(trial.form.worst.sqnr_db for trial in listed.trials if trial.form.worst)
+    # The list is chosen by other samples than it is judged on.
+    best = max((trial for trial in listed.trials if trial.form.worst), key=lambda trial: trial.form.worst.lower_db)
+    assert 3 == best.excluded
+    assert listed.form.worst != best.form.worst
 
 
 def test_target_that_the_whole_meets_needs_no_list(chain: Path) -> None:
@@ -303,7 +306,7 @@ def test_graph_that_is_measured_is_the_one_that_is_written(tmp_path: Path) -> No
         assert ["Conv"] == [node.op_type for node in measured.model.graph]
         assert any("1 batch" in note for note in measured.notes)
     result = quantization_sensitivity(source, options=options, sizes={"batch": 1})
-    written = _quantized_sqnr_db(source, tmp_path / "few.onnx", range(4), options=options, sizes={"batch": 1})
+    written = _quantized_sqnr_db(source, tmp_path / "few.onnx", range(16), options=options, sizes={"batch": 1})
     assert result.whole.worst is not None
     assert written == pytest.approx(result.whole.worst.sqnr_db, abs=1e-2)
 

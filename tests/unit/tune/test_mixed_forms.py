@@ -26,7 +26,7 @@ def test_search_ends_when_the_time_is_up_and_goes_on_from_there(tmp_path: Path) 
     state = TuneState(tmp_path, {}, overwrite=False)
     state.keep_facts(PLAIN, FACTS)
     state.keep_values({"is_as_drawn": True})
-    judge = QualityLimits(TuneOptions(min_sqnr_db=42), tmp_path, "chain.onnx", Contestants(tmp_path))
+    judge = QualityLimits(TuneOptions(min_sqnr_db=42), tmp_path, "chain.onnx", Contestants(tmp_path), None)
 
     def measured() -> dict[str, object]:
         forms: dict[str, object] = json.loads((tmp_path / "dynamic-int8-part.measured.json").read_text())["measured"]

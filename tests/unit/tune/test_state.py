@@ -135,7 +135,9 @@ def test_all_of_a_race_stay_open_or_none(tmp_path: Path) -> None:
     with closing(running), Contestant("chain") as process:
         fed = {"sizes": {}, "batch_size": None, "seed": 0, "input_data": None}
         model = tmp_path / "chain.onnx"
-        process.ask("record", path=str(model), displayed="chain", folder=str(tmp_path), draws=1, fed=fed)
+        process.ask(
+            "record", path=str(model), displayed="chain", processors=None, folder=str(tmp_path), samples=1, fed=fed
+        )
 
         def left_open(peak_bytes: int) -> set[str]:
             running.begin_race({item.name: peak_bytes for item in candidates})
@@ -162,7 +164,7 @@ def test_all_of_a_race_stay_open_or_none(tmp_path: Path) -> None:
         {"races": {"right": {"plain": [0.0, -1.0]}}},
         {"races": {"right": [1.0]}},
         {"values": 3},
-        {"values": {"draws": "two"}},
+        {"values": {"samples": "two"}},
         {"exported": 3},
         {"request": None},
         {"unknown": {}},
@@ -173,7 +175,15 @@ def test_damaged_state_is_refused_as_a_whole(tmp_path: Path, damage: dict[str, A
     """Before any of it is used; with ``overwrite`` the tuning starts anew."""
     state = TuneState(tmp_path, REQUEST, overwrite=False)
     state.keep_facts("int8", FACTS)
-    state.keep_values({"draws": 2, "batch_size": 1, "run_ms": 0.5, "block": 4, "shapes": {}})
+    state.keep_values(
+        {
+            "samples": {"source": "random", "count": 2, "seed": 0},
+            "batch_size": 1,
+            "run_ms": 0.5,
+            "block": 4,
+            "shapes": {},
+        }
+    )
     path = tmp_path / "tune_state.json"
     whole = json.loads(path.read_text(encoding="utf-8"))
     assert FACTS == TuneState(tmp_path, REQUEST, overwrite=False).facts("int8")

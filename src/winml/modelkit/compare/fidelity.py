@@ -10,21 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import silent_kinds, silent_words
-from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.records import Record, entry, json_value, recorded
 from winml.modelkit.words import MOST_DB
 
 __all__ = [
     "FidelityInfo",
     "FidelitySum",
     "OutputFidelity",
+    "QualitySamples",
+    "QualitySource",
+    "SampleSpread",
+    "judged_outputs",
     "measure_fidelity",
     "output_fidelity",
+    "quality_record",
     "value_fidelity",
 ]
 
@@ -33,6 +38,41 @@ _TEXT = "USO"
 """Kinds of arrays that hold no numbers."""
 SYMBOL_BYTES = 4
 """Chosen: integers from this size on are symbols. Specified by ONNX: indices are int64; images are uint8."""
+
+QualitySource = Literal["processor", "dataset", "random", "file"]
+"""Where samples come from: made by the tokenizer or processor of the model, a data set, drawn, or a user's arrays."""
+LOWER, UPPER = 5, 95
+"""Percentiles of the samples between which the interval of an SQNR lies."""
+_SCORES = "logits"
+"""Specified by transformers: how outputs are called whose largest value along the last axis is the answer."""
+_STATE_PREFIXES = ("present", "past_key_values")
+"""Specified by transformers, optimum and onnxruntime-genai: how the names of a cache among the outputs begin."""
+
+
+@dataclass(frozen=True)
+class QualitySamples(Record):
+    """The samples that two files were compared on."""
+
+    source: QualitySource
+    count: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class SampleSpread(Record, digits=2):
+    """How the SQNR of an output differs from sample to sample, in decibels."""
+
+    median: float
+    min: float
+    p05: float
+    """Lower end of the interval: 5 % of the samples have less. Limits judge this one."""
+    p95: float
+
+    @classmethod
+    def of(cls, ratios: Sequence[float]) -> SampleSpread:
+        """Return the spread of the SQNR of each sample, of which there is at least one."""
+        low, median, high = (float(value) for value in np.percentile(ratios, (LOWER, 50, UPPER)))
+        return cls(median, min(ratios), low, high)
 
 
 @dataclass(frozen=True)
@@ -53,6 +93,20 @@ class OutputFidelity(Record):
     """Of symbols, the share of equal ones; the other measures are those of one-hot vectors. None: they are amounts."""
     has_signal: bool = field(default=True, metadata=entry(skip=True))
     """Whether the reference holds an amount besides zero."""
+    spread: SampleSpread | None = field(default=None, metadata=entry(skip=True))
+    """Of the SQNR over the samples; None where it cannot be compared."""
+    top1_agreement: float | None = field(default=None, metadata=entry(skip=True))
+    """Of scores, the share of positions at which the largest value along the last axis is at the same place."""
+
+    @property
+    def lower_db(self) -> float:
+        """Lower end of the interval of the SQNR over the samples, in decibels: what limits judge."""
+        return self.sqnr_db if self.spread is None else self.spread.p05
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it is a state of a cache: shown, and not judged beside the scores that are computed from it."""
+        return self.name.startswith(_STATE_PREFIXES)
 
 
 @dataclass(frozen=True)
@@ -78,19 +132,34 @@ class FidelityInfo(Record):
     """Whether the first of these was that of the source, since only the second was asked for."""
     silent: tuple[str, ...] | None = field(default=None, metadata=entry("answers_only", omit_none=True))
     """Without a signal, what the reference answers where it answers nothing else; see :func:`silent_kinds`."""
+    samples: QualitySamples | None = field(default=None, metadata=entry(skip=True))
+    """What was fed; None where these were the draws of a verification."""
 
     @property
     def worst(self) -> OutputFidelity:
-        """The output that is farthest from its reference."""
+        """The output that is farthest from its reference, of those that are judged."""
         compared = self.outputs or ((self.together,) if self.together is not None else ())
-        return min(compared, key=lambda output: (not output.problem, output.sqnr_db))
+        return min(judged_outputs(compared), key=lambda output: (not output.problem, output.sqnr_db))
 
     @property
     def is_verified(self) -> bool:
         """Whether every output is near enough, and the comparison means something."""
         return self.has_signal and all(
-            not output.problem and output.sqnr_db >= self.least_sqnr_db for output in self.outputs
+            not output.problem and self.judged_db(output) >= self.least_sqnr_db
+            for output in judged_outputs(self.outputs)
         )
+
+    def judged_db(self, output: OutputFidelity) -> float:
+        """Return what the limit judges: over samples, the lower end of the interval; over a few draws, all together."""
+        return output.sqnr_db if self.samples is None else output.lower_db
+
+    @property
+    @recorded(entry("quality", before="has_signal", omit_none=True))
+    def quality(self) -> dict[str, object] | None:
+        """The quality record, the same in every verb; None where only the answer of all parts was compared."""
+        if self.samples is None or not self.outputs:
+            return None
+        return quality_record(self.samples, self.outputs)
 
     @property
     def are_verified_together(self) -> bool:
@@ -110,13 +179,52 @@ class FidelityInfo(Record):
         return self.least_sqnr_db - 10 * math.log10(self.parts)
 
 
-def measure_fidelity(reference: Sequence[Arrays], answers: Sequence[Arrays], least_sqnr_db: float) -> FidelityInfo:
+def judged_outputs(outputs: Sequence[OutputFidelity]) -> Sequence[OutputFidelity]:
+    """Return the outputs that decide: of a decoder, not the states of its cache, unless one cannot be compared."""
+    if not any(_SCORES in output.name for output in outputs):
+        return outputs
+    return [output for output in outputs if output.problem or not output.is_state]
+
+
+def quality_record(samples: QualitySamples, outputs: Sequence[OutputFidelity]) -> dict[str, object]:
+    """Return the quality of one file against another as every verb writes it; see ``docs/reference/formats.md``.
+
+    Args:
+        samples: What both were fed.
+        outputs: Every output; at least one.
+    """
+    worst = min(judged_outputs(outputs), key=lambda output: (not output.problem, output.sqnr_db))
+    return {
+        "samples": samples.as_record(),
+        "outputs": {output.name: _quality_of(output) for output in outputs},
+        "worst_output": worst.name,
+    }
+
+
+def _quality_of(output: OutputFidelity) -> dict[str, object]:
+    spread = None if output.spread is None else {"all": output.sqnr_db, **output.spread.as_record()}
+    return {
+        "sqnr_db": spread,
+        "cosine": output.cosine,
+        "relative_error": json_value(output.relative_error),
+        **({} if output.top1_agreement is None else {"top1_agreement": output.top1_agreement}),
+        **({"problem": output.problem} if output.problem else {}),
+    }
+
+
+def measure_fidelity(
+    reference: Sequence[Arrays],
+    answers: Sequence[Arrays],
+    least_sqnr_db: float,
+    samples: QualitySamples | None = None,
+) -> FidelityInfo:
     """Measure how near outputs are to those of a reference.
 
     Args:
         reference: Outputs of the reference by name, one mapping per draw.
         answers: Outputs of the other graph by name, in the same order of draws.
         least_sqnr_db: Ratio in decibels below which an output counts as wrong.
+        samples: What both were fed.
     """
     outputs = tuple(
         output_fidelity(name, [draw[name] for draw in reference], [draw[name] for draw in answers])
@@ -131,7 +239,7 @@ def measure_fidelity(reference: Sequence[Arrays], answers: Sequence[Arrays], lea
         if values.dtype.kind in "fiub"
     )
     silent = None if has_signal else silent_kinds(values for draw in reference for values in draw.values())
-    return FidelityInfo(outputs, least_sqnr_db, has_signal, len(reference), silent=silent)
+    return FidelityInfo(outputs, least_sqnr_db, has_signal, len(reference), silent=silent, samples=samples)
 
 
 def output_fidelity(name: str, reference: Sequence[Array], outputs: Sequence[Array]) -> OutputFidelity:
@@ -175,6 +283,9 @@ class FidelitySum:
         self._symbols = self._equal = 0
         self._has_symbols = self._has_numbers = self._has_finite = False
         self._silent: set[str] = set()
+        self._ratios: list[float] = []
+        self._has_scores = _SCORES in name
+        self._agreeing: list[float] = []
 
     def add(self, expected: Array, actual: Array) -> None:
         """Add one draw.
@@ -197,6 +308,9 @@ class FidelitySum:
             self._problem = "" if np.array_equal(expected, actual) else "other texts"
         else:
             self._add_amounts(expected, actual)
+        self._has_scores = self._has_scores and expected.ndim >= 2 and expected.shape[-1] > 1
+        if self._has_scores and not self._problem:
+            self._agreeing.append(float(np.mean(expected.argmax(-1) == actual.argmax(-1))))
 
     def of_value(self) -> OutputFidelity:
         """Return how near the value is over all draws; see :func:`value_fidelity`."""
@@ -206,11 +320,28 @@ class FidelitySum:
             # Each is a one-hot vector, so that another symbol is off by the square root of 2.
             share = self._equal / self._symbols if self._symbols else 1.0
             relative = math.sqrt(2 * (1 - share))
-            return OutputFidelity(self._name, _decibels(relative), share, relative, self._largest, equal_share=share)
+            return OutputFidelity(
+                self._name,
+                _decibels(relative),
+                share,
+                relative,
+                self._largest,
+                equal_share=share,
+                spread=SampleSpread.of(self._ratios),
+            )
         signal, noise, other = self._signal, self._noise, self._other
-        relative = math.sqrt(noise / signal) if signal else (0.0 if not noise else math.inf)
+        relative = _relative(noise, signal)
         cosine = self._product / math.sqrt(signal * other) if signal and other else float(signal == other)
-        return OutputFidelity(self._name, _decibels(relative), cosine, relative, self._largest, has_signal=bool(signal))
+        return OutputFidelity(
+            self._name,
+            _decibels(relative),
+            cosine,
+            relative,
+            self._largest,
+            has_signal=bool(signal),
+            spread=SampleSpread.of(self._ratios) if self._ratios else None,
+            top1_agreement=float(np.mean(self._agreeing)) if self._has_scores and self._agreeing else None,
+        )
 
     def of_output(self) -> OutputFidelity:
         """Return how near the output is over all draws; see :func:`output_fidelity`."""
@@ -220,8 +351,10 @@ class FidelitySum:
 
     def _add_symbols(self, expected: Array, actual: Array) -> None:
         self._has_symbols = True
+        equal = int(np.count_nonzero(expected == actual))
         self._symbols += expected.size
-        self._equal += int(np.count_nonzero(expected == actual))
+        self._equal += equal
+        self._ratios.append(_decibels(math.sqrt(2 * (1 - equal / expected.size))) if expected.size else MOST_DB)
         difference = np.abs(expected.astype(np.float64) - actual.astype(np.float64))
         self._largest = max(self._largest, float(difference.max(initial=0.0)))
 
@@ -237,11 +370,19 @@ class FidelitySum:
                 return
             left, right = left[finite], right[finite]
         difference = right - left
-        self._signal += _dot(left, left)
+        signal, noise = _dot(left, left), _dot(difference, difference)
+        self._ratios.append(_decibels(_relative(noise, signal)))
+        self._signal += signal
         self._other += _dot(right, right)
-        self._noise += _dot(difference, difference)
+        self._noise += noise
         self._product += _dot(left, right)
         self._largest = max(self._largest, float(np.abs(difference).max(initial=0.0)))
+
+
+def _relative(noise: float, signal: float) -> float:
+    if not signal:
+        return math.inf if noise else 0.0
+    return math.sqrt(noise / signal)
 
 
 def _dot(left: Array, right: Array) -> float:

@@ -8,14 +8,14 @@ where they are made in both files alike.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.fidelity import FidelityInfo, measure_fidelity
+from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
 from winml.modelkit.compare.outputs import ROUNDING_FACTOR, VerificationInfo, compare_outputs
 from winml.modelkit.compare.words import difference_words, fidelity_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError
@@ -28,6 +28,8 @@ from winml.modelkit.runtime.ir_versions import newest_ir_version, runnable
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = [
+    "ReadSamples",
+    "accepted_sizes",
     "large_size",
     "open_session",
     "reference_outputs",
@@ -40,10 +42,10 @@ _BothAnswers = tuple[list[Arrays], list[Arrays], list[Arrays]]
 """The draws, the answers of the reference and those of the candidate."""
 
 DRAWS = 2
-"""How many sets of values are compared; open dimensions have another size in each."""
+"""Sets of values on which files have to be equal; open dimensions have another size in each."""
 
-SAMPLES = 8
-"""How many samples of given data are compared. Chosen: enough to show what two draws may miss, in a second or two."""
+ReadSamples = Callable[[Session], tuple[Sequence[Arrays], QualitySamples]]
+"""Returns what the opened reference is to be fed, one array per input for each sample, and what that is."""
 
 _HINT = "No file was written; --no-verify writes it all the same. Please report it."
 
@@ -99,13 +101,7 @@ def refuse_different(
 
 
 def refuse_unfaithful(
-    reference: Path,
-    candidate: Path,
-    seed: int,
-    least_sqnr_db: float,
-    *,
-    sizes: Mapping[str, int] | None = None,
-    read_samples: Callable[[Sequence[GraphInput]], Iterable[Arrays]] | None = None,
+    reference: Path, candidate: Path, least_sqnr_db: float, read_samples: ReadSamples
 ) -> FidelityInfo:
     """Compare the answers of a file of fewer bits with those of the file it was made from.
 
@@ -114,42 +110,36 @@ def refuse_unfaithful(
     Args:
         reference: The file that is right.
         candidate: The file of fewer bits.
-        seed: Seed of the values.
         least_sqnr_db: Ratio in decibels that every output has to reach.
-        sizes: As for :func:`refuse_different`.
-        read_samples: Yields values for the inputs, to compare on in place of random ones; the first few are taken.
+        read_samples: Returns what both are fed.
 
     Raises:
         StageError: the reference itself cannot be run, so there is nothing to compare with.
         VerificationError: an output does not reach the ratio, or the candidate cannot be run.
     """
-    draws, expected = reference_outputs(reference, seed, sizes or {}, read_samples)
-    fidelity = measure_fidelity(expected, _candidate_outputs(candidate, draws, as_written=False), least_sqnr_db)
+    draws, expected, samples = reference_outputs(reference, read_samples)
+    outputs = _candidate_outputs(candidate, draws, as_written=False)
+    fidelity = measure_fidelity(expected, outputs, least_sqnr_db, samples)
     refuse_below_minimum_sqnr(fidelity, reference.name, draws[0])
     return fidelity
 
 
 def reference_outputs(
-    reference: Path,
-    seed: int,
-    sizes: Mapping[str, int],
-    read_samples: Callable[[Sequence[GraphInput]], Iterable[Arrays]] | None = None,
-) -> tuple[list[Arrays], list[Arrays]]:
-    """Return values that a file takes, and what it answers to them, run node by node as it is written.
+    reference: Path, read_samples: ReadSamples
+) -> tuple[Sequence[Arrays], list[Arrays], QualitySamples]:
+    """Return samples, what a file answers to them, run node by node as it is written, and what the samples are.
 
     Args:
         reference: The file.
-        seed: Seed of random values.
-        sizes: As for :func:`refuse_different`.
-        read_samples: As for :func:`refuse_unfaithful`.
+        read_samples: Returns what it is fed.
 
     Raises:
         StageError: the file cannot be run, so there is nothing to compare with.
     """
     try:
-        if read_samples is None:
-            return _draws_and_outputs(reference, seed, sizes)
-        return _samples_and_outputs(reference, read_samples)
+        session = open_session(reference, as_written=True)
+        draws, samples = read_samples(session)
+        return draws, [session.run(draw) for draw in draws], samples
     except (StageError, UsageError) as error:
         raise _reference_error(reference, error) from error
 
@@ -234,36 +224,50 @@ def _draws_and_outputs(path: Path, seed: int, passed: Mapping[str, int]) -> tupl
         StageError: it takes none.
         UsageError: one of its inputs takes values that nobody can draw.
     """
-    draws: list[Arrays] = []
-    outputs: list[Arrays] = []
-    refusal: StageError | UsageError = StageError("no sizes were tried")
     session = open_session(path, as_written=True)
-    inputs = graph_inputs(session)
+    found = list(itertools.islice(_accepted(session, seed, passed), DRAWS))
+    return [feeds for _, feeds, _ in found], [outputs for _, _, outputs in found]
+
+
+def _accepted(
+    session: Session, seed: int, passed: Mapping[str, int]
+) -> Iterator[tuple[Mapping[str, int], Arrays, Arrays]]:
+    """Yield sizes that a file takes, values of these sizes, and its answers: as many as are found, at least one.
+
+    Raises:
+        StageError: it takes none.
+        UsageError: one of its inputs takes values that nobody can draw.
+    """
+    refusal: StageError | UsageError = StageError("no sizes were tried")
+    inputs, count = graph_inputs(session), 0
     for sizes in _sizes_to_try(inputs, passed):
         try:
-            feeds = draw_feeds(inputs, sizes, seed + len(draws))
-            outputs.append(session.run(feeds))
+            feeds = draw_feeds(inputs, sizes, seed + count)
+            outputs = session.run(feeds)
         except StageError as error:
             refusal = error  # these sizes do not go together; others may
             continue
         except UsageError as error:
             refusal = error  # no values can be drawn, whatever the sizes
             break
-        draws.append(feeds)
-        if len(draws) == DRAWS:
-            break
-    if not draws:
+        count += 1
+        yield sizes, feeds, outputs
+    if not count:
         raise refusal
-    return draws, outputs
 
 
-def _samples_and_outputs(
-    path: Path, read_samples: Callable[[Sequence[GraphInput]], Iterable[Arrays]]
-) -> tuple[list[Arrays], list[Arrays]]:
-    """Return the first samples, and the answers of a file to them."""
-    session = open_session(path, as_written=True)
-    samples = list(itertools.islice(read_samples(graph_inputs(session)), SAMPLES))
-    return samples, [session.run(sample) for sample in samples]
+def accepted_sizes(session: Session, passed: Mapping[str, int]) -> Mapping[str, int]:
+    """Return sizes of all open dimensions that a file takes, whatever their names.
+
+    Args:
+        session: The file.
+        passed: Sizes that somebody gave, as for :func:`refuse_different`.
+
+    Raises:
+        StageError: it takes none of those that are tried.
+        UsageError: one of its inputs takes values that nobody can draw.
+    """
+    return next(sizes for sizes, _, _ in _accepted(session, 0, passed))
 
 
 def _sizes_to_try(inputs: Sequence[GraphInput], passed: Mapping[str, int]) -> Iterator[Mapping[str, int]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity
+from collections.abc import Mapping
+
+from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity, QualitySamples, QualitySource
 from winml.modelkit.compare.outputs import VerificationInfo, silent_words
 
 __all__ = [
@@ -10,8 +12,20 @@ __all__ = [
     "difference_words",
     "equality_words",
     "fidelity_words",
+    "interval_words",
     "nearness_words",
+    "samples_words",
 ]
+
+_LEAST_SPREAD_DB = 0.05
+"""Chosen: below it, both ends read alike."""
+_SOURCES: Mapping[QualitySource, tuple[str, bool]] = {
+    "processor": ("of its processor", True),
+    "dataset": ("of the data set", False),
+    "random": ("of random values", True),
+    "file": ("of the file", False),
+}
+"""Where samples come from → the words for it, and whether another seed gives others."""
 
 
 def comparison_words(comparison: VerificationInfo | FidelityInfo | None) -> str:
@@ -26,10 +40,11 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
     if not fidelity.outputs:
         return _together_words(fidelity)
     worst = fidelity.worst
-    where = f"for {worst.name} over {fidelity.draws} {'draw' if fidelity.draws == 1 else 'draws'}"
+    draws = f"{fidelity.draws} {'draw' if fidelity.draws == 1 else 'draws'}"
+    where = f"for {worst.name} over {draws if fidelity.samples is None else samples_words(fidelity.samples)}"
     streamed = ", of the whole model, weights streamed" if fidelity.is_streamed else ""
     alone = "; compared without the other parts" if fidelity.is_part_alone else ""
-    least = f"(least accepted {fidelity.least_sqnr_db:g} dB)"
+    least = f"(limit {fidelity.least_sqnr_db:g} dB)"
     together = "" if fidelity.together is None else f"; {_together_words(fidelity)}"
     return f"{nearness_words(worst)} {where}{streamed} {least}{alone}{together}"
 
@@ -51,7 +66,28 @@ def _together_words(fidelity: FidelityInfo) -> str:
 def nearness_words(output: OutputFidelity) -> str:
     """Return how near one output is to that of the reference."""
     share = "" if output.equal_share is None else f"{100 * output.equal_share:.1f} % of its values equal, "
-    return output.problem or f"{share}SQNR {output.sqnr_db:.1f} dB, cosine {output.cosine:.4f}"
+    top1 = "" if output.top1_agreement is None else f", top-1 agreement {100 * output.top1_agreement:.1f} %"
+    ratio = f"SQNR {output.sqnr_db:.1f} dB{interval_words(output)}"
+    return output.problem or f"{share}{ratio}, cosine {output.cosine:.4f}{top1}"
+
+
+def interval_words(output: OutputFidelity) -> str:
+    """Return the interval of the SQNR over the samples, where there is one."""
+    spread = output.spread
+    if spread is None or spread.p95 - spread.p05 < _LEAST_SPREAD_DB:
+        return ""
+    return f" (90 % of samples: {spread.p05:.1f} to {spread.p95:.1f})"
+
+
+def samples_words(samples: QualitySamples) -> str:
+    """Return what two files were fed.
+
+    >>> samples_words(QualitySamples("processor", 16, 0))
+    '16 samples of its processor, seed 0'
+    """
+    words, is_made = _SOURCES[samples.source]
+    count = f"{samples.count} sample{'' if samples.count == 1 else 's'}"
+    return f"{count} {words}{f', seed {samples.seed}' if is_made else ''}"
 
 
 def difference_words(verification: VerificationInfo) -> str:

@@ -22,6 +22,7 @@ from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.compile.pipeline import UNNAMED_FILE, CompileResult, compile_graph
 from winml.modelkit.errors import StageError, UsageError, VerificationError, rename_options
 from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphWork, transform_file
+from winml.modelkit.flows.quality_samples import SampleRequest
 from winml.modelkit.graph.contexts import context_file_names, rename_context_files
 from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.graph.files.placing import name_data
@@ -32,6 +33,7 @@ from winml.modelkit.progress import StepEvent
 from winml.modelkit.results.transformed_file import CompilableProvider, CompiledFile
 from winml.modelkit.runtime.devices import ChosenProvider, choose_compiler, present_providers, unreadable_reason
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
+from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = ["Compilation", "compilable_providers", "compilation", "compile_file"]
@@ -103,6 +105,10 @@ def compilable_providers() -> tuple[CompilableProvider, ...]:
     )
 
 
+SAMPLES = 4
+"""Samples that the result is compared with its source on. Chosen: a simulated NPU takes seconds for each."""
+
+
 @dataclass(frozen=True)
 class Compilation(GraphWork[CompileResult]):
     """Compiling for one provider."""
@@ -158,7 +164,9 @@ class Compilation(GraphWork[CompileResult]):
         """Open the result, run it on its provider, and compare."""
         if not self.chosen.provider.compiles:
             return refuse_different(source, written, seed, sizes=self.sizes)
-        draws, expected = reference_outputs(source, seed, self.sizes)
+        run = RunOptions(str(source), sizes=self.sizes, seed=seed)
+        request = SampleRequest(run, source.absolute().parent, count=SAMPLES, tries_sizes=True)
+        draws, expected, samples = reference_outputs(source, request.read)
         provider = self.chosen
         try:
             session = Session(written, providers=provider.names, provider_options=provider.options)
@@ -171,7 +179,7 @@ class Compilation(GraphWork[CompileResult]):
                 hint="No file was written. Where it is for another machine, --no-verify writes it all the same.",
             ) from error
         least = DEFAULT_MIN_SQNR_DB if self.options.min_sqnr_db is None else self.options.min_sqnr_db
-        fidelity = measure_fidelity(expected, outputs, least)
+        fidelity = measure_fidelity(expected, outputs, least, samples)
         refuse_below_minimum_sqnr(fidelity, source.name, draws[0])
         return fidelity
 

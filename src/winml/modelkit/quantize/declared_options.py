@@ -158,7 +158,11 @@ class SensitivityFields:
         None, "The only modules to measure. All where left out.", SENSITIVITY, metavar="SELECTOR", min_length=1
     )
     samples: int | None = declare(
-        None, "Sets of random values. 4 where left out.", SENSITIVITY, minimum=1, in_command=False
+        None,
+        "Samples compared on. 16, or fewer of large models, where left out.",
+        SENSITIVITY,
+        minimum=1,
+        in_command=False,
     )
     input_data: Path | None = declare(
         None, "An .npz file with an array for each input, in place of random values.", SENSITIVITY, metavar="FILE"

@@ -41,7 +41,8 @@ class Precision:
     """Ways to reach it, the default first; none for float32, which means: leave it."""
     words: str
     least_sqnr_db: float
-    """Signal-to-quantization-noise ratio in decibels below which an output counts as wrong. Chosen, from what real
+    """Signal-to-quantization-noise ratio in decibels, lower end of the interval over the samples, below which an output
+    counts as wrong. Chosen, from what real
     weights reach: docs/reference/quantization.md."""
     activation_bits: int | None = None
     """Bits of activations with ranges that are fixed beforehand; None where they stay as they are or are found while
@@ -128,13 +129,13 @@ FLOAT32 = "fp32"
 _BUILT_IN = {
     precision.name: precision
     for precision in (
-        Precision("int8", 8, ("dynamic", "qdq", "weight-only"), "8-bit signed weights", 10.0, activation_bits=8),
+        Precision("int8", 8, ("dynamic", "qdq", "weight-only"), "8-bit signed weights", 6.0, activation_bits=8),
         Precision(
-            "uint8", 8, ("dynamic", "qdq"), "8-bit unsigned weights", 8.0, activation_bits=8, signed_weights=False
+            "uint8", 8, ("dynamic", "qdq"), "8-bit unsigned weights", 5.0, activation_bits=8, signed_weights=False
         ),
-        Precision("w8a8", 8, ("qdq",), "8-bit weights and activations", 10.0, activation_bits=8),
-        Precision("w8a16", 8, ("qdq",), "8-bit weights, 16-bit activations", 15.0, activation_bits=16),
-        Precision("int4", 4, ("weight-only",), "4-bit weights by blocks", 8.0),
+        Precision("w8a8", 8, ("qdq",), "8-bit weights and activations", 6.0, activation_bits=8),
+        Precision("w8a16", 8, ("qdq",), "8-bit weights, 16-bit activations", 12.0, activation_bits=16),
+        Precision("int4", 4, ("weight-only",), "4-bit weights by blocks", 4.0),
         Precision("fp16", 16, ("float",), "16-bit floating point", 40.0),
         Precision("bf16", 16, ("float",), "bfloat16", 30.0),
         Precision("fp32", 32, (), "left as it is", 100.0),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from winml.modelkit.compare.words import nearness_words
+from winml.modelkit.compare.words import interval_words, nearness_words, samples_words
 from winml.modelkit.hierarchy import address
 from winml.modelkit.report import document as doc
 from winml.modelkit.results.comparison import (
@@ -77,7 +77,7 @@ def comparison_document(result: ModelComparison, *, depth: int | None = None) ->
 def _fields(result: ModelComparison) -> Iterator[doc.Field]:
     yield "reference", result.reference
     yield "candidate", result.candidate
-    yield "inputs", f"{result.input_source}, {result.draws} {'set' if result.draws == 1 else 'sets'}"
+    yield "inputs", samples_words(result.samples)
     if result.parts:
         yield "worst", output_words(result.worst)
     for output in result.outputs if not result.parts else ():
@@ -104,12 +104,12 @@ def output_words(output: ComparedOutput) -> str:
     if fidelity.equal_share is not None:
         return f"{name}: {nearness_words(fidelity)}, largest difference {fidelity.max_abs_diff:g}"
     words = (
-        f"{name}: relative error {fidelity.relative_error:.1e}, SQNR {fidelity.sqnr_db:.1f} dB, "
-        f"cosine {fidelity.cosine:.6f}, largest difference {fidelity.max_abs_diff:.1e}"
+        f"{name}: relative error {fidelity.relative_error:.1e}, SQNR {fidelity.sqnr_db:.1f} dB"
+        f"{interval_words(fidelity)}, cosine {fidelity.cosine:.6f}, largest difference {fidelity.max_abs_diff:.1e}"
     )
     if output.top1_agreement is None:
         return words
-    return f"{words}, largest at the same place {100 * output.top1_agreement:.1f} %"
+    return f"{words}, top-1 agreement {100 * output.top1_agreement:.1f} %"
 
 
 def first_words(result: ModelComparison) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from winml.modelkit.compare.words import fidelity_words, nearness_words
+from winml.modelkit.compare.fidelity import QualitySamples
+from winml.modelkit.compare.words import fidelity_words, nearness_words, samples_words
 from winml.modelkit.hierarchy import address
 from winml.modelkit.report import document as doc
 from winml.modelkit.results.quantization_sensitivity import (
@@ -147,7 +148,8 @@ def _sensitivity_fields(result: QuantizationSensitivity) -> Iterator[doc.Field]:
     if result.latency:
         yield "latency", latency_words(result.latency)
     inputs = ", ".join(f"{name} {list(shape)}" for name, shape in result.input_shapes.items()) or "no inputs"
-    yield "samples", f"{result.samples}, {result.input_source}: {inputs}"
+    about = QualitySamples(result.input_source, result.samples, result.seed)
+    yield "samples", f"{samples_words(about)}; the first: {inputs}"
     cost = result.cost
     resumed = f", {cost.resumed} resumed" if cost.resumed else ""
     spent = f"{cost.quantization_s:.1f} s quantizing, {cost.session_s:.1f} s opening, {cost.runs_s:.1f} s running"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from winml.modelkit.compare.fidelity import OutputFidelity
+from winml.modelkit.compare.fidelity import OutputFidelity, QualitySamples, judged_outputs, quality_record
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.records import Record, entry, recorded
@@ -33,11 +33,16 @@ class ComparedOutput(Record):
     """One output of both models."""
 
     fidelity: OutputFidelity = field(metadata=entry(inline=True))
-    top1_agreement: float | None = None
-    """Share of positions at which the largest value along the last axis is at the same place; None where that means
-    nothing."""
     part: str = field(default="", metadata=entry(before="fidelity", omit_empty=True))
     """The part that answers it, in the comparison of a model of several parts."""
+
+    @property
+    @recorded()
+    def top1_agreement(self) -> float | None:
+        """Share of positions at which the largest value along the last axis is at the same place; None where that
+        means nothing.
+        """
+        return self.fidelity.top1_agreement
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,8 @@ class ModelComparison:
 
     reference: str
     candidate: str
-    draws: int
-    input_source: str
+    samples: QualitySamples
+    """What both were fed."""
     outputs: tuple[ComparedOutput, ...]
     threshold: float | None
     """Largest accepted relative error of an output; None where nothing is asked for."""
@@ -111,8 +116,7 @@ class ModelComparison:
         return cls(
             reference=reference,
             candidate=candidate,
-            draws=first.draws,
-            input_source=first.input_source,
+            samples=first.samples,
             outputs=tuple(outputs),
             threshold=first.threshold,
             tolerance=first.tolerance,
@@ -121,9 +125,16 @@ class ModelComparison:
         )
 
     @property
+    def quality(self) -> dict[str, object]:
+        """The quality record, the same in every verb."""
+        return quality_record(self.samples, [output.fidelity for output in self.outputs])
+
+    @property
     def worst(self) -> ComparedOutput:
-        """The output that is farthest off."""
-        return min(self.outputs, key=lambda output: (not output.fidelity.problem, output.fidelity.sqnr_db))
+        """The output that is farthest off, of those that are judged."""
+        judged = {id(output) for output in judged_outputs([output.fidelity for output in self.outputs])}
+        outputs = (output for output in self.outputs if id(output.fidelity) in judged)
+        return min(outputs, key=lambda output: (not output.fidelity.problem, output.fidelity.sqnr_db))
 
     @property
     def first_divergence(self) -> ComparedModule | None:
@@ -173,12 +184,13 @@ class ModelComparison:
             "schema_version": 1,
             "reference": self.reference,
             "candidate": self.candidate,
-            "draws": self.draws,
-            "input_source": self.input_source,
+            "draws": self.samples.count,
+            "input_source": "data set" if self.samples.source == "dataset" else self.samples.source,
             "step": self.step,
             "threshold": self.threshold,
             "is_within": self.is_within,
             "outputs": [output.as_record() for output in self.outputs],
+            **({} if self.parts else {"quality": self.quality}),
             "first_divergence": None
             if first is None
             else {**first.identity.as_record(), "metric": "own_error", "value": _finite(first.own_error)},

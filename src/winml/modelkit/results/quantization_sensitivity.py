@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from winml.modelkit.compare.fidelity import OutputFidelity
+from winml.modelkit.compare.fidelity import OutputFidelity, QualitySamples, QualitySource, quality_record
 from winml.modelkit.measure.statistics import Ratio
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.records import Record, entry, recorded
@@ -54,8 +54,18 @@ class FidelityTarget(Record):
         """Return the metric, larger for what is better; the worst there is for a form that cannot be compared."""
         if form.worst is None or form.problem:
             return float("-inf")
-        value: float = getattr(form.worst, self.metric)
+        # Of decibels, the lower end of the interval over the samples counts.
+        value: float = form.worst.lower_db if self.metric == "sqnr_db" else getattr(form.worst, self.metric)
         return -value if self._is_error else value
+
+    def shortfall(self, form: MeasuredVariant) -> float:
+        """Return by how much a form misses the target; 0 where it meets it, or where that is no number."""
+        missing = (-self.value if self._is_error else self.value) - self.quality(form)
+        return missing if 0 < missing < math.inf else 0.0
+
+    def stricter(self, amount: float) -> FidelityTarget:
+        """Return the target with so much more asked for."""
+        return replace(self, value=self.value - amount if self._is_error else self.value + amount)
 
     @property
     def _is_error(self) -> bool:
@@ -229,8 +239,8 @@ class QuantizationSensitivity(Record, schema_version=SCHEMA_VERSION):
     """What the modules were read from: ``winml tags``, or other names in the file."""
     samples: int
     """Sets of values the model was run on."""
-    input_source: str
-    """Where they came from: ``random`` or ``file``."""
+    input_source: QualitySource
+    """Where they came from: ``processor``, ``random`` or ``file``."""
     input_shapes: Mapping[str, tuple[int, ...]]
     seed: int
     modules: tuple[ModuleSensitivity, ...]
@@ -269,4 +279,6 @@ class QuantizationSensitivity(Record, schema_version=SCHEMA_VERSION):
     @recorded(entry("quantized", before="modules"))
     def quantized_entry(self) -> dict[str, object]:
         """Return what is left of the answers with all modules quantized."""
-        return {**self.whole.as_record(), "latency": self.latency}
+        about = QualitySamples(self.input_source, self.samples, self.seed)
+        quality = None if self.whole.worst is None else quality_record(about, [self.whole.worst])
+        return {**self.whole.as_record(), "quality": quality, "latency": self.latency}

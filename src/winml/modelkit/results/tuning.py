@@ -79,8 +79,12 @@ class CandidateFacts(Record):
     """Of the worst output, beside the plain file; None where it cannot be compared."""
     output: str = ""
     """The worst output."""
+    lower_sqnr_db: float | None = None
+    """Lower end of its interval over the samples, which the limit judges."""
     problem: str = ""
     """Why it cannot be compared."""
+    quality: Mapping[str, Any] = field(default_factory=dict)
+    """The quality record beside the plain file."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """Metric → its value on the samples of the data set."""
     is_higher_better: Mapping[str, bool] = field(default_factory=dict)
@@ -141,6 +145,7 @@ class TunedCandidate:
             "size_bytes": None if facts is None else facts.size_bytes,
             "sqnr_db": None if facts is None else json_value(facts.sqnr_db, 3),
             "output": None if facts is None else facts.output or None,
+            "quality": None if facts is None else dict(facts.quality) or None,
             "scores": {} if facts is None else json_value(facts.scores),
             "drops": {} if facts is None else json_value(facts.drops),
             "session_creation_ms": None if facts is None else json_value(facts.session_creation_ms, 3),

@@ -19,8 +19,6 @@ __all__ = ["DEFAULT_MIN_SQNR_DB", "TuneOptions"]
 
 DEFAULT_MIN_SQNR_DB = 30.0
 """Chosen: the noise is a thousandth of the signal's power; classifiers and embeddings hardly notice it."""
-DRAWS = 4
-"""Sets of random values. Chosen: as many as a sensitivity takes, so that both speak of the same values."""
 
 
 if TYPE_CHECKING:
@@ -42,8 +40,8 @@ class TuneOptions(_Fields):  # type: ignore[misc]  # as above
     """Batch size to run at, of an ONNX file."""
     seed: pydantic.NonNegativeInt = 0
     """Seed of the random values."""
-    draws: pydantic.PositiveInt = DRAWS
-    """Sets of random values that answers are compared on."""
+    draws: pydantic.PositiveInt | None = None
+    """Samples that outputs are compared on. Null: 16, or fewer of large models."""
 
     @property
     def least_sqnr_db(self) -> float | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.builds.evaluated_models import evaluate_model, variant_evaluator
+from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.evaluate.options import NO_BASELINE
 from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity
 from winml.modelkit.flows.quantize.sensitivity_options import SensitivityOptions
@@ -22,7 +23,7 @@ from winml.modelkit.results.quantization_sensitivity import ExcludeList, Quantiz
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.racing import Contestant, Contestants
-from winml.modelkit.tune.worker import values_path
+from winml.modelkit.tune.worker import sample_path
 
 __all__ = ["QualityLimits"]
 
@@ -41,6 +42,8 @@ class QualityLimits:
     shown: str
     """The model as the user wrote it."""
     contestants: Contestants
+    processors: Path | None
+    """Folder of what makes arrays of samples; None: there is none."""
 
     def record_values(self, plain: Path) -> dict[str, Any]:
         """Draw the values that all candidates are run on, and keep the answers of the plain file.
@@ -57,16 +60,22 @@ class QualityLimits:
         }
         with Contestant(self.shown) as process:
             return process.ask(
-                "record", path=str(plain), displayed=self.shown, folder=str(self.folder), draws=requested.draws, fed=fed
+                "record",
+                path=str(plain),
+                displayed=self.shown,
+                processors=None if self.processors is None else str(self.processors),
+                folder=str(self.folder),
+                samples=requested.draws,
+                fed=fed,
             )
 
-    def measure(self, candidate: Candidate, model: Path, draws: int) -> tuple[CandidateFacts, float]:
+    def measure(self, candidate: Candidate, model: Path, samples: QualitySamples) -> tuple[CandidateFacts, float]:
         """Return what a candidate takes and how near its answers are, and the time of one run in milliseconds.
 
         Raises:
             MeasureError: it does not run, or takes no fixed sizes.
         """
-        measured = self.contestants.measure(candidate, model, draws)
+        measured = self.contestants.measure(candidate, model, samples)
         run_ms: float = measured.pop("run_ms")
         size = sum(file.stat().st_size for file in (model, *external_files(model)))
         return CandidateFacts(size_bytes=size, **measured), run_ms
@@ -106,8 +115,10 @@ class QualityLimits:
         if facts.problem or facts.sqnr_db is None:
             return f"{facts.output} {facts.problem}"
         least = self.options.least_sqnr_db
-        if least is not None and facts.sqnr_db < least:
-            return f"SQNR {facts.sqnr_db:.1f} dB for {facts.output}, asked for {least:g}"
+        lower = facts.sqnr_db if facts.lower_sqnr_db is None else facts.lower_sqnr_db
+        if least is not None and lower < least:
+            interval = "" if lower == facts.sqnr_db else f" (lower end {lower:.1f} dB)"
+            return f"SQNR {facts.sqnr_db:.1f} dB{interval} for {facts.output}, asked for {least:g}"
         for metric, most in self.options.max_drop.items():
             if not facts.drops.get(metric, float("inf")) <= most + SLACK:
                 drop = facts.drops.get(metric)
@@ -143,8 +154,9 @@ class QualityLimits:
             samples=self.options.draws,
             sizes=dict(self.options.sizes) if is_as_drawn else {},
             seed=self.options.seed,
-            input_data=None if is_as_drawn else values_path(self.folder, 0),
+            input_data=None if is_as_drawn else sample_path(self.folder, 0),
             target=None if least is None else f"sqnr_db={least + MARGIN_DB:g}",
+            processors=self.processors,
             iterations=1,  # the race times what comes of it
             measured=measured,
             overwrite=True,

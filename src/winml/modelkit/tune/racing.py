@@ -13,11 +13,12 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.errors import MeasureError, WriteError
 from winml.modelkit.measure.statistics import RUNGS, Ratio, confidence_of_race, losers, percentile
 from winml.modelkit.results.tuning import Candidate
@@ -157,7 +158,7 @@ class Contestants:
         self._open: dict[str, Contestant] = {}
         self._stay_open = True
 
-    def measure(self, candidate: Candidate, model: Path, draws: int) -> dict[str, Any]:
+    def measure(self, candidate: Candidate, model: Path, samples: QualitySamples) -> dict[str, Any]:
         """Open a candidate in a fresh process; return what that took, and how near its answers are.
 
         Raises:
@@ -166,7 +167,7 @@ class Contestants:
         self.drop(candidate.name)
         try:
             opened = self._opened(candidate, model)
-            compared = self._open[candidate.name].ask("compare", folder=str(self._folder), draws=draws)
+            compared = self._open[candidate.name].ask("compare", folder=str(self._folder), samples=asdict(samples))
         except MeasureError:
             self.drop(candidate.name)
             raise

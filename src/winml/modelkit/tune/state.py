@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
+from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.file_names import (
     PARTIAL_PREFIX,
@@ -65,7 +66,7 @@ class _Values(Options):
 
     model_config = pydantic.ConfigDict(extra="allow")
 
-    draws: Annotated[int, pydantic.Field(ge=1)]
+    samples: QualitySamples
     batch_size: Annotated[int, pydantic.Field(ge=1)]
     run_ms: _Milliseconds
     block: Annotated[int, pydantic.Field(ge=1)]

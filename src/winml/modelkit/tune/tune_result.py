@@ -202,8 +202,8 @@ class Answer:
                 "Nothing was decided by their times, and the simpler one stands; a tuning in a new folder may tell "
                 "more when nothing else runs."
             )
-        if self.task_options.input_data is None:
-            yield "Answers were compared on random values within the ranges the file states; --input-data takes others."
+        if self.state.values is not None and self.state.values["samples"]["source"] == "random":
+            yield "Outputs were compared on random values within the ranges the file states; --input-data takes others."
         if any(item.status == "not tried" and "--budget" in item.reason for item in self.skipped.values()):
             yield "The time was up before the plan was done; the same command with another --budget goes on."
 

@@ -20,6 +20,7 @@ from winml.modelkit.builds.config import WinMLBuildConfig
 from winml.modelkit.builds.identity import file_digests
 from winml.modelkit.builds.plan import is_onnx_path, plan_build, request_record
 from winml.modelkit.builds.planned_build import is_to_be_fetched
+from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.errors import InternalError, UsageError, VerificationError, WinMLError, WriteError
 from winml.modelkit.evaluate.data_sources import find_source, source_files
 from winml.modelkit.export.config import WinMLExportConfig
@@ -37,7 +38,7 @@ from winml.modelkit.found_models import onnx_file
 from winml.modelkit.graph.files.output_files import refuse_existing
 from winml.modelkit.graph.files.resumable_results import write_atomically
 from winml.modelkit.load.load_options import declared_options
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.load.request import ModelRequest, processor_folder
 from winml.modelkit.measure.statistics import NOISE, RUNGS, Choice, choose, fastest, ratio_between
 from winml.modelkit.options import options_of
 from winml.modelkit.progress import StepClock, StepEvent
@@ -241,7 +242,8 @@ class Contest:
         """Prepare; nothing is made yet."""
         self._builds = CandidateBuilds(self.task.source, self.task.folder)
         self._running = Contestants(self._builds.place)
-        self._limits = QualityLimits(self.task.options, self._builds.place, self.task.shown, self._running)
+        processors = processor_folder(self.task.source.plan(None).onnx_path or self.task.source.request)
+        self._limits = QualityLimits(self.task.options, self._builds.place, self.task.shown, self._running, processors)
 
     def run(self) -> TuneResult:
         """Run all that is left of the tuning, and build the winner."""
@@ -306,13 +308,13 @@ class Contest:
             return
         model = self._builds.build(plain).model_path
         reported = self._limits.record_values(model)
-        facts, run_ms = self._limits.measure(plain, model, reported["draws"])
+        facts, run_ms = self._limits.measure(plain, model, QualitySamples(**reported["samples"]))
         self.state.keep_values({**reported, "run_ms": run_ms, "block": block_size(run_ms)})
         self.state.keep_facts(PLAIN, self._limits.with_scores(facts, plain, model, None))
 
     def _redraw_values(self) -> None:
         """Draw the same values again where their files went with the candidates of a tuning that was done."""
-        if not values_path(self._builds.place, 0).is_file():
+        if not values_path(self._builds.place).is_file():
             self._limits.record_values(self._builds.build(self.plan[0]).model_path)
 
     @property
@@ -332,7 +334,7 @@ class Contest:
         self._redraw_values()
         try:
             model = self._builds.build(candidate, self._rules_of(candidate)).model_path
-            facts, _ = self._limits.measure(candidate, model, self._values["draws"])
+            facts, _ = self._limits.measure(candidate, model, QualitySamples(**self._values["samples"]))
             facts = self._limits.with_scores(facts, candidate, model, self._plain_facts)
         except (InternalError, WriteError):
             raise

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,8 +20,9 @@ from typing import Any, TextIO
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.fidelity import measure_fidelity
+from winml.modelkit.compare.fidelity import QualitySamples, measure_fidelity
 from winml.modelkit.errors import MeasureError, WinMLError, WriteError
+from winml.modelkit.flows.quality_samples import SampleRequest, quality_values
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.measure.latency import LatencyOptions, measure_block, measure_latency
 from winml.modelkit.runtime.decoding.inputs import decoder_run, inputs_of_file
@@ -38,30 +39,35 @@ from winml.modelkit.runtime.opened_model import (
 )
 from winml.modelkit.runtime.sessions import PreparedRun
 
-__all__ = ["main", "values_path"]
+__all__ = ["main", "sample_path", "values_path"]
 
 
 FIRST_RUNS = 3
 """Runs after which memory is read. Chosen: ONNX Runtime plans its memory in the first and has it after the second."""
 
 
-def values_path(folder: Path, draw: int) -> Path:
-    """Return where the values of one draw are kept."""
-    return folder / f"values{draw}.npz"
+def values_path(folder: Path) -> Path:
+    """Return where the values are kept that candidates are timed on."""
+    return folder / "values.npz"
 
 
-def _outputs_path(folder: Path, draw: int) -> Path:
-    return folder / f"answers{draw}.npz"
+def sample_path(folder: Path, number: int) -> Path:
+    """Return where one of the samples is kept that candidates are judged on."""
+    return folder / f"sample{number}.npz"
 
 
-def _keep(folder: Path, draw: int, feeds: Arrays, outputs: Arrays) -> None:
-    """Write the values of a draw, and what the plain file answers.
+def _outputs_path(folder: Path, number: int) -> Path:
+    return folder / f"answers{number}.npz"
+
+
+def _keep(folder: Path, number: int, feeds: Arrays, outputs: Arrays) -> None:
+    """Write a sample, and what the plain file answers.
 
     Raises:
         WriteError: one of the files cannot be written; neither is there then.
     """
     with OutputFiles() as files:
-        for path, arrays in ((values_path(folder, draw), feeds), (_outputs_path(folder, draw), outputs)):
+        for path, arrays in ((sample_path(folder, number), feeds), (_outputs_path(folder, number), outputs)):
             np.savez(files.reserve(path), **arrays)  # type: ignore[arg-type]  # the stub takes an array for a flag
         files.commit()
 
@@ -96,40 +102,51 @@ class _Runner:
         self._runs: list[PreparedRun] = []
         self._pool: ThreadPoolExecutor | None = None
 
-    def record(self, path: str, displayed: str, folder: str, draws: int, fed: Mapping[str, Any]) -> dict[str, Any]:
-        """Draw the values that all candidates are run on, and write them and the answers of the plain file.
+    def record(
+        self,
+        path: str,
+        displayed: str,
+        processors: str | None,
+        folder: str,
+        samples: int | None,
+        fed: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Write the values that all candidates are timed on, and the samples they are judged on with the answers of
+        the plain file.
 
         Args:
             path: The plain file.
             displayed: The model as the user wrote it.
+            processors: Folder of what makes arrays of samples; None: there is none.
             folder: Where the values go.
-            draws: Sets of random values.
+            samples: Samples to judge on; None: as many as every verb takes of a file of this size.
             fed: Fields of ``RunOptions`` that say what it is fed.
         """
         input_data = fed["input_data"]
         options = RunOptions(displayed, **{**fed, "input_data": None if input_data is None else Path(input_data)})
-        if input_data is None:
-            options = dataclasses.replace(options, decoding=decoder_run(inputs_of_file(Path(path)), options.sizes))
         opened = open_model(Path(path), options, options.choose_provider())
-        options = with_fitting_sizes(opened.session, options)
-        count = 1 if input_data is not None else draws
-        shapes: dict[str, list[int]] = {}
-        notes: Sequence[str] = ()
-        batch_size = 1
-        for draw in range(count):
-            values = values_for(opened.session, dataclasses.replace(options, seed=options.seed + draw))
+        place = None if processors is None else Path(processors)
+        judged = quality_values(opened.session, SampleRequest(options, place, count=samples, model=Path(path)))
+        for number, values in enumerate(judged.values):
             with refusals_explained(values):
                 outputs = opened.session.run(values.feeds)
-            _keep(Path(folder), draw, values.feeds, _telling(outputs, displayed))
-            if draw == 0:
-                shapes = {name: list(array.shape) for name, array in values.feeds.items()}
-                batch_size, _ = batch_of(values.inputs, values.feeds, outputs)
-                notes = values.notes
-        is_as_drawn = input_data is None and options.decoding is None and not options.fitting_sizes
+            _keep(Path(folder), number, values.feeds, _telling(outputs, displayed))
+        timed, is_as_drawn = options, False
+        if input_data is None:
+            decoding = decoder_run(inputs_of_file(Path(path)), options.sizes)
+            timed = with_fitting_sizes(opened.session, dataclasses.replace(options, decoding=decoding))
+            is_as_drawn = decoding is None and not timed.fitting_sizes
+        values = values_for(opened.session, timed)
+        with refusals_explained(values):
+            outputs = opened.session.run(values.feeds)
+        with OutputFiles() as files:
+            np.savez(files.reserve(values_path(Path(folder))), **values.feeds)  # type: ignore[arg-type]  # as below
+            files.commit()
+        batch_size, _ = batch_of(values.inputs, values.feeds, outputs)
         return {
-            "shapes": shapes,
-            "notes": list(notes),
-            "draws": count,
+            "shapes": {name: list(array.shape) for name, array in values.feeds.items()},
+            "notes": [*values.notes, *judged.values[0].notes],
+            "samples": dataclasses.asdict(judged.about),
             "batch_size": batch_size,
             "is_as_drawn": is_as_drawn,
         }
@@ -139,7 +156,7 @@ class _Runner:
         callers = run["callers"]
         options = RunOptions(
             path,
-            input_data=values_path(Path(folder), 0),
+            input_data=values_path(Path(folder)),
             ep=run["ep"],
             ep_options=run["ep_options"],
             threads=run["threads"],
@@ -162,17 +179,25 @@ class _Runner:
             "run_ms": latency.summary.p50,
         }
 
-    def compare(self, folder: str, draws: int) -> dict[str, object]:
+    def compare(self, folder: str, samples: Mapping[str, Any]) -> dict[str, object]:
         """Compare the answers with those of the plain file; return the worst output."""
         assert self._opened is not None  # it is opened before
         session, reference, outputs = self._opened.session, [], []
-        for draw in range(draws):
-            options = RunOptions(session.name, input_data=values_path(Path(folder), draw))
+        about = QualitySamples(**samples)
+        for draw in range(about.count):
+            options = RunOptions(session.name, input_data=sample_path(Path(folder), draw))
             outputs.append(_numbers(session.run(values_for(session, options).feeds)))
             with np.load(_outputs_path(Path(folder), draw), allow_pickle=False) as retained:
                 reference.append({name: retained[name] for name in retained.files})
-        worst = measure_fidelity(reference, outputs, 0.0).worst
-        return {"output": worst.name, "sqnr_db": None if worst.problem else worst.sqnr_db, "problem": worst.problem}
+        fidelity = measure_fidelity(reference, outputs, 0.0, about)
+        worst = fidelity.worst
+        return {
+            "output": worst.name,
+            "sqnr_db": None if worst.problem else worst.sqnr_db,
+            "lower_sqnr_db": None if worst.problem else worst.lower_db,
+            "problem": worst.problem,
+            "quality": fidelity.quality or {},
+        }
 
     def block(self, size: int) -> dict[str, object]:
         """Time a block of runs."""

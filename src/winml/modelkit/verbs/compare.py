@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CompareRequest", "plan_comparison", "run_comparison"]
 
-MOST_SAMPLES = 8
+MOST_SAMPLES = 16
 """Samples of a data set where no number is given. Chosen: as many as a quantized file is compared on."""
 _ONLY_BY_MODULE = ("depth", "report", "node_data")
 _OF_ONE_GRAPH = ("dataset", "input_data", "names", "step")
@@ -75,7 +75,7 @@ class CompareRequest(ModuleAnswerRequest, DataSetFields):
     )
     samples: int | None = declare(
         None,
-        "Sets of random values, or samples of the data set.  [default: 1; at most 8 of a data set]",
+        "Samples: of the data set, made for the processor of the model, or random.  [default: 16, fewer of large ones]",
         DATA_SET,
         minimum=1,
     )
@@ -155,7 +155,7 @@ def run_comparison(plan: AnswerPlan[FoundPairs], request: CompareRequest) -> Mod
             run,
             by_module=request.by_module,
             threshold=request.threshold,
-            draws=request.samples or 1,
+            draws=request.samples,
             step=request.step,
             data_set=requested_samples(request, most=MOST_SAMPLES, seed=request.seed),
             names=request.names,

@@ -93,7 +93,7 @@ class FileRequest(ABC, Generic[OptionsT]):
         metavar="JSON",
         read=read_sizes,
     )
-    seed: int = declare(0, "Seed of the values compared on.", COMPARISON, in_command=False)
+    seed: int = declare(0, "Seed of the values compared on.", COMPARISON)
 
     @classmethod
     @abstractmethod

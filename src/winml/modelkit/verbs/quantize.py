@@ -231,7 +231,12 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
     if request.dataset is not None:
         stated |= {"samples": None, "target": None}  # of the dataset
     sensitivity = SensitivityOptions(
-        **stated, sizes=dict(request.sizes or {}), measured=measured, overwrite=request.overwrite
+        **stated,
+        sizes=dict(request.sizes or {}),
+        seed=request.seed,
+        processors=None if isinstance(source, Path) else source.path,
+        measured=measured,
+        overwrite=request.overwrite,
     )
     met = "the target is met"
     return SensitivityPlan(

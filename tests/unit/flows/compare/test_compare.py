@@ -166,7 +166,7 @@ def test_folder_of_values_is_run_file_by_file(tmp_path: Path) -> None:
         np.savez(tmp_path / "values" / f"{number}.npz", x=np.full((4, 8), sign, np.float32))
     run = RunOptions("more.onnx", input_data=tmp_path / "values")
     result = compare_by_name(reference, tmp_path / "more.onnx", run=run)
-    assert (2, "file") == (result.draws, result.input_source)
+    assert (2, "file") == (result.samples.count, result.samples.source)
     assert np.isclose(np.sqrt(0.5), result.worst.fidelity.relative_error)
     assert f"Outputs of {tmp_path / 'more.onnx'} only: d, c, b, a." in result.notes
     with pytest.raises(UsageError, match=r"no \.npz file"):

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from winml.modelkit.arrays import Array
+from winml.modelkit.compare.fidelity import QualitySource
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.data_sets import DataSetRequest
 from winml.modelkit.flows.compare.refusals import (
-    data_set_values,
     few_shared_notes,
     fixed_sizes,
     folder_of_processors,
@@ -26,6 +26,7 @@ from winml.modelkit.flows.compare.refusals import (
     refuse_unknown_names,
     value_files,
 )
+from winml.modelkit.flows.quality_samples import SampleRequest, SampleValues, data_set_values, quality_values
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.specs import names_among
 from winml.modelkit.load.request import ModelRequest
@@ -41,7 +42,7 @@ from winml.modelkit.runtime.decoding.inputs import (
 )
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs, load_feeds, sizes_by_key
-from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for, with_fitting_sizes
+from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules, unchanged_modules
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
@@ -78,7 +79,8 @@ class CompareOptions:
     """Largest accepted relative error of an output."""
     tolerance: float = TOLERANCE
     """Relative error of a module that counts as rounding."""
-    draws: int = 1
+    draws: int | None = None
+    """Samples, where they are made or drawn; None: as many as every verb takes of a file of this size."""
     step: int | None = None
     """Token of a text at which decoders are compared: the reference writes it greedily with its own cache, and both are
     fed what it is fed there; 0 is the prompt. None: one run on random values."""
@@ -117,18 +119,21 @@ def compare_models(
         right = stack.enter_context(_opened(candidate, inputs, options, _InputNames.of(reference, inverse)))
         refuse_unknown_names(left, right, options.names)
         matched = _match_before_running(left, right, options)
-        folder = folder_of_processors((candidate, reference), options.data_set) if options.data_set else None
+        folder = folder_of_processors((candidate, reference), options.data_set)
         few = few_shared_notes(left, right)
         stack.enter_context(_with_likely_reason(few))
-        values, notes = _drawn_values(left, right, options, folder)
-        notes = (*notes, *few)
+        samples, notes = _drawn_values(left, right, options, folder)
+        values, notes = samples.values, (*notes, *few)
         pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
         if options.step is not None:
             pair = at_step(pair, options.step)
             notes = (*notes, _step_words(pair, options.step))
         with refusals_explained(values[0]) if options.data_set is None else nullcontext():
-            result = _whole(pair, values[0], notes, options)
+            result = _whole(pair, samples, notes, options)
         if options.by_module:
+            # Every value of every module is recorded: where nobody asks for more, one sample shows where they part.
+            if options.draws is None and samples.source in ("processor", "random"):
+                pair = replace(pair, draws=pair.draws[:1])
             result = _by_module(result, pair, matched if matched is not None else _match_with_torch(pair), options)
         return result
 
@@ -256,7 +261,7 @@ def _as_torch(side: Side) -> TorchSide:
 
 def _drawn_values(
     left: Side, right: Side, options: CompareOptions, folder: Path | None
-) -> tuple[list[Values], tuple[str, ...]]:
+) -> tuple[SampleValues, tuple[str, ...]]:
     """Return what both are fed, by the names of the candidate, and what is to be said of that.
 
     Args:
@@ -267,11 +272,14 @@ def _drawn_values(
     """
     if isinstance(right, OnnxSide):
         sizes, notes = fixed_sizes(left, right, options.names, options.run) if isinstance(left, OnnxSide) else ({}, ())
-        return _draws(right.session(), _with_sizes(options, sizes), folder), notes
+        return _draws(right.session(), _with_sizes(options, sizes), folder, left), notes
     if isinstance(left, OnnxSide):
-        draws = _draws(left.session(), options, folder)
-        return [replace(draw, feeds=_renamed(draw.feeds, options.names)) for draw in draws], ()
-    return _torch_draws(_as_torch(right).part, options, folder), ()
+        samples = _draws(left.session(), options, folder, left)
+        renamed = (replace(draw, feeds=_renamed(draw.feeds, options.names)) for draw in samples.values)
+        return replace(samples, values=tuple(renamed)), ()
+    draws = _torch_draws(_as_torch(right).part, options, folder)
+    source: QualitySource = "dataset" if options.data_set else "random" if draws[0].file is None else "file"
+    return SampleValues(tuple(draws), source, options.run.seed), ()
 
 
 def _with_sizes(options: CompareOptions, sizes: Mapping[str, int]) -> CompareOptions:
@@ -282,16 +290,19 @@ def _renamed(feeds: Mapping[str, Array], names: Mapping[str, str]) -> dict[str, 
     return {names.get(name, name): array for name, array in feeds.items()}
 
 
-def _draws(session: Session, options: CompareOptions, folder: Path | None) -> list[Values]:
-    if options.data_set is not None and folder is not None:
-        return data_set_values(graph_inputs(session), options.run.sizes, options.data_set, folder)
+def _draws(session: Session, options: CompareOptions, folder: Path | None, reference: Side) -> SampleValues:
     run = options.run
-    if run.input_data is not None:
-        return [values_for(session, replace(run, input_data=file)) for file in value_files(run.input_data)]
+    if run.input_data is not None and options.data_set is None:
+        files = value_files(run.input_data)
+        return SampleValues(
+            tuple(values_for(session, replace(run, input_data=file)) for file in files), "file", run.seed
+        )
+    count = options.draws
     if options.step is not None:
         run = replace(run, decoding=prompt_before(graph_inputs(session), run.sizes, options.step))
-    run = with_fitting_sizes(session, run)
-    return [values_for(session, replace(run, seed=run.seed + number)) for number in range(options.draws)]
+        count = count or 1
+    model = reference.path if isinstance(reference, OnnxSide) else None
+    return quality_values(session, SampleRequest(run, folder, options.data_set, count, model=model))
 
 
 def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) -> list[Values]:
@@ -314,12 +325,12 @@ def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) 
         return [Values(inputs, load_feeds(file, inputs), file=file) for file in value_files(run.input_data)]
     if options.step is not None:
         prompt = prompt_before(inputs, run.sizes, options.step)
-        seeds = [run.seed + number for number in range(options.draws)]
+        seeds = [run.seed + number for number in range(options.draws or 1)]
         drawn = (decoder_feeds(inputs, prompt, run.sizes, batch_size=None, seed=seed) for seed in seeds)
         return [Values(inputs, feeds, notes) for feeds, notes in drawn]
     traced = part.trace_sizes
     sizes = {**traced, **{own: size for name, size in run.sizes.items() for own in names_among(name, traced)}}
-    draws = [make_feeds(part.inputs, run.seed + number, sizes=sizes) for number in range(options.draws)]
+    draws = [make_feeds(part.inputs, run.seed + number, sizes=sizes) for number in range(options.draws or 1)]
     if part.example is not None:
         from winml.modelkit.export.tensors import to_numpy
 
@@ -327,7 +338,7 @@ def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) 
     return [Values(inputs, feeds) for feeds in draws]
 
 
-def _whole(pair: SidePair, values: Values, notes: tuple[str, ...], options: CompareOptions) -> ModelComparison:
+def _whole(pair: SidePair, samples: SampleValues, notes: tuple[str, ...], options: CompareOptions) -> ModelComparison:
     """Compare what both answer."""
     if isinstance(pair.reference, OnnxSide) and isinstance(pair.candidate, OnnxSide):
         refuse_other_inputs(pair.reference, pair.candidate, options.names)
@@ -335,13 +346,12 @@ def _whole(pair: SidePair, values: Values, notes: tuple[str, ...], options: Comp
     result = ModelComparison(
         reference=pair.reference.shown,
         candidate=pair.candidate.shown,
-        draws=len(pair.draws),
-        input_source="data set" if options.data_set else "random" if values.file is None else "file",
+        samples=samples.about,
         outputs=outputs,
         threshold=options.threshold,
         step=options.step,
         tolerance=options.tolerance,
-        notes=(*values.notes, *notes, *_missing_notes(pair, missing)),
+        notes=(*samples.values[0].notes, *notes, *_missing_notes(pair, missing)),
     )
     refuse_random_outputs(pair, result.worst.fidelity, options.tolerance)
     return result

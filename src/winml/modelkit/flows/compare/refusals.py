@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml.modelkit.compare.fidelity import OutputFidelity, measure_fidelity
 from winml.modelkit.errors import UsageError
-from winml.modelkit.evaluate.data_sets import DataSetRequest, open_data_set
-from winml.modelkit.evaluate.preprocessing import SampleFeeds
+from winml.modelkit.evaluate.data_sets import DataSetRequest
 from winml.modelkit.evaluate.processors import processor_files
 from winml.modelkit.load.request import ModelRequest, processor_folder
 from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs, sizes_by_key
-from winml.modelkit.runtime.opened_model import RunOptions, Values
+from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
 from winml.modelkit.verify.by_module.sides import Side, SidePair
 from winml.modelkit.verify.by_module.value_matching import MatchedBoundary
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = [
-    "data_set_values",
     "few_shared_notes",
     "fixed_sizes",
     "folder_of_processors",
@@ -219,46 +216,26 @@ def _shared(left: Mapping[str, str], right: Mapping[str, str]) -> int:
 # them.
 
 
-def folder_of_processors(models: Sequence[Path | ModelRequest | nn.Module], request: DataSetRequest) -> Path:
+def folder_of_processors(
+    models: Sequence[Path | ModelRequest | nn.Module], request: DataSetRequest | None
+) -> Path | None:
     """Return the folder of the first model that has something beside it to make arrays with.
 
+    Args:
+        models: What is compared.
+        request: The data set whose samples are made arrays; None: nobody asks for one.
+
     Raises:
-        UsageError: none of the models lies in a folder.
+        UsageError: a data set is asked for, and none of the models lies in a folder.
     """
     named = [model for model in models if isinstance(model, (Path, ModelRequest))]
     folders = [folder for model in named if (folder := processor_folder(model)) is not None]
-    if not folders:
+    if not folders and request is not None:
         raise UsageError(
             f"{request.words}: samples need a tokenizer or image processor, and neither model lies in a folder",
             hint="Give values in an .npz file.",
         )
-    return next((folder for folder in folders if processor_files(folder)), folders[0])
-
-
-def data_set_values(
-    inputs: Sequence[GraphInput], sizes: Mapping[str, int], request: DataSetRequest, folder: Path
-) -> list[Values]:
-    """Return the values of each sample.
-
-    Args:
-        inputs: What the models take.
-        sizes: Sizes of open dimensions that samples are brought to; others are as each sample has them.
-        request: Which samples.
-        folder: Where what makes arrays of them lies.
-
-    Raises:
-        UsageError: no such data set, or it does not fit the models.
-        InputError: a file is damaged.
-    """
-    by_key = sizes_by_key(inputs, sizes)
-    fixed = [
-        replace(item, shape=tuple(by_key.get(str(key), size) for key, size in zip(item.keys, item.shape, strict=True)))
-        for item in inputs
-    ]
-    with open_data_set(request) as data_set:
-        samples = SampleFeeds(data_set, folder)
-        draws = list(samples.read(fixed))
-        return [Values(tuple(inputs), feeds, samples.notes if not number else ()) for number, feeds in enumerate(draws)]
+    return next((folder for folder in folders if processor_files(folder)), next(iter(folders), None))
 
 
 # --- Which files of values does a path mean? One ``.npz`` file is one set of values, a folder of them several.

@@ -12,7 +12,7 @@ import io
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,12 @@ import onnx
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import QuantizeError, StageError, UsageError
+from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
+from winml.modelkit.errors import InputError, QuantizeError, StageError, UsageError
 from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, TextFile, open_data_set
 from winml.modelkit.evaluate.preprocessing import SampleFeeds
 from winml.modelkit.evaluate.processors import processor_files
+from winml.modelkit.flows.quality_samples import has_processors, made_values
 from winml.modelkit.flows.quantize.calibration_files import (
     FORMATS,
     OPTION,
@@ -38,6 +40,7 @@ from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import CalibrationMethod
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, load_feeds, settle_sizes
+from winml.modelkit.runtime.opened_model import RunOptions, Values
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = ["Calibration", "MeasuredOnce", "calibration_of", "measure_ranges", "refuse_missing_data"]
@@ -47,6 +50,14 @@ MOST_SAMPLES = 128
 change beyond."""
 RANDOM_SAMPLES = 16
 """Sets of random values where there is no data. Chosen: more of them say no more about real data."""
+
+MOST_COMPARED = 16
+"""Samples of a user's data that the result is compared with its source on."""
+_OTHER_SAMPLES = 1_000_003
+"""Added to the seed: what ranges come from is not what the result is judged on."""
+_SOURCES = {True: "its processor", False: "random values"}
+_KINDS_OF_SAMPLES = {True: "samples made for the processor of the model", False: "sets of random values"}
+"""Whether what lies beside the model makes arrays → what ranges come from without data."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,8 @@ class Calibration:
     """Sizes of open dimensions, for random values."""
     seed: int = 0
     """Of random values, and of the samples that are drawn of a data set."""
+    _made: list[Values] = field(default_factory=list, compare=False)
+    """Samples that what lies beside the model makes, where there is no data; known once they were read."""
 
     @property
     def method(self) -> CalibrationMethod:
@@ -109,8 +122,8 @@ class Calibration:
         if self.has_data:
             return self._sample_feeds.notes if self._sample_feeds is not None else ()
         note = (
-            f"The ranges of activations come from {self.count} sets of random values, not from data: real data may "
-            "give other answers than the comparison shows. Give --calibration-data before you use the result."
+            f"The ranges of activations come from {self.count} {_KINDS_OF_SAMPLES[self._is_made]}, not from data: real "
+            "data may give other answers than the comparison shows. Give --calibration-data before you use the result."
         )
         return (note,)
 
@@ -118,14 +131,14 @@ class Calibration:
     def words(self) -> str:
         """The data, for people."""
         words = "sample" if self.count == 1 else "samples"
-        return f"{self.count} {words} of {self._name if self.has_data else 'random values'}, {self.method}"
+        return f"{self.count} {words} of {self._name if self.has_data else _SOURCES[self._is_made]}, {self.method}"
 
     def as_record(self) -> dict[str, object]:
         """Return what the ranges come from, JSON-ready."""
         data_set = None if self._sample_feeds is None else self._sample_feeds.data_set
         split = {"split": data_set.split} if isinstance(data_set, DataSet) else {}
         return {
-            "data": self._name if self.has_data else "random",
+            "data": self._name if self.has_data else "processor" if self._is_made else "random",
             **split,
             "samples": self.count,
             "method": self.method,
@@ -142,6 +155,9 @@ class Calibration:
         try:
             return measure_ranges(model, names, self.read_samples, self.method)
         except StageError as error:
+            if self._is_made and type(error) is StageError:
+                self._made.clear()
+                return measure_ranges(model, names, self._random_samples, self.method)
             if type(error) is not StageError or not self.has_data:
                 raise
             reason = error.message.partition(f"{OBSERVED_NAME}: ")[2] or error.message
@@ -161,7 +177,25 @@ class Calibration:
             for path in itertools.islice(npz_files(self._path), self.count):
                 yield load_feeds(path, inputs, OPTION)
         else:
-            yield from self._random_samples(inputs)
+            yield from self._made_samples(inputs) or self._random_samples(inputs)
+
+    def _made_samples(self, inputs: Sequence[GraphInput]) -> list[dict[str, Array]]:
+        """Return samples for the processor beside the model; none where there is none, or the model takes others."""
+        if not self._made and has_processors(inputs, self.model_folder):
+            run = RunOptions("", sizes=self.sizes, seed=self.seed + _OTHER_SAMPLES)
+            with contextlib.suppress(UsageError, InputError):
+                self._made.extend(made_values(inputs, self.model_folder, self.count, run))
+        return [dict(values.feeds) for values in self._made]
+
+    @property
+    def _is_made(self) -> bool:
+        return bool(self._made)
+
+    def samples_to_compare(self, session: Session) -> tuple[Sequence[Arrays], QualitySamples]:
+        """Return the first samples of a user's data, on which the result is compared with its source."""
+        source: QualitySource = "file" if self._sample_feeds is None else "dataset"
+        samples = list(itertools.islice(self.read_samples(graph_inputs(session)), MOST_COMPARED))
+        return samples, QualitySamples(source, len(samples), self.seed)
 
     @functools.cached_property
     def _sample_feeds(self) -> SampleFeeds | None:

@@ -18,6 +18,7 @@ from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import refuse_unfaithful
 from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphWork, transform_file
 from winml.modelkit.flows.module_functions import graph_modules, source_notes
+from winml.modelkit.flows.quality_samples import SampleRequest
 from winml.modelkit.flows.quantize.calibration_data import Calibration, calibration_of, refuse_missing_data
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.pinning import sizes_of_dimensions
@@ -33,6 +34,7 @@ from winml.modelkit.quantize.planning import refuse_quantized
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, Mode
 from winml.modelkit.results.transformed_file import Calibrated, GraphSummary, QuantizedFile
 from winml.modelkit.runtime.host import available_bytes, has_integer_dot_products, is_x86
+from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.words import size_words
 
 __all__ = [
@@ -153,7 +155,7 @@ def quantize_file(
     calibration = calibration_of(options, folder, work.sizes, task.seed)
     if calibration is not None:
         refuse_missing_data(calibration)
-    work = replace(work, calibration=calibration, notes=[])
+    work = replace(work, processors=folder, calibration=calibration, notes=[])
     try:
         done = transform_file(task, work, on_step, checked)
     finally:
@@ -187,6 +189,8 @@ class Quantization(GraphWork[QuantizeResult]):
     options: QuantizeOptions
     sizes: Mapping[str, int]
     """Sizes of open dimensions to compare at; of the others, some are tried."""
+    processors: Path | None = None
+    """Folder of what makes arrays of the samples that are compared; None: none is looked for."""
     calibration: Calibration | None = None
     """Where the ranges of activations come from, where a mode needs them."""
     notes: list[str] = field(default_factory=list)
@@ -249,9 +253,11 @@ class Quantization(GraphWork[QuantizeResult]):
                 f"{size_words(available)} of memory are available."
             )
             return None
-        has_data = self.calibration is not None and self.calibration.has_data
-        read_samples = self.calibration.read_samples if self.calibration is not None and has_data else None
-        return refuse_unfaithful(source, written, seed, self.least_sqnr_db, sizes=self.sizes, read_samples=read_samples)
+        if self.calibration is not None and self.calibration.has_data:
+            return refuse_unfaithful(source, written, self.least_sqnr_db, self.calibration.samples_to_compare)
+        run = RunOptions(str(source), sizes=self.sizes, seed=seed)
+        request = SampleRequest(run, self.processors, count=self.options.samples, tries_sizes=True, model=source)
+        return refuse_unfaithful(source, written, self.least_sqnr_db, request.read)
 
     @property
     def least_sqnr_db(self) -> float:

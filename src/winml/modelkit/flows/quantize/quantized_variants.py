@@ -21,10 +21,11 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.fidelity import measure_fidelity
+from winml.modelkit.compare.fidelity import QualitySamples, measure_fidelity
 from winml.modelkit.errors import QuantizeError, StageError, UsageError
 from winml.modelkit.flows.graph_file import read_plain
 from winml.modelkit.flows.module_functions import graph_modules
+from winml.modelkit.flows.quality_samples import SampleRequest, quality_values
 from winml.modelkit.flows.quantize.quantize import prepare
 from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.graph.files.content_digest import hash_file
@@ -48,7 +49,7 @@ from winml.modelkit.results.quantization_sensitivity import (
     SensitivityCost,
     TimedVariant,
 )
-from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for
+from winml.modelkit.runtime.opened_model import Values, refusals_explained
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = [
@@ -107,6 +108,8 @@ class Samples:
     values: tuple[Values, ...]
     answers: tuple[Arrays, ...]
     """Outputs that are numbers, of which at least one is finite."""
+    about: QualitySamples
+    """Where the values come from."""
     left_out: tuple[str, ...] = ()
     """Outputs that are NaN or infinite everywhere, of which no damage can be told."""
 
@@ -135,16 +138,17 @@ def _write_prepared(source: Path, options: QuantizeOptions, path: Path) -> tuple
     return (*notes, *prepared)
 
 
-def take_samples(graph: FloatGraph, options: RunOptions, count: int, threads: int | None) -> Samples:
-    """Run the float graph, as ONNX Runtime does by default, on values from a file or on sets of random ones.
+def take_samples(graph: FloatGraph, request: SampleRequest, threads: int | None) -> Samples:
+    """Run the float graph, as ONNX Runtime does by default, on the samples that the quality of a file is judged on.
 
     Raises:
         UsageError: sizes or values do not fit the inputs of the graph.
         StageError: it does not run, or answers with nothing a quantized graph could get wrong.
     """
+    options = request.run
     session = Session(graph.path, threads=threads, name=options.shown)
-    count = 1 if options.input_data is not None else count
-    values = tuple(values_for(session, replace(options, seed=options.seed + draw)) for draw in range(count))
+    found = quality_values(session, request)
+    values = found.values
     outputs = []
     for item in values:
         with refusals_explained(item):
@@ -156,7 +160,7 @@ def take_samples(graph: FloatGraph, options: RunOptions, count: int, threads: in
         )
     names = [name for name in outputs[0] if any(np.isfinite(output[name]).any() for output in outputs)]
     left_out = tuple(name for name in outputs[0] if name not in names and any(output[name].size for output in outputs))
-    return Samples(values, tuple({name: output[name] for name in names} for output in outputs), left_out)
+    return Samples(values, tuple({name: output[name] for name in names} for output in outputs), found.about, left_out)
 
 
 def _numbers(outputs: Arrays) -> dict[str, Array]:
@@ -230,7 +234,7 @@ class QuantizedVariants:
         except StageError as error:
             return MeasuredVariant(None, result.quantized, size, f"does not run: {error.message}")
         self._add_cost(measured=1, session_s=opened - created, runs_s=time.perf_counter() - opened)
-        worst = measure_fidelity(self._samples.answers, outputs, 0.0).worst
+        worst = measure_fidelity(self._samples.answers, outputs, 0.0, self._samples.about).worst
         return MeasuredVariant(worst, result.quantized, size, worst.problem, scores)
 
     def float_scores(self) -> dict[str, float]:

@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from winml.modelkit.compare.words import samples_words
 from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.flows.quality_samples import SampleRequest
 from winml.modelkit.flows.quantize.calibration_data import (
     Calibration,
     MeasuredOnce,
@@ -201,10 +203,17 @@ def quantization_sensitivity(
             plan, parts = _planned_parts(graph, source, options, sensitivity)
             step.summary = f"{sum(bool(part.nodes) for part in parts)} modules with nodes to quantize"
         with clock.step(_REFERENCE) as step:
-            samples = take_samples(graph, _run_options(source, sensitivity), sensitivity.draws, _threads(sensitivity))
-            step.summary = f"{len(samples.values)} sets of values"
-        forms = QuantizedVariants(graph, samples, engine, _threads(sensitivity), evaluator, before_each)
-        study = _Study(graph, options, plan, parts, forms, retained)
+            threads = _threads(sensitivity)
+            samples = take_samples(graph, _sample_request(source, sensitivity), threads)
+            step.summary = samples_words(samples.about)
+            others = samples
+            if target is not None and evaluator is None and sensitivity.input_data is None:
+                others = take_samples(graph, _sample_request(source, sensitivity, _OTHER_SAMPLES), threads)
+        forms = QuantizedVariants(graph, samples, engine, threads, evaluator, before_each)
+        selecting = forms
+        if others is not samples:
+            selecting = QuantizedVariants(graph, others, engine, threads, evaluator, before_each)
+        study = _Study(graph, options, plan, parts, forms, selecting, retained)
         with clock.step(_MODULES) as step:
             study.measure_modules(sensitivity.jobs, progress)
             step.summary = f"{forms.cost.measured} forms measured"
@@ -224,10 +233,14 @@ def quantization_sensitivity(
 def _calibration(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> Calibration | None:
     """Return where the ranges of activations come from, where a mode needs them; refuses what cannot be read."""
     options.refuse_contradictions()
-    calibration = calibration_of(options, source.absolute().parent, sensitivity.sizes, sensitivity.seed)
+    calibration = calibration_of(options, _processors(source, sensitivity), sensitivity.sizes, sensitivity.seed)
     if calibration is not None:
         refuse_missing_data(calibration)
     return calibration
+
+
+def _processors(source: Path, sensitivity: SensitivityOptions) -> Path:
+    return sensitivity.processors or source.absolute().parent
 
 
 def _quantizer(calibration: Calibration | None) -> Quantizer:
@@ -266,6 +279,11 @@ def _kept(
     return MeasuredVariants(sensitivity.measured, request, overwrite=sensitivity.overwrite)
 
 
+_OTHER_SAMPLES = 500_009
+"""Added to the seed: a list of modules is looked for on these samples, and judged on those of every other verb."""
+_SEARCHES = 5
+"""Searches with a stricter target each, until the list meets the target on the samples it is judged on. Chosen: what
+was measured before is kept, and most lists meet it at the first or second."""
 _OF_CALIBRATION = ("calibration_data", "split", "columns", "samples", "method")
 """Options that count by what they lead to."""
 
@@ -283,7 +301,7 @@ def _request(
         "mode": options.mode_of(options.base),
         **({"calibration": _calibration_request(calibration)} if calibration is not None else {}),
         # Where values come from a file, no random ones are drawn.
-        **({"input_data": file_digest(data)} if data is not None else {"samples": sensitivity.draws}),
+        **({"input_data": file_digest(data)} if data is not None else {"samples": sensitivity.samples}),
         "seed": sensitivity.seed,
         "sizes": dict(sensitivity.sizes),
         "winml": __version__,
@@ -309,10 +327,12 @@ def _planned_parts(
     return plan, list_parts(plan, graph.modules, sensitivity.depth, sensitivity.module)
 
 
-def _run_options(source: Path, sensitivity: SensitivityOptions) -> RunOptions:
-    return RunOptions(
-        shown=str(source), sizes=sensitivity.sizes, input_data=sensitivity.input_data, seed=sensitivity.seed
+def _sample_request(source: Path, sensitivity: SensitivityOptions, added: int = 0) -> SampleRequest:
+    """Return the samples that are compared on, with a seed so much higher."""
+    run = RunOptions(
+        shown=str(source), sizes=sensitivity.sizes, input_data=sensitivity.input_data, seed=sensitivity.seed + added
     )
+    return SampleRequest(run, _processors(source, sensitivity), count=sensitivity.samples, model=source)
 
 
 def _threads(sensitivity: SensitivityOptions) -> int | None:
@@ -329,6 +349,9 @@ class _Study:
     plan: QuantizationPlan
     parts: tuple[ModulePart, ...]
     forms: QuantizedVariants
+    """Measures on the samples that results are judged on."""
+    selecting: QuantizedVariants
+    """Measures on those by which modules are chosen."""
     kept: MeasuredVariants
     float_scores: Mapping[str, float] = field(default_factory=dict)
     """How well the float graph does the task, where a target was not met."""
@@ -376,15 +399,31 @@ class _Study:
             costs_bytes=self._bytes_saved,
         )
         found = search.find()
+        judged = self._judged(found, units)
+        for _ in range(_SEARCHES - 1):
+            if not found.is_met or isinstance(target, MetricTarget) or isinstance(search.target, MetricTarget):
+                break
+            if not (missing := target.shortfall(judged)):
+                break
+            # The samples it is judged on are harder: again, by as much stricter.
+            search.target = search.target.stricter(missing)
+            found = search.find()
+            judged = self._judged(found, units)
         options = excluding_options(found.excluded, units, self.options)
         return ExcludeList(
             target=target,
-            is_met=found.is_met,
+            is_met=target.is_met(judged),
             rules=options.per_module,
             excluded=tuple(unit.module.tag for unit in found.excluded),
-            form=found.form,
+            form=judged,
             trials=tuple(search.trials),
         )
+
+    def _judged(self, found: FoundList, units: Sequence[ModulePart]) -> MeasuredVariant:
+        """Return the form of a list, measured on the samples of every other verb."""
+        if self.selecting is self.forms:
+            return found.form
+        return self._measured(found.excluded, units, self.forms, "")
 
     def timed(self, listed: ExcludeList, timing: LatencyOptions) -> tuple[ExcludeList, TimedVariant | None]:
         """Return a list with the latency it costs, and that of the whole in fewer bits.
@@ -415,10 +454,15 @@ class _Study:
 
     def _without(self, excluded: Sequence[ModulePart], units: Sequence[ModulePart]) -> MeasuredVariant:
         """Return the form in which some units stay in float, measured with the rules that say so."""
-        key = form_key(self.planned.difference(*(unit.node_names for unit in excluded)))
+        return self._measured(excluded, units, self.selecting, "" if self.selecting is self.forms else "selecting ")
+
+    def _measured(
+        self, excluded: Sequence[ModulePart], units: Sequence[ModulePart], forms: QuantizedVariants, prefix: str
+    ) -> MeasuredVariant:
+        key = prefix + form_key(self.planned.difference(*(unit.node_names for unit in excluded)))
         form = self.kept.get(key)
-        if form is None or (self.forms.evaluator is not None and form.runs and not form.scores):
-            form = self.forms.measure(excluding_options(excluded, units, self.options), is_judged=True)
+        if form is None or (forms.evaluator is not None and form.runs and not form.scores):
+            form = forms.measure(excluding_options(excluded, units, self.options), is_judged=True)
             self.kept.put(key, form)
         return form
 
@@ -468,7 +512,7 @@ def _measured(
 def _notes(graph: FloatGraph, samples: Samples, retained: MeasuredVariants) -> Iterator[str]:
     if graph.modules.source != "winml tags":
         yield f"The file bears no tags of winml; modules were read from its {graph.modules.source}."
-    if samples.values[0].file is None:
+    if samples.about.source == "random":
         yield "Measured on random values within the ranges the file states; --input-data takes real ones."
     if retained.resumed:
         yield f"{retained.resumed} forms had been measured by a run that was interrupted."
@@ -493,8 +537,8 @@ def _result(
         precision=options.base.name,
         modes=options.modes(),
         tree_source=study.graph.modules.source,
-        samples=len(samples.values),
-        input_source="random" if values.file is None else "file",
+        samples=samples.about.count,
+        input_source=samples.about.source,
         input_shapes={name: array.shape for name, array in values.feeds.items()},
         seed=sensitivity.seed,
         modules=study.rows(),

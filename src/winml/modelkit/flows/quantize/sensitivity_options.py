@@ -18,8 +18,6 @@ from winml.modelkit.results.quantization_sensitivity import FidelityTarget, Metr
 
 __all__ = ["SensitivityOptions", "parse_target"]
 
-SAMPLES = 4
-"""Sets of random values. Chosen: outputs of text and image models have thousands of numbers in each."""
 ITERATIONS = 30
 """Chosen: one run in each of the 30 pairs of blocks that a comparison of latencies has."""
 
@@ -41,15 +39,12 @@ class SensitivityOptions(_Fields):  # type: ignore[misc]  # as above
     """Seed of the random values."""
     iterations: pydantic.PositiveInt = ITERATIONS
     """Timed runs, with a target: of the float model, of all modules quantized, and with those of the list in float."""
+    processors: Path | None = None
+    """Folder of the tokenizer or processor that makes samples. Null: that of the model."""
     measured: Path | None = None
     """File that keeps what was measured, until the answer is written. Null: nothing is kept."""
     overwrite: bool = False
     """Start anew where that file belongs to a run with other options."""
-
-    @property
-    def draws(self) -> int:
-        """How many sets of random values the model runs on."""
-        return self.samples or SAMPLES
 
     @property
     def fidelity_target(self) -> FidelityTarget | None:

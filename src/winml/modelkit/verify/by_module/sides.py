@@ -93,17 +93,17 @@ class SidePair:
         Raises:
             UsageError: they have no output in common.
         """
-        compared: dict[str, _RunningOutput] = {}
+        compared: dict[str, tuple[str, FidelitySum]] = {}
         missing: tuple[Sequence[str], Sequence[str]] = ((), ())
         for feeds in self.draws:
             expected = self.reference.outputs(self.reference_feeds(feeds))
             outputs = self.candidate.outputs(self.candidate_feeds(feeds))
             if not compared:
                 common, missing = self._common_names(expected, outputs)
-                compared = {name: _RunningOutput(name, other) for name, other in common.items()}
-            for name, output in compared.items():
-                output.add(expected[name], outputs[output.other])
-        return tuple(output.result() for output in compared.values()), missing
+                compared = {name: (other, FidelitySum(name)) for name, other in common.items()}
+            for name, (other, total) in compared.items():
+                total.add(expected[name], outputs[other])
+        return tuple(ComparedOutput(total.of_output()) for _, total in compared.values()), missing
 
     def _common_names(
         self, expected: Arrays, outputs: Arrays
@@ -166,28 +166,3 @@ def _float_type(name: str) -> np.dtype[Any]:
         dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return dtype
     return np.dtype(name)
-
-
-class _RunningOutput:
-    """How near one output is, added up draw by draw."""
-
-    def __init__(self, name: str, other: str) -> None:
-        """Begin with no draw; the output is called ``other`` in the candidate."""
-        self.other = other
-        self._has_scores = "logits" in name
-        self._sum = FidelitySum(name)
-        self._agreeing: list[float] = []
-
-    def add(self, expected: Array, actual: Array) -> None:
-        """Add one draw."""
-        self._sum.add(expected, actual)
-        self._has_scores = self._has_scores and expected.ndim >= 2 and expected.shape[-1] > 1
-        if self._has_scores and expected.shape == actual.shape:
-            self._agreeing.append(float(np.mean(expected.argmax(-1) == actual.argmax(-1))))
-
-    def result(self) -> ComparedOutput:
-        """Return how near it is over all draws."""
-        fidelity = self._sum.of_output()
-        if fidelity.problem or not self._has_scores:
-            return ComparedOutput(fidelity)
-        return ComparedOutput(fidelity, float(np.mean(self._agreeing)))

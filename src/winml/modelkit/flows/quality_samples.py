@@ -1,0 +1,224 @@
+"""What is the quality of a file judged on? The same samples in every verb that tells it.
+
+A user's arrays or data set, or samples as the model gets them in use: sentences of the words of its tokenizer, pictures
+and recordings with natural spectra, made arrays by what lies beside the model. Where nothing lies there, random values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from winml.modelkit.arrays import Arrays
+from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
+from winml.modelkit.compare.files import accepted_sizes
+from winml.modelkit.errors import UsageError, WinMLError
+from winml.modelkit.evaluate.data_sets import DataSetRequest, open_data_set
+from winml.modelkit.evaluate.made_samples import FEWEST_WORDS, picture, recording, sentence, vocabulary
+from winml.modelkit.evaluate.preprocessing import Preprocessor, SampleFeeds
+from winml.modelkit.evaluate.processors import kinds_for, missing_processors
+from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_tokens
+from winml.modelkit.runtime.default_sizes import SAMPLING_RATE_HZ
+from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs, sizes_by_key
+from winml.modelkit.runtime.opened_model import RunOptions, Values, values_for, with_fitting_sizes
+from winml.modelkit.runtime.sessions import Session
+
+__all__ = [
+    "MOST_SAMPLES",
+    "SampleRequest",
+    "SampleValues",
+    "data_set_values",
+    "default_samples",
+    "has_processors",
+    "made_values",
+    "quality_values",
+]
+
+MOST_SAMPLES = 16
+"""Samples where no number is given. Measured: docs/reference/quantization.md; the interval hardly changes beyond."""
+_FEWEST_SAMPLES = 2
+_BYTES_OF_ALL_SAMPLES = 16_000_000_000
+"""Weights read by all samples together where no number is given. Chosen: a model of 1 GB is run on 16 samples, one of
+8 GB on 2."""
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """Which samples are asked for."""
+
+    run: RunOptions
+    """Sizes, the file of a user's arrays, and the seed."""
+    folder: Path | None = None
+    """Folder of what makes arrays of texts, pictures and recordings; None: there is none."""
+    data_set: DataSetRequest | None = None
+    count: int | None = None
+    """Samples, where they are made or drawn; None: :func:`default_samples`."""
+    tries_sizes: bool = False
+    """Whether sizes are tried of dimensions whose names say nothing; else they are refused."""
+    model: Path | None = None
+    """File of the reference, whose size decides how many samples are made."""
+
+    @property
+    def samples(self) -> int:
+        """Samples that are made or drawn."""
+        if self.count is not None:
+            return self.count
+        files = () if self.model is None else (self.model, *external_files(self.model))
+        return default_samples(sum(file.stat().st_size for file in files))
+
+    def read(self, session: Session) -> tuple[Sequence[Arrays], QualitySamples]:
+        """Return the samples alone, and what they are; as :func:`quality_values`."""
+        found = quality_values(session, self)
+        return [values.feeds for values in found.values], found.about
+
+
+@dataclass(frozen=True)
+class SampleValues:
+    """Samples as arrays."""
+
+    values: tuple[Values, ...]
+    """At least one."""
+    source: QualitySource
+    seed: int
+
+    @property
+    def about(self) -> QualitySamples:
+        """What is told of them beside a quality."""
+        return QualitySamples(self.source, len(self.values), self.seed)
+
+
+def default_samples(model_bytes: int) -> int:
+    """Return how many samples a file is judged on where nobody says; fewer where each takes long.
+
+    >>> default_samples(400_000_000), default_samples(28_000_000_000)
+    (16, 2)
+    """
+    return max(_FEWEST_SAMPLES, min(MOST_SAMPLES, _BYTES_OF_ALL_SAMPLES // max(model_bytes, 1)))
+
+
+def quality_values(session: Session, request: SampleRequest) -> SampleValues:
+    """Return the samples that a file is judged on.
+
+    Args:
+        session: The reference, opened: what is made has to run on it.
+        request: Which samples.
+
+    Raises:
+        UsageError: sizes or values do not fit the inputs of the graph.
+        InputError: a user's file or data set is damaged.
+    """
+    run, inputs = request.run, graph_inputs(session)
+    if run.input_data is not None:
+        return SampleValues((values_for(session, run),), "file", run.seed)
+    if request.data_set is not None:
+        if request.folder is None:
+            raise UsageError(
+                f"{request.data_set.words}: samples need a tokenizer or image processor, and the model lies in no "
+                "folder",
+                hint="Give values in an .npz file.",
+            )
+        return SampleValues(
+            tuple(data_set_values(inputs, run.sizes, request.data_set, request.folder)), "dataset", run.seed
+        )
+    note = ""
+    if run.decoding is None and request.folder is not None and has_processors(inputs, request.folder):
+        try:
+            made = made_values(inputs, request.folder, request.samples, run)
+            if made:
+                session.run(made[0].feeds)
+                return SampleValues(made, "processor", run.seed)
+        except WinMLError as error:
+            note = f"Random values are compared, since the model takes no samples of its processor: {error.message}."
+    drawn = _random_values(session, request)
+    if note:
+        first = replace(drawn.values[0], notes=(*drawn.values[0].notes, note))
+        return replace(drawn, values=(first, *drawn.values[1:]))
+    return drawn
+
+
+def has_processors(inputs: Sequence[GraphInput], folder: Path) -> bool:
+    """Say whether what makes the inputs lies in a folder; states of a cache are made by nothing."""
+    names = [item.name for item in inputs if item.cache is None]
+    return bool(kinds_for(names)) and not missing_processors(names, folder)
+
+
+def data_set_values(
+    inputs: Sequence[GraphInput], sizes: Mapping[str, int], request: DataSetRequest, folder: Path
+) -> list[Values]:
+    """Return the values of each sample of a data set, as what lies beside a model makes arrays of them.
+
+    Args:
+        inputs: What the models take.
+        sizes: Sizes of open dimensions that samples are brought to; others are as each sample has them.
+        request: Which samples.
+        folder: Where what makes arrays of them lies.
+
+    Raises:
+        UsageError: no such data set, or it does not fit the models.
+        InputError: a file is damaged.
+    """
+    with open_data_set(request) as data_set:
+        samples = SampleFeeds(data_set, folder)
+        draws = list(samples.read(_fixed(inputs, sizes)))
+        return [Values(tuple(inputs), feeds, samples.notes if not number else ()) for number, feeds in enumerate(draws)]
+
+
+def _fixed(inputs: Sequence[GraphInput], sizes: Mapping[str, int]) -> list[GraphInput]:
+    """Return inputs with the sizes of open dimensions that somebody gave."""
+    by_key = sizes_by_key(inputs, sizes)
+    return [
+        replace(item, shape=tuple(by_key.get(str(key), size) for key, size in zip(item.keys, item.shape, strict=True)))
+        for item in inputs
+    ]
+
+
+def _random_values(session: Session, request: SampleRequest) -> SampleValues:
+    """Return random values; of a decoder with a cache, whole prompts: nobody feeds it a random cache."""
+    run, inputs = request.run, graph_inputs(session)
+    if run.decoding is None and (tokens := decoder_tokens(inputs, run.sizes)) is not None:
+        run = replace(run, decoding=DecoderRun(tokens, 0))
+    try:
+        run = with_fitting_sizes(session, run)
+    except UsageError:
+        if not request.tries_sizes:
+            raise
+        run = replace(run, sizes=accepted_sizes(session, run.sizes), decoding=None)
+    drawn = (values_for(session, replace(run, seed=run.seed + number)) for number in range(request.samples))
+    return SampleValues(tuple(drawn), "random", request.run.seed)
+
+
+def made_values(inputs: Sequence[GraphInput], folder: Path, count: int, run: RunOptions) -> tuple[Values, ...]:
+    """Return samples as what lies in a folder makes arrays of sentences, pictures and recordings; none without words.
+
+    Raises:
+        UsageError, InputError: it makes nothing that the graph takes.
+    """
+    fixed = _fixed(inputs, run.sizes)
+    preprocessor = Preprocessor.of(folder, fixed, option="samples made for the comparison")
+    rows = preprocessor.fixed_batch or run.batch_size or 1
+    ids = next((item for item in inputs if item.name == "input_ids"), None)
+    tokenizer = preprocessor.processors.get("tokenizer")
+    words = [] if tokenizer is None else vocabulary(tokenizer, None if ids is None else ids.value_range)
+    if tokenizer is not None and len(words) < FEWEST_WORDS:
+        return ()
+
+    def sample(number: int) -> dict[str, Any]:
+        generator = np.random.Generator(np.random.PCG64([run.seed, number]))
+        made: dict[str, Any] = {}
+        for kind, processor in preprocessor.processors.items():
+            if kind == "tokenizer":
+                made["text"] = sentence(generator, words)
+            elif kind == "image processor":
+                made["image"] = picture(generator)
+            else:
+                made["audio"] = recording(generator, int(getattr(processor, "sampling_rate", SAMPLING_RATE_HZ)))
+        return made
+
+    samples = map(sample, range(count * rows))
+    batches = preprocessor.batches(samples, None if preprocessor.fixed_batch else rows)
+    return tuple(Values(tuple(inputs), batch.feeds) for batch in batches)

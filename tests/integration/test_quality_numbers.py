@@ -1,0 +1,176 @@
+"""One pair of files has one quality number, whichever verb tells it, on samples that the model gets in use."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evaluation_checkpoints import export_open, save_task_checkpoint, text_tokenizer
+from winml.modelkit.compare.fidelity import QualitySamples, SampleSpread, judged_outputs, measure_fidelity
+from winml.modelkit.evaluate.data_sets import DataSetRequest
+from winml.modelkit.evaluate.made_samples import picture, recording, sentence
+from winml.modelkit.flows.compare.compare import CompareOptions, compare_models
+from winml.modelkit.flows.quality_samples import SampleRequest, quality_values
+from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity
+from winml.modelkit.runtime.opened_model import RunOptions
+from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.tuning import tune_model
+from winml.modelkit.verbs.quantize import quantize_onnx
+
+CLASSES = ("negative", "neutral", "positive")
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a text classifier, with its tokenizer beside it."""
+    folder = tmp_path_factory.mktemp("models") / "classifier"
+    save_task_checkpoint(folder, "bert", "BertForSequenceClassification", text_tokenizer(), labels=CLASSES)
+    return export_open(folder, "text-classification")
+
+
+def _about(record: Any) -> tuple[str, float, float]:
+    (output,) = record["outputs"].values()
+    return record["worst_output"], output["sqnr_db"]["all"], output["sqnr_db"]["p05"]
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_every_verb_tells_the_same_number(classifier: Path, tmp_path: Path, seed: int) -> None:
+    """Quantize, compare, sensitivity and tune run the same samples, and judge the same end of the interval."""
+    few = tmp_path / "few.onnx"
+    quantized = quantize_onnx(classifier, few, seed=seed, overwrite=True, min_sqnr_db=0)
+    assert quantized.comparison is not None
+    told: Any = quantized.comparison.as_record()
+    compared = compare_models(classifier, few, CompareOptions(RunOptions("", seed=seed)))
+    measured: Any = quantization_sensitivity(classifier, seed=seed, depth=1).as_record()
+    options = TuneOptions(only=("dynamic",), seed=seed, min_sqnr_db=0, target="size")
+    tuned = tune_model(classifier, tmp_path / "tuned", options=options)
+    (candidate,) = (item for item in tuned.as_record()["candidates"] if item["name"] == "dynamic-int8")
+    records = [told["quality"], compared.quality, measured["quantized"]["quality"], candidate["quality"]]
+    assert [{"source": "processor", "count": 16, "seed": seed}] * 4 == [record["samples"] for record in records]
+    names, numbers, ends = zip(*map(_about, records), strict=True)
+    assert {"logits"} == set(names)
+    # Products are added in another order where ONNX Runtime fuses the float graph.
+    assert numbers == pytest.approx([numbers[0]] * 4, abs=0.05)
+    assert ends == pytest.approx([ends[0]] * 4, abs=0.05)
+
+
+def test_interval_of_made_samples_holds_the_number_on_sentences(minilm_folder: Path, tmp_path: Path) -> None:
+    """MiniLM with its real weights, on sentences of these pages."""
+    pytest.importorskip("datasets")
+    source = _exported_minilm(minilm_folder, tmp_path)
+    few = tmp_path / "few.onnx"
+    made = quantize_onnx(source, few, options=None).comparison
+    assert made is not None
+    texts = tmp_path / "sentences.txt"
+    texts.write_text("\n".join(_prose(200)), encoding="utf-8")
+    data = DataSetRequest(str(texts), samples=200)
+    real = compare_models(source, few, CompareOptions(RunOptions(""), data_set=data))
+    for output in real.outputs:
+        (own,) = (item for item in made.outputs if item.name == output.fidelity.name)  # type: ignore[union-attr]
+        assert own.spread is not None
+        assert own.spread.min <= output.fidelity.sqnr_db <= own.spread.p95 + 1
+
+
+def test_target_is_judged_on_other_samples_than_it_is_searched_on(classifier: Path, tmp_path: Path) -> None:
+    """The file made by the rules has the number that was told, and reaches the target at its lower end."""
+    plain = quantization_sensitivity(classifier, depth=1)
+    assert plain.whole.worst is not None
+    target = plain.whole.worst.lower_db + 3
+    listed = quantization_sensitivity(classifier, target=f"sqnr_db={target}", iterations=2).exclude_list
+    assert listed is not None
+    assert listed.is_met
+    assert listed.form.worst is not None
+    assert listed.form.worst.lower_db >= target
+    assert listed.form.worst != listed.trials[-1].form.worst
+    written = quantize_onnx(classifier, tmp_path / "mixed.onnx", per_module=dict(listed.rules)).comparison
+    assert written is not None
+    assert written.worst.sqnr_db == pytest.approx(listed.form.worst.sqnr_db, abs=0.05)  # type: ignore[union-attr]
+
+
+def test_samples_are_texts_of_the_tokenizer(classifier: Path) -> None:
+    """Real lengths, special tokens at both ends, masks as the tokenizer writes them; the same for the same seed."""
+    session, run = Session(classifier), RunOptions("")
+    found = quality_values(session, SampleRequest(run, classifier.parent))
+    again = quality_values(session, SampleRequest(run, classifier.parent))
+    assert ("processor", 16) == (found.source, len(found.values))
+    lengths = set()
+    for values, same in zip(found.values, again.values, strict=True):
+        (tokens,) = values.feeds["input_ids"]
+        assert (2, 3) == (tokens[0], tokens[-1])
+        assert values.feeds["attention_mask"].all()
+        assert np.array_equal(values.feeds["input_ids"], same.feeds["input_ids"])
+        lengths.add(len(tokens))
+    assert 5 < len(lengths)
+    other = quality_values(session, SampleRequest(RunOptions("", seed=1), classifier.parent))
+    assert not np.array_equal(other.values[0].feeds["input_ids"], found.values[0].feeds["input_ids"])
+
+
+def test_without_a_processor_values_are_random(classifier: Path, tmp_path: Path) -> None:
+    """Also where a damaged one lies beside the model, and that is said."""
+    session = Session(classifier)
+    assert "random" == quality_values(session, SampleRequest(RunOptions(""), tmp_path)).source
+    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}', encoding="utf-8")
+    found = quality_values(session, SampleRequest(RunOptions(""), tmp_path))
+    assert "random" == found.source
+    assert any("processor" in note for note in found.values[0].notes)
+
+
+def test_decoder_is_judged_by_its_scores() -> None:
+    """States of the cache are told, and are the worst output only where they cannot be compared."""
+    outputs = {"logits": np.ones((1, 2, 4), np.float32), "present.0.key": np.ones((1, 1, 2, 4), np.float32)}
+    off = {"logits": outputs["logits"] * 1.01, "present.0.key": outputs["present.0.key"] * 1.5}
+    fidelity = measure_fidelity([outputs], [off], 30.0, QualitySamples("random", 1, 0))
+    assert "logits" == fidelity.worst.name
+    assert fidelity.is_verified
+    broken = {**off, "present.0.key": outputs["present.0.key"][:, :, :1]}
+    wrong = measure_fidelity([outputs], [broken], 30.0, QualitySamples("random", 1, 0))
+    assert "present.0.key" == wrong.worst.name
+    assert not wrong.is_verified
+    assert 2 == len(judged_outputs(wrong.outputs))
+
+
+def test_limit_judges_the_lower_end() -> None:
+    """One bad sample of twenty is below it; the number of all of them together is not."""
+    reference = [{"y": np.ones(4, np.float32)}] * 20
+    errors = [0.5 if number < 2 else 0.01 for number in range(20)]
+    answers = [{"y": np.ones(4, np.float32) + np.float32(error)} for error in errors]
+    fidelity = measure_fidelity(reference, answers, 10.0, QualitySamples("random", 20, 0))
+    assert fidelity.worst.sqnr_db > 10 > fidelity.worst.lower_db
+    assert not fidelity.is_verified
+    assert SampleSpread.of([10.0, 20.0, 30.0]).median == 20.0
+
+
+def test_made_pictures_and_sounds_have_the_spectra_of_nature() -> None:
+    """Amplitude falls with frequency: the lowest tenth of it holds most of the power."""
+    generator = np.random.default_rng(0)
+    gray = np.asarray(picture(generator).convert("L"), np.float64)
+    power = np.abs(np.fft.rfft(gray - gray.mean(), axis=1)) ** 2
+    assert power[:, :12].sum() > 0.5 * power.sum()
+    sound = recording(generator, 16_000).samples.astype(np.float64)
+    spectrum = np.abs(np.fft.rfft(sound)) ** 2
+    assert spectrum[: len(spectrum) // 10].sum() > 0.5 * spectrum.sum()
+    assert np.abs(sound).max() <= 1
+    lengths = [len(sentence(generator, ["a", "the", "word"]).split()) for _ in range(500)]
+    assert 12 <= np.median(lengths) <= 20
+    assert max(lengths) <= 60
+
+
+def _exported_minilm(folder: Path, place: Path) -> Path:
+    copied = place / "minilm"
+    shutil.copytree(folder, copied)
+    return export_open(copied, "feature-extraction")
+
+
+def _prose(count: int) -> list[str]:
+    """Return sentences of the documentation."""
+    pages = Path(__file__).parents[2].joinpath("docs").rglob("*.md")
+    text = "\n".join(page.read_text(encoding="utf-8") for page in sorted(pages))
+    found = dict.fromkeys(re.findall(r"[A-Z][^.!?|#`*<>\n]{30,200}\.", text))
+    return list(found)[:: max(1, len(found) // count)][:count]
