@@ -315,3 +315,35 @@ def test_unchanged_attributes_puts_back_a_module_that_a_forward_replaced() -> No
         model(torch.zeros(1, 2))
         assert isinstance(model.layer, torch.nn.Identity)
     assert isinstance(model.layer, torch.nn.Linear)
+
+
+def test_state_as_found_names_and_puts_back_what_versions_do_not_show() -> None:
+    """Lists, mappings, records and parameters written past autograd are state as buffers are."""
+
+    class Keeping(torch.nn.Module):
+        """Keeps something of every kind."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(2))
+            self.register_buffer("mean", torch.zeros(2))
+            self.inner = torch.nn.Identity()
+            self.seen: list[int] = []
+            self.tables: dict[int, torch.Tensor] = {}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """Write into each."""
+            self.scale.data.mul_(2)
+            self.mean = self.mean + 1
+            self.inner.cached = x
+            self.seen.append(len(x))
+            self.tables[len(x)] = x
+            return x
+
+    model = Keeping()
+    with unchanged_attributes(model) as state:
+        assert () == state.changes()
+        model(torch.zeros(1, 2))
+        assert {"scale", "mean", "inner.cached", "seen", "tables"} == set(state.changes())
+    assert ([1, 1], [0, 0]) == (model.scale.tolist(), model.mean.tolist())
+    assert ([], {}, False) == (model.seen, model.tables, hasattr(model.inner, "cached"))
