@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from evaluation_checkpoints import export_open, save_task_checkpoint, text_tokenizer
+from winml.modelkit import build_hf_model
 from winml.modelkit.compare.fidelity import QualitySamples, SampleSpread, judged_outputs, measure_fidelity
 from winml.modelkit.evaluate.data_sets import DataSetRequest
 from winml.modelkit.evaluate.made_samples import picture, recording, sentence
@@ -75,6 +76,17 @@ def test_interval_of_made_samples_holds_the_number_on_sentences(minilm_folder: P
         (own,) = (item for item in made.outputs if item.name == output.fidelity.name)  # type: ignore[union-attr]
         assert own.spread is not None
         assert own.spread.min <= output.fidelity.sqnr_db <= own.spread.p95 + 1
+
+
+@pytest.mark.parametrize("precision", ["int4", "fp16"])
+def test_build_without_a_float_copy_tells_the_number_of_compare(
+    classifier: Path, tmp_path: Path, precision: str
+) -> None:
+    """The weights are quantized on their way from the checkpoint; PyTorch is the reference then."""
+    built = build_hf_model(classifier.parent.parent, tmp_path / "built", precision=precision)
+    compared = compare_models(classifier, built.model_path, CompareOptions(RunOptions("")))
+    told = [stage.summary for stage in built.manifest.parts[0].stages if "dB" in stage.summary]
+    assert f"SQNR {compared.worst.fidelity.sqnr_db:.1f} dB" in told[0]
 
 
 def test_target_is_judged_on_other_samples_than_it_is_searched_on(classifier: Path, tmp_path: Path) -> None:

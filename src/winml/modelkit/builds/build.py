@@ -240,6 +240,7 @@ def _handover_of(plan: BuildPlan) -> GraphHandover:
     from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphHandover
     from winml.modelkit.flows.optimize import SingleOptimization
     from winml.modelkit.flows.quantize.quantize import Quantization
+    from winml.modelkit.load.request import processor_folder
 
     optim, quant = plan.config.optim, plan.config.quant
     assert quant is not None  # the graph is handed to it
@@ -251,7 +252,8 @@ def _handover_of(plan: BuildPlan) -> GraphHandover:
         return [*optimization, Quantization(path, options, {})]
 
     least = Quantization(Path(), options, {}).least_sqnr_db
-    return GraphHandover(works, least_sqnr_db=least, external_from_bytes=EXTERNAL_BYTES)
+    processors = processor_folder(plan.request)
+    return GraphHandover(works, least_sqnr_db=least, external_from_bytes=EXTERNAL_BYTES, processors=processors)
 
 
 def _summary(plan: BuildPlan, part: ExportedPart) -> str:

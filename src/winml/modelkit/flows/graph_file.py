@@ -600,6 +600,8 @@ class GraphHandover:
     """Ratio in decibels that every output has to reach beside PyTorch."""
     external_from_bytes: int
     """Size of the weights from which they get a file of their own."""
+    processors: Path | None = None
+    """Folder of what makes arrays of the samples that are compared; None: there is none."""
     piece_bytes: int = PIECE_BYTES
     """Weights of the written file in memory at a time, while it is compared with a model whose weights are not."""
 

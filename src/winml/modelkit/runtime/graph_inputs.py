@@ -49,6 +49,7 @@ __all__ = [
     "described_inputs",
     "draw_feeds",
     "graph_inputs",
+    "inputs_of_specs",
     "load_feeds",
     "settle_sizes",
     "sizes_by_key",
@@ -108,6 +109,21 @@ class GraphInput:
     def takes(self, array: Array) -> bool:
         """Say whether the declared type and shape allow an array."""
         return _dtype_of(array) == self.dtype and self.takes_sizes(array.shape)
+
+
+def inputs_of_specs(specs: Sequence[InputTensorSpec]) -> tuple[GraphInput, ...]:
+    """Return the inputs that a graph will have which is made with these specifications."""
+    return tuple(
+        GraphInput(
+            spec.name,
+            spec.dtype,
+            spec.shape,
+            spec.value_range,
+            sums=spec.sums or {},
+            cache=None if spec.cache is None else spec.cache.kind,
+        )
+        for spec in specs
+    )
 
 
 @dataclass(frozen=True)

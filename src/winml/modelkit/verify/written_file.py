@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.fidelity import FidelityInfo, measure_fidelity
+from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
 from winml.modelkit.compare.files import refuse_below_minimum_sqnr
 from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
 from winml.modelkit.errors import ExportError, StageError, VerificationError
-from winml.modelkit.export.tensors import to_numpy
+from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.graph.cutting import Cut, Cutter, cut_model
 from winml.modelkit.graph.files.graph_reading import graph_of
 from winml.modelkit.graph.files.reading import read_referring
@@ -208,7 +208,12 @@ def verify_written_file(
 
 
 def measure_written_file(
-    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, least_sqnr_db: float, piece_bytes: int
+    written: WrittenGraph,
+    prepared: PreparedPart,
+    inputs: InputDraws,
+    least_sqnr_db: float,
+    piece_bytes: int,
+    samples: tuple[Sequence[Arrays], QualitySamples] | None = None,
 ) -> FidelityInfo:
     """Measure how much of PyTorch's answers is left in a written file that computes with fewer bits.
 
@@ -220,32 +225,58 @@ def measure_written_file(
         inputs: Further inputs.
         least_sqnr_db: Ratio in decibels that every output has to reach.
         piece_bytes: Size of the weights from which the file is run in pieces of so much, where they are not loaded.
+        samples: What quality is judged on, beside the draws of the export, and what it is; None: the draws alone.
 
     Raises:
         VerificationError: an output does not reach the ratio, or ONNX Runtime cannot run the file.
     """
     is_streamed = prepared.part.with_references is not None
-    draws = (_streamed_draws if is_streamed else _held_draws)(written, prepared, inputs)
+    arrays, about = samples or ((), None)
+    judged = _accepted_samples(prepared, arrays, written.draw)
+    answered = (_streamed_draws if is_streamed else _held_draws)(written, prepared, inputs, judged)
+    draws, judged = answered[: len(answered) - len(judged)], answered[len(answered) - len(judged) :]
     refuse_outputs_by_value((draws[0], draws[-1]))
     file = _File(written, prepared.model)
-    outputs = file.run_in_pieces(draws, piece_bytes) if is_streamed else [file.run(draw) for draw in draws]
-    fidelity = measure_fidelity([draw.reference for draw in draws], outputs, least_sqnr_db)
-    fidelity = replace(fidelity, is_streamed=is_streamed)
+    outputs = file.run_in_pieces(answered, piece_bytes) if is_streamed else [file.run(draw) for draw in answered]
+    fidelity = measure_fidelity([draw.reference for draw in draws], outputs[: len(draws)], least_sqnr_db)
     refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", draws[0].inputs)
-    return fidelity
+    if judged and about is not None:
+        references = [draw.reference for draw in judged]
+        fidelity = measure_fidelity(references, outputs[len(draws) :], least_sqnr_db, about)
+        refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", judged[0].inputs)
+    return replace(fidelity, is_streamed=is_streamed)
 
 
-def _held_draws(written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws) -> list[Draw]:
-    """Return what the model answers to all draws of an export, the last of them new, where it has its values."""
+def _accepted_samples(prepared: PreparedPart, samples: Sequence[Arrays], traced: Draw) -> list[Draw]:
+    """Return samples as draws without answers; none where the model does not take the first."""
+    draws = [
+        Draw({name: to_torch(sample[name]) for name in traced.inputs}, {}, traced.sizes)
+        for sample in samples
+        if sample.keys() >= traced.inputs.keys()
+    ]
+    try:
+        for draw in draws[:1]:
+            _outputs_of_draw(prepared, draw)
+    except ExportError:
+        return []
+    return draws
+
+
+def _held_draws(
+    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, samples: Sequence[Draw]
+) -> list[Draw]:
+    """Return what the model answers to all draws of an export, a new one, and samples, where it has its values."""
     traced = written.draw
     second = inputs.accepted(
         lambda drawing: drawing.draw(2, with_padding=not drawing.hides(traced.inputs)),
         lambda tensors: _outputs_of_draw(prepared, Draw(tensors, {}, traced.sizes)),
     )
-    return [traced, *written.proof.draws, second]
+    return [traced, *written.proof.draws, second, *(_outputs_of_draw(prepared, draw) for draw in samples)]
 
 
-def _streamed_draws(written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws) -> list[Draw]:
+def _streamed_draws(
+    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, samples: Sequence[Draw]
+) -> list[Draw]:
     """Return the same, where its parameters have no values."""
     traced = written.draw
 
@@ -257,9 +288,10 @@ def _streamed_draws(written: WrittenGraph, prepared: PreparedPart, inputs: Input
 
     # Without values the model shows whether it takes the inputs, though not whether it answers with numbers.
     second = inputs.accepted(make, lambda tensors: _outputs_of_draw(prepared, Draw(tensors, {}, traced.sizes)))
-    draws = streamed_outputs(prepared, [traced, *written.proof.draws, second])
-    if holds_nan(draws[-1].reference):
-        draws[-1] = inputs.accepted(make, outputs_of_one_part)
+    draws = streamed_outputs(prepared, [traced, *written.proof.draws, second, *samples])
+    place = len(written.proof.draws) + 1
+    if holds_nan(draws[place].reference):
+        draws[place] = inputs.accepted(make, outputs_of_one_part)
     return draws
 
 

@@ -41,7 +41,7 @@ from winml.modelkit.runtime.decoding.inputs import (
     state_feeds,
 )
 from winml.modelkit.runtime.feeds import make_feeds
-from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs, load_feeds, sizes_by_key
+from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs, inputs_of_specs, load_feeds, sizes_by_key
 from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules, unchanged_modules
@@ -116,7 +116,8 @@ def compare_models(
     with ExitStack() as stack:
         inverse = {name: original for original, name in options.names.items()}
         left = stack.enter_context(_opened(reference, inputs, options, _InputNames.of(candidate, options.names)))
-        right = stack.enter_context(_opened(candidate, inputs, options, _InputNames.of(reference, inverse)))
+        names_there = _InputNames.of(reference, inverse)
+        right = stack.enter_context(_opened(candidate, inputs, options, names_there, is_candidate=True))
         refuse_unknown_names(left, right, options.names)
         matched = _match_before_running(left, right, options)
         folder = folder_of_processors((candidate, reference), options.data_set)
@@ -181,11 +182,19 @@ class _InputNames:
 
 @contextmanager
 def _opened(
-    model: Comparable, inputs: ExampleInputs | None, options: CompareOptions, other: _InputNames
+    model: Comparable,
+    inputs: ExampleInputs | None,
+    options: CompareOptions,
+    other: _InputNames,
+    *,
+    is_candidate: bool = False,
 ) -> Iterator[Side]:
-    """Yield one side, ready to be run; without its cache where the other side takes none."""
+    """Yield one side, ready to be run; without its cache where the other side takes none.
+
+    The candidate is run as users run it, with the optimizations of ONNX Runtime, unless modules are asked for.
+    """
     if isinstance(model, Path):
-        yield OnnxSide(model, by_module=options.by_module)
+        yield OnnxSide(model, by_module=options.by_module, as_written=options.by_module or not is_candidate)
         return
     from winml.modelkit.verify.by_module.torch_side import opened_torch_side
 
@@ -308,17 +317,7 @@ def _draws(session: Session, options: CompareOptions, folder: Path | None, refer
 def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) -> list[Values]:
     """Return what two PyTorch models are fed: the values of a file, the examples that were given, or random ones."""
     run = options.run
-    inputs = tuple(
-        GraphInput(
-            spec.name,
-            spec.dtype,
-            spec.shape,
-            spec.value_range,
-            sums=spec.sums or {},
-            cache=None if spec.cache is None else spec.cache.kind,
-        )
-        for spec in part.inputs
-    )
+    inputs = inputs_of_specs(part.inputs)
     if options.data_set is not None and folder is not None:
         return data_set_values(inputs, run.sizes, options.data_set, folder)
     if run.input_data is not None:

@@ -8,17 +8,19 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from winml.modelkit.compare.fidelity import FidelityInfo
+from winml.modelkit.arrays import Arrays
+from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples
 from winml.modelkit.compare.files import refuse_below_minimum_sqnr
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import fidelity_words
-from winml.modelkit.errors import ExportError, InternalError, UsageError, VerificationError
+from winml.modelkit.errors import ExportError, InternalError, UsageError, VerificationError, WinMLError
 from winml.modelkit.export.config import SECOND_TRY_S, ExporterUse, WinMLExportConfig, second_choice
 from winml.modelkit.export.state_restoration import process_left_as_found
 from winml.modelkit.file_names import ONLY_PART, sidecar_path
 from winml.modelkit.flows.export.graph_making import ExportRun, TaggedGraph, bounded_graph, make_tagged_graph
 from winml.modelkit.flows.export.loading import load_for_export
 from winml.modelkit.flows.module_functions import functions_of_modules
+from winml.modelkit.flows.quality_samples import default_samples, has_processors, made_values
 from winml.modelkit.graph.files.companions import (
     earlier_companions,
     remove_companions,
@@ -41,6 +43,8 @@ from winml.modelkit.report.markdown import render_markdown
 from winml.modelkit.results.export_result import ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.results.transformed_file import ModuleFunctions, WrittenFile
 from winml.modelkit.results.words import verification_notes, verification_words
+from winml.modelkit.runtime.graph_inputs import inputs_of_specs
+from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
 from winml.modelkit.verify.parts.parts_together import compare_text_together, decodes_for_others, measure_text_together
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part
@@ -265,11 +269,29 @@ def _verify_part(
     )
     if run.handover is not None:
         least, piece_bytes = run.handover.least_sqnr_db, run.handover.piece_bytes
-        fidelity = measure_written_file(written, prepared, run.inputs(part), least, piece_bytes)
+        samples = None if len(run.loaded.parts) > 1 else _samples(run, part)
+        fidelity = measure_written_file(written, prepared, run.inputs(part), least, piece_bytes, samples)
         return fidelity if len(run.loaded.parts) == 1 else _measured_text(run, prepared, fidelity)
     advice = _LEAVE_IT_TO_DYNAMO if run.config.exporter == "torchscript" else ""
     verification = verify_written_file(written, prepared, run.inputs(part), advice=advice)
     return _verify_text(run, prepared, verification)
+
+
+def _samples(run: ExportRun, part: ModelPart) -> tuple[Sequence[Arrays], QualitySamples] | None:
+    """Return the samples that every verb judges quality on, as the processor of the checkpoint makes them.
+
+    None where it has none, or makes nothing that the model takes.
+    """
+    inputs = inputs_of_specs(part.inputs)
+    folder = None if run.handover is None else run.handover.processors
+    if folder is None or not has_processors(inputs, folder):
+        return None
+    weights_bytes = sum(value.numel() * value.element_size() for value in part.module.parameters())
+    try:
+        made = made_values(inputs, folder, default_samples(weights_bytes), RunOptions("", seed=run.seed))
+    except WinMLError:
+        return None
+    return [values.feeds for values in made], QualitySamples("processor", len(made), run.seed)
 
 
 def _measured_text(run: ExportRun, prepared: PreparedPart, fidelity: FidelityInfo) -> FidelityInfo:

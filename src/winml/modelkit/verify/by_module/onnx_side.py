@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.compare.files import open_session
 from winml.modelkit.errors import InputError
 from winml.modelkit.graph.contexts import refuse_compiled_modules
 from winml.modelkit.graph.cutting import RANDOM_OPERATORS, ModuleParts, Refusal
@@ -55,8 +56,15 @@ class OnnxSide:
         is_rounded: Whether nodes compute with fewer bits than float32.
     """
 
-    def __init__(self, path: Path, *, by_module: bool, shown: str = "") -> None:
+    def __init__(self, path: Path, *, by_module: bool, shown: str = "", as_written: bool = True) -> None:
         """Read the file; with ``by_module`` its modules as well.
+
+        Args:
+            path: The file.
+            by_module: Whether its modules are asked for.
+            shown: The side, for people; the path where left out.
+            as_written: Whether it runs node by node as it is written; else with the optimizations that users get. Where
+                values inside of it are asked for, it does in any case.
 
         Raises:
             UsageError: its modules are asked for, and a provider compiled them.
@@ -70,6 +78,7 @@ class OnnxSide:
         self.tree: OnnxTree | None = None
         self.is_rounded = False
         self._session: Session | None = None
+        self._as_written = as_written
         self._tapped: frozenset[str] = frozenset()
         self._shapes: dict[str, tuple[int | str | None, ...]] = {}
         self.structure = read_structure(path)
@@ -157,7 +166,10 @@ class OnnxSide:
         """Open a session that returns these values as well, in place of the one that is open."""
         names = [name for name in dict.fromkeys(tapped) if name not in self._declared]
         self._session = None  # two would hold the weights twice
-        self._session = open_with_outputs(self.path, names)
+        is_as_written = self._as_written or bool(names)
+        self._session = (
+            open_with_outputs(self.path, names) if is_as_written else open_session(self.path, as_written=False)
+        )
         self._tapped = frozenset(names)
         self._shapes.update(self._session.output_shapes)
         return self._session
