@@ -239,12 +239,14 @@ def measure_written_file(
     file = _File(written, prepared.model)
     outputs = file.run_in_pieces(answered, piece_bytes) if is_streamed else [file.run(draw) for draw in answered]
     fidelity = measure_fidelity([draw.reference for draw in draws], outputs[: len(draws)], least_sqnr_db)
+    fidelity = replace(fidelity, is_streamed=is_streamed)
     refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", draws[0].inputs)
     if judged and about is not None:
         references = [draw.reference for draw in judged]
         fidelity = measure_fidelity(references, outputs[len(draws) :], least_sqnr_db, about)
+        fidelity = replace(fidelity, is_streamed=is_streamed)
         refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", judged[0].inputs)
-    return replace(fidelity, is_streamed=is_streamed)
+    return fidelity
 
 
 def _accepted_samples(prepared: PreparedPart, samples: Sequence[Arrays], traced: Draw) -> list[Draw]:
