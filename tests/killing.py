@@ -7,14 +7,16 @@ open file, nor what native code writes; both happen in hidden folders only.
 
 A moment is before an operation. One is killed at where a visible file is another than ever before, or where hidden
 files lie there that never lay there together: the next command tidies up by their names. Of verbs that write by one
-function, one is killed where only hidden files are others. Operations that change neither, as those of a commit that
-was seen before, leave nothing new to be found.
+function, one is killed where only hidden files are others, and so are the stages of a build, which differ by the names
+of their files only. Operations that change neither, as those of a commit that was seen before, leave nothing new to be
+found.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import io
 import json
@@ -37,6 +39,8 @@ CHANGING = {"os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod"}
 HIDDEN = re.compile(r"(^|/)\.")
 RANDOM = re.compile(r"(?<=[-.])[a-z0-9_]{8}(?=/|$)")
 """What ``tempfile`` puts at the end of a name."""
+STAGE = re.compile(r"(?<=/)\.?(export|optimized|model)(?=[._])")
+"""Which stage of a build a hidden file is of."""
 
 MODULES = """
 import torch
@@ -219,7 +223,7 @@ class KillAtMoment:
                     state = path.lstat()
                     seen.add((name, state.st_ino, state.st_mtime_ns, state.st_size))
                 else:
-                    hidden.add(RANDOM.sub("", name))
+                    hidden.add(STAGE.sub("", RANDOM.sub("", name)))
         return seen, hidden
 
     def _changed_paths(self, event: str, arguments: tuple[Any, ...]) -> Iterator[str]:
@@ -248,6 +252,8 @@ def kill_at(number: int, folders: Sequence[Path], work: Callable[[], None], *, h
     child = os.fork()
     if child == 0:
         try:
+            # A search for garbage would copy all memory that the two processes share.
+            gc.disable()
             sys.addaudithook(KillAtMoment(number, folders, hidden_too=hidden_too))
             work()
             os._exit(0)
@@ -356,7 +362,6 @@ def judge_verb(verb: Verb, place: Path) -> Iterator[dict[str, Any]]:
             "number": number,
             "killed": was_killed,
             "at_once": at_once,
-            "afterwards": judge.models(folder),
             "set": judge.whole_set(folder),
             "left": left,
         }
