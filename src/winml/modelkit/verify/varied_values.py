@@ -101,6 +101,11 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, value in inputs.items():
             self._sources[value] = frozenset({name})
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Let torch not import ``torch._dynamo`` to run this mode: it takes seconds, and nothing is compiled here."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, and note from which inputs its results come."""
         result = func(*args, **(kwargs or {}))

@@ -84,6 +84,11 @@ class _KeepPythonNumbers(TorchFunctionMode):
 class _ComputeShapesOnly(TorchDispatchMode):
     """Computes whole numbers on the CPU and leaves everything else without values."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Let torch not import ``torch._dynamo`` to run this mode: it takes seconds, and nothing is compiled here."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         leaves, structure = tree_flatten((args, kwargs or {}))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
