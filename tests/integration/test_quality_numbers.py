@@ -14,7 +14,7 @@ from evaluation_checkpoints import export_open, save_task_checkpoint, text_token
 from winml.modelkit import build_hf_model
 from winml.modelkit.compare.fidelity import QualitySamples, SampleSpread, judged_outputs, measure_fidelity
 from winml.modelkit.evaluate.data_sets import DataSetRequest
-from winml.modelkit.evaluate.made_samples import picture, recording, sentence
+from winml.modelkit.evaluate.preprocessing import picture, recording, sentence
 from winml.modelkit.flows.compare.compare import CompareOptions, compare_models
 from winml.modelkit.flows.quality_samples import SampleRequest, quality_values
 from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity

@@ -18,8 +18,15 @@ from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
 from winml.modelkit.compare.files import accepted_sizes
 from winml.modelkit.errors import UsageError, WinMLError
 from winml.modelkit.evaluate.data_sets import DataSetRequest, open_data_set
-from winml.modelkit.evaluate.made_samples import FEWEST_WORDS, picture, recording, sentence, vocabulary
-from winml.modelkit.evaluate.preprocessing import Preprocessor, SampleFeeds
+from winml.modelkit.evaluate.preprocessing import (
+    FEWEST_WORDS,
+    Preprocessor,
+    SampleFeeds,
+    picture,
+    recording,
+    sentence,
+    vocabulary,
+)
 from winml.modelkit.evaluate.processors import kinds_for, missing_processors
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_tokens
