@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evaluation_checkpoints import export_open, save_task_checkpoint, text_tokenizer
+from evaluation_checkpoints import export_open, save_task_checkpoint, sentences, text_tokenizer
 from winml.modelkit import build_hf_model
+from winml.modelkit.builds.evaluated_models import evaluate_model
 from winml.modelkit.compare.fidelity import QualitySamples, SampleSpread, judged_outputs, measure_fidelity
 from winml.modelkit.evaluate.data_sets import DataSetRequest
+from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.evaluate.preprocessing import picture, recording, sentence
 from winml.modelkit.flows.compare.compare import CompareOptions, compare_models
 from winml.modelkit.flows.quality_samples import SampleRequest, quality_values
@@ -94,6 +96,23 @@ def test_build_without_a_float_copy_tells_the_number_of_compare(
     compared = compare_models(classifier, built.model_path, CompareOptions(RunOptions("")))
     told = [stage.summary for stage in built.manifest.parts[0].stages if "dB" in stage.summary]
     assert f"SQNR {compared.worst.fidelity.sqnr_db:.1f} dB" in told[0]
+
+
+def test_evaluation_beside_a_baseline_tells_the_number_of_compare(classifier: Path, tmp_path: Path) -> None:
+    """On the same samples of a data set, one at a time; the first sample is padded by nothing."""
+    few, texts = tmp_path / "few.onnx", tmp_path / "texts.csv"
+    quantize_onnx(classifier, few, verify=False)
+    for file in classifier.parent.glob("*.json"):
+        shutil.copyfile(file, tmp_path / file.name)
+    rows = [f"{text},{CLASSES[number % 3]}" for number, text in enumerate(sentences(12))]
+    texts.write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    options = EvaluationOptions(dataset=str(texts), baseline=str(classifier), batch_size=1)
+    evaluated = evaluate_model(few, options=options)
+    data = DataSetRequest(str(texts), samples=12)
+    compared = compare_models(classifier, few, CompareOptions(RunOptions(""), data_set=data))
+    assert evaluated.quality is not None
+    assert _about(evaluated.quality) == pytest.approx(_about(compared.quality), abs=1e-3)
+    assert evaluated.quality["samples"] == compared.quality["samples"]
 
 
 def test_target_is_judged_on_other_samples_than_it_is_searched_on(

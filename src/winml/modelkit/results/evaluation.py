@@ -152,6 +152,8 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
     """Share of the samples on which both answer alike, 0 to 1; None without a baseline."""
     agreement_words: str = field(default="", metadata=entry(skip=True))
     """What alike means for the task."""
+    quality: Mapping[str, object] | None = field(default=None, metadata=entry(skip=True))
+    """The quality record of the outputs beside those of the baseline, on the same samples; None without a baseline."""
     differing: tuple[int, ...] = field(default=(), metadata=entry(skip=True))
     """Samples on which they do not, by their number from 0 among those that were run."""
     limits: tuple[Limit, ...] = ()
@@ -186,7 +188,12 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
         """Return on how many samples both answer alike, and on which they do not."""
         if self.agreement is None:
             return None
-        return {"share": self.agreement, "means": self.agreement_words, "differing_samples": self.differing}
+        return {
+            "share": self.agreement,
+            "means": self.agreement_words,
+            "differing_samples": self.differing,
+            "quality": self.quality,
+        }
 
 
 def evaluation_words(result: Evaluation) -> str:

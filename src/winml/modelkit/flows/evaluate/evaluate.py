@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from winml.modelkit.arrays import Arrays
+from winml.modelkit.compare.fidelity import FidelitySum, QualitySamples, quality_record
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, match_columns, open_data_set
 from winml.modelkit.evaluate.media import Recording
@@ -145,6 +147,42 @@ class _SideScores:
     """What metrics share; see :class:`~winml.modelkit.evaluate.metrics.Metric`."""
 
 
+class _Nearness:
+    """How near the outputs of a model are to those of a baseline, added up batch by batch."""
+
+    def __init__(self) -> None:
+        """Begin with no batch."""
+        self._sums: dict[str, FidelitySum] = {}
+        self._outputs: list[Arrays] = []
+        self._bytes = 0
+
+    def add(self, side: int, place: int, outputs: Arrays) -> None:
+        """Take the outputs of a batch of a group: those of the model are held until the baseline has run it.
+
+        Args:
+            side: 0: the model; 1: the baseline.
+            place: Of the batch in its group.
+            outputs: By name.
+        """
+        if self._bytes > GROUP_BYTES:
+            return
+        if side == 0:
+            self._outputs = [*(self._outputs if place else ()), outputs]
+            self._bytes = max(self._bytes, sum(array.nbytes for held in self._outputs for array in held.values()))
+            if self._bytes > GROUP_BYTES:
+                self._outputs = []
+        elif side == 1 and place < len(self._outputs):
+            for name in outputs.keys() & self._outputs[place].keys():
+                self._sums.setdefault(name, FidelitySum(name)).add(outputs[name], self._outputs[place][name])
+
+    def record(self, count: int, seed: int) -> dict[str, object] | None:
+        """Return the quality record of so many samples; None where outputs have other names, or are too large."""
+        if not self._sums or self._bytes > GROUP_BYTES:
+            return None
+        outputs = [total.of_output() for _, total in sorted(self._sums.items())]
+        return quality_record(QualitySamples("dataset", count, seed), outputs)
+
+
 @dataclass
 class Scores:
     """What is kept of all samples, side by side."""
@@ -153,6 +191,8 @@ class Scores:
     references: list[Any] = field(default_factory=list)
     agreements: list[float] = field(default_factory=list)
     """0 to 1, of each sample; empty for one side alone."""
+    nearness: _Nearness | None = None
+    """How near the outputs of the first side are to those of the second; None for one side alone."""
 
     def measured(self, metric: Metric) -> tuple[Measured, ...]:
         """Return a metric of each side."""
@@ -195,7 +235,7 @@ def score_samples(
         InputError: a sample is damaged, or an output is missing.
         StageError: a model refuses a batch.
     """
-    scores = Scores(tuple(_SideScores() for _ in sides))
+    scores = Scores(tuple(_SideScores() for _ in sides), nearness=_Nearness() if len(sides) > 1 else None)
     waiting: dict[int, Sample] = {}
 
     def remembered() -> Iterator[Sample]:
@@ -205,9 +245,11 @@ def score_samples(
 
     batches = preprocessor.batches(evaluator.fed(remembered()), batch_size)
     for group in _grouped(batches, len(sides)):
-        for side, reported in zip(sides, scores.sides, strict=True):
-            for batch in group:
-                _run(side, batch, evaluator, reported)
+        for number, (side, reported) in enumerate(zip(sides, scores.sides, strict=True)):
+            for place, batch in enumerate(group):
+                outputs = _run(side, batch, evaluator, reported)
+                if scores.nearness is not None:
+                    scores.nearness.add(number, place, outputs)
         # Rows of the last sample may go on in the next group.
         _finish(scores, evaluator, waiting, before=group[-1].rows[-1].number // evaluator.fed_per_sample)
         if progress is not None:
@@ -248,7 +290,8 @@ def _sample_bytes(row: Row, sides: int) -> int:
     return held + 4 * height * width * maps
 
 
-def _run(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideScores) -> None:
+def _run(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideScores) -> Arrays:
+    """Run a side on a batch, and return its outputs."""
     started = time.perf_counter()
     outputs = side.run(batch.feeds)
     run_ms = (time.perf_counter() - started) * 1000
@@ -260,9 +303,10 @@ def _run(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideScores) 
         reported.run_ms[tuple(array.shape for array in batch.feeds.values())].append(run_ms)
     for number in numbers:
         reported.sample_ms[number] += row_ms
-    answers = evaluator.row_predictions({name: batch.trimmed(array) for name, array in outputs.items()}, batch)
-    for row, output in zip(batch.rows, answers, strict=True):
+    trimmed = {name: batch.trimmed(array) for name, array in outputs.items()}
+    for row, output in zip(batch.rows, evaluator.row_predictions(trimmed, batch), strict=True):
         reported.answers[row.number // evaluator.fed_per_sample].append(output)
+    return trimmed
 
 
 def _reference(evaluator: Evaluator, sample: Sample, number: int) -> Any:
@@ -488,6 +532,7 @@ def _evaluation(
         onnxruntime_version=onnxruntime_version(),
         baseline=theirs,
         agreement=agreement,
+        quality=None if scores.nearness is None else scores.nearness.record(len(scores.references), options.seed),
         agreement_words=prepared.task.agreement_words,
         differing=tuple(number for number, share in enumerate(agreements) if share < 1),
         limits=measured_limits(options, metrics, agreement),
