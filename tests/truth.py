@@ -70,7 +70,8 @@ class ValueClasses:
             return None
         scale = float(np.abs(values).max())
         for known, number in self._by_size[values.size]:
-            if np.allclose(values, known, rtol=RELATIVE, atol=ABSOLUTE * scale):
+            # Of finite values np.allclose says the same, in ten times as long.
+            if (np.abs(values - known) <= ABSOLUTE * scale + RELATIVE * np.abs(known)).all():
                 return number
         if not add:
             return None

@@ -92,7 +92,7 @@ def whisper() -> nn.Module:
     """Build the architecture whose attention mask takes differences, of which torch's TorchScript has no form."""
     import transformers
 
-    text = dict.fromkeys(("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"), 2)
+    text = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
     config = transformers.WhisperConfig(
         vocab_size=120, d_model=32, encoder_ffn_dim=48, decoder_ffn_dim=48, max_source_positions=50,
         max_target_positions=32, num_mel_bins=16, pad_token_id=1, bos_token_id=2, eos_token_id=3,
@@ -158,7 +158,7 @@ def test_large_checkpoint_with_convolutions_is_exported_by_dynamo(
 ) -> None:
     """The reason is told; the weights are loaded for the comparison only."""
     monkeypatch.setattr("winml.modelkit.flows.export.loading.LARGE_WEIGHTS_BYTES", 0)
-    result = export(save_checkpoint("resnet", tmp_path / "checkpoint"))
+    result = export(save_checkpoint("resnet", tmp_path / "checkpoint", **one_layer("resnet")))
     assert "dynamo" == result.only_part.exporter
     assert result.only_part.exporter_reason.startswith("TorchScript: TorchScript")
     assert result.only_part.verification.is_verified
