@@ -102,14 +102,17 @@ def build_whisper(**changes: Any) -> Any:
     return model.eval()
 
 
-def save_encoder_decoder(folder: Path, architecture: str, *, seconds: int = 1, has_mask: bool = True) -> Path:
+def save_encoder_decoder(
+    folder: Path, architecture: str, *, seconds: int = 1, has_mask: bool = True, **sizes: Any
+) -> Path:
     """Write the checkpoint of a small encoder-decoder, what prepares its inputs, and return the folder.
 
-    ``seconds`` is how long a recording of Whisper is; ``has_mask`` whether other recordings have a mask.
+    ``seconds`` is how long a recording of Whisper is; ``has_mask`` whether other recordings have a mask;
+    ``sizes`` are config values to set besides, of architectures of :data:`CONFIGS`.
     """
     model: Any
     if architecture in CONFIGS:
-        model = build_model(architecture)
+        model = build_model(architecture, **sizes)
     elif architecture in OTHERS:
         model = _build_other(architecture)
         if model.main_input_name == "input_values":

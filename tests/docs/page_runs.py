@@ -2,7 +2,8 @@
 
 Of a page, in its order:
 
-* a block of `sh`: every line is a command that ends with exit code 0, or with that of a comment `# exit code 3`;
+* a block of `sh`: every line is a command that ends with exit code 0, or with that of a comment `# exit code 3`; times
+  that no page shows are measured with few runs;
 * a block of `text` that begins with `$`: commands, and below each what it prints;
 * a block of `python`: runs in the current directory, with the names of the blocks before it;
 * a block of `text` behind that: what it printed;
@@ -41,6 +42,7 @@ _NUMBER = re.compile(
 )
 """What is measured: fractions, and whole numbers with a unit. Counts, sizes of tensors and paths are none."""
 _MEASURED = "<!-- numbers differ -->"
+_FEW_RUNS = ("--iterations", "10")
 Runner = Callable[..., Outcome]
 
 
@@ -117,7 +119,7 @@ class PageRun:
             Path(block.file).write_text(block.text, encoding="utf-8")
         elif block.kind == "sh":
             for command in _commands(block.text):
-                self._command(command)
+                self._command(command, is_shown=False)
         elif block.kind == "python":
             self.printed = self._python(block.text)
         elif block.kind == "text" and block.text.startswith("$ "):
@@ -128,14 +130,15 @@ class PageRun:
             assert printed is not None, f"nothing printed this before it:\n{block.text}"
             yield block.text, printed
 
-    def _command(self, command: str) -> str:
+    def _command(self, command: str, *, is_shown: bool = True) -> str:
         wanted = int(found[1]) if (found := _CODE.search(command)) else 0
         words, printed = shlex.split(command, comments=True), ""
         while words:
             assert words[0] == "winml", command
             end = words.index("|") if "|" in words else len(words)
             code = 0 if end < len(words) else wanted
-            outcome = self.run(*words[1:end], stdin=printed)
+            few = () if is_shown or words[1] != "perf" or "--iterations" in words else _FEW_RUNS
+            outcome = self.run(*words[1:end], *few, stdin=printed)
             assert code == outcome.code, f"{command}\n{outcome.out}{outcome.err}"
             words, printed = words[end + 1 :], outcome.out
         return printed if not wanted or printed else "\n".join(outcome.complaint)

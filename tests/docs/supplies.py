@@ -1,6 +1,7 @@
 """What do the pages of the documentation start from? Checkpoints, exports and data, each made once for all pages.
 
-Checkpoints are small, of seeded random weights; the Hub id on the pages is answered by MiniLM's real weights.
+Checkpoints are small, of seeded random weights; the Hub id on the pages is answered by MiniLM's real weights, of which
+half of the layers are enough where a file is compared with PyTorch at many sizes.
 """
 
 from __future__ import annotations
@@ -52,8 +53,12 @@ class Supplies:
 
     def run(self, *words: str, stdin: str = "") -> Outcome:
         """Run a command of a page in its folder; MiniLM is exported once for all pages that ask for it alike."""
-        told = tuple(word.replace(HUB_ID, str(self._minilm)) for word in words)
-        if words[:3] != ("export", "-m", HUB_ID):
+        if HUB_ID not in words:
+            return run_here(*words, stdin=stdin)
+        is_open = words[0] == "build" or "--dynamic-batch" in words
+        hub = self._made("half-minilm") if is_open else self._minilm
+        told = tuple(str(hub) if word == HUB_ID else word for word in words)
+        if words[0] != "export":
             return run_here(*told, stdin=stdin)
         if told not in self._exports:
             folder = self._folder / f"minilm-{len(self._exports)}"
@@ -85,6 +90,13 @@ class Supplies:
         answers = pipeline_of(self._made("classifier"), "text-classification")
         judged = sorted(((answers(text)[0], text) for text in sentences(120)), key=lambda row: -row[0]["score"])
         _write_table(path, [("text", "label"), *((text, answer["label"]) for answer, text in judged[:40])])
+
+    def _half(self, path: Path) -> None:
+        """Write MiniLM with the first three of its six layers."""
+        import transformers
+
+        shutil.copytree(self._minilm, path)
+        transformers.AutoModel.from_pretrained(self._minilm, num_hidden_layers=3).save_pretrained(path)
 
     def _optimized(self, path: Path) -> None:
         """Write what ONNX Runtime's offline optimizer makes of MiniLM, without tags."""
@@ -207,7 +219,7 @@ _MAKERS: Mapping[str, Callable[[Path], object]] = {
     ),
     "llama": lambda path: save_decoder(path, max_position_embeddings=1024),
     "gpt2": lambda path: save_decoder(path, "gpt2"),
-    "t5": lambda path: save_encoder_decoder(path, "t5"),
+    "t5": lambda path: save_encoder_decoder(path, "t5", num_layers=1),
     "whisper": _save_whisper,
     "llava": save_vision_language,
     "clip": lambda path: save_checkpoint("clip", path),
@@ -223,6 +235,7 @@ _MAKERS: Mapping[str, Callable[[Path], object]] = {
 }
 _DATA: Mapping[str, Callable[[Supplies, Path], None]] = {
     "reviews.csv": Supplies._reviews,
+    "half-minilm": Supplies._half,
     "optimized.onnx": Supplies._optimized,
     "sample.npz": Supplies._sample,
 }

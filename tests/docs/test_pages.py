@@ -52,7 +52,7 @@ def supplies(minilm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> S
 def test_examples_of_a_page_run_and_print_what_it_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supplies: Supplies
 ) -> None:
-    """From top to bottom in one folder; the Hub id is answered by the same checkpoint on this disk."""
+    """From top to bottom in one folder; the Hub id is answered from this disk."""
     text = page.read_text(encoding="utf-8")
     here = tmp_path / "here"
     here.mkdir()
