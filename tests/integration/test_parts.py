@@ -103,7 +103,7 @@ def test_files_say_which_part_they_are_and_what_feeds_what(exported: ExportResul
         sidecar = json.loads(part.files[-1].path.read_text(encoding="utf-8"))
         jsonschema.validate(sidecar, sidecar_schema())
         assert record == sidecar["part"]
-        assert ["schema_version", 1] == [next(iter(sidecar)), sidecar["schema_version"]]
+        assert ["schema_version", 2] == [next(iter(sidecar)), sidecar["schema_version"]]
         assert set(nodes_of(part.model_path)) == set(sidecar["nodes"])
     bundle = ModelBundle.read([part.model_path for part in reversed(exported.parts)])
     assert NAMES == tuple(bundle.paths)

@@ -336,6 +336,7 @@ class StageRunner:
                 coverage=coverage,
                 normalizations=outcome.normalizations,
                 summary=outcome.summary,
+                assumed=outcome.assumed,
                 resolved=dict(outcome.resolved),
                 notes=outcome.notes,
             )

@@ -88,6 +88,8 @@ class StageOutcome:
     seconds: float | None = None
     """Time it took; None: all of the run."""
     notes: tuple[str, ...] = ()
+    assumed: tuple[dict[str, Any], ...] = ()
+    """What the graph takes for granted of other inputs, as JSON values."""
     resolved: Mapping[str, Any] = field(default_factory=dict)
     """Sections of the config as it decided them, as JSON values."""
 
@@ -212,6 +214,7 @@ def export_outcomes(plan: BuildPlan, result: ExportResult) -> tuple[StageOutcome
             part=part.name,
             seconds=None if is_single else part.seconds,
             notes=(*(result.model_notes if is_first else ()), *part.notes),
+            assumed=tuple(item.as_record() for item in part.assumed),
             resolved=resolved if is_first else {},
         )
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.graph.assumptions import Assumption
 from winml.modelkit.records import Record, entry, recorded
 
 __all__ = [
@@ -163,6 +164,10 @@ class VerificationInfo(Record):
     """Inputs that were varied by themselves, and those of which only one value was compared."""
     generation: GenerationInfo | None = field(default=None, metadata=entry(omit_none=True))
     """A text that was generated with the cache of a graph; None without one."""
+    assumed: tuple[Assumption, ...] | None = field(default=None, metadata=entry(before="outputs", omit_none=True))
+    """What the graph takes for granted of other inputs; None where nothing was traced, as of two files."""
+    accepts_assumptions: bool = field(default=False, metadata=entry(skip=True))
+    """Whether the file counts as verified all the same."""
     silent: tuple[str, ...] | None = field(default=None, metadata=entry("answers_only", omit_none=True))
     """Without a signal, what the reference answers where it answers nothing else; see :func:`silent_kinds`."""
 
@@ -181,6 +186,11 @@ class VerificationInfo(Record):
     @property
     @recorded(entry(before="has_signal"))
     def is_verified(self) -> bool:
+        """Whether every output agrees, the comparison means something, and nothing is assumed that is not accepted."""
+        return self.agrees and (self.accepts_assumptions or not self.assumed)
+
+    @property
+    def agrees(self) -> bool:
         """Whether every output agrees and the comparison means something."""
         return self.has_signal and all(comparison.is_equal for comparison in self.comparisons)
 

@@ -11,6 +11,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from winml.modelkit.export.config import DEFAULT_OPSETS
+from winml.modelkit.graph.assumptions import Assumption
 from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
 from winml.modelkit.hierarchy.tree import ModuleTree
 from winml.modelkit.metadata_keys import NAMESPACE_KEY
@@ -53,10 +54,8 @@ class Capture:
     """Paths of the modules each node ran in, outermost first; empty where the exporter recorded none."""
     unused_inputs: tuple[str, ...]
     """Names of the graph inputs that nothing reads."""
-    fixed_choices: tuple[str, ...] = ()
-    """Lines of the user's Python (``net.py:8``) that read a tensor's value: the graph contains the traced value."""
-    fixed_sizes: tuple[str, ...] = ()
-    """Lines of the user's Python that took an open size for a number: the graph contains the traced one."""
+    assumed: tuple[Assumption, ...] = ()
+    """Lines of the user's Python that read a tensor's value, or took an open size for a number."""
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Open size → smallest and largest for which the graph was made, where the exporter knows that there are such."""
     notes: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from winml.modelkit.errors import ConfigError
 from winml.modelkit.fields import OPTIONS, declare
 from winml.modelkit.hierarchy.torch_modules import TorchModules, normalized_torch_modules
 
-__all__ = ["EXPORTER", "DynamicFields", "ExportFields", "ExporterChoice"]
+__all__ = ["ACCEPT_ASSUMPTIONS", "EXPORTER", "DynamicFields", "ExportFields", "ExporterChoice"]
 
 ExporterChoice = Literal["auto", "torchscript", "dynamo"]
 
@@ -28,6 +28,13 @@ EXPORTER: Mapping[str, Any] = {
     "for what it cannot export.",
     "spelling": "--dynamo/--no-dynamo",
     "read": lambda is_dynamo: "dynamo" if is_dynamo else "torchscript",
+}
+"""Declaration of the option, which several verbs have, apart from its heading."""
+
+
+ACCEPT_ASSUMPTIONS: Mapping[str, Any] = {
+    "default": False,
+    "help": "Report a file as verified although it assumes something of its inputs (`verification.assumed`).",
 }
 """Declaration of the option, which several verbs have, apart from its heading."""
 
@@ -102,3 +109,4 @@ class ExportFields:
         OPTIONS,
     )
     verify: bool = declare(True, "Compare ONNX Runtime with PyTorch before the file is put in place.", OPTIONS)
+    accept_assumptions: bool = declare(**ACCEPT_ASSUMPTIONS, group=OPTIONS)

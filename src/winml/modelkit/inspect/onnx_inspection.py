@@ -14,6 +14,9 @@ from typing import Any, Literal
 
 import onnx
 
+from winml.modelkit.file_names import sidecar_path
+from winml.modelkit.graph.assumptions import Assumption
+from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.reading import check_data_file, inline_functions, read_structure
 from winml.modelkit.graph.validity import cycle_words
 from winml.modelkit.hierarchy import address
@@ -34,6 +37,7 @@ from winml.modelkit.inspect.onnx_tree import (
     read_tree,
 )
 from winml.modelkit.metadata_keys import OUR_PREFIX, TREE_KEY
+from winml.modelkit.options import read_json_file
 from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.words import count_noun
 
@@ -133,6 +137,8 @@ class OnnxInspection:
     selector: str | None
     module_nodes: tuple[NodeInfo, ...]
     """Nodes of the selected modules; empty without ``selector``."""
+    assumed: tuple[Assumption, ...] | None
+    """What the graph takes for granted of other inputs; None where no sidecar beside the file says."""
     notes: tuple[str, ...]
     """Problems and limits of the inspection, one sentence each."""
 
@@ -180,6 +186,7 @@ class OnnxInspection:
             "unclaimed": self.unclaimed.as_record(),
             "selector": self.selector,
             "module_nodes": [node.as_record() for node in self.module_nodes] if self.selector is not None else None,
+            "assumed": None if self.assumed is None else [item.as_record() for item in self.assumed],
             "notes": list(self.notes),
         }
 
@@ -370,6 +377,7 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
         unclaimed=unclaimed,
         selector=selector,
         module_nodes=_nodes_within(selected, tree, contents, macs) if selector is not None else (),
+        assumed=_assumed_beside(path),
         notes=(
             *_function_notes(inlined),
             *_version_notes(model),
@@ -380,6 +388,21 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
             *shape_notes,
         ),
     )
+
+
+def _assumed_beside(path: Path) -> tuple[Assumption, ...] | None:
+    """Return what the sidecar of a file says that is assumed; None where there is none that describes it."""
+    sidecar = sidecar_path(path)
+    if not sidecar.is_file():
+        return None
+    try:
+        record = read_json_file(sidecar)
+        described, assumed = record["model_sha256"], record["verification"]["assumed"]
+        found = tuple(map(Assumption.from_fields, assumed))
+    except (OSError, LookupError, TypeError, ValueError):
+        # Of version 1, of a file that was not compared, or of another tool.
+        return None
+    return found if described == hash_file(path) else None
 
 
 def _select_subtrees(modules: Sequence[ModuleCost], selector: str | None) -> tuple[ModuleCost, ...]:

@@ -164,6 +164,8 @@ def _part_fields(part: ExportedPart) -> Iterator[doc.Field]:
     if part.functions:
         yield "functions", part.functions.words
     yield "verified", verification_words(part.verification)
+    if part.assumed:
+        yield "assumed", ", ".join(item.words for item in part.assumed)
 
 
 def _module_tree(part: ExportedPart, limits: TreeLimits) -> doc.Tree:
@@ -202,8 +204,11 @@ def _node_sections(part: ExportedPart) -> Iterator[doc.Section]:
 # Its JSON Schema ships beside this file. Reads the result only.
 
 
-SIDECAR_VERSION = 1
-"""``schema_version``: raised when a key changes its name or meaning. Older sidecars have none and are else as 1."""
+SIDECAR_VERSION = 2
+"""``schema_version``: raised when a key changes its name or meaning.
+
+Sidecars of version 1 have no ``verification.assumed``; those before have no version and are otherwise as 1.
+"""
 
 
 def sidecar_json(result: ExportResult, part: ExportedPart) -> str:

@@ -168,6 +168,7 @@ def onnx_inspection_document(inspection: OnnxInspection, limits: TreeLimits | No
         *_graph_fields(inspection),
         *_record_fields(inspection),
         *_hierarchy_fields(inspection),
+        *([("assumed", item.message) for item in inspection.assumed or ()]),
         *doc.note_fields(inspection.notes),
     ]
     return doc.Document(

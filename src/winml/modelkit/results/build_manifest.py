@@ -98,6 +98,8 @@ class StageRecord(Options):
     normalizations: int = 0
     """How often it brought the graph into its plain form."""
     summary: str = ""
+    assumed: tuple[dict[str, Any], ...] = ()
+    """Of an export: what the graph takes for granted of other inputs, as ``verification.assumed``; empty: nothing."""
     together: str = ""
     """How near the text that all parts write together is to that of PyTorch, in words; of the part that writes it."""
     resolved: dict[str, Any] = pydantic.Field(default_factory=dict)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.graph.assumptions import Assumption
 from winml.modelkit.graph.bundle import PartDescription, only_part
 from winml.modelkit.graph.files.companions import Companions
 from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec, OutputTensorSpec
@@ -94,6 +95,8 @@ class ExportedPart:
     """Dimension → other sizes at which the file was compared with PyTorch."""
     notes: tuple[str, ...]
     """What the user should know of this part, one sentence each."""
+    assumed: tuple[Assumption, ...] = ()
+    """What the graph takes for granted of other inputs; without a comparison, all that was met in the trace."""
     steps: tuple[StepTiming, ...] = ()
     """The steps it took; loading the model counts to the first part."""
     done: tuple[str, ...] = ()

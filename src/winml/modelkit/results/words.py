@@ -66,12 +66,20 @@ def verification_words(verification: VerificationInfo | None) -> str:
             )
         return f"inconclusive: no output of the model depends on its inputs, so a wrong graph would not show ({bound})"
     outcome = (
-        f"ONNX Runtime equals PyTorch{_fixed_words(verification)}"
-        if verification.is_verified
+        f"ONNX Runtime equals PyTorch{_fixed_words(verification)}{_assumed_words(verification)}"
+        if verification.agrees
         else f"not equal: output {worst.name!r}, draw {worst.draw}"
     )
     generated = f"; {verification.generation.words}" if verification.generation is not None else ""
     return f"{outcome} ({bound}){generated}"
+
+
+def _assumed_words(verification: VerificationInfo) -> str:
+    """Return how much is assumed of other inputs, and whether that was accepted."""
+    if not verification.assumed:
+        return ""
+    accepted = "accepted" if verification.accepts_assumptions else "not verified for other inputs"
+    return f" under {count_noun(len(verification.assumed), 'assumption')} ({accepted})"
 
 
 def _fixed_words(verification: VerificationInfo) -> str:

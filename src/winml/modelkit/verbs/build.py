@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.layouts.layout import LAYOUTS
 from winml.modelkit.errors import UsageError, rename_options
-from winml.modelkit.export.declared_options import EXPORTER, ExporterChoice
+from winml.modelkit.export.declared_options import ACCEPT_ASSUMPTIONS, EXPORTER, ExporterChoice
 from winml.modelkit.fields import COMPARISON, OUTPUT, declare
 from winml.modelkit.optimize.capabilities import LEVELS
 
@@ -79,6 +79,8 @@ class BuildRequest:
     )
     ep_options: tuple[str, ...] = declare((), "Option of the provider; repeatable.", PROVIDER, metavar="KEY=VALUE")
     verify: bool = declare(True, "Compare what each stage makes with what it was made from, or not.", COMPARISON)
+
+    accept_assumptions: bool = declare(**ACCEPT_ASSUMPTIONS, group=COMPARISON)
 
     @property
     def sections_off(self) -> dict[str, str]:
@@ -202,6 +204,8 @@ def _config_of(request: BuildRequest) -> WinMLBuildConfig:
         sections["compile"]["ep_options"] = parse_ep_options(request.ep_options)
     if request.exporter != "auto":
         sections["export"]["exporter"] = request.exporter
+    if request.accept_assumptions:
+        sections["export"]["accept_assumptions"] = True
     changed: dict[str, Any] = {}
     if request.compile or request.ep_options:
         changed["compile"] = _requested_compilation(request)

@@ -21,6 +21,7 @@ from winml.modelkit.compare.outputs import OutputComparison, compare_outputs
 from winml.modelkit.errors import ExportError, StageError, UsageError, VerificationError
 from winml.modelkit.export.output_shapes import Observation, explain_output_shapes
 from winml.modelkit.export.tensors import to_numpy
+from winml.modelkit.graph.assumptions import Assumption, places_of
 from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec
 from winml.modelkit.hierarchy.tagging import all_nodes, read_tag
 from winml.modelkit.words import shape_words
@@ -101,8 +102,13 @@ class WrittenGraph:
     draw: Draw
     """What was traced."""
     proof: DynamicProof
-    choices: tuple[str, ...] = ()
-    """Lines of the user's Python that read a tensor's value while it was traced."""
+    assumed: tuple[Assumption, ...] = ()
+    """What was taken for granted while it was traced."""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Lines of the user's Python that read a tensor's value."""
+        return places_of(self.assumed)
 
 
 def axes_of(inputs: Sequence[InputTensorSpec]) -> dict[str, dict[int, str]]:

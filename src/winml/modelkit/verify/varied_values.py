@@ -26,18 +26,18 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import CheckedValue, compare_outputs
 from winml.modelkit.errors import ExportError, VerificationError, first_line
 from winml.modelkit.export.torchscript.tracing import asserts_only
+from winml.modelkit.graph.assumptions import Assumption, Place, branch_taken, size_taken
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.feeds import FeedRules, holds_lengths, is_mask
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference
-from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph
+from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph, axes_of
 
 __all__ = [
     "ValueReads",
     "Varied",
     "VariedValues",
     "checked_values",
-    "choice_note",
     "deciding_inputs",
     "other_values",
     "places_words",
@@ -45,6 +45,7 @@ __all__ = [
     "refuse_frozen_values",
     "refuse_unread_values",
     "run_at_varied_values",
+    "settled_assumptions",
     "value_words",
 ]
 
@@ -61,6 +62,18 @@ _UNSEEN = frozenset({"aten::equal", "aten::allclose"})
 
 
 @dataclass(frozen=True)
+class ReadLine:
+    """A line of the user's Python that reads a value."""
+
+    inputs: frozenset[str]
+    """Inputs from which the value comes; none where it is one of weights and constants."""
+    value: str
+    """What was read first, in words."""
+    is_unseen: bool
+    """Whether torch does not warn of it where it traces the line."""
+
+
+@dataclass(frozen=True)
 class ValueReads:
     """What Python reads of the inputs in one run, or of what was computed from them."""
 
@@ -68,8 +81,10 @@ class ValueReads:
     """Inputs of which a value is read, or a shape is made of their values."""
     deciding: frozenset[str] = frozenset()
     """Those of which a value is read."""
-    places: tuple[str, ...] = ()
-    """Lines of the user's Python (``net.py:8``) that read, and of which torch does not warn where it traces them."""
+    lines: Mapping[Place, ReadLine] = field(default_factory=dict)
+    """Lines of the user's Python that read a value."""
+    has_run: bool = False
+    """Whether PyTorch ran, so that no other line reads one."""
 
 
 def read_inputs(prepared: PreparedPart, traced: Draw) -> ValueReads:
@@ -86,7 +101,7 @@ def read_inputs(prepared: PreparedPart, traced: Draw) -> ValueReads:
             run_reference(prepared, traced.inputs)
     except ExportError:
         return ValueReads()
-    return ValueReads(frozenset(mode.read), frozenset(mode.deciding), tuple(mode.places))
+    return ValueReads(frozenset(mode.read), frozenset(mode.deciding), mode.lines, has_run=True)
 
 
 class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -96,7 +111,7 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.read: set[str] = set()
         self.deciding: set[str] = set()
-        self.places: dict[str, None] = {}
+        self.lines: dict[Place, ReadLine] = {}
         self._sources: MutableMapping[torch.Tensor, frozenset[str]] = WeakIdKeyDictionary()
         for name, value in inputs.items():
             self._sources[value] = frozenset({name})
@@ -111,14 +126,17 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         passed = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
         sources = frozenset[str]().union(*(self._sources.get(value, frozenset()) for value in passed))
-        if func.name() in _READS and sources:
+        if func.name() in _READS:
             self.read |= sources
             file, line, is_operator = _calling_line(inspect.currentframe())
             # Asserting something decides nothing in the graph.
             if func.name() != _SHAPES_OF_VALUES and not asserts_only(file, line):
                 self.deciding |= sources
-                if (func.name() in _UNSEEN or is_operator) and "site-packages" not in Path(file).parts:
-                    self.places[f"{Path(file).name}:{line}"] = None
+                if "site-packages" not in Path(file).parts:
+                    place = (Path(file).name, line)
+                    known = self.lines.get(place, ReadLine(frozenset(), str(result), is_unseen=False))
+                    is_unseen = known.is_unseen or func.name() in _UNSEEN or is_operator
+                    self.lines[place] = ReadLine(known.inputs | sources, known.value, is_unseen)
         for value in pytree.tree_leaves(result):
             if isinstance(value, torch.Tensor):
                 self._sources[value] = sources
@@ -134,9 +152,32 @@ def _calling_line(frame: FrameType | None) -> tuple[str, int, bool]:
     return ("", 0, False) if frame is None else (frame.f_code.co_filename, frame.f_lineno, is_operator)
 
 
-def choice_note(place: str) -> str:
-    """Return the note on a line that reads a value, of which a trace keeps what was read."""
-    return f"{place} reads the value of a tensor: the graph holds the choice made for the traced inputs."
+def settled_assumptions(written: WrittenGraph, reads: ValueReads) -> tuple[Assumption, ...]:
+    """Return what is assumed of other inputs, with lines of which a trace does not know, inputs and values.
+
+    A line that reads values of weights alone assumes nothing of the inputs; nor does one that reads sizes, where none
+    is left open.
+
+    Args:
+        written: The file, and what its trace took for granted.
+        reads: What PyTorch reads at the traced inputs.
+    """
+    known = {item.place for item in written.assumed}
+    unseen = (branch_taken(place) for place, read in reads.lines.items() if read.is_unseen and read.inputs)
+    settled = []
+    for item in (*written.assumed, *(item for item in unseen if item.place not in known)):
+        if item.kind != "branch" or item.file is None or item.line is None or not reads.has_run:
+            settled.append(item)
+            continue
+        place = (item.file, item.line)
+        read = reads.lines.get(place)
+        if read is not None and read.inputs:
+            settled.append(replace(item, input=", ".join(sorted(read.inputs)), value=item.value or read.value))
+        elif read is None and item.value is None:
+            settled += [size_taken(place)] if axes_of(written.inputs) else []
+        elif read is None:
+            settled.append(item)
+    return tuple(settled)
 
 
 Tensors = Mapping[str, torch.Tensor]

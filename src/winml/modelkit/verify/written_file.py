@@ -36,12 +36,12 @@ from winml.modelkit.verify.varied_values import (
     Varied,
     VariedValues,
     checked_values,
-    choice_note,
     deciding_inputs,
     places_words,
     refuse_frozen_values,
     refuse_unread_values,
     run_at_varied_values,
+    settled_assumptions,
 )
 
 if TYPE_CHECKING:
@@ -153,9 +153,7 @@ def verify_written_file(
         VerificationError: they disagree, or the comparison would show nothing.
     """
     written, second, values, text = _with_reference_outputs(written, prepared, inputs)
-    unseen = [place for place in values.reads.places if place not in written.choices]
-    inputs.notes += map(choice_note, unseen)
-    written = replace(written, choices=(*written.choices, *unseen))
+    written = replace(written, assumed=settled_assumptions(written, values.reads))
     refuse_outputs_by_value((written.draw, second))
     dtypes = dtypes_inside(prepared.part.module, written.draw.reference)
     file = _File(written, prepared.model)
@@ -204,7 +202,9 @@ def verify_written_file(
 
         generation = compare_generation(prepared.part, text, file.run, dtypes, is_uncertain)
     comparisons = (*verification.comparisons, *at_other_sizes)
-    return replace(verification, comparisons=comparisons, values=checked, generation=generation)
+    return replace(
+        verification, comparisons=comparisons, values=checked, generation=generation, assumed=written.assumed
+    )
 
 
 def measure_written_file(

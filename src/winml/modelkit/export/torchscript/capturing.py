@@ -14,6 +14,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ from winml.modelkit.export.torchscript.tracing import (
     tensors_rounded_as_numbers,
     untraced_shape_computation,
 )
+from winml.modelkit.graph.assumptions import Assumption, branch_taken, size_taken, values_taken
 from winml.modelkit.hierarchy.torch_modules import module_of_error
 from winml.modelkit.hierarchy.tree import ModuleTree
 from winml.modelkit.metadata_keys import STACK_TRACE_KEY
@@ -105,6 +107,8 @@ def merge_equal_nodes(model: ir.Model, scopes: Mapping[ir.Node, Scope], repeated
 
 _TracerWarning: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]  # public, but not in its stub
 
+_TAKING_ALL = ("to a NumPy array", "to a Python list")
+"""What torch warns of where all values of a tensor are taken, which its dispatcher does not see."""
 _COUNTER = re.compile(r"\.\d+$")
 
 MINIMUM_IR_VERSION = 10
@@ -157,9 +161,10 @@ def capture_torchscript(
     _move_stack_traces(captured.graph)
     place_operands(node_scopes)
     name_by_module(captured.graph, node_scopes, tree)
-    choices = tuple(dict.fromkeys((*_fixed_choices(caught), *numbers.values)))
-    sizes = tuple(numbers.sizes) if options.dynamic_axes else ()
-    return Capture(captured, node_scopes, unused_inputs, choices, sizes, notes=loops.notes)
+    counted = (replace(branch_taken(place), value=value) for place, value in numbers.values.items())
+    sizes = (size_taken(*item) for item in numbers.sizes.items() if options.dynamic_axes)
+    by_line = {item.place: item for item in (*sizes, *_values_read(caught), *counted)}
+    return Capture(captured, node_scopes, unused_inputs, tuple(by_line.values()), notes=loops.notes)
 
 
 def _export_with_torch(
@@ -229,19 +234,19 @@ def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opse
     )
 
 
-def _fixed_choices(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
-    """Return the lines where the user's Python read a tensor's value during tracing.
+def _values_read(caught: Sequence[warnings.WarningMessage]) -> Iterator[Assumption]:
+    """Yield the lines where the user's Python read a tensor's value during tracing.
 
     Lines of installed libraries are left out: they mostly read shapes, and the user cannot change them. So are those
     that only assert something: the answer is the same wherever there is one.
     """
-    places = (
-        f"{Path(warning.filename).name}:{warning.lineno}"
-        for warning in caught
-        if issubclass(warning.category, _TracerWarning) and "site-packages" not in Path(warning.filename).parts
-        if not asserts_only(warning.filename, warning.lineno)
-    )
-    return tuple(dict.fromkeys(places))
+    for warning in caught:
+        if not issubclass(warning.category, _TracerWarning) or "site-packages" in Path(warning.filename).parts:
+            continue
+        if not asserts_only(warning.filename, warning.lineno):
+            place = (Path(warning.filename).name, warning.lineno)
+            takes_all = any(words in str(warning.message) for words in _TAKING_ALL)
+            yield (values_taken if takes_all else branch_taken)(place)
 
 
 def _attach_parameters(

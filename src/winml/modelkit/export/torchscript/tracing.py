@@ -33,6 +33,7 @@ from torch.onnx._internal.torchscript_exporter import utils as exporter
 from winml.modelkit.errors import ExportError
 from winml.modelkit.export.fake_parameters import is_fake
 from winml.modelkit.export.preparation import has_hooks
+from winml.modelkit.graph.assumptions import Place
 from winml.modelkit.hierarchy.torch_modules import module_of_error
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 
@@ -54,7 +55,10 @@ __all__ = [
 
 
 def asserts_only(file: str, line: int) -> bool:
-    """Say whether a line belongs to an ``assert`` and to no other statement; False where the source is not at hand."""
+    """Say whether a line only asserts: ``assert``, or an ``if`` that does nothing but raise.
+
+    False where the source is not at hand.
+    """
     return line in _lines_of_assertions(file)
 
 
@@ -67,11 +71,13 @@ def _lines_of_assertions(file: str) -> frozenset[int]:
     asserting: set[int] = set()
     deciding: set[int] = set()
     for node in ast.walk(tree):
+        if isinstance(node, ast.If) and not node.orelse and all(isinstance(item, ast.Raise) for item in node.body):
+            asserting.update(range(node.test.lineno, (node.test.end_lineno or node.test.lineno) + 1))
         if isinstance(node, ast.stmt) and not hasattr(node, "body"):
             lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
             # ``assert (size := int(n)) > 0`` keeps what it read.
             keeps = any(isinstance(part, ast.NamedExpr) for part in ast.walk(node))
-            (asserting if isinstance(node, ast.Assert) and not keeps else deciding).update(lines)
+            (asserting if isinstance(node, (ast.Assert, ast.Raise)) and not keeps else deciding).update(lines)
     return frozenset(asserting - deciding)
 
 
@@ -84,10 +90,10 @@ class NumbersTaken:
 
     input_count: int
     """How many inputs the model has."""
-    values: dict[str, None] = field(default_factory=dict)
-    """Places (``net.py:8``) where the number was a value, or computed from one."""
-    sizes: dict[str, None] = field(default_factory=dict)
-    """Places where it was computed from sizes alone."""
+    values: dict[Place, str] = field(default_factory=dict)
+    """Place → the number, where it was a value, or computed from one."""
+    sizes: dict[Place, str] = field(default_factory=dict)
+    """Place → the number, where it was computed from sizes alone."""
 
     @contextmanager
     def in_trace(self) -> Iterator[None]:
@@ -99,6 +105,7 @@ class NumbersTaken:
         # The frame of what took it, behind that of the patch.
         patch = inspect.currentframe()
         frame = patch and patch.f_back and patch.f_back.f_back
+        number = original(values)
         if (
             frame is not None
             and torch._C._get_tracing_state() is not None
@@ -107,10 +114,9 @@ class NumbersTaken:
         ):
             inputs, sizes = _origins(values, self.input_count)
             if inputs or sizes:
-                (self.values if inputs else self.sizes)[f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"] = (
-                    None
-                )
-        return original(values)
+                taken = self.values if inputs else self.sizes
+                taken[(Path(frame.f_code.co_filename).name, frame.f_lineno)] = str(number)
+        return number
 
 
 def _is_library(frame: FrameType) -> bool:

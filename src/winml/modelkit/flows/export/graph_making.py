@@ -23,6 +23,7 @@ from winml.modelkit.file_names import ONLY_PART, part_path
 from winml.modelkit.flows.export.loading import parameter_bytes
 from winml.modelkit.flows.graph_file import GraphHandover, HandedGraph
 from winml.modelkit.flows.module_functions import chosen_modules
+from winml.modelkit.graph.assumptions import Assumption
 from winml.modelkit.graph.files.output_files import ExportPaths, OutputFiles
 from winml.modelkit.graph.fingerprint import stamp
 from winml.modelkit.graph.model_metadata import ModelDescription, output_specs, write_model_metadata
@@ -54,7 +55,6 @@ from winml.modelkit.verify.varied_sizes import (
     declare_output_shapes,
     run_at_varied_sizes,
 )
-from winml.modelkit.verify.varied_values import choice_note
 from winml.modelkit.version import __version__
 
 __all__ = [
@@ -282,8 +282,8 @@ class TaggedGraph:
     notes: tuple[str, ...]
     handed: HandedGraph | None = None
     """What was done to it after the export; None: nothing."""
-    choices: tuple[str, ...] = ()
-    """Lines of the user's Python that read a tensor's value while it was traced."""
+    assumed: tuple[Assumption, ...] = ()
+    """What the trace took for granted; a comparison with PyTorch says which of it holds for other inputs."""
     dimensions: tuple[DynamicDimension, ...] = ()
     """What is left open, within the bounds of what the graph follows."""
 
@@ -421,7 +421,7 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         trace = with_captured_modules(trace, capture.scopes.values())
         all_parts = run.all_parts and with_captured_modules(run.all_parts, capture.scopes.values())
         tree = build_tree(trace, run.config.torch_module, all_parts)
-    dimensions, bound_notes = _bounded(part.dimensions, capture.bounds)
+    dimensions, bound_notes, bounded_sums = _bounded(part.dimensions, capture.bounds)
     bounds = {name: found for name, found in capture.bounds.items() if name in draw.sizes}
     proof = bounded_proof(proof, draw.sizes, bounds, run_at, parameters)
     with clock.step("node tagger creation") as step:
@@ -444,13 +444,13 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         draw,
         proof,
         used,
-        (
-            *notes,
-            *bound_notes,
-            *_notes_on_state(prepared, inputs, draw, first.changes),
-            *map(_shared_note, first.shared),
+        (*notes, *bound_notes),
+        assumed=(
+            *capture.assumed,
+            *bounded_sums,
+            *_state_retained(prepared, inputs, draw, first.changes),
+            *map(_shared_state_written, first.shared),
         ),
-        choices=capture.fixed_choices,
         dimensions=dimensions,
     )
 
@@ -468,7 +468,7 @@ def bounded_graph(
         reason: What was found.
     """
     bounds = {name: (0, size) for name, size in most.items()}
-    dimensions, _ = _bounded(tagged_graph.dimensions, bounds)
+    dimensions, *_ = _bounded(tagged_graph.dimensions, bounds)
     proof = bounded_proof(
         tagged_graph.proof,
         tagged_graph.draw.sizes,
@@ -484,8 +484,8 @@ def bounded_graph(
 
 def _bounded(
     dimensions: Sequence[DynamicDimension], bounds: Mapping[str, tuple[int, int]]
-) -> tuple[tuple[DynamicDimension, ...], list[str]]:
-    """Return the dimensions within bounds, and what is to be said of those that were wider.
+) -> tuple[tuple[DynamicDimension, ...], list[str], list[Assumption]]:
+    """Return the dimensions within bounds, what is to be said of those that were wider, and bounds of their sums.
 
     Raises:
         ExportError: nothing but the traced size is left of one.
@@ -508,13 +508,18 @@ def _bounded(
                 f"{item.name} is bounded {sizes}: torch.export found that the forward goes another way beyond."
             )
     names = {dimension.name for dimension in dimensions}
-    notes += [
-        f"{name} may be no more than {most}, as the sum of its parts: torch.export found that the forward goes another "
-        "way beyond."
+    sums = [
+        Assumption(
+            "size",
+            name,
+            value=f"up to {most}",
+            message=f"{name} may be no more than {most}, as the sum of its parts: torch.export found that the forward "
+            "goes another way beyond.",
+        )
         for name, (_, most) in bounds.items()
         if name not in names and most != sys.maxsize
     ]
-    return tuple(bounded), notes
+    return tuple(bounded), notes, sums
 
 
 def _parameter_count(prepared: PreparedPart) -> int:
@@ -563,10 +568,12 @@ def _trace_calls(prepared: PreparedPart, inputs: InputDraws) -> _FirstRun:
     return next(item for item in reversed(runs) if item.draw.inputs is draw.inputs)
 
 
-def _shared_note(name: str) -> str:
-    return (
-        f"The forward writes into {name}, which belongs to no module and is not put back: the file may hold what it "
-        "held when the export ran."
+def _shared_state_written(name: str) -> Assumption:
+    return Assumption(
+        "first_call",
+        value=name,
+        message=f"The forward writes into {name}, which belongs to no module and is not put back: the file may hold "
+        "what it held when the export ran.",
     )
 
 
@@ -575,8 +582,10 @@ def _kinds(model: torch.nn.Module) -> list[tuple[int, type]]:
     return [(id(module), type(module)) for module in model.modules()]
 
 
-def _notes_on_state(prepared: PreparedPart, inputs: InputDraws, draw: Draw, changes: Sequence[str]) -> tuple[str, ...]:
-    """Say which attributes a forward keeps from call to call, where PyTorch answers a second call otherwise."""
+def _state_retained(
+    prepared: PreparedPart, inputs: InputDraws, draw: Draw, changes: Sequence[str]
+) -> tuple[Assumption, ...]:
+    """Return which attributes a forward keeps from call to call, where PyTorch answers a second call otherwise."""
     if not changes or prepared.part.stored is not None:
         return ()
 
@@ -601,7 +610,8 @@ def _notes_on_state(prepared: PreparedPart, inputs: InputDraws, draw: Draw, chan
         return ()
     names = ", ".join(changes[:_DISPLAYED_CHANGES]) + (", …" if len(changes) > _DISPLAYED_CHANGES else "")
     note = f"The forward keeps {names} from call to call, and PyTorch answers a second call otherwise."
-    return (f"{note} The file answers every call as PyTorch does the first.",)
+    words = f"{note} The file answers every call as PyTorch does the first."
+    return (Assumption("first_call", value=", ".join(changes), message=words),)
 
 
 def _draw_of_sizes(run: ExportRun, prepared: PreparedPart, sizes: Mapping[str, int]) -> Draw:
@@ -683,8 +693,4 @@ def _bounds_record(run: ExportRun, part: ModelPart) -> dict[str, object]:
 
 def _capture_notes(capture: Capture) -> tuple[str, ...]:
     unused = (f"Nothing in the graph reads input {name}." for name in capture.unused_inputs)
-    choices = map(choice_note, capture.fixed_choices)
-    sizes = (
-        f"{place} takes a size for a number: the graph holds the one that was traced." for place in capture.fixed_sizes
-    )
-    return (*capture.notes, *unused, *choices, *sizes)
+    return (*capture.notes, *unused)

@@ -265,7 +265,7 @@ def _verify_part(
         return None
     part = prepared.part
     written = WrittenGraph(
-        staged, tagged_graph.model, part.inputs, tagged_graph.draw, tagged_graph.proof, tagged_graph.choices
+        staged, tagged_graph.model, part.inputs, tagged_graph.draw, tagged_graph.proof, tagged_graph.assumed
     )
     if run.handover is not None:
         least, piece_bytes = run.handover.least_sqnr_db, run.handover.piece_bytes
@@ -274,6 +274,7 @@ def _verify_part(
         return fidelity if len(run.loaded.parts) == 1 else _measured_text(run, prepared, fidelity)
     advice = _LEAVE_IT_TO_DYNAMO if run.config.exporter == "torchscript" else ""
     verification = verify_written_file(written, prepared, run.inputs(part), advice=advice)
+    verification = replace(verification, accepts_assumptions=run.config.accept_assumptions)
     return _verify_text(run, prepared, verification)
 
 
@@ -337,6 +338,8 @@ def _exported_part(
     comparison: VerificationInfo | FidelityInfo | None,
 ) -> ExportedPart:
     verification = comparison if isinstance(comparison, VerificationInfo) else None
+    settled = None if verification is None else verification.assumed
+    assumed = tagged_graph.assumed if settled is None else settled
     fidelity = comparison if isinstance(comparison, FidelityInfo) else None
     compared = () if fidelity is None else (f"Compared with PyTorch: {fidelity_words(fidelity)}.",)
     skipped = () if comparison else ("Not verified: the file was not compared with the model (--no-verify).",)
@@ -363,9 +366,11 @@ def _exported_part(
         checked_sizes=checked_sizes,
         done=handed.summaries if handed is not None else (),
         fidelity=fidelity,
+        assumed=assumed,
         notes=(
             *part.notes,
             *tagged_graph.notes,
+            *(item.message for item in assumed),
             *run.inputs(part).notes,
             *verification_notes(verification),
             *(handed.late_notes() if handed is not None else ()),

@@ -1,0 +1,71 @@
+"""What a graph takes for granted of its inputs: each assumption is one record, and its note is the message of that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from winml.modelkit.records import Record, entry
+
+__all__ = ["Assumption", "AssumptionKind", "Place", "branch_taken", "places_of", "size_taken", "values_taken"]
+
+AssumptionKind = Literal["branch", "value", "size", "first_call"]
+"""A choice by the value of a tensor, values handed to Python, a size taken for a number, state of the first call."""
+
+Place = tuple[str, int]
+"""File name and line of the user's Python."""
+
+
+@dataclass(frozen=True)
+class Assumption(Record):
+    """Something that held in the trace, and may not for other inputs within the ranges that the file declares."""
+
+    kind: AssumptionKind
+    input: str = field(default="", metadata=entry(omit_empty=True))
+    """Names of the inputs that it depends on; empty where they are not known."""
+    value: str | None = None
+    """What was found in the trace, in words; None where it is not known."""
+    file: str | None = None
+    """Name of the Python file; None where no line of it is known."""
+    line: int | None = None
+    message: str = ""
+    """One sentence, which is the note as well."""
+
+    @property
+    def place(self) -> str:
+        """The line: ``net.py:8``; empty where none is known."""
+        return f"{self.file}:{self.line}" if self.file is not None else ""
+
+    @property
+    def words(self) -> str:
+        """The assumption without its sentence: ``branch at net.py:8 (x: False)``."""
+        at = f" at {self.place}" if self.place else ""
+        found = ": ".join(word for word in (self.input, self.value) if word)
+        return f"{self.kind}{at}{f' ({found})' if found else ''}"
+
+
+def branch_taken(place: Place) -> Assumption:
+    """Return the assumption of a line that reads a value, of which a trace contains what was read."""
+    file, line = place
+    words = f"{file}:{line} reads the value of a tensor: the graph holds the choice made for the traced inputs."
+    return Assumption("branch", file=file, line=line, message=words)
+
+
+def values_taken(place: Place) -> Assumption:
+    """Return the assumption of a line that makes a list or an array of NumPy of a tensor."""
+    file, line = place
+    words = f"{file}:{line} takes the values of a tensor out of the graph, which holds those of the traced inputs."
+    return Assumption("value", file=file, line=line, message=words)
+
+
+def size_taken(place: Place, value: str | None = None) -> Assumption:
+    """Return the assumption of a line that takes an open size for a number."""
+    file, line = place
+    words = f"{file}:{line} takes a size for a number: the graph holds the one that was traced."
+    return Assumption("size", value=value, file=file, line=line, message=words)
+
+
+def places_of(assumed: Iterable[Assumption]) -> tuple[str, ...]:
+    """Return the lines that read values."""
+    return tuple(dict.fromkeys(item.place for item in assumed if item.kind in ("branch", "value")))

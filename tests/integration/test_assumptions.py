@@ -1,0 +1,177 @@
+"""Is what a graph assumes of its inputs listed as data, in each place where a program reads it?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from winml.modelkit import HTPExporter, WinMLExportConfig
+from winml.modelkit.file_names import sidecar_path
+from winml.modelkit.inspect.onnx_inspection import inspect_onnx
+from winml.modelkit.results.export_result import ExportResult
+
+Forward = Callable[[Any, torch.Tensor], torch.Tensor]
+KEYS = ["kind", "value", "file", "line", "message"]
+
+
+class Assuming(nn.Module):
+    """A model whose forward is one of those below."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("mode", torch.tensor(1))
+        self.counted, self.of_model = 0, forward
+        self.eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the forward computes."""
+        return self.of_model(self, x)
+
+
+def branch(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """No draw is so large."""
+    return self.other(x) if x.sum() > 1e6 else self.linear(x)
+
+
+def values_in_c(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Torch's dispatcher does not see tolist()."""
+    return self.other(x) if max(x.flatten().tolist()) > 1e6 else self.linear(x)
+
+
+def large_size(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Tried sizes are smaller."""
+    return self.other(x) if x.shape[1] > 5000 else self.linear(x)
+
+
+def first_call(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Each call adds one more."""
+    self.counted += 1
+    return self.linear(x) + self.counted
+
+
+def nothing(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Assertions, errors and a mode of the weights decide nothing by the inputs."""
+    assert x.isfinite().all()
+    if x.abs().max() > 1e9:
+        raise ValueError("too large")
+    return self.linear(x) if self.mode.item() == 1 else self.other(x)
+
+
+def exported(forward: Forward, path: Path, **options: Any) -> ExportResult:
+    config = WinMLExportConfig(exporter="torchscript", **options)
+    return HTPExporter(config).export(Assuming(forward), path, inputs={"x": torch.randn(2, 6, 4)})
+
+
+def line_of(forward: Forward, text: str) -> int:
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    first = forward.__code__.co_firstlineno
+    return next(number for number, line in enumerate(lines, 1) if number > first and text in line)
+
+
+@pytest.mark.parametrize(
+    ("forward", "kind", "value", "text"),
+    [
+        (branch, "branch", "False", "x.sum() > 1e6"),
+        (values_in_c, "value", None, "max(x.flatten()"),
+        (large_size, "size", None, "x.shape[1] > 5000"),
+        (first_call, "first_call", "counted", None),
+    ],
+)
+def test_assumption_is_the_same_record_in_summary_sidecar_and_inspection(
+    forward: Forward, kind: str, value: str | None, text: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.onnx"
+    result = exported(forward, path, dynamic_axes={"x": {1: "tokens"}})
+    verification = result.only_part.verification
+    assert verification is not None
+    assert (verification.agrees, verification.is_verified) == (True, False)
+    record = json.loads(json.dumps(result.as_record()))["verification"]
+    (item,) = record["assumed"]
+    assert [key for key in item if key != "input"] == KEYS
+    assert (item["kind"], item["value"]) == (kind, value)
+    place = (None, None) if text is None else (Path(__file__).name, line_of(forward, text))
+    assert (item["file"], item["line"]) == place
+    assert item.get("input") == ("x" if kind == "branch" else None)
+    assert item["message"] in result.notes
+    sidecar = json.loads(sidecar_path(path).read_text(encoding="utf-8"))
+    assert sidecar["verification"] == record
+    assert inspect_onnx(path).as_record()["assumed"] == record["assumed"]
+
+
+@pytest.mark.parametrize("forward", [nothing, large_size])
+def test_nothing_is_assumed_where_inputs_decide_nothing(forward: Forward, tmp_path: Path) -> None:
+    result = exported(forward, tmp_path / "model.onnx")  # of fixed sizes, so that no size decides either
+    verification = result.only_part.verification
+    assert verification is not None
+    assert (verification.is_verified, verification.assumed) == (True, ())
+
+
+def test_accepted_assumptions_are_listed_and_the_file_is_verified(tmp_path: Path) -> None:
+    verification = exported(branch, tmp_path / "model.onnx", accept_assumptions=True).only_part.verification
+    assert verification is not None
+    assert verification.is_verified
+    assert [item.kind for item in verification.assumed or ()] == ["branch"]
+
+
+def test_inspection_knows_nothing_of_sidecars_of_other_files_and_of_version_1(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    exported(branch, path)
+    sidecar = json.loads(sidecar_path(path).read_text(encoding="utf-8"))
+    for changed in ({**sidecar, "model_sha256": "0" * 64}, {**sidecar, "verification": None}):
+        sidecar_path(path).write_text(json.dumps(changed), encoding="utf-8")
+        assert inspect_onnx(path).assumed is None
+    del sidecar["verification"]["assumed"]
+    sidecar_path(path).write_text(json.dumps({**sidecar, "schema_version": 1}), encoding="utf-8")
+    assert inspect_onnx(path).assumed is None
+
+
+FACTORY = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.two(x) if x.sum() > 1e6 else self.one(x)
+
+def build():
+    return Net().eval()
+
+def example_inputs():
+    return {"x": torch.randn(2, 4)}
+"""
+
+
+def printed(*arguments: str) -> Any:
+    command = [sys.executable, "-m", "winml.modelkit", *arguments]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+def test_ci_reads_it_from_json_of_export_and_build(tmp_path: Path, *, accepts: bool) -> None:
+    (tmp_path / "net.py").write_text(FACTORY, encoding="utf-8")
+    options = ["-m", f"{tmp_path / 'net.py'}:build", "--format", "json", *(["--accept-assumptions"] * accepts)]
+    verification = printed("export", *options, "-o", str(tmp_path / "net.onnx"))["verification"]
+    assert verification["is_verified"] is accepts
+    (item,) = verification["assumed"]
+    assert ("branch", "net.py", 12) == (item["kind"], item["file"], item["line"])
+    built = printed("build", *options, "-o", str(tmp_path / "built"))
+    for manifest in (built, json.loads((tmp_path / "built" / "build_manifest.json").read_text())):
+        (part,) = manifest["parts"]
+        assert part["stages"][0]["assumed"] == verification["assumed"]
+    sidecar = json.loads(sidecar_path(tmp_path / "built" / "model.onnx").read_text(encoding="utf-8"))
+    assert sidecar["verification"]["is_verified"] is accepts
