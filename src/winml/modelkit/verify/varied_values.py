@@ -34,6 +34,7 @@ from winml.modelkit.verify.reference_run import PreparedPart, run_reference
 from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph, axes_of
 
 __all__ = [
+    "ReadLine",
     "ValueReads",
     "Varied",
     "VariedValues",
