@@ -80,9 +80,9 @@ def test_model_that_is_too_large_for_one_file_names_data_of_its_own(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The summary tells of both with their sizes, and both are deployed."""
-    from winml.modelkit.graph.files import self_contained
+    from winml.modelkit.graph.files import writing
 
-    monkeypatch.setitem(self_contained.place_self_contained.__kwdefaults__, "inline_limit_bytes", 1_000_000)
+    monkeypatch.setitem(writing.place_self_contained.__kwdefaults__, "inline_limit_bytes", 1_000_000)
     outcome = run_here("build", "-m", source, "-o", tmp_path / "out", "--level", "full")
     assert 0 == outcome.code, outcome.err
     manifest = json.loads((tmp_path / "out" / "build_manifest.json").read_bytes())

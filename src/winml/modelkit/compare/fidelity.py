@@ -56,6 +56,8 @@ class QualitySamples(Record):
     source: QualitySource
     count: int
     seed: int
+    note: str = field(default="", metadata=entry(omit_empty=True))
+    """Why they are random although a tokenizer or processor lies beside the model; empty where it is used."""
 
 
 @dataclass(frozen=True)

@@ -157,12 +157,18 @@ def refuse_below_minimum_sqnr(fidelity: FidelityInfo, reference: str, inputs: Ma
     """
     if fidelity.has_signal and not fidelity.is_near:
         raise VerificationError(
-            f"too little is left of the answers of {reference}: {fidelity_words(fidelity)}",
+            f"too little is left of the answers of {reference}: {fidelity_words(fidelity)}{_lower_end_words(fidelity)}",
             hint="No file was written. Exclude the modules that suffer (--exclude), choose another --precision or "
             "--mode, lower --min-sqnr, or write it all the same with --no-verify.",
             is_graph_wrong=fidelity.worst.sqnr_db < 0,
             inputs=inputs,
         )
+
+
+def _lower_end_words(fidelity: FidelityInfo) -> str:
+    if fidelity.samples is None or fidelity.worst.problem:
+        return ""
+    return f"; the lower end of the samples is judged, {fidelity.worst.lower_db:.2f} dB"
 
 
 def _outputs_at_reference_sizes(reference: Path, candidate: Path, seed: int, sizes: Mapping[str, int]) -> _BothAnswers:

@@ -92,11 +92,13 @@ class SampleValues:
     """At least one."""
     source: QualitySource
     seed: int
+    note: str = ""
+    """Why they are random although a processor lies beside the model."""
 
     @property
     def about(self) -> QualitySamples:
         """What is told of them beside a quality."""
-        return QualitySamples(self.source, len(self.values), self.seed)
+        return QualitySamples(self.source, len(self.values), self.seed, self.note)
 
 
 def default_samples(model_bytes: int) -> int:
@@ -136,15 +138,14 @@ def quality_values(session: Session, request: SampleRequest) -> SampleValues:
     if run.decoding is None and request.folder is not None and has_processors(inputs, request.folder):
         try:
             made = made_values(inputs, request.folder, request.samples, run)
-            if made:
-                session.run(made[0].feeds)
-                return SampleValues(made, "processor", run.seed)
+            session.run(made[0].feeds)
+            return SampleValues(made, "processor", run.seed)
         except WinMLError as error:
             note = f"Random values are compared, since the model takes no samples of its processor: {error.message}."
     drawn = _random_values(session, request)
     if note:
         first = replace(drawn.values[0], notes=(*drawn.values[0].notes, note))
-        return replace(drawn, values=(first, *drawn.values[1:]))
+        return replace(drawn, values=(first, *drawn.values[1:]), note=note)
     return drawn
 
 
@@ -200,10 +201,11 @@ def _random_values(session: Session, request: SampleRequest) -> SampleValues:
 
 
 def made_values(inputs: Sequence[GraphInput], folder: Path, count: int, run: RunOptions) -> tuple[Values, ...]:
-    """Return samples as what lies in a folder makes arrays of sentences, pictures and recordings; none without words.
+    """Return samples as what lies in a folder makes arrays of sentences, pictures and recordings.
 
     Raises:
-        UsageError, InputError: it makes nothing that the graph takes.
+        UsageError: it makes nothing that the graph takes, or has no words for sentences.
+        InputError: its files are damaged.
     """
     fixed = _fixed(inputs, run.sizes)
     preprocessor = Preprocessor.of(folder, fixed, option="samples made for the comparison")
@@ -212,7 +214,10 @@ def made_values(inputs: Sequence[GraphInput], folder: Path, count: int, run: Run
     tokenizer = preprocessor.processors.get("tokenizer")
     words = [] if tokenizer is None else vocabulary(tokenizer, None if ids is None else ids.value_range)
     if tokenizer is not None and len(words) < FEWEST_WORDS:
-        return ()
+        most = "" if ids is None or ids.value_range is None else f" among the ids up to {ids.value_range[1]:g} it takes"
+        raise UsageError(
+            f"the tokenizer beside the model has {len(words)} words{most}", hint="Give values: --input-data file.npz."
+        )
 
     def sample(number: int) -> dict[str, Any]:
         generator = np.random.Generator(np.random.PCG64([run.seed, number]))

@@ -120,7 +120,8 @@ class QuantizeFields:
     )
     samples: int | None = declare(
         None,
-        "Samples to find the ranges with. 128 of the data, or 16 random ones, where left out.",
+        "Samples to find the ranges with, and to compare the result on. 128 of the data and 16 that are made or random "
+        "(fewer of large models) where left out.",
         _RANGES,
         minimum=1,
     )

@@ -109,7 +109,10 @@ class QuantizeOptions(_Fields):
             )
 
     def _refuse_unread(self, modes: Sequence[Mode]) -> None:
-        for name in dict.fromkeys(name for rules in MODES.values() for name in sorted(rules.options)):
+        # Of other modes, the samples are those that the result is compared on.
+        for name in dict.fromkeys(
+            name for rules in MODES.values() for name in sorted(rules.options) if name != "samples"
+        ):
             value = getattr(self, name)
             readers = [mode for mode, rules in MODES.items() if name in rules.options]
             default = type(self).model_fields[name].get_default(call_default_factory=True, validated_data={})

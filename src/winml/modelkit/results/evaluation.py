@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.metrics import CONFIDENCE, RESAMPLES, Interval
@@ -152,7 +152,7 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
     """Share of the samples on which both answer alike, 0 to 1; None without a baseline."""
     agreement_words: str = field(default="", metadata=entry(skip=True))
     """What alike means for the task."""
-    quality: Mapping[str, object] | None = field(default=None, metadata=entry(skip=True))
+    quality: dict[str, Any] | None = field(default=None, metadata=entry(skip=True))
     """The quality record of the outputs beside those of the baseline, on the same samples; None without a baseline."""
     differing: tuple[int, ...] = field(default=(), metadata=entry(skip=True))
     """Samples on which they do not, by their number from 0 among those that were run."""

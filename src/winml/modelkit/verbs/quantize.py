@@ -38,8 +38,8 @@ class _Measures:
     sensitivity: bool = declare(
         False,
         "Write no model: quantize each module alone, and rank modules by the loss of accuracy of the outputs. "
-        "`--output` is the answer as JSON, `--samples` the sets of random values [default: 4] or samples of "
-        "`--dataset`. An interrupted run continues where it ended.",
+        "`--output` is the answer as JSON, `--samples` the samples compared on [default: 16, fewer of large models] or "
+        "those of `--dataset`. An interrupted run continues where it ended.",
         SENSITIVITY,
     )
 

@@ -225,7 +225,10 @@ def bounded_proof(
     run: Callable[[Sizes], Draw],
     parameters: int | None,
 ) -> DynamicProof:
-    """Return the proof without draws outside bounds, and with one at each upper bound, where that takes little time."""
+    """Return the proof without draws outside bounds, and with one at each upper bound and two below the traced size.
+
+    New draws are made where they take little time.
+    """
 
     def inside(draws: Sequence[Draw]) -> list[Draw]:
         return [
@@ -237,10 +240,18 @@ def bounded_proof(
         for name, (_, most) in bounds.items()
         if parameters is not None and traced[name] < most <= _most_affordable(traced, name, parameters)
     )
+    # A forward that counts by a size may be right at the smallest one and beyond the traced one by chance.
+    between = (
+        _run_or_reason(run, {**traced, name: size})[0]
+        for name, (least, _) in bounds.items()
+        for size in dict.fromkeys((traced[name] // 2, traced[name] - 1))
+        if parameters is not None and max(least, 2) <= size < traced[name]
+    )
     far_draws = [*inside(proof.far_draws), *(draw for draw in at_bounds if draw is not None)]
     if bounds and parameters is not None:
         far_draws += _together(traced, far_draws, run, parameters)
-    return replace(proof, draws=tuple(inside(proof.draws)), far_draws=tuple(far_draws))
+    draws = [*inside(proof.draws), *(draw for draw in between if draw is not None)]
+    return replace(proof, draws=tuple(draws), far_draws=tuple(far_draws))
 
 
 def _together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], Draw], parameters: int) -> list[Draw]:

@@ -257,7 +257,10 @@ class Quantization(GraphWork[QuantizeResult]):
             return refuse_unfaithful(source, written, self.least_sqnr_db, self.calibration.samples_to_compare)
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
         request = SampleRequest(run, self.processors, count=self.options.samples, tries_sizes=True, model=source)
-        return refuse_unfaithful(source, written, self.least_sqnr_db, request.read)
+        fidelity = refuse_unfaithful(source, written, self.least_sqnr_db, request.read)
+        if fidelity.samples is not None and fidelity.samples.note:
+            self.notes.append(fidelity.samples.note)
+        return fidelity
 
     @property
     def least_sqnr_db(self) -> float:
