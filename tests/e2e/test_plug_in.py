@@ -281,7 +281,7 @@ def test_family_of_a_package_exports_a_model_that_no_other_knows(
     assert pytest.approx([late, early]) == answer("with.onnx")
 
 
-def test_queue_of_a_package_does_a_sweep(extended: Workplace) -> None:
+def test_queue_sweeps(extended: Workplace) -> None:
     """Every cell is done once, a damaged model fails alone, and an address that is none is refused."""
     write_models(extended.folder)
     (extended.folder / "plan.txt").write_text("first.onnx\ndamaged.onnx\n", encoding="utf-8")
@@ -289,6 +289,7 @@ def test_queue_of_a_package_does_a_sweep(extended: Workplace) -> None:
     assert 2 == extended.winml(*asked, "--queue", "executor=many").code
     outcome = extended.winml(*asked, "--queue", "executor=2")
     assert 1 == outcome.code, outcome.err
+    assert outcome.out, outcome.err
     states = {cell["model"]: cell["state"] for cell in json.loads(outcome.out)["cells"]}
     assert {"first.onnx": "done", "damaged.onnx": "failed"} == states
 
