@@ -17,7 +17,6 @@ from winml.modelkit.quantize.precisions import MODES
     [
         ({"block_size": 32}, "--block-size 32"),
         ({"algorithm": "hqq"}, "--algorithm"),
-        ({"samples": 4}, "--samples 4"),
         ({"precision": "w8a8", "block_size": 32}, "--block-size 32"),
         ({"precision": "int4", "per_channel": False}, "--per-tensor"),
         ({"precision": "int4", "per_channel": True}, "--per-channel"),
