@@ -203,13 +203,30 @@ class FixedPieces(nn.Module):
         return torch.cat([self.linear(piece) + piece.mean(1, keepdim=True) for piece in pieces], 1)
 
 
+class RolledByHalf(nn.Module):
+    """Rolls by half of its size, taken for a number: right at 1, and wrong between."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Answer of the shape of the input."""
+        return torch.roll(x, x.shape[1] // 2, 1)
+
+
+def test_size_that_is_right_at_the_ends_alone_is_no_range(tmp_path: Path) -> None:
+    """What is bounded is compared below the traced size as well."""
+    config = WinMLExportConfig.model_validate({"dynamic_axes": {"x": {1: "n"}}, "exporter": "torchscript"})
+    with pytest.raises(VerificationError) as caught:
+        HTPExporter(config).export(RolledByHalf(), tmp_path / "a.onnx", {"x": torch.randn(2, 8)})
+    assert ("n",) == caught.value.frozen
+    assert [] == list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("by_index", "exporter"), [(True, "torchscript"), (False, "dynamo")])
 def test_pieces_of_a_fixed_size_bound_it_where_one_was_traced(tmp_path: Path, by_index: bool, exporter: str) -> None:
     """Traced with 6 there is one piece of 32: the dimension ends there, in the record, the notes and the file."""
     config = WinMLExportConfig.model_validate({"dynamic_axes": {"x": {1: "tokens"}}, "exporter": exporter})
     part = HTPExporter(config).export(FixedPieces(by_index), tmp_path / "a.onnx", {"x": torch.randn(3, 6, 4)}).only_part
     assert (DynamicDimension(name="tokens", max=32, example=6),) == part.dimensions
-    assert {"tokens": (1, 7, 32)} == dict(part.checked_sizes)
+    assert {"tokens": (1, 3, 5, 7, 32)} == dict(part.checked_sizes)
     assert any("tokens is bounded to" in note for note in part.notes)
     metadata = {item.key: item.value for item in onnx.load(part.model_path).metadata_props}
     assert {"tokens": [1, 32]} == json.loads(metadata["winml.export"])["bounds"]
