@@ -25,6 +25,7 @@ from winml.modelkit.errors import InputError, QuantizeError, StageError, UsageEr
 from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, TextFile, open_data_set
 from winml.modelkit.evaluate.preprocessing import SampleFeeds
 from winml.modelkit.evaluate.processors import processor_files
+from winml.modelkit.flows.quality_samples import MOST_SAMPLES as MOST_COMPARED
 from winml.modelkit.flows.quality_samples import has_processors, made_values
 from winml.modelkit.flows.quantize.calibration_files import (
     FORMATS,
@@ -51,8 +52,6 @@ change beyond."""
 RANDOM_SAMPLES = 16
 """Sets of random values where there is no data. Chosen: more of them say no more about real data."""
 
-MOST_COMPARED = 16
-"""Samples of a user's data that the result is compared with its source on."""
 _OTHER_SAMPLES = 1_000_003
 """Added to the seed: what ranges come from is not what the result is judged on."""
 _SOURCES = {True: "its processor", False: "random values"}
