@@ -310,6 +310,21 @@ def test_sizes_that_are_given_are_fixed_in_both_parts(checkpoint: Path) -> None:
     assert (1, "decoder_sequence_length") == shapes["input_ids"]
 
 
+@pytest.mark.parametrize("architecture", ["t5", "whisper"])
+def test_step_of_fixed_sizes_writes_the_same_text(architecture: str, tmp_path: Path) -> None:
+    """A mask and, where the forward takes them, positions of the decoder's own tokens are inputs then."""
+    folder = save_encoder_decoder(tmp_path / "checkpoint", architecture)
+    config = WinMLExportConfig(exporter="torchscript", ep="QNNExecutionProvider")
+    request = ModelRequest(str(folder), shape_config=ShapeConfig(past_sequence_length=20))
+    result = HTPExporter(config).export_checkpoint(request, folder / "onnx" / "model.onnx")
+    decoder = result.parts[1]
+    shapes = {spec.name: spec.shape for spec in decoder.inputs}
+    assert ((1, 1), (1, 21)) == (shapes["input_ids"], shapes["attention_mask"])
+    assert ("whisper" == architecture) == ("position_ids" in shapes)
+    assert decoder.verification is not None
+    assert decoder.verification.generation is not None
+
+
 def test_axes_are_named_in_the_part_that_takes_the_input(checkpoint: Path) -> None:
     """By the name that the model has for it; bounds count wherever the name stands. What no part has is refused."""
     axes = {"input_ids": {1: "text"}, "decoder_input_ids": {1: "written"}}

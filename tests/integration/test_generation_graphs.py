@@ -21,9 +21,12 @@ from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
 from winml.modelkit.compare.outputs import GenerationInfo
 from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.graph.bundle import PartFeed, read_part_description
+from winml.modelkit.inference.generation.loop import generate_tokens
+from winml.modelkit.inference.generation.settings import GenerationSettings
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.runtime.decoding.decoder import DecoderGraph, rows_of
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.verify.generated_text import GeneratedText, generate_reference
 from winml.modelkit.verify.generation import compare_generation
@@ -272,13 +275,36 @@ def test_options_that_contradict_each_other_are_refused(llama: Path, options: di
         load_model(ModelRequest(str(llama), **options))
 
 
-def test_provider_that_needs_fixed_sizes_is_told_how_to_fix_them(llama: Path, tmp_path: Path) -> None:
-    """The sizes of a cache are open without being asked for, so the hint names what fixes them."""
-    exporter = HTPExporter(WinMLExportConfig(ep="QNNExecutionProvider"))
-    with pytest.raises(UsageError, match="fixed sizes") as caught:
+def test_provider_that_needs_fixed_sizes_gets_a_step_of_fixed_sizes_that_generates(llama: Path, tmp_path: Path) -> None:
+    """Sizes that nobody asked to be open are fixed with a note; the file writes what generate() writes."""
+    path = tmp_path / "model.onnx"
+    shape = ShapeConfig(past_sequence_length=15)
+    result = HTPExporter(WinMLExportConfig(ep="QNNExecutionProvider")).export_checkpoint(
+        ModelRequest(str(llama), shape_config=shape), path
+    )
+    shapes = {spec.name: spec.shape for spec in result.only_part.inputs}
+    assert ((1, 1), (1, 16)) == (shapes["input_ids"], shapes["attention_mask"])
+    verification = result.only_part.verification
+    assert verification is not None
+    assert verification.generation is not None
+    assert any("sequence_length" in note for note in result.notes)
+    graph = DecoderGraph(Session(path))
+    assert 16 == graph.most_tokens
+    model = transformers.LlamaForCausalLM.from_pretrained(llama)
+    expected = model.generate(torch.tensor([[5, 7, 9]]), max_new_tokens=12, min_new_tokens=12, do_sample=False)
+    settings = GenerationSettings(max_new_tokens=12)
+    assert expected[0, 3:].tolist() == [item.token for item in generate_tokens(graph, [5, 7, 9], settings)]
+    with pytest.raises(UsageError, match=r"17 tokens.*16"):
+        graph.run(rows_of([5] * 17))
+
+
+def test_sizes_that_are_asked_to_be_open_are_refused_by_a_provider_that_needs_fixed_ones(
+    llama: Path, tmp_path: Path
+) -> None:
+    """Nothing is fixed behind the user's back."""
+    exporter = HTPExporter(WinMLExportConfig(ep="QNNExecutionProvider", dynamic_batch=True))
+    with pytest.raises(UsageError, match="fixed sizes"):
         exporter.export_checkpoint(ModelRequest(str(llama)), tmp_path / "model.onnx")
-    assert caught.value.hint is not None
-    assert "past_sequence_length" in caught.value.hint
 
 
 def test_more_tokens_than_positions_are_refused(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "IdentityRemovalPass",
     "InferredShapesPass",
     "PaddingSeparationPass",
+    "ScaleOrderPass",
     "UniqueNodeNamesPass",
     "UnusedInitializerRemovalPass",
     "ValueNamesPass",
@@ -99,6 +100,43 @@ def _is_sum_with_erf(value: ir.Value) -> bool:
         return False
     makers = [term.producer() for term in node.inputs if term is not None]
     return any(maker is not None and is_standard(maker, "Erf") for maker in makers)
+
+
+# --- Writes the weight of a normalization where providers look for it.
+
+
+class ScaleOrderPass(ir.passes.InPlacePass):
+    """Multiply by a constant vector from the right. Works in place.
+
+    Before / After::
+
+        weight · x              x · weight
+
+    PyTorch's RMSNorm modules multiply from the left. QNN's plug-in then takes the nodes for its own RMSNorm and fails
+    with ``QNN_COMMON_ERROR_MEM_ALLOC`` (measured with onnxruntime-qnn 2.7); from the right it compiles them.
+
+    Must not fire when the other operand is constant, too.
+
+    Tags: keeps. The node stays, its inputs trade places.
+
+    Why it is safe: a product of two numbers does not depend on their order.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Put the constant vector of every product second."""
+        changed = False
+        for node in all_nodes(model):
+            if is_standard(node, "Mul") and _is_vector(node.inputs[0]) and not _is_vector(node.inputs[1]):
+                vector, other = node.inputs
+                node.replace_input_with(0, other)
+                node.replace_input_with(1, vector)
+                changed = True
+        return ir.passes.PassResult(model, changed)
+
+
+def _is_vector(value: ir.Value | None) -> bool:
+    tensor = None if value is None else value.const_value
+    return tensor is not None and len(tensor.shape) == 1 and tensor.size > 1
 
 
 # --- Removes Identity nodes.

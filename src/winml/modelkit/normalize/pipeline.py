@@ -25,6 +25,7 @@ from winml.modelkit.normalize.passes import (
     IdentityRemovalPass,
     InferredShapesPass,
     PaddingSeparationPass,
+    ScaleOrderPass,
     UniqueNodeNamesPass,
     UnusedInitializerRemovalPass,
     ValueNamesPass,
@@ -96,6 +97,7 @@ def _ordered_passes(options: NormalizeOptions) -> tuple[DeclaredPass, ...]:
         DeclaredPass(IdentityRemovalPass(), "keeps"),
         *(simplification if options.fold_constants else ()),
         DeclaredPass(GeluOrderingPass(), "keeps"),
+        DeclaredPass(ScaleOrderPass(), "keeps"),
         # Where nothing stands between a padding and its reader any more.
         DeclaredPass(PaddingSeparationPass(), "keeps"),
         # After all that takes uses away.

@@ -34,6 +34,7 @@ __all__ = [
     "SEVERITY_FATAL",
     "PreparedRun",
     "Session",
+    "last_entries",
     "onnxruntime_version",
     "rewrite_file",
     "run_onnx",
@@ -432,6 +433,13 @@ def state_of_zeros(shape: Sequence[int], dtype: str) -> ort.OrtValue:
 def state_rows(value: ort.OrtValue, rows: Sequence[int], axis: int = 0) -> ort.OrtValue:
     """Return a value with chosen entries of an axis, in that order; they are copied."""
     return _to_ort(np.take(_to_numpy(value), rows, axis=axis))
+
+
+def last_entries(value: ort.OrtValue, count: int, axis: int) -> ort.OrtValue:
+    """Return a value with the last entries of an axis, copied; the value itself where it has no more."""
+    array = _to_numpy(value)
+    start = array.shape[axis] - count
+    return value if start <= 0 else _to_ort(array[(slice(None),) * axis + (slice(start, None),)])
 
 
 def _to_ort(array: Array) -> ort.OrtValue:

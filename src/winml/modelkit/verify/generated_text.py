@@ -38,6 +38,7 @@ __all__ = [
     "generate_reference",
     "generated_text",
     "generates_alone",
+    "held_tokens",
     "plain_generation",
     "reason_against",
     "single_tokens",
@@ -113,10 +114,14 @@ def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str
     part = prepared.part
     if reason := reason_against(part):
         return reason
-    room = part.most_tokens
+    held, room = held_tokens(part), part.most_tokens
+    if held is not None:
+        room = held + 1
     count = min(_NEW_TOKENS, room - _PROMPT - _SECOND_PROMPT) if room is not None else _NEW_TOKENS
     if count < 1:
-        return f"the model has no more than {room} positions"
+        return (
+            f"there is room for {room} tokens" if held is not None else f"the model has no more than {room} positions"
+        )
     tokens, mask = _prompts(part, seed)
     try:
         with as_the_user_calls_it(prepared), unchanged_attributes(prepared.model), quiet_libraries(), _FewRows():
@@ -284,11 +289,19 @@ def reason_against(part: ModelPart) -> str:
     """Return why nothing can be generated with a graph of these inputs; empty where it can."""
     if token_count(part) not in (1, *(item.name for item in part.dimensions)):
         return "the number of tokens is fixed"
-    if any(isinstance(spec.shape[2], int) for spec in part.inputs if spec.cache and spec.cache.kind == "key"):
-        return "the length of the cache is fixed"
+    if held_tokens(part) is not None and all(spec.name != MASK for spec in part.inputs):
+        return "the length of the cache is fixed, and no mask hides what is not in it yet"
     if not callable(getattr(part.model, "generate", None)):
         return f"{type(part.model).__name__} has no generate()"
     return ""
+
+
+def held_tokens(part: ModelPart) -> int | None:
+    """Return how many tokens the cache holds in every run; None where their number is open, or it does not grow."""
+    assert part.cache is not None
+    shapes = {spec.name: spec.shape for spec in part.inputs}
+    lengths = (shapes[state.input][state.token_axis] for state in part.cache.states if state.token_axis is not None)
+    return next((length for length in lengths if isinstance(length, int)), None)
 
 
 def token_count(part: ModelPart) -> int | str:

@@ -23,7 +23,14 @@ from winml.modelkit.load.caches.arguments import empty_states
 from winml.modelkit.load.caches.layout import CacheLayout
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.decoding.inputs import MASK, POSITIONS, SCORES, TOKEN_IDS, plain_value
-from winml.modelkit.verify.generated_text import GeneratedText, TextStep, attention_mask_of, single_tokens, token_count
+from winml.modelkit.verify.generated_text import (
+    GeneratedText,
+    TextStep,
+    attention_mask_of,
+    held_tokens,
+    single_tokens,
+    token_count,
+)
 from winml.modelkit.verify.varied_sizes import Draw
 
 __all__ = ["compare_generation", "read_scores", "tied_rows"]
@@ -156,8 +163,9 @@ class _Graph:
         """Begin with an empty cache."""
         assert part.cache is not None
         self._part, self._cache, self._run_file, self._vectors_of = part, part.cache, run_file, vectors_of
+        self._held = held_tokens(part)
         self.states: Mapping[str, Any] = {
-            name: to_numpy(value) for name, value in empty_states(part.cache, rows).items()
+            name: to_numpy(value) for name, value in empty_states(part.cache, rows, self._held or 0).items()
         }
         self.reads_several = False
         """Whether it gave scores of several tokens in one run, and those it gives to each of them alone."""
@@ -165,10 +173,10 @@ class _Graph:
     def read(self, step: TextStep) -> tuple[Array, Draw]:
         """Return the scores of the last run that a step takes, and what the graph was given in it."""
         for run, reported in _embedded_runs(self._part, step, self._vectors_of):
-            feeds = _feeds(self._part, run, {**self.states, **reported})
+            feeds = _feeds(self._part, run, {**self.states, **reported}, self._held)
             draw = Draw({name: torch.from_numpy(value) for name, value in feeds.items()}, {}, {})
             output = self._run_file(draw)
-            self.states = _fed(self._cache, output)
+            self.states = _fed(self._cache, output, self._held)
         scores: Array = output[SCORES]
         # What a cache drops depends on how many tokens are read at once.
         is_same = not self._cache.dropping_windows
@@ -231,17 +239,27 @@ def _embedded_runs(
         yield run, {name: array[:, start:end] for name, array in vectors.items()}
 
 
-def _feeds(part: ModelPart, step: TextStep, states: Arrays) -> Arrays:
+def _feeds(part: ModelPart, step: TextStep, states: Arrays, held: int | None) -> Arrays:
     assert part.cache is not None
-    known = {TOKEN_IDS: step.tokens, MASK: attention_mask_of(part.cache, step), POSITIONS: step.positions, **states}
+    mask = attention_mask_of(part.cache, step)
+    if held is not None:
+        missing = held + step.tokens.shape[1] - mask.shape[1]
+        mask = np.pad(mask, ((0, 0), (missing, 0)))
+    known = {TOKEN_IDS: step.tokens, MASK: mask, POSITIONS: step.positions, **states}
     known |= step.told
     # What else says something of each token says the same of all.
     others = {spec.name: np.full_like(step.tokens, plain_value(spec)) for spec in part.inputs if spec.name not in known}
     return {spec.name: known[spec.name] if spec.name in known else others[spec.name] for spec in part.inputs}
 
 
-def _fed(cache: CacheLayout, output: Arrays) -> Arrays:
-    return {state.input: output[state.output] for state in cache.states}
+def _fed(cache: CacheLayout, output: Arrays, held: int | None) -> Arrays:
+    """Return the states of the next run: those that a run returns, of a cache of a fixed length the last ones."""
+    return {
+        state.input: output[state.output]
+        if held is None or state.token_axis is None
+        else np.take(output[state.output], range(-held, 0), axis=state.token_axis)
+        for state in cache.states
+    }
 
 
 def tied_rows(scores: Array, margin: float) -> int:

@@ -34,7 +34,7 @@ from winml.modelkit.load.request import CHECKPOINT_KINDS, ModelRequest
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.export_result import STEPS, ExportResult
 from winml.modelkit.runtime.default_sizes import default_size
-from winml.modelkit.runtime.execution_providers import refuse_dynamic
+from winml.modelkit.runtime.execution_providers import find_execution_provider, refuse_dynamic
 from winml.modelkit.version import __version__
 from winml.modelkit.words import count_words
 
@@ -159,6 +159,10 @@ class HTPExporter:
             nonlocal parts
             loaded, use = load_for_export(request, self.config, is_handed_over=self.handover is not None)
             parts = loaded.parts
+            if self._needs_fixed_sizes and (closing := _closing_sizes_by_default(loaded)):
+                fixed = request.with_sizes({**closing, **request.fixed_sizes_of})
+                loaded, use = load_for_export(fixed, self.config, is_handed_over=self.handover is not None)
+                loaded = replace(loaded, model_notes=(_closing_note(closing, self.config.ep), *loaded.model_notes))
             return replace(loaded, model_notes=(*notes, *loaded.model_notes)), use
 
         try:
@@ -170,6 +174,11 @@ class HTPExporter:
                 raise
             notes = (*notes, *_frozen_notes(frozen, parts))
         return self._export_sized(request.with_sizes(frozen), target, notes)
+
+    @property
+    def _needs_fixed_sizes(self) -> bool:
+        ep = self.config.ep
+        return ep is not None and not self.config.allow_dynamic and not find_execution_provider(ep).takes_dynamic
 
     def export_loaded(
         self,
@@ -293,6 +302,22 @@ def fixed_cache_hint(parts: Sequence[ModelPart], passed: Mapping[str, int]) -> s
         f"{opening} Fix its sizes with --shape-config '{text}', give --no-cache, or add --allow-dynamic and fix them "
         "later."
     )
+
+
+def _closing_sizes_by_default(loaded: LoadedModel) -> dict[str, int]:
+    """Return the sizes with which a decoder runs where nothing may be open, by key of ``--shape-config``.
+
+    Empty where it has no cache, has no open size, or the user leaves one open.
+    """
+    parts = loaded.requested_parts
+    is_asked = any(item.name not in part.open_by_default for part in parts for item in part.dimensions)
+    if is_asked or all(part.cache is None for part in parts) or all(not part.dimensions for part in parts):
+        return {}
+    return _closing_sizes(parts) or {}
+
+
+def _closing_note(sizes: Mapping[str, int], ep: str | None) -> str:
+    return f"Sizes are fixed, as --ep {ep} needs them. Other ones: --shape-config '{json.dumps(dict(sizes))}'."
 
 
 def _closing_sizes(parts: Sequence[ModelPart]) -> dict[str, int] | None:

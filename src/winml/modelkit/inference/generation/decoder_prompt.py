@@ -239,6 +239,11 @@ class PreparedPrompt:
         """Tokens of the text that the answer goes on with."""
         return self.tokens if self.beginning is None else (self.beginning.start,)
 
+    @property
+    def decoder_tokens(self) -> int:
+        """Number of tokens that the decoder reads before it writes the first one."""
+        return len(self.before) + (0 if self.beginning is None else self.beginning.prompt_places)
+
 
 def files_folder(model: Path) -> Path:
     """Return the folder with the configs and the tokenizer of a model: its own, or the one above where it has none."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -106,8 +106,9 @@ def write_text(
     """
     started = time.perf_counter()
     graph, begin = _opened_graphs(prompt, partial(_session, provider=provider, threads=threads))
+    prompt = replace(prompt, settings=prompt.settings.fitted(prompt.decoder_tokens, graph.most_tokens))
     session_ms = (time.perf_counter() - started) * 1000
-    loop, tokens = begin()
+    loop, tokens = begin(prompt)
     progress, pieces = _Progress(), list[str]()
     for piece in prompt.tokenizer.pieces((progress.add(entry) for entry in tokens), after=prompt.before):
         pieces.append(piece)
@@ -140,7 +141,7 @@ def _session(path: Path, provider: ChosenProvider, threads: int | None) -> Sessi
 
 def _opened_graphs(
     prompt: PreparedPrompt, opened: Callable[[Path], Session]
-) -> tuple[DecoderGraph, Callable[[], tuple[Literal["winml", "transformers"], Iterator[GeneratedToken]]]]:
+) -> tuple[DecoderGraph, Callable[[PreparedPrompt], tuple[Literal["winml", "transformers"], Iterator[GeneratedToken]]]]:
     """Return the decoder, and what says whose loop chooses the tokens and begins to yield them."""
     session = opened(prompt.model)
     if prompt.shown is not None:
@@ -148,15 +149,15 @@ def _opened_graphs(
 
         sessions = VisionLanguageSessions(opened(prompt.shown.vision), opened(prompt.shown.embedding), session)
         displayed = VisionLanguageDecoder(sessions)
-        return displayed, partial(vision_language_tokens, displayed, prompt)
+        return displayed, partial(vision_language_tokens, displayed)
     if prompt.encoder is not None:
         from winml.modelkit.inference.generation.encoder_decoder_text import encoder_decoder_tokens
         from winml.modelkit.runtime.decoding.encoder_decoder import EncoderDecoder
 
         graphs = EncoderDecoder(opened(prompt.encoder), session)
-        return graphs.decoder, partial(encoder_decoder_tokens, graphs, prompt)
+        return graphs.decoder, partial(encoder_decoder_tokens, graphs)
     graph = DecoderGraph(session)
-    return graph, partial(_token_source, graph, prompt)
+    return graph, partial(_token_source, graph)
 
 
 def _token_source(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -33,6 +33,7 @@ __all__ = [
     "held_tensors",
     "held_values",
     "inner_decoder_arguments",
+    "own_decoder_arguments",
     "self_feeding_decoder_arguments",
     "unread",
     "with_tensors",
@@ -308,7 +309,18 @@ def encoder_arguments(
     return NestedArguments((*names, DECODER_TOKENS), {}, build, results)
 
 
-def decoder_arguments(layout: EncoderDecoderLayout, *, has_mask: bool) -> NestedArguments:
+_OWN_OF_DECODER = {_MASK: "decoder_attention_mask", _POSITIONS: "decoder_position_ids"}
+"""Specified: what readers of a graph of the decoder call its own mask and positions → the arguments of transformers."""
+
+
+def own_decoder_arguments(parameters: Collection[str]) -> dict[str, str]:
+    """Return what a forward can be told of the decoder's own tokens: input of the graph → argument of the forward."""
+    return {name: argument for name, argument in _OWN_OF_DECODER.items() if argument in parameters}
+
+
+def decoder_arguments(
+    layout: EncoderDecoderLayout, *, has_mask: bool, own: Mapping[str, str] = MappingProxyType({})
+) -> NestedArguments:
     """Return how the inputs of a decoder become the arguments of the whole forward, and its result its outputs.
 
     What the encoder answered is given with its sizes alone: the keys and values from it are in the cache.
@@ -316,6 +328,7 @@ def decoder_arguments(layout: EncoderDecoderLayout, *, has_mask: bool) -> Nested
     Args:
         layout: What the model keeps.
         has_mask: Whether the forward takes a mask over the tokens of the encoder.
+        own: Inputs that say something of the decoder's own tokens → the argument each becomes.
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
@@ -325,14 +338,15 @@ def decoder_arguments(layout: EncoderDecoderLayout, *, has_mask: bool) -> Nested
         return {
             **_answered(layout, hidden, mask),
             DECODER_TOKENS: tensors[TOKENS],
+            **{argument: tensors[name] for name, argument in own.items()},
             layout.own.argument: _both_caches(layout, tensors, has_cross=True),
         }
 
     def results(outputs: Any) -> dict[str, object]:
-        own = outputs[layout.own.argument].self_attention_cache
-        return {"logits": outputs["logits"], **_states_of(layout.own, own)}
+        retained = outputs[layout.own.argument].self_attention_cache
+        return {"logits": outputs["logits"], **_states_of(layout.own, retained)}
 
-    return NestedArguments(_decoder_names(layout, has_mask), {}, build, results)
+    return NestedArguments((*_decoder_names(layout, has_mask), *own.values()), {}, build, results)
 
 
 def self_feeding_decoder_arguments(layout: EncoderDecoderLayout, *, has_mask: bool) -> NestedArguments:
@@ -408,10 +422,16 @@ def _mask_over_keys(mask: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) 
     return (1 - displayed[:, None, None, :]) * torch.finfo(dtype).min
 
 
-def empty_states(layout: CacheLayout, batch: int) -> dict[str, torch.Tensor]:
-    """Return the cache before the first token: no keys and values, and states of zero; by the names of the inputs."""
+def empty_states(layout: CacheLayout, batch: int, held: int = 0) -> dict[str, torch.Tensor]:
+    """Return the cache before the first token, of zeros, by the names of the inputs.
+
+    Args:
+        layout: The cache.
+        batch: Rows.
+        held: Tokens in the cache of every run, where their number is fixed; 0: no keys and values.
+    """
     return {
-        state.input: torch.zeros(state.shape(batch, 0), dtype=getattr(torch, state.dtype)) for state in layout.states
+        state.input: torch.zeros(state.shape(batch, held), dtype=getattr(torch, state.dtype)) for state in layout.states
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +29,7 @@ from winml.modelkit.load.caches.arguments import (
     decoder_arguments,
     encoder_arguments,
     inner_decoder_arguments,
+    own_decoder_arguments,
     self_feeding_decoder_arguments,
 )
 from winml.modelkit.load.caches.decision import NO_CACHE_REQUESTED, cached_keywords
@@ -254,6 +255,8 @@ _ENCODER_LENGTH_NAME = "encoder_sequence_length"
 """Name of the length of what the encoder answers, where it is no length of an input."""
 _ENCODER_CACHE_LENGTH = DynamicDimension(name="past_encoder_sequence_length", min=0, example=3)
 """Length of the keys and values of what was encoded, where the decoder computes those that are missing."""
+_USUAL_POSITIONS = 2048
+"""Chosen: positions where nothing says how many there are."""
 _TRACED: Mapping[str, int] = {_TEXT_KEY: 11, _TOKENS_KEY: 5, PAST_KEY: 7}
 """Chosen: small, apart from each other, and neither powers of two nor usual numbers of heads."""
 
@@ -313,10 +316,23 @@ class _Divided:
         encoder_axes = _encoder_axes(self.plain, self.layout, sizes)
         opened = encoder_axes.open(encoder_axes.decision, DynamicRequest())
         decoder_axes = _decoder_axes(
-            self.plain, self.layout, opened, sizes, takes_encoder_states=self._takes_encoder_states
-        )
+            self.plain, self.layout, opened, sizes, self._own_arguments,
+            takes_encoder_states=self._takes_encoder_states,
+        )  # fmt: skip
         encoder, decoder = divided_axes([encoder_axes, decoder_axes], self.request.dynamic)
         return self._encoder_part(encoder), self._decoder_part(decoder)
+
+    @property
+    def _own_arguments(self) -> Mapping[str, str]:
+        """What the decoder is told of its own tokens, where the length of its cache is fixed: input → argument.
+
+        Tokens that are not in such a cache yet are hidden by a mask, and positions do not follow from its length.
+        """
+        shape = self.request.shape_config
+        is_fixed = shape is not None and isinstance(getattr(shape, PAST_KEY), int)
+        if not is_fixed or self.inner is not None or self._takes_encoder_states:
+            return {}
+        return own_decoder_arguments(forward_parameters(self.model))
 
     @property
     def _takes_encoder_states(self) -> bool:
@@ -345,8 +361,10 @@ class _Divided:
         layout, inner = self.layout, self.inner
         cache = layout.both if self._takes_encoder_states else layout.own
         has_mask = any(spec.name == _MASK for spec in self.plain.inputs)
-        arguments_of = self_feeding_decoder_arguments if self._takes_encoder_states else decoder_arguments
-        arguments = arguments_of(layout, has_mask=has_mask)
+        if self._takes_encoder_states:
+            arguments = self_feeding_decoder_arguments(layout, has_mask=has_mask)
+        else:
+            arguments = decoder_arguments(layout, has_mask=has_mask, own=self._own_arguments)
         return part_of_decision(
             self.model,
             decision,
@@ -431,6 +449,7 @@ def _decoder_axes(
     layout: EncoderDecoderLayout,
     encoder: InputDecision,
     sizes: _Sizes,
+    own: Collection[str],
     *,
     takes_encoder_states: bool,
 ) -> PartAxes:
@@ -464,6 +483,12 @@ def _decoder_axes(
         dtype = layout.mask_dtype or mask.dtype
         inputs.append(mask.model_copy(update={"name": ENCODER_MASK, "shape": (batch, length), "dtype": dtype}))
         keys[ENCODER_MASK] = (_BATCH_KEY, None if is_answered else mask_key)
+    for name in own:
+        is_mask = name == _MASK
+        length = start[_TOKENS_KEY] + (start[PAST_KEY] if is_mask else 0)
+        most = 1 if is_mask else (_USUAL_POSITIONS if positions is None else positions) - 1
+        inputs.append(InputTensorSpec(name=name, shape=(batch, length), dtype="int64", value_range=(0, most)))
+        keys[name] = (_BATCH_KEY, None if is_mask else _TOKENS_KEY)
     cross: tuple[int | str, str | None] = (encoded, cross_key)
     if takes_encoder_states:
         cross = (_ENCODER_CACHE_LENGTH.name, None)

@@ -30,7 +30,7 @@ from winml.modelkit.runtime.decoding.inputs import (
     state_feeds,
 )
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
-from winml.modelkit.runtime.sessions import Session, state_of_zeros, state_rows
+from winml.modelkit.runtime.sessions import Session, last_entries, state_of_zeros, state_rows
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -118,6 +118,7 @@ class DecoderGraph:
         last_cache: What the last run left; None before the first, and without a cache.
         position_rows: Positions of each token, where it has several: of frames, rows and columns; None: one.
         length: Tokens in every run, where their number is fixed; else None. With a cache, more of them take more runs.
+        held: Tokens in the cache of every run, where their number is fixed; else None. The last ones are the real ones.
     """
 
     fed_input: ClassVar[str] = TOKEN_IDS
@@ -149,6 +150,14 @@ class DecoderGraph:
         self._plain_kind = plain_value(self._by_name[TOKEN_TYPES]) if TOKEN_TYPES in self._by_name else 0
         self.position_rows = _position_rows(self._by_name.get(POSITIONS))
         self.batch_axes = {name: batch_axis(self._by_name[name], batch) for name in self.states}
+        self._growing_axes = _growing_axes(session, self.states)
+        self.held = _held_tokens(session, self._growing_axes)
+        if self.held is not None and MASK not in self._by_name:
+            raise InputError(
+                f"{session.name} has a cache of a fixed {self.held} tokens and takes no {MASK}, which would hide those "
+                "that are not there yet",
+                hint="Build the model with past_sequence_length left open.",
+            )
 
     @property
     def has_cache(self) -> bool:
@@ -197,25 +206,54 @@ class DecoderGraph:
         if cache is None or not self.has_cache:
             feeds = self._feeds(values, mask, positions, None)
             return self._session.run(feeds, [SCORES])[SCORES][:, : tokens.shape[1]]
-        step = self.length or max(tokens.shape[1], 1)
         past = cache.length
+        self._refuse_beyond_held(past + tokens.shape[1])
         logits = [
             self._run_step(
-                values[:, start : start + step],
-                None if mask is None else mask[:, : past + start + step],
-                None if positions is None else positions[..., start : start + step],
+                values[:, start:end],
+                None if mask is None else mask[:, : past + end],
+                None if positions is None else positions[..., start:end],
                 cache,
             )
-            for start in range(0, max(tokens.shape[1], 1), step)
+            for start, end in self._pieces(tokens.shape[1])
         ]
         return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
+
+    def _pieces(self, count: int) -> list[tuple[int, int]]:
+        """Return where the tokens of each run begin and end."""
+        step = self.length or max(count, 1)
+        return [(start, min(start + step, count)) for start in range(0, max(count, 1), step)]
+
+    def _refuse_beyond_held(self, count: int) -> None:
+        """Refuse more tokens than a cache of a fixed size and one run hold.
+
+        Raises:
+            UsageError: says how many there are room for.
+        """
+        room = self.most_tokens
+        if room is not None and count > room:
+            raise UsageError(
+                f"the text has {count} tokens, and {self.name} was built for {room}: {self.held} in the cache and "
+                f"{self.length} in a run",
+                hint="Shorten the text, or build the model with a longer past_sequence_length (--shape-config).",
+            )
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens of a text that a cache of a fixed size and the run after it hold; None where nothing is fixed."""
+        return None if self.held is None else self.held + (self.length or 1)
 
     def _run_step(self, values: Array, mask: Array | None, positions: Array | None, cache: GraphCache) -> Array:
         """Answer the tokens of one run, given as the graph takes them, and let the cache be what it is after them."""
         past = cache.length
         feeds = {**self._feeds(values, mask, positions, cache), **{name: cache.encoded[name] for name in self.encoded}}
         arrays, retained = self._session.run_with_states(feeds, cache.values, {*self.states.values()})
-        cache.values = {name: retained[output] for name, output in self.states.items()}
+        cache.values = {
+            name: retained[output]
+            if name not in self._growing_axes
+            else last_entries(retained[output], self.held or 0, self._growing_axes[name])
+            for name, output in self.states.items()
+        }
         cache.length = past + values.shape[1]
         self.last_cache = cache
         return arrays[SCORES]
@@ -243,6 +281,9 @@ class DecoderGraph:
             _refuse_padding(mask, self.name)
         if positions is None:
             positions = np.broadcast_to(np.arange(past, past + count), (rows, count))
+        if self.held is not None:
+            mask = np.pad(mask, ((0, 0), (self.held - past, 0)))
+            past = self.held
         passed = {
             **_shares(self._value_inputs, _filled(values, filled)),
             MASK: _filled(mask[:, past:], filled) if self._masks_new_tokens else _filled(mask, past + filled),
@@ -337,6 +378,24 @@ def _refuse_scores_of_texts(session: Session) -> None:
             "of each token, [batch, tokens, vocabulary]",
             hint="Build the model for text-generation.",
         )
+
+
+def _growing_axes(session: Session, states: Mapping[str, str]) -> dict[str, int]:
+    """Return the axis along which a run adds its tokens to a state, for states of which both sizes are fixed."""
+    return {
+        name: axis
+        for name, output in states.items()
+        for axis, (before, after) in enumerate(
+            zip(session.input_shapes[name], session.output_shapes[output], strict=False)
+        )
+        if isinstance(before, int) and isinstance(after, int) and after > before
+    }
+
+
+def _held_tokens(session: Session, axes: Mapping[str, int]) -> int | None:
+    return next(
+        (int(size) for name, axis in axes.items() if isinstance(size := session.input_shapes[name][axis], int)), None
+    )
 
 
 def _position_rows(positions: GraphInput | None) -> int | None:

@@ -36,7 +36,13 @@ from winml.modelkit.load.caches.arguments import (
 from winml.modelkit.load.library_access import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.decoding.inputs import MASK, SCORES
-from winml.modelkit.verify.generated_text import GeneratedText, as_the_user_calls_it, plain_generation
+from winml.modelkit.verify.generated_text import (
+    GeneratedText,
+    as_the_user_calls_it,
+    held_tokens,
+    plain_generation,
+    token_count,
+)
 from winml.modelkit.verify.generation import compare_generation
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, prepared_part, run_reference, with_values
@@ -211,14 +217,15 @@ def _generate(parts: EncoderDecoderParts, weighted: PreparedPart, seed: int) -> 
 
 def new_tokens(decoder: ModelPart) -> int | str:
     """Return how many tokens are written to compare; why none are, where none can be."""
-    tokens = next(spec for spec in decoder.inputs if spec.name == TOKENS)
-    if isinstance(tokens.shape[1], int) or any(
-        isinstance(spec.shape[2], int) for spec in decoder.inputs if spec.cache and spec.cache.side == "decoder"
-    ):
-        return "the number of tokens, or the length of the cache, is fixed"
-    room = decoder.most_tokens
+    held, room = held_tokens(decoder), decoder.most_tokens
+    if token_count(decoder) not in (1, *(item.name for item in decoder.dimensions)):
+        return "the number of tokens is fixed"
+    if held is not None:
+        if all(spec.name != MASK for spec in decoder.inputs):
+            return "the length of the cache is fixed, and no mask hides what is not in it yet"
+        room = held + 1
     count = _NEW_TOKENS if room is None else min(_NEW_TOKENS, room - 1 - _SECOND_PROMPT)
-    return count if count > 0 else f"the decoder has no more than {room} positions"
+    return count if count > 0 else f"the decoder has room for no more than {room} tokens"
 
 
 def _text(
