@@ -161,6 +161,8 @@ class VerificationError(WinMLError):
         is_graph_wrong: Whether the graph is the likely cause, and neither the reference nor the inputs.
         inputs: Values by input on which the outputs differ, as arrays or tensors, where both models answered.
         most: Name of an open dimension → largest size up to which both answer the same, where only larger ones differ.
+        is_silent: Whether all that was compared is equal, and no output depends on the inputs: a wrong graph would not
+            have shown.
     """
 
     exit_code = 3
@@ -172,6 +174,7 @@ class VerificationError(WinMLError):
         self.is_graph_wrong = is_graph_wrong
         self.inputs = inputs
         self.most: Mapping[str, int] = {}
+        self.is_silent = False
 
 
 class InternalError(WinMLError):

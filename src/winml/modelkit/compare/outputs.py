@@ -26,6 +26,7 @@ __all__ = [
     "OutputComparison",
     "VerificationInfo",
     "compare_outputs",
+    "constant_outputs",
     "silent_kinds",
     "silent_words",
 ]
@@ -168,6 +169,10 @@ class VerificationInfo(Record):
     """What the graph takes for granted of other inputs; None where nothing was traced, as of two files."""
     accepts_assumptions: bool = field(default=False, metadata=entry(skip=True))
     """Whether the file counts as verified all the same."""
+    on_drawn_weights: bool = field(default=False, metadata=entry(before="outputs", omit_empty=True))
+    """Whether the graph was compared on a copy with drawn weights: with its own, no output depends on the inputs."""
+    constant: tuple[str, ...] = field(default=(), metadata=entry(skip=True))
+    """Outputs of the reference that were the same for all inputs."""
     silent: tuple[str, ...] | None = field(default=None, metadata=entry("answers_only", omit_none=True))
     """Without a signal, what the reference answers where it answers nothing else; see :func:`silent_kinds`."""
 
@@ -227,6 +232,16 @@ def compare_outputs(
     has_signal = _has_signal(reference, coarsest)
     silent = None if has_signal else silent_kinds(value for outputs in reference for value in outputs.values())
     return VerificationInfo(comparisons, has_signal, silent=silent)
+
+
+def constant_outputs(reference: Sequence[Arrays]) -> tuple[str, ...]:
+    """Return the names of the outputs that are the same, to the last bit, in all of several draws."""
+    first, *later_draws = reference
+    return tuple(
+        name
+        for name, value in first.items()
+        if all(np.array_equal(draw.get(name, ()), value, equal_nan=value.dtype.kind in "fc") for draw in later_draws)
+    )
 
 
 def _output_threshold(dtype: str, coarsest: str) -> float:

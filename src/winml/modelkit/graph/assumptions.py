@@ -8,10 +8,20 @@ from typing import Literal
 
 from winml.modelkit.records import Record, entry
 
-__all__ = ["Assumption", "AssumptionKind", "Place", "branch_taken", "places_of", "size_taken", "values_taken"]
+__all__ = [
+    "Assumption",
+    "AssumptionKind",
+    "Place",
+    "branch_taken",
+    "constant_output",
+    "places_of",
+    "size_taken",
+    "values_taken",
+]
 
-AssumptionKind = Literal["branch", "value", "size", "first_call"]
-"""A choice by the value of a tensor, values handed to Python, a size taken for a number, state of the first call."""
+AssumptionKind = Literal["branch", "value", "size", "first_call", "constant_output"]
+"""A choice by the value of a tensor, values handed to Python, a size taken for a number, state of the first call, an
+output that was the same for all inputs."""
 
 Place = tuple[str, int]
 """File name and line of the user's Python."""
@@ -64,6 +74,14 @@ def size_taken(place: Place, value: str | None = None) -> Assumption:
     file, line = place
     words = f"{file}:{line} takes a size for a number: the graph holds the one that was traced."
     return Assumption("size", value=value, file=file, line=line, message=words)
+
+
+def constant_output(name: str) -> Assumption:
+    """Return the assumption of an output that no inputs changed that were tried, in PyTorch as in the file."""
+    words = (
+        f"Output {name!r} is the same for all inputs that were compared: whether the file follows others is not known."
+    )
+    return Assumption("constant_output", value=name, message=words)
 
 
 def places_of(assumed: Iterable[Assumption]) -> tuple[str, ...]:

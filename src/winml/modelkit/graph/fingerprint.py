@@ -142,7 +142,7 @@ def _without_trailing_gaps(values: Iterable[ir.Value | None] | Iterable[str | No
     return trimmed
 
 
-NORMALIZER_VERSION = 4
+NORMALIZER_VERSION = 5
 """Counts up when the plain form changes, so that graphs in an older one are normalized again."""
 
 

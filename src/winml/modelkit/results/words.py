@@ -59,14 +59,15 @@ def verification_words(verification: VerificationInfo | None) -> str:
         bound = f"{bound} for {worst.computed_in} inside"
     if worst.threshold == 0:
         bound = "equal" if worst.is_equal else f"largest difference {worst.max_abs_diff:g}, tolerance 0"
-    if not verification.has_signal:
+    if not verification.has_signal and all(item.is_equal for item in verification.comparisons):
         if verification.silent is not None:
             return (
                 f"inconclusive: the model answers {silent_words(verification.silent)}, so a wrong graph would not show"
             )
         return f"inconclusive: no output of the model depends on its inputs, so a wrong graph would not show ({bound})"
+    on_copy = " on a copy with drawn weights" if verification.on_drawn_weights else ""
     outcome = (
-        f"ONNX Runtime equals PyTorch{_fixed_words(verification)}{_assumed_words(verification)}"
+        f"ONNX Runtime equals PyTorch{on_copy}{_fixed_words(verification)}{_assumed_words(verification)}"
         if verification.agrees
         else f"not equal: output {worst.name!r}, draw {worst.draw}"
     )
@@ -103,6 +104,7 @@ def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]
     ]
     outputs_with_nan = {item.name: item for item in reversed(verification.comparisons) if item.nan_count}
     return (
+        *([_DRAWN_WEIGHTS] if verification.on_drawn_weights else []),
         *set_aside_notes,
         *map(_value_note, (value for value in verification.values if value.is_fixed or value.refused)),
         *(verification.generation.notes if verification.generation is not None else ()),
@@ -112,6 +114,12 @@ def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]
             for name, item in sorted(outputs_with_nan.items())
         ),
     )
+
+
+_DRAWN_WEIGHTS = (
+    "With the model's own weights an output is the same for all inputs, so that a wrong graph would not show: it was "
+    "compared on a copy with drawn weights as well. The file holds the model's own."
+)
 
 
 def _value_note(value: CheckedValue) -> str:

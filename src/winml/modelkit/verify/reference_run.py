@@ -6,6 +6,7 @@ comes out. For the values, the same model is loaded with its weights. Knows noth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ __all__ = [
     "refuse_verification_beyond_memory",
     "run_for_shapes",
     "run_reference",
+    "with_drawn_weights",
     "with_values",
 ]
 
@@ -164,6 +166,42 @@ def with_values(prepared: PreparedPart) -> Iterator[PreparedPart]:
     with prepared_part(weighted_part) as weighted:
         weighted.forward.rename_outputs(prepared.forward.output_names)
         yield weighted
+
+
+@contextmanager
+def with_drawn_weights(prepared: PreparedPart, seed: int) -> Iterator[PreparedPart]:
+    """Yield the prepared part with other weights, such that what it reads reaches what it answers.
+
+    Matrices and kernels keep the scale of what they are multiplied by, scales lie near one, biases near zero. The
+    weights of a model that holds values are put back at the end.
+
+    Args:
+        prepared: The part.
+        seed: Of what is drawn.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with with_values(prepared) as weighted, torch.no_grad():
+        own = {
+            name: value.clone()
+            for name, value in weighted.model.named_parameters()
+            if weighted is prepared and value.is_floating_point()
+        }
+        try:
+            for name, value in weighted.model.named_parameters():
+                if value.is_floating_point():
+                    value.copy_(_drawn_weight(name, tuple(value.shape), generator))
+            yield weighted
+        finally:
+            for name, value in weighted.model.named_parameters():
+                if name in own:
+                    value.copy_(own[name])
+
+
+def _drawn_weight(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    noise = torch.randn(shape, generator=generator)
+    if len(shape) > 1:
+        return noise / math.sqrt(max(math.prod(shape[1:]), 1))
+    return 0.1 * noise + (0 if name.endswith("bias") else 1)
 
 
 @contextmanager

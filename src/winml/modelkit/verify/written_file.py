@@ -16,9 +16,10 @@ from torch import nn
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
 from winml.modelkit.compare.files import refuse_below_minimum_sqnr
-from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
+from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs, constant_outputs
 from winml.modelkit.errors import ExportError, StageError, VerificationError
 from winml.modelkit.export.tensors import to_numpy, to_torch
+from winml.modelkit.graph.assumptions import constant_output
 from winml.modelkit.graph.cutting import Cut, Cutter, cut_model
 from winml.modelkit.graph.files.graph_reading import graph_of
 from winml.modelkit.graph.files.reading import read_referring
@@ -202,8 +203,16 @@ def verify_written_file(
 
         generation = compare_generation(prepared.part, text, file.run, dtypes, is_uncertain)
     comparisons = (*verification.comparisons, *at_other_sizes)
+    # At other sizes, other shapes: an output that follows these alone is compared there.
+    answers = [draw.reference for draw in (written.draw, second, *written.proof.draws)]
+    constant = constant_outputs([*answers, *(varied.draw.reference for varied in values.varied)])
     return replace(
-        verification, comparisons=comparisons, values=checked, generation=generation, assumed=written.assumed
+        verification,
+        comparisons=comparisons,
+        values=checked,
+        generation=generation,
+        assumed=(*written.assumed, *map(constant_output, constant)),
+        constant=constant,
     )
 
 

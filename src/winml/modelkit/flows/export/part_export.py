@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Arrays
@@ -16,11 +19,13 @@ from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.errors import ExportError, InternalError, UsageError, VerificationError, WinMLError
 from winml.modelkit.export.config import SECOND_TRY_S, ExporterUse, WinMLExportConfig, second_choice
 from winml.modelkit.export.state_restoration import process_left_as_found
+from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.file_names import ONLY_PART, sidecar_path
 from winml.modelkit.flows.export.graph_making import ExportRun, TaggedGraph, bounded_graph, make_tagged_graph
 from winml.modelkit.flows.export.loading import load_for_export
 from winml.modelkit.flows.module_functions import functions_of_modules
 from winml.modelkit.flows.quality_samples import default_samples, has_processors, made_values
+from winml.modelkit.graph.cutting import Cutter
 from winml.modelkit.graph.files.companions import (
     earlier_companions,
     remove_companions,
@@ -31,6 +36,7 @@ from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.named_paths import restored_working_directory
 from winml.modelkit.graph.files.output_files import ExportPaths
 from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.graph.fingerprint import fingerprint
 from winml.modelkit.graph.model_metadata import output_specs
 from winml.modelkit.graph.weights import idle_weight_bytes
 from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage, read_tag
@@ -38,16 +44,17 @@ from winml.modelkit.load.caches.finding import NO_CACHE_HINT
 from winml.modelkit.load.library_access import local_files_only
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.progress import StepClock
 from winml.modelkit.report.export import export_report, sidecar_json
 from winml.modelkit.report.markdown import render_markdown
-from winml.modelkit.results.export_result import ExportedPart, ExportResult, NodeRecord
+from winml.modelkit.results.export_result import STEPS, ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.results.transformed_file import ModuleFunctions, WrittenFile
 from winml.modelkit.results.words import verification_notes, verification_words
 from winml.modelkit.runtime.graph_inputs import inputs_of_specs
 from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
 from winml.modelkit.verify.parts.parts_together import compare_text_together, decodes_for_others, measure_text_together
-from winml.modelkit.verify.reference_run import PreparedPart, prepared_part
+from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, with_drawn_weights, with_values
 from winml.modelkit.verify.varied_sizes import WrittenGraph
 from winml.modelkit.verify.written_file import measure_written_file, verify_written_file
 from winml.modelkit.words import size_words
@@ -273,9 +280,84 @@ def _verify_part(
         fidelity = measure_written_file(written, prepared, run.inputs(part), least, piece_bytes, samples)
         return fidelity if len(run.loaded.parts) == 1 else _measured_text(run, prepared, fidelity)
     advice = _LEAVE_IT_TO_DYNAMO if run.config.exporter == "torchscript" else ""
-    verification = verify_written_file(written, prepared, run.inputs(part), advice=advice)
+    try:
+        verification = verify_written_file(written, prepared, run.inputs(part), advice=advice)
+    except VerificationError as error:
+        verified = _verified_on_copy(run, prepared, tagged_graph, advice) if error.is_silent else None
+        if verified is None:
+            raise
+        verification = replace(verified, on_drawn_weights=True)
+    follows = partial(_follows_inputs, tagged_graph.model)
+    if not verification.on_drawn_weights and any(map(follows, verification.constant)):
+        # One head of several may be zero, or a scale beside it.
+        verified = _verified_on_copy(run, prepared, tagged_graph, advice)
+        if verified is not None and len(verified.constant) < len(verification.constant):
+            shown = {*verification.constant} - {*verified.constant}
+            assumed = (item for item in verification.assumed or () if item.value not in shown)
+            verification = replace(verification, assumed=tuple(assumed), on_drawn_weights=True)
     verification = replace(verification, accepts_assumptions=run.config.accept_assumptions)
     return _verify_text(run, prepared, verification)
+
+
+def _verified_on_copy(
+    run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, advice: str
+) -> VerificationInfo | None:
+    """Compare the graph of the same model with drawn weights; None where that shows nothing, or is another graph.
+
+    Raises:
+        VerificationError: the graph is not the model.
+    """
+    if tagged_graph.handed is not None:
+        return None
+    _refuse_other_weights(tagged_graph.model, prepared)
+    # Inputs, notes and steps of their own: those of the model stay as they are.
+    copied_run = replace(run, draws={}, clock=StepClock(STEPS))
+    with with_drawn_weights(prepared, run.seed) as drawn, tempfile.TemporaryDirectory() as folder:
+        copied = make_tagged_graph(copied_run, drawn, tagged_graph.exporter)
+        if fingerprint(copied.model) != fingerprint(tagged_graph.model):
+            return None
+        path = Path(folder) / "copy.onnx"
+        write_model(copied.model, path)
+        written = WrittenGraph(path, copied.model, drawn.part.inputs, copied.draw, copied.proof, copied.assumed)
+        try:
+            return verify_written_file(written, drawn, copied_run.inputs(drawn.part), advice=advice)
+        except VerificationError as error:
+            if error.is_silent:
+                return None
+            error.message = (
+                f"{error.message} (on a copy with drawn weights: the model's own give one answer to all inputs)"
+            )
+            raise
+
+
+def _follows_inputs(model: ir.Model, name: str) -> bool:
+    """Say whether the graph computes an output from its inputs."""
+    output = next((value for value in model.graph.outputs if value.name == name), None)
+    maker = None if output is None else output.producer()
+    return maker is not None and not Cutter(model).is_constant(maker)
+
+
+def _refuse_other_weights(model: ir.Model, prepared: PreparedPart) -> None:
+    """Refuse a graph that holds other values than the model under the name of a parameter.
+
+    What no comparison of outputs shows, since nothing of it reaches them.
+
+    Raises:
+        VerificationError: names the parameter.
+    """
+    with with_values(prepared) as weighted:
+        for name, value in weighted.model.named_parameters():
+            stored = model.graph.initializers.get(name)
+            tensor = None if stored is None else stored.const_value
+            if tensor is None or tuple(tensor.shape.numpy()) != tuple(value.shape):
+                continue
+            own, written = to_numpy(value.detach()), tensor.numpy()
+            if not np.array_equal(written.astype(np.float64), own.astype(np.float64), equal_nan=True):
+                raise VerificationError(
+                    f"the file holds other values than the model for parameter {name!r}",
+                    hint="No file was written; please report it.",
+                    is_graph_wrong=True,
+                )
 
 
 def _samples(run: ExportRun, part: ModelPart) -> tuple[Sequence[Arrays], QualitySamples] | None:
