@@ -315,6 +315,34 @@ def attention_in_blocks_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.cat(blocks, 1)
 
 
+@deceives("refused")
+def size_beside_large_columns(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A column that is wrong by a size is nothing beside columns of another unit."""
+    rows = self.linear(x).sum(1)
+    return torch.cat([rows * 1e6, rows[:, :1] * len(x[0])], 1)
+
+
+@deceives("refused")
+def size_in_another_plane(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The same along the second of four axes."""
+    rows = self.linear(x)
+    return torch.stack([rows * 1e6, rows * len(x[0])], 1)
+
+
+@deceives("refused")
+def size_in_another_stack(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The same along the first."""
+    rows = self.linear(x)
+    return torch.stack([rows * 1e6, rows * 1e6, rows * len(x[0])])
+
+
+@deceives("refused", axes={})
+def frozen_beside_large_planes(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A plane of the values that were traced."""
+    rows = self.linear(x)
+    return torch.stack([rows * 1e6, torch.from_numpy(rows.detach().numpy().copy())], 1)
+
+
 @deceives("right")
 def mean_by_shape(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Honest: a size that stays one."""
@@ -749,3 +777,24 @@ def test_verified_file_is_right_bounded_or_noted(case: Case, tmp_path: Path) -> 
         text = f"{part.dimensions} {part.notes}"
     print("OUTCOME", case.forward.__name__, outcome, text.replace("\n", " ")[:400])
     assert outcome in case.outcomes, text
+
+
+class RecurrentPieces(nn.Module):
+    """Cuts a row into pieces for a recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return as many rows."""
+        return torch.cat([self.layer(piece)[0] for piece in x.split(100, 1)], 1)
+
+
+def test_hint_names_kernels_only_where_one_is_missing(tmp_path: Path) -> None:
+    """A graph that holds a size as a number is no fault of ONNX Runtime."""
+    config = WinMLExportConfig.model_validate({"exporter": "torchscript", "dynamic_axes": TOKENS})
+    with pytest.raises(VerificationError) as raised:
+        HTPExporter(config).export(RecurrentPieces().eval(), tmp_path / "model.onnx", {"x": torch.randn(2, 120, 4)})
+    assert "kernel" not in str(raised.value)
+    assert "took for a constant" in (raised.value.hint or "")

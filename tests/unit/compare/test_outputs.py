@@ -239,3 +239,28 @@ def test_column_that_stays_while_that_of_the_reference_moves_is_found() -> None:
     result = compare_outputs(reference, frozen)
     assert not result.is_verified
     assert [True, False, False] == [item.is_equal for item in result.comparisons]
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_compare_slice_of_small_values_is_judged_by_its_own_scale_along_any_axis(axis: int) -> None:
+    """One of two slices may be of another unit; rounding of the large one is no reason to refuse the small one."""
+    rng = np.random.default_rng(0)
+    large, small = (rng.standard_normal((4, 4)).astype(np.float32) for _ in range(2))
+    large *= 1e6
+    expected = np.stack([large, small], axis)
+    rounded = np.stack([np.nextafter(large, np.float32(np.inf)), small + np.float32(0.1)], axis)
+    wrong = np.stack([np.nextafter(large, np.float32(np.inf)), small * 20], axis)
+    assert compare_outputs([{"y": expected}], [{"y": rounded}]).comparisons[0].is_equal
+    (comparison,) = compare_outputs([{"y": expected}], [{"y": wrong}]).comparisons
+    assert not comparison.is_equal
+    assert comparison.problem.startswith(f"index 1 of {'the last axis' if axis == 2 else f'axis {axis}'}")
+
+
+def test_compare_slice_that_stays_as_in_the_first_draw_is_refused() -> None:
+    """Beside large values a constant is within the threshold of each draw."""
+    large, small = np.full((2, 4), 1e9, np.float32), np.arange(8, dtype=np.float32).reshape(2, 4)
+    reference = [{"y": np.stack([large * draw, small * draw], 1)} for draw in (1, 2)]
+    answers = [{"y": np.stack([large * draw, small], 1)} for draw in (1, 2)]
+    comparisons = compare_outputs(reference, answers).comparisons
+    assert [item.is_equal for item in comparisons] == [True, False]
+    assert "is the same in draws 1 and 2" in comparisons[1].problem

@@ -181,8 +181,11 @@ def _is_rounding(different: OutputComparison, moved: Mapping[str, OutputComparis
         decides: Only the first counts.
     """
     item = moved.get(different.name)
-    if different.problem or item is None:
+    if item is None or not np.isfinite(different.relative_diff):
         return False
+    if different.problem:
+        # Of one channel: rounding explains it where it moves one as far beside the others.
+        return not item.is_equal
     adds_up = different.relative_diff <= UNITS_OF_A_KERNEL * item.relative_diff
     return not item.is_equal or (adds_up and not decides)
 
@@ -200,7 +203,8 @@ def _moved_outputs(prepared: PreparedPart, draw: Draw, computed_in: Sequence[str
         if seed == 0 and not all(item.is_equal for item in comparisons):
             return {}
         for item in comparisons:
-            if item.name not in largest or largest[item.name].relative_diff < item.relative_diff:
+            known = largest.get(item.name)
+            if known is None or (known.is_equal, -known.relative_diff) > (item.is_equal, -item.relative_diff):
                 largest[item.name] = item
     return largest
 

@@ -468,14 +468,23 @@ class _File:
         except StageError as error:
             raise VerificationError(
                 f"cannot verify: {error.message.replace(str(self._path), 'the file')}",
-                hint=f"{_kernel_words(self._model)}; --no-verify writes the file without comparing.",
+                hint=f"{_failure_hint(error.message, self._model)}; --no-verify writes the file without comparing.",
                 is_graph_wrong=True,
             ) from error
 
 
-def _kernel_words(model: nn.Module) -> str:
-    """Return what ONNX Runtime may lack for a model, and what helps."""
+_MISSING_KERNEL = ("NOT_IMPLEMENTED", "Could not find an implementation", "Type Error", "not implemented")
+"""Specified: how ONNX Runtime words that it has no kernel for an operator of these types."""
+
+
+def _failure_hint(reason: str, model: nn.Module) -> str:
+    """Return what may be wrong where ONNX Runtime fails, and what helps; kernels are named only where it lacks one."""
+    if not any(words in reason for words in _MISSING_KERNEL):
+        return (
+            "The node has values or shapes that it does not take: often a size or a value that the trace took for a "
+            "constant. Compute it with tensors in that module's forward"
+        )
     dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
     if small := " and ".join(sorted(dtypes & {"bfloat16", "float16", "float64"})):
         return f"The weights are {small}, for which its CPU has few kernels: --dtype fp32 casts them"
-    return "Its CPU kernels do not take every dtype and operator"
+    return "Its CPU has no kernel for this operator with these dtypes"
