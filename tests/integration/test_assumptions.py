@@ -83,7 +83,7 @@ def line_of(forward: Forward, text: str) -> int:
     [
         (branch, "branch", "False", "x.sum() > 1e6"),
         (values_in_c, "value", None, "max(x.flatten()"),
-        (large_size, "size", None, "x.shape[1] > 5000"),
+        (large_size, "size", "False", "x.shape[1] > 5000"),
         (first_call, "first_call", "counted", None),
     ],
 )
@@ -101,11 +101,31 @@ def test_assumption_is_the_same_record_in_summary_sidecar_and_inspection(
     assert (item["kind"], item["value"]) == (kind, value)
     place = (None, None) if text is None else (Path(__file__).name, line_of(forward, text))
     assert (item["file"], item["line"]) == place
-    assert item.get("input") == ("x" if kind == "branch" else None)
+    assert item.get("input") == {"branch": "x", "size": "tokens"}.get(kind)
     assert item["message"] in result.notes
     sidecar = json.loads(sidecar_path(path).read_text(encoding="utf-8"))
     assert sidecar["verification"] == record
     assert inspect_onnx(path).as_record()["assumed"] == record["assumed"]
+
+
+def rows_by_seven(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """One of two open sizes."""
+    return self.linear(x) if len(x) % 7 else self.other(x)
+
+
+def tokens_of_a_result(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A size of what was computed may be either."""
+    return self.linear(x) if self.other(x).shape[1] < 900 else self.other(x)
+
+
+@pytest.mark.parametrize(("forward", "sizes"), [(rows_by_seven, "rows"), (tokens_of_a_result, "rows, tokens")])
+def test_size_that_decides_is_named_before_anything_is_compared(forward: Forward, sizes: str, tmp_path: Path) -> None:
+    axes = {"x": {0: "rows", 1: "tokens"}}
+    part = exported(forward, tmp_path / "model.onnx", dynamic_axes=axes, verify=False).only_part
+    (item,) = part.assumed
+    assert (item.kind, item.input, item.file) == ("size", sizes, Path(__file__).name)
+    # Where that size is fixed, nothing is assumed of it.
+    assert not exported(forward, tmp_path / "fixed.onnx", verify=False).only_part.assumed
 
 
 @pytest.mark.parametrize("forward", [nothing, large_size])

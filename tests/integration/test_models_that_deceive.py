@@ -349,6 +349,55 @@ def mean_by_shape(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.linear(x).sum(1) / x.shape[1]
 
 
+@deceives("bounded", "refused", "noted")
+def band_of_sizes(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A band between the sizes that are checked."""
+    return self.other(x) if x.shape[1] > 100 and x.shape[1] < 120 else self.linear(x)
+
+
+@deceives("bounded", "refused", "noted", axes={"x": {0: "rows"}})
+def every_seventh_batch(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A remainder of ``len()``."""
+    return self.other(x) if len(x) % 7 == 0 else self.linear(x)
+
+
+@deceives("bounded", "refused", "noted")
+def one_size_matched(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A ``match`` on a size."""
+    match x.shape[1]:
+        case 33:
+            return self.other(x)
+        case _:
+            return self.linear(x)
+
+
+@deceives("bounded", "refused", "noted")
+def many_elements(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A number of elements is a product of sizes."""
+    return self.linear(x) * (1 if x.numel() < 900 else 2)
+
+
+@deceives("bounded", "refused", "noted")
+def digits_of_a_size(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A size as text."""
+    return self.linear(x) * len(str(int(x.shape[1])))
+
+
+@deceives("bounded", "refused", "noted")
+def rows_of_one_shape(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A shape is compared as a tuple."""
+    return self.other(x) if tuple(x.shape) == (2, 65, 4) else self.linear(x)
+
+
+@deceives("bounded", "refused", "noted")
+def table_that_may_be_short(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """What PyTorch refuses goes another way."""
+    try:
+        return self.linear(x) + torch.ones(1, 31, 4)[:, : x.shape[1]].expand(1, x.shape[1], 4)
+    except RuntimeError:
+        return self.other(x)
+
+
 # --- What a forward keeps from an earlier call.
 
 

@@ -33,7 +33,7 @@ class Assumption(Record):
 
     kind: AssumptionKind
     input: str = field(default="", metadata=entry(omit_empty=True))
-    """Names of the inputs that it depends on; empty where they are not known."""
+    """Names of the inputs that it depends on, of a size those of open dimensions; empty where they are not known."""
     value: str | None = None
     """What was found in the trace, in words; None where it is not known."""
     file: str | None = None
@@ -69,11 +69,23 @@ def values_taken(place: Place) -> Assumption:
     return Assumption("value", file=file, line=line, message=words)
 
 
-def size_taken(place: Place, value: str | None = None) -> Assumption:
-    """Return the assumption of a line that takes an open size for a number."""
+def size_taken(place: Place, value: str | None = None, sizes: Iterable[str] = ()) -> Assumption:
+    """Return the assumption of a line that takes an open size for a number, or decides by one.
+
+    Args:
+        place: The line.
+        value: What was taken.
+        sizes: Names of the open sizes it may come from.
+    """
     file, line = place
-    words = f"{file}:{line} takes a size for a number: the graph holds the one that was traced."
-    return Assumption("size", value=value, file=file, line=line, message=words)
+    names = ", ".join(sorted(sizes))
+    if value in ("True", "False"):
+        words = f"decides by the size{f' {names}' * bool(names)}: the graph holds the choice made for the traced one."
+    else:
+        words = (
+            f"takes {f'the size {names}' if names else 'a size'} for a number: the graph holds the one that was traced."
+        )
+    return Assumption("size", input=names, value=value, file=file, line=line, message=f"{file}:{line} {words}")
 
 
 def constant_output(name: str) -> Assumption:

@@ -175,7 +175,8 @@ def settled_assumptions(written: WrittenGraph, reads: ValueReads) -> tuple[Assum
         if read is not None and read.inputs:
             settled.append(replace(item, input=", ".join(sorted(read.inputs)), value=item.value or read.value))
         elif read is None and item.value is None:
-            settled += [size_taken(place)] if axes_of(written.inputs) else []
+            sizes = {size for axes in axes_of(written.inputs).values() for size in axes.values()}
+            settled += [size_taken(place, sizes=sizes)] if sizes else []
         elif read is None:
             settled.append(item)
     return tuple(settled)

@@ -54,6 +54,7 @@ from winml.modelkit.export.torchscript.tracing import (
     TracedLoops,
     asserts_only,
     booleans_as_numbers,
+    is_noted_elsewhere,
     masks_without_vmap,
     missing_value_error,
     operator_of_error,
@@ -140,7 +141,7 @@ def capture_torchscript(
         with quiet_torch(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", _TracerWarning)
-            loops, numbers = TracedLoops(len(inputs)), NumbersTaken(len(inputs))
+            loops, numbers = TracedLoops(len(inputs)), NumbersTaken(tuple(inputs), options.dynamic_axes)
             with numbers.in_trace():
                 serialized = loops.call(lambda: _export_with_torch(model, inputs, forward, scopes, options, loops))
     except ExportError:
@@ -162,7 +163,7 @@ def capture_torchscript(
     place_operands(node_scopes)
     name_by_module(captured.graph, node_scopes, tree)
     counted = (replace(branch_taken(place), value=value) for place, value in numbers.values.items())
-    sizes = (size_taken(*item) for item in numbers.sizes.items() if options.dynamic_axes)
+    sizes = (size_taken(place, value, names) for place, (value, names) in numbers.sizes.items())
     by_line = {item.place: item for item in (*sizes, *_values_read(caught), *counted)}
     return Capture(captured, node_scopes, unused_inputs, tuple(by_line.values()), notes=loops.notes)
 
@@ -243,7 +244,7 @@ def _values_read(caught: Sequence[warnings.WarningMessage]) -> Iterator[Assumpti
     for warning in caught:
         if not issubclass(warning.category, _TracerWarning) or "site-packages" in Path(warning.filename).parts:
             continue
-        if not asserts_only(warning.filename, warning.lineno):
+        if not is_noted_elsewhere(warning.filename) and not asserts_only(warning.filename, warning.lineno):
             place = (Path(warning.filename).name, warning.lineno)
             takes_all = any(words in str(warning.message) for words in _TAKING_ALL)
             yield (values_taken if takes_all else branch_taken)(place)

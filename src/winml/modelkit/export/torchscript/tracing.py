@@ -16,7 +16,7 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -43,6 +43,7 @@ __all__ = [
     "TracedLoops",
     "asserts_only",
     "booleans_as_numbers",
+    "is_noted_elsewhere",
     "masks_without_vmap",
     "missing_value_error",
     "operator_of_error",
@@ -81,42 +82,122 @@ def _lines_of_assertions(file: str) -> frozenset[int]:
     return frozenset(asserting - deciding)
 
 
-# --- Which lines take a tensor for a number without asking ``int()``: ``range(n)``, ``[0] * n``? torch warns of none.
+# --- Which lines take a traced tensor for a number: ``if n > 3``, ``range(n)``, ``len(x)``? Is it a value, or a size?
+
+
+_ASKED_FOR_NUMBERS = ("__bool__", "__float__", "__index__", "__int__", "__iter__", "__len__", "item")
+"""Methods of a tensor that return what Python decides by. Of those that take all values torch warns."""
+_OF_SHAPES = frozenset({"aten::size", "aten::numel", "aten::len", "aten::sym_size", "aten::sym_numel"})
+"""Operators that ask for no value."""
+_SHAPED_BY_VALUES = frozenset({"aten::nonzero", "aten::nonzero_numpy", "aten::masked_select", "aten::_unique2"})
+"""Operators whose results have as many elements as their values say."""
+_WRAPPERS = (__file__, torch.Tensor.__contains__.__code__.co_filename)
+"""Files whose frames stand between the line that asks and what answers."""
 
 
 @dataclass
 class NumbersTaken:
     """The lines of the user's Python that did so in one trace."""
 
-    input_count: int
-    """How many inputs the model has."""
+    input_names: tuple[str, ...]
+    """Inputs of the model, in order."""
+    open_axes: Mapping[str, Mapping[int, str]]
+    """Input → axis → name, of the sizes that are left open."""
     values: dict[Place, str] = field(default_factory=dict)
     """Place → the number, where it was a value, or computed from one."""
-    sizes: dict[Place, str] = field(default_factory=dict)
-    """Place → the number, where it was computed from sizes alone."""
+    sizes: dict[Place, tuple[str, frozenset[str]]] = field(default_factory=dict)
+    """Place → the number and names of open sizes, where it was computed from sizes alone."""
 
     @contextmanager
     def in_trace(self) -> Iterator[None]:
         """Note them inside the block; patches torch."""
-        with _replaced(torch.Tensor, "__index__", self._index):
+        with ExitStack() as stack:
+            for name in _ASKED_FOR_NUMBERS:
+                stack.enter_context(_replaced(torch.Tensor, name, functools.partial(self._taken, name)))
             yield
 
-    def _index(self, original: Callable[..., object], values: torch.Tensor) -> Any:
-        # The frame of what took it, behind that of the patch.
-        patch = inspect.currentframe()
-        frame = patch and patch.f_back and patch.f_back.f_back
-        number = original(values)
-        if (
-            frame is not None
-            and torch._C._get_tracing_state() is not None
-            and not _is_library(frame)
-            and not _is_subscript(frame)
-        ):
-            inputs, sizes = _origins(values, self.input_count)
-            if inputs or sizes:
-                taken = self.values if inputs else self.sizes
-                taken[(Path(frame.f_code.co_filename).name, frame.f_lineno)] = str(number)
+    def _taken(self, name: str, original: Callable[..., object], values: torch.Tensor) -> Any:
+        frame = inspect.currentframe()
+        while frame is not None and (frame.f_code.co_filename in _WRAPPERS):
+            frame = frame.f_back
+        is_traced = torch._C._get_tracing_state() is not None and isinstance(values, torch.Tensor)
+        if frame is None or not is_traced or _is_library(frame):
+            return original(values)
+        if name == "__index__" and _is_subscript(frame):
+            return original(values)
+        with warnings.catch_warnings():
+            # What torch warns of is noted here, with where it comes from.
+            warnings.simplefilter("ignore")
+            number = original(values)
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        # What is a tensor still, the trace follows: torch has a ``len()`` of its own.
+        if not isinstance(number, torch.Tensor) and not asserts_only(file, line):
+            self._note((Path(file).name, line), name, values, number)
         return number
+
+    def _note(self, place: Place, name: str, values: torch.Tensor, number: object) -> None:
+        value: Any = torch._C._get_value_trace(values)  # type: ignore[attr-defined]  # its stub misses it
+        is_of_rows = name in ("__len__", "__iter__")
+        is_value, sizes = self._sizes_of(value, 0) if is_of_rows else self._origins(value)
+        words = str(values.shape[0] if name == "__iter__" else number)
+        if is_value:
+            self.values[place] = words
+        elif sizes:
+            known = self.sizes.get(place, (words, frozenset()))
+            self.sizes[place] = (known[0], known[1] | sizes)
+
+    def _sizes_of(self, value: Any, axis: int | None) -> tuple[bool, frozenset[str]]:
+        """Say whether values decide the size of a traced value, and return which open sizes it may be.
+
+        Args:
+            value: What has the size.
+            axis: Which one; None: any.
+        """
+        inputs = dict(zip(_traced_inputs(len(self.input_names)), self.input_names, strict=False))
+        if value.unique() in inputs:
+            axes = self.open_axes.get(inputs[value.unique()], {})
+            return False, frozenset(size for number, size in axes.items() if axis is None or number == axis)
+        before = list(_computed_from(value))
+        numbers = {item.unique() for item in before}
+        names = {size for number in numbers for size in self.open_axes.get(inputs.get(number, ""), {}).values()}
+        is_by_value = any(item.node().kind() in _SHAPED_BY_VALUES for item in before)
+        return is_by_value and not numbers.isdisjoint(inputs), frozenset(names)
+
+    def _origins(self, value: Any) -> tuple[bool, frozenset[str]]:
+        """Say whether a traced number comes from values of the inputs, and return the open sizes that it comes from."""
+        inputs = _traced_inputs(len(self.input_names))
+        is_value, sizes = False, frozenset[str]()
+        for item in _computed_from(value, until=_OF_SHAPES):
+            is_value |= item.unique() in inputs
+            if item.node().kind() in _OF_SHAPES:
+                operands = list(item.node().inputs())
+                axis = operands[1].toIValue() if len(operands) > 1 else None
+                by_value, names = self._sizes_of(operands[0], axis if isinstance(axis, int) and axis >= 0 else None)
+                is_value, sizes = is_value or by_value, sizes | names
+        return is_value, sizes
+
+
+def _traced_inputs(count: int) -> list[int]:
+    """Return the values of the inputs of the model; the exporter lists them first, and the weights after them."""
+    tracing: Any = torch._C._get_tracing_state()
+    return [value.unique() for value in list(tracing.graph().inputs())[:count]]
+
+
+def _computed_from(value: Any, until: Collection[str] = ()) -> Iterator[Any]:
+    """Yield a traced value and all that it is computed from, not past operators of these kinds."""
+    pending: list[Any] = [value]
+    seen: set[int] = set()
+    while pending:
+        item = pending.pop()
+        if item.unique() not in seen:
+            seen.add(item.unique())
+            yield item
+            pending += [] if item.node().kind() in until else item.node().inputs()
+
+
+def is_noted_elsewhere(file: str) -> bool:
+    """Say whether a warning of the tracer comes from the patches above, which note by themselves."""
+    return file == __file__
 
 
 def _is_library(frame: FrameType) -> bool:
@@ -127,27 +208,6 @@ def _is_subscript(frame: FrameType) -> bool:
     """Say whether a frame is at ``values[…]``: of tensors, a trace follows those."""
     name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
     return "SUBSCR" in name or "SLICE" in name
-
-
-def _origins(values: torch.Tensor, input_count: int) -> tuple[bool, bool]:
-    """Say whether a traced tensor is computed from values of the model's inputs, and whether from sizes."""
-    tracing: Any = torch._C._get_tracing_state()
-    # The exporter lists the inputs of the model first, and the weights after them.
-    inputs = {value.unique() for value in list(tracing.graph().inputs())[:input_count]}
-    pending: list[Any] = [torch._C._get_value_trace(values)]  # type: ignore[attr-defined]  # its stub misses it
-    seen: set[int] = set()
-    has_values = has_sizes = False
-    while pending:
-        value = pending.pop()
-        if value.unique() in seen:
-            continue
-        seen.add(value.unique())
-        has_values |= value.unique() in inputs
-        if value.node().kind() == "aten::size":
-            has_sizes = True
-        else:
-            pending += value.node().inputs()
-    return has_values, has_sizes
 
 
 # --- Replaces Python bools by numbers in calls of torch functions during tracing.
@@ -372,7 +432,12 @@ class TracedLoops:
 
     def _depends_on_inputs(self, values: torch.Tensor) -> bool:
         """Say whether a tensor is computed from an input of the model, and not from weights and constants alone."""
-        return torch._C._get_tracing_state() is not None and any(_origins(values, self.input_count))
+        if torch._C._get_tracing_state() is None:
+            return False
+        inputs = _traced_inputs(self.input_count)
+        value = torch._C._get_value_trace(values)  # type: ignore[attr-defined]  # its stub misses it
+        origins = _computed_from(value, until=_OF_SHAPES)
+        return any(item.unique() in inputs or item.node().kind() in _OF_SHAPES for item in origins)
 
 
 def _drop_stale_index() -> None:
