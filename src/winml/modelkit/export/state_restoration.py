@@ -6,7 +6,9 @@ export calls it several times, and afterwards nothing of that must show.
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import random
 import sys
 import types
@@ -163,22 +165,107 @@ def unchanged_attributes(model: nn.Module) -> Iterator[StateAsFound]:
 
 
 def shared_state(model: nn.Module) -> dict[str, object]:
-    """Return what a forward may keep beside its modules: in globals and on classes of the user's code.
+    """Return what a forward may keep beside its modules, in the user's code; nothing of it is put back.
 
-    Numbers and flags by value, containers by their size; nothing of it is put back.
+    That is in globals, on classes, in default arguments and in variables of an enclosing function: of methods, of
+    functions beside them, of hooks, and of functions on modules. Numbers, flags and texts by value, small tensors by
+    their values, containers by what they hold, objects by their attributes.
     """
-    state: dict[str, object] = {}
-    for kind in {kind: None for module in model.modules() for kind in type(module).__mro__}:
-        source = sys.modules.get(kind.__module__)
-        if source is None or "site-packages" in Path(getattr(source, "__file__", None) or "site-packages").parts:
-            continue
-        for owner, namespace in ((kind.__name__, vars(kind)), (kind.__module__, vars(source))):
-            for name, value in namespace.items():
-                if isinstance(value, (dict, list, set, deque)):
-                    state[f"{owner}.{name}"] = len(value)
-                elif isinstance(value, (int, float, type(None), torch.Tensor)):
-                    state[f"{owner}.{name}"] = id(value) if isinstance(value, torch.Tensor) else value
-    return state
+    return _SharedState(model).found
+
+
+class _SharedState:
+    """Collects it, each function and each container once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.found: dict[str, object] = {}
+        self._seen: set[int] = set()
+        for kind in {kind: None for module in model.modules() for kind in type(module).__mro__}:
+            source = sys.modules.get(kind.__module__)
+            if source is None or _is_library(getattr(source, "__file__", None)):
+                continue
+            for owner, namespace in ((kind.__name__, vars(kind)), (kind.__module__, vars(source))):
+                for name, value in list(namespace.items()):
+                    self._add(f"{owner}.{name}", value)
+        for module in model.modules():
+            hooks = (hook for name in _OWN_HOOKS for hook in vars(module).get(name, {}).values())
+            for value in (*vars(module).values(), *hooks):
+                self._add_function(value)
+
+    def _add(self, name: str, value: object) -> None:
+        if isinstance(value, (*_CONTAINERS, int, float, str, type(None), torch.Tensor)):
+            self.found[name] = _fingerprint(value, _DEPTH)
+        elif not self._add_function(value) and _is_record(value):
+            self.found[name] = _fingerprint(vars(value), _DEPTH)
+
+    def _add_function(self, value: object) -> bool:
+        """Add what a function of the user's keeps; say whether it is a function at all."""
+        if isinstance(value, (staticmethod, classmethod, functools.partial, types.MethodType)):
+            value = value.func if isinstance(value, functools.partial) else value.__func__
+        if isinstance(value, property):
+            value = value.fget
+        if not isinstance(value, types.FunctionType):
+            return False
+        if id(value) in self._seen or _is_library(value.__code__.co_filename):
+            return True
+        self._seen.add(id(value))
+        code = value.__code__
+        names = code.co_varnames[: code.co_argcount]
+        defaults = value.__defaults__ or ()
+        kept = dict(zip(names[len(names) - len(defaults) :], defaults, strict=False)) | (value.__kwdefaults__ or {})
+        kept |= {name: _content(cell) for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=False)}
+        for variable, content in kept.items():
+            self._add(f"{variable} of {value.__qualname__.replace('<locals>.', '')}()", content)
+        return True
+
+
+def _content(cell: types.CellType) -> object:
+    """Return what a variable of an enclosing function holds; None where it is not bound yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+_CONTAINERS = (dict, list, set, frozenset, tuple, deque)
+_OWN_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_MOST_ITEMS = 64
+"""Chosen: items of a container that are looked at; of more, their number."""
+
+
+_LIBRARY_FOLDERS = (Path(__file__).parents[1], Path(os.__file__).parent)
+"""Folders of this package and of Python's own modules."""
+
+
+def _is_library(file: str | None) -> bool:
+    path = Path(file or "site-packages")
+    return "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in _LIBRARY_FOLDERS)
+
+
+def _is_record(value: object) -> bool:
+    """Say whether a value is an object of the user's code that is neither a class nor a module."""
+    if isinstance(value, (type, types.ModuleType, nn.Module)) or not hasattr(value, "__dict__"):
+        return False
+    source = sys.modules.get(type(value).__module__)
+    return not _is_library(getattr(source, "__file__", None))
+
+
+def _fingerprint(value: object, depth: int) -> object:
+    """Return something that is equal as long as a value is."""
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return repr(value)
+    if isinstance(value, torch.Tensor):
+        is_readable = type(value) in _WITH_MEMORY and not value.is_meta and value.layout == torch.strided
+        if not is_readable or _size_bytes(value) > _SMALL_BYTES:
+            return (tuple(value.shape), id(value), _version(value))
+        values = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+        return (tuple(value.shape), str(value.dtype), bytes(values.numpy()))
+    if isinstance(value, _CONTAINERS):
+        items = list(value.items() if isinstance(value, dict) else value)
+        if not depth or len(items) > _MOST_ITEMS or isinstance(value, (set, frozenset)):
+            return len(items)
+        return [_fingerprint(item, depth - (not isinstance(item, tuple))) for item in items]
+    return type(value).__name__
 
 
 class StateAsFound:
