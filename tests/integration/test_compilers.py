@@ -22,7 +22,7 @@ import pytest
 
 from graphs import parse
 from house.sources import REPOSITORY
-from weighted_graphs import CONVOLUTION
+from weighted_graphs import CONVOLUTION, PERCEPTRON
 from winml.modelkit.metadata_keys import COMPILE_KEY, MODULES_KEY
 
 QNN_PACKAGES = "WINML_TEST_QNN_PACKAGES"
@@ -167,3 +167,60 @@ def test_openvino_compiles_and_a_file_it_cannot_open_is_no_file(model: Path, tmp
     assert 0 == code, err
     assert ("OpenVINOExecutionProvider", 100.0) == (record["compiled"]["provider"], record["coverage"]["percent"])
     assert record["parts"]
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers between which ranges are of integers, placed for the CPU; the float file lies beside it."""
+    folder = tmp_path_factory.mktemp("quantized")
+    ir.save(parse(PERCEPTRON.replace("N,", "1,")), folder / "float.onnx")
+    options = ("--mode", "qdq", "--precision", "w8a16", "--no-verify")
+    code, _, err = winml(QNN_PACKAGES, "quantize", "-m", folder / "float.onnx", "-o", folder / "model.onnx", *options)
+    assert 0 == code, err
+    return folder / "model.onnx"
+
+
+@needs(QNN_PACKAGES)
+def test_quantized_file_is_judged_beside_its_float_source(quantized: Path, tmp_path: Path) -> None:
+    """It names the float file itself; elsewhere a user does. Each node outside has module, type and reason."""
+    compiling = ("compile", "-o", tmp_path / "npu.onnx", "--ep", "qnn", "--ep-options", "soc_model=60", "--overwrite")
+    code, record, err = winml(QNN_PACKAGES, *compiling, "-m", quantized)
+    assert 0 == code, err
+    source = record["verification"]["source"]
+    assert ("float.onnx", "model.onnx") == (source["reference"], source["source"])
+    (tmp_path / "alone.onnx").write_bytes(quantized.read_bytes())
+    code, record, err = winml(QNN_PACKAGES, *compiling, "-m", tmp_path / "alone.onnx")
+    assert (0, False) == (code, "source" in record["verification"]), err
+    assert any("--reference FLOAT.onnx" in note for note in record["notes"])
+    reference = quantized.with_name("float.onnx")
+    code, record, err = winml(QNN_PACKAGES, *compiling, "-m", tmp_path / "alone.onnx", "--reference", reference)
+    assert (0, "float.onnx") == (code, record["verification"]["source"]["reference"]), err
+    left = [node for node in record["outside"] if node["expands_weight"]]
+    assert all(node["tag"] and node["dtype"] and node["reason"] for node in left)
+    assert bool(left) == any("winml quantize" in note and "--ep qnn" in note for note in record["notes"])
+
+
+@needs(QNN_PACKAGES)
+@pytest.mark.parametrize(
+    ("options", "expected_code", "words"),
+    [
+        (("--min-sqnr", "150"), 3, "wrong"),
+        (("--max-outside", "0"), 3, "--max-outside 0"),
+        (("--reference", "absent.onnx"), 2, "absent.onnx: no such file"),
+        (("--reference", "{other}"), 2, "it is not what model.onnx was quantized from"),
+        (("--reference", "{other}", "--no-verify"), 2, "--no-verify compares nothing"),
+        (("--device", "gpu"), 2, "finds no gpu"),
+    ],
+)
+def test_result_beyond_a_limit_or_without_its_reference_is_not_written(
+    quantized: Path, model: Path, tmp_path: Path, options: tuple[str, ...], expected_code: int, words: str
+) -> None:
+    """Exit 3 for a limit, which a first wrong module or the nodes explain; 2 for a wrong reference or device."""
+    output = tmp_path / "npu.onnx"
+    asked = [option.format(other=model) for option in options]
+    code, _, err = winml(
+        QNN_PACKAGES, "compile", "-m", quantized, "-o", output, "--ep", "qnn", "--ep-options", "soc_model=60", *asked
+    )  # fmt: skip
+    assert (expected_code, False) == (code, output.exists()), err
+    assert words in err
+    assert "cannot load" not in err

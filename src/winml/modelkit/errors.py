@@ -20,6 +20,7 @@ The exit code of the command is on the class (FORMATS: 0 success, 1 failure, 2 w
     │   ├── CompileError            1
     │   ├── MeasureError            1
     │   └── WriteError              1   the output could not be written
+    ├── LimitError                  3   a result is beyond a limit of the request
     ├── VerificationError           3   two models that should give equal outputs do not
     └── InternalError               1   a bug of this package: asks for a report
 
@@ -152,6 +153,12 @@ class MeasureError(StageError):
 
 class WriteError(StageError):
     """An output file could not be written; earlier files are unchanged."""
+
+
+class LimitError(WinMLError):
+    """A result is beyond a limit of the request; no file was written."""
+
+    exit_code = 3
 
 
 class VerificationError(WinMLError):

@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from winml.modelkit.compare.fidelity import MOST_DB, FidelitySum, measure_fidelity, value_fidelity
-from winml.modelkit.compare.words import comparison_words
+from winml.modelkit.compare.fidelity import (
+    MOST_DB,
+    FidelityInfo,
+    FidelitySum,
+    SourceFidelity,
+    measure_fidelity,
+    value_fidelity,
+)
+from winml.modelkit.compare.words import comparison_words, fidelity_words
 
 Array = np.ndarray[Any, Any]
 SIGNAL = np.linspace(-1, 1, 8, dtype=np.float32)
@@ -159,3 +166,28 @@ def test_sum_over_draws_is_that_of_all_values_together() -> None:
     total.add(expected, actual[:2])
     total.add(expected, actual)
     assert "shape [2] instead of [5]" == total.of_output().problem
+
+
+def test_compiled_file_is_judged_beside_what_its_quantized_source_reaches() -> None:
+    """Below the minimum only where the source is well above: 6 dB less than it reaches, and never near 0 dB."""
+    generator = np.random.default_rng(0)
+    expected = generator.standard_normal(4000)
+
+    def at(decibels: float) -> list[dict[str, Array]]:
+        return [{"y": expected + 10 ** (-decibels / 20) * generator.standard_normal(4000)}]
+
+    def judged(source: float, compiled: float, margin: float | None = 6.0) -> FidelityInfo:
+        own = measure_fidelity([{"y": expected}], at(source), 30.0)
+        found = measure_fidelity([{"y": expected}], at(compiled), 30.0)
+        return replace(found, beside=SourceFidelity("float.onnx", "quantized.onnx", own.outputs, margin))
+
+    assert judged(28.0, 24.7).is_near  # its own loss, and as much again
+    assert not judged(28.0, 20.0).is_near
+    assert not judged(60.0, 29.0).is_near  # the source reaches the minimum
+    assert judged(60.0, 31.0).is_near
+    assert not judged(28.0, 24.7, margin=None).is_near  # a minimum that was requested
+    assert not judged(5.0, 0.1).is_near  # as an output of zeros
+    words = fidelity_words(judged(28.0, 20.0))
+    assert "against float.onnx; quantized.onnx reaches SQNR 28." in words
+    record = judged(28.0, 24.7).as_record()
+    assert ("quantized.onnx", 6.0) == (record["source"]["source"], record["source"]["margin_db"])

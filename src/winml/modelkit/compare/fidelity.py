@@ -26,6 +26,7 @@ __all__ = [
     "QualitySamples",
     "QualitySource",
     "SampleSpread",
+    "SourceFidelity",
     "judged_outputs",
     "measure_fidelity",
     "output_fidelity",
@@ -112,6 +113,19 @@ class OutputFidelity(Record):
 
 
 @dataclass(frozen=True)
+class SourceFidelity(Record):
+    """How near the quantized file that a compiled one was made from is to the float file of both."""
+
+    reference: str
+    """Name of the float file, which both are compared with."""
+    source: str
+    """Name of the quantized file."""
+    outputs: tuple[OutputFidelity, ...]
+    margin_db: float | None
+    """How far below the quantized file an output may lie, in decibels; None: the minimum alone counts."""
+
+
+@dataclass(frozen=True)
 class FidelityInfo(Record):
     """Outcome of comparing a graph of fewer bits with the one it was made from."""
 
@@ -136,20 +150,38 @@ class FidelityInfo(Record):
     """Without a signal, what the reference answers where it answers nothing else; see :func:`silent_kinds`."""
     samples: QualitySamples | None = field(default=None, metadata=entry(skip=True))
     """What was fed; None where these were the draws of a verification."""
+    beside: SourceFidelity | None = field(default=None, metadata=entry("source", omit_none=True))
+    """Of a compiled file that is compared with the float file behind its source: what the source reaches. Else None."""
 
     @property
     def worst(self) -> OutputFidelity:
         """The output that is farthest from its reference, of those that are judged."""
         compared = self.outputs or ((self.together,) if self.together is not None else ())
-        return min(judged_outputs(compared), key=lambda output: (not output.problem, output.sqnr_db))
+        return min(judged_outputs(compared), key=lambda output: (not output.problem, self._distance_db(output)))
 
     @property
     def is_verified(self) -> bool:
         """Whether every output is near enough, and the comparison means something."""
         return self.has_signal and all(
-            not output.problem and self.judged_db(output) >= self.least_sqnr_db
+            not output.problem and self.judged_db(output) >= self.limit_db(output)
             for output in judged_outputs(self.outputs)
         )
+
+    def limit_db(self, output: OutputFidelity) -> float:
+        """Return what an output has to reach: the minimum, or less where the source of a compiled file does not.
+
+        Beside a source, that is its own ratio less the margin, and never less than half of it: an output of zeros has
+        0 dB.
+        """
+        beside = self.beside
+        if beside is None or beside.margin_db is None:
+            return self.least_sqnr_db
+        own = next((self.judged_db(item) for item in beside.outputs if item.name == output.name), math.inf)
+        return min(self.least_sqnr_db, max(own - beside.margin_db, own / 2))
+
+    def _distance_db(self, output: OutputFidelity) -> float:
+        """Return how far above its limit an output is where each has its own, else its ratio."""
+        return output.sqnr_db if self.beside is None else self.judged_db(output) - self.limit_db(output)
 
     def judged_db(self, output: OutputFidelity) -> float:
         """Return what the limit judges: over samples, the lower end of the interval; over a few draws, all together."""

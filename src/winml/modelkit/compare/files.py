@@ -32,6 +32,7 @@ __all__ = [
     "accepted_sizes",
     "large_size",
     "open_session",
+    "outputs_of_file",
     "reference_outputs",
     "refuse_below_minimum_sqnr",
     "refuse_different",
@@ -144,13 +145,32 @@ def reference_outputs(
         raise _reference_error(reference, error) from error
 
 
-def refuse_below_minimum_sqnr(fidelity: FidelityInfo, reference: str, inputs: Mapping[str, object]) -> None:
+def outputs_of_file(path: Path, draws: Sequence[Arrays]) -> list[Arrays]:
+    """Return what a file answers to values, run node by node as it is written.
+
+    Raises:
+        UsageError: it takes other inputs.
+        StageError: it cannot be run.
+    """
+    return _run_draws(path, draws, as_written=True)
+
+
+_FEWER_BITS_HINT = (
+    "No file was written. Exclude the modules that suffer (--exclude), choose another --precision or --mode, lower "
+    "--min-sqnr, or write it all the same with --no-verify."
+)
+
+
+def refuse_below_minimum_sqnr(
+    fidelity: FidelityInfo, reference: str, inputs: Mapping[str, object], hint: str = _FEWER_BITS_HINT
+) -> None:
     """Refuse a file that answers too unlike what it was made from.
 
     Args:
         fidelity: What was measured.
         reference: What it was made from, in words.
         inputs: Values both were fed.
+        hint: What to do about it.
 
     Raises:
         VerificationError: an output does not reach the ratio.
@@ -158,8 +178,7 @@ def refuse_below_minimum_sqnr(fidelity: FidelityInfo, reference: str, inputs: Ma
     if fidelity.has_signal and not fidelity.is_near:
         raise VerificationError(
             f"too little is left of the answers of {reference}: {fidelity_words(fidelity)}{_lower_end_words(fidelity)}",
-            hint="No file was written. Exclude the modules that suffer (--exclude), choose another --precision or "
-            "--mode, lower --min-sqnr, or write it all the same with --no-verify.",
+            hint=hint,
             is_graph_wrong=fidelity.worst.sqnr_db < 0,
             inputs=inputs,
         )

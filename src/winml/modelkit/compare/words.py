@@ -44,9 +44,19 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
     where = f"for {worst.name} over {draws if fidelity.samples is None else samples_words(fidelity.samples)}"
     streamed = ", of the whole model, weights streamed" if fidelity.is_streamed else ""
     alone = "; compared without the other parts" if fidelity.is_part_alone else ""
-    least = f"(limit {fidelity.least_sqnr_db:g} dB)"
+    least = f"(limit {fidelity.limit_db(worst):.4g} dB{_source_words(fidelity, worst)})"
     together = "" if fidelity.together is None else f"; {_together_words(fidelity)}"
     return f"{nearness_words(worst)} {where}{streamed} {least}{alone}{together}"
+
+
+def _source_words(fidelity: FidelityInfo, output: OutputFidelity) -> str:
+    """Return what the source of a compiled file reaches, where both were compared with a float file."""
+    beside = fidelity.beside
+    if beside is None:
+        return ""
+    own = next((item for item in beside.outputs if item.name == output.name), None)
+    reached = "" if own is None else f"; {beside.source} reaches {own.problem or nearness_words(own)}"
+    return f", against {beside.reference}{reached}"
 
 
 def _inconclusive(silent: tuple[str, ...] | None) -> str:

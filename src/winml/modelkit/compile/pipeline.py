@@ -14,7 +14,6 @@ from typing import Any
 
 import onnx_ir as ir
 import onnx_ir.passes.common
-import onnxruntime as ort
 
 from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.errors import CompileError, InputError, UsageError
@@ -32,8 +31,8 @@ from winml.modelkit.records import Record, entry
 from winml.modelkit.runtime.default_sizes import fixing_command
 from winml.modelkit.runtime.devices import ChosenProvider, provider_version
 from winml.modelkit.runtime.host import instruction_sets
-from winml.modelkit.runtime.plug_ins import ORT_ERRORS, add_plug_in, installed_plug_ins, ort_reason
-from winml.modelkit.runtime.sessions import SEVERITY_FATAL, onnxruntime_version, rewrite_file
+from winml.modelkit.runtime.kernels import compile_to_file
+from winml.modelkit.runtime.sessions import onnxruntime_version, rewrite_file
 
 __all__ = [
     "UNNAMED_FILE",
@@ -100,11 +99,15 @@ def _tags_inside(node: ir.Node) -> list[NodeTag]:
 
 # --- Lets an execution provider compile a file for its device, and writes what it made as an ``EPContext`` model.
 #
-# Opens no session to run a graph. What the provider made is not looked at.
+# In a process of its own: the log of the provider is read for its reasons, and a provider may end its process. What it
+# made is not looked at.
 
 
-def compile_context(source: Path, target: Path, chosen: ChosenProvider, *, embed: bool) -> None:
+def compile_context(source: Path, target: Path, chosen: ChosenProvider, *, embed: bool) -> Mapping[str, str]:
     """Write the model that a provider makes of a file: a node for each part it compiled, and the nodes it left.
+
+    Returns:
+        Name of a node that it left → why, as far as it says so.
 
     Args:
         source: An ONNX file, with its data beside it.
@@ -113,27 +116,21 @@ def compile_context(source: Path, target: Path, chosen: ChosenProvider, *, embed
         embed: Keep what was compiled inside the model.
 
     Raises:
-        UsageError: the provider does not take its options, or the installed ONNX Runtime cannot compile.
+        StageError: the provider ended the process in which it compiles, or did not end in time.
         CompileError: the provider fails, or ONNX Runtime cannot load the graph; gives the reason.
     """
+    compiled = compile_to_file(source, target, chosen, embed=embed)
     name = chosen.provider.name
-    options = ort.SessionOptions()
-    options.log_severity_level = SEVERITY_FATAL
-    if name not in installed_plug_ins():
-        try:
-            options.add_provider(name, dict(chosen.options))
-        except ORT_ERRORS as error:
-            raise UsageError(f"{name} does not take {dict(chosen.options)}: {ort_reason(error)}") from error
-    else:
-        add_plug_in(options, name, chosen.options)
-    try:
-        compiler = ort.ModelCompiler(options, str(source), embed_compiled_data_into_model=embed)
-        compiler.compile_to_file(str(target))
-    except ORT_ERRORS as error:
+    if compiled.refused_options:
+        raise UsageError(
+            f"--ep-options: {compiled.refused_options}",
+            hint="Its documentation lists the options it takes; leave out those it does not.",
+        )
+    if compiled.problem:
         raise CompileError(
-            f"{name} cannot compile the graph: {ort_reason(error)}",
-            hint=failure_hint(name, ort_reason(error), chosen),
-        ) from error
+            f"{name} cannot compile the graph: {compiled.problem}", hint=failure_hint(name, compiled.problem, chosen)
+        )
+    return compiled.reasons
 
 
 def failure_hint(name: str, reason: str, chosen: ChosenProvider) -> str:
@@ -173,6 +170,12 @@ class OutsideNode(Record):
     name: str
     operator: str
     tag: str
+    dtype: str = ""
+    """Element type of its first input as numpy calls it; empty where it is unknown."""
+    reason: str = ""
+    """Why, where the provider says it."""
+    expands_weight: bool = False
+    """Whether it makes floating-point numbers of a quantized weight, on the CPU and in each run."""
 
 
 @dataclass(frozen=True)
@@ -213,10 +216,12 @@ def compile_graph(
     sent, written = folder / _SENT, folder / _RETURNED
     ir.save(model, sent, external_data=unfinished_data_path(sent).name)
     is_processor = not chosen.provider.compiles
+    reasons: Mapping[str, str] = {}
     if is_processor:
         rewrite_file(sent, written, disabled=(), with_layouts=True)
     else:
-        compile_context(sent, written, chosen, embed=bool(options.embed))
+        reasons = compile_context(sent, written, chosen, embed=bool(options.embed))
+    types = {value.name: value.dtype for node in all_nodes(model) for value in node.inputs if value is not None}
     compiled = load_foreign(written)
     carried = carry_tags(model, compiled)
     restore_description(compiled, model)
@@ -229,7 +234,8 @@ def compile_graph(
             f"{chosen.provider.name} compiled none of the {sum(1 for _ in all_nodes(model))} nodes",
             hint="winml inspect shows the operators and types of the file; some devices take float16 or integers only.",
         )
-    outside = () if is_processor else tuple(map(_outside_node, _nodes_outside(compiled)))
+    left = [] if is_processor else _nodes_outside(compiled)
+    outside = tuple(_outside_node(node, reasons.get(node.name or "", ""), types) for node in left)
     record = {**_record(compiled, options, chosen), **({"source": source} if source else {})}
     compiled.metadata_props[COMPILE_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
     return CompileResult(compiled, True, carried.notes, measure_coverage(compiled), parts, outside, record)
@@ -265,9 +271,24 @@ def _nodes_outside(model: ir.Model) -> list[ir.Node]:
     return [node for node in all_nodes(model) if not is_context(node)]
 
 
-def _outside_node(node: ir.Node) -> OutsideNode:
+def _outside_node(node: ir.Node, reason: str, types: Mapping[str | None, ir.DataType | None]) -> OutsideNode:
     tag = read_tag(node)
-    return OutsideNode(node.name or "", node.op_type, "" if tag is None else tag.tag)
+    first = next((value for value in node.inputs if value is not None), None)
+    dtype = None if first is None else first.dtype or types.get(first.name)
+    is_weight = first is not None and (first.is_initializer() or first.const_value is not None)
+    return OutsideNode(
+        node.name or "",
+        node.op_type,
+        "" if tag is None else tag.tag,
+        "" if dtype is None else str(dtype.numpy()),
+        reason,
+        expands_weight=node.op_type == "DequantizeLinear" and is_weight and _has_elements(first),
+    )
+
+
+def _has_elements(value: ir.Value | None) -> bool:
+    """Say whether a value is no single number."""
+    return value is not None and value.shape is not None and len(value.shape) > 0
 
 
 def _record(model: ir.Model, options: CompileOptions, chosen: ChosenProvider) -> dict[str, object]:

@@ -7,34 +7,52 @@ opened and run on its provider before it is put in place. Knows no PyTorch and i
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import onnx_ir as ir
 
-from winml.modelkit.compare.fidelity import FidelityInfo, measure_fidelity
-from winml.modelkit.compare.files import reference_outputs, refuse_below_minimum_sqnr, refuse_different
+from winml.modelkit.arrays import Arrays
+from winml.modelkit.compare.fidelity import FidelityInfo, SourceFidelity, measure_fidelity
+from winml.modelkit.compare.files import (
+    outputs_of_file,
+    reference_outputs,
+    refuse_below_minimum_sqnr,
+    refuse_different,
+)
 from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.compile.declared_options import DEFAULT_MIN_SQNR_DB
+from winml.modelkit.compile.declared_options import DEFAULT_MIN_SQNR_DB, MARGIN_DB
 from winml.modelkit.compile.options import CompileOptions
-from winml.modelkit.compile.pipeline import UNNAMED_FILE, CompileResult, compile_graph
-from winml.modelkit.errors import StageError, UsageError, VerificationError, rename_options
-from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphWork, transform_file
+from winml.modelkit.compile.pipeline import UNNAMED_FILE, CompileResult, OutsideNode, compile_graph
+from winml.modelkit.errors import LimitError, StageError, UsageError, VerificationError, rename_options
+from winml.modelkit.flows.graph_file import (
+    CheckedSource,
+    GraphFileTask,
+    GraphWork,
+    name_beside,
+    recorded_float_source,
+    transform_file,
+)
 from winml.modelkit.flows.quality_samples import SampleRequest
-from winml.modelkit.graph.contexts import context_file_names, rename_context_files
+from winml.modelkit.graph.contexts import context_file_names, proto_nodes, rename_context_files
 from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.graph.files.placing import name_data
+from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.pinning import sizes_of_dimensions
+from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.progress import StepEvent
+from winml.modelkit.quantize.planning import QUANTIZED_OPERATORS
 from winml.modelkit.results.transformed_file import CompilableProvider, CompiledFile
 from winml.modelkit.runtime.devices import ChosenProvider, choose_compiler, present_providers, unreadable_reason
-from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
+from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, short_name
 from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.words import count_noun
 
 __all__ = ["Compilation", "compilable_providers", "compilation", "compile_file"]
 
@@ -55,37 +73,73 @@ def compile_file(
     """
     task.refuse_early()  # before the folder of compiled parts is made
     task.recover()
+    found, note = _found_reference(task, work)
+    work = replace(work, reference=found)
     try:
         with temporary_folder(beside=task.output) as folder, rename_options({UNNAMED_FILE: str(task.source)}):
             done = transform_file(task, replace(work, folder=folder), on_step, checked)
     except OSError as error:
         raise write_error(task.output, error) from error
-    file = replace(done.file, notes=(*done.file.notes, *_place_notes(done.result.record)))
+    notes = (*note, *_weight_notes(done.result, work.chosen), *_place_notes(done.result.record))
+    file = replace(done.file, notes=(*done.file.notes, *notes))
     return CompiledFile(**vars(file), compiled=done.result.record, parts=done.result.parts, outside=done.result.outside)
 
 
-def compilation(task: GraphFileTask, options: CompileOptions, sizes: Mapping[str, int]) -> Compilation:
+def compilation(
+    task: GraphFileTask, options: CompileOptions, sizes: Mapping[str, int], reference: Path | None = None
+) -> Compilation:
     """Return the work that options request, without a folder yet.
 
     Args:
         task: From which file to which.
         options: What it is compiled for.
         sizes: Sizes of open dimensions to compare at.
+        reference: The float file that a quantized source was made from; None: the one that the source names.
 
     Raises:
         UsageError: the provider is unknown, not installed or compiles nothing.
         StageError: it is a plug-in that the installed ONNX Runtime does not load.
     """
     chosen = choose_compiler(options.ep, options.device, options.ep_options or {})
-    return Compilation(options, chosen, sizes, _name_beside(task.source, task.output))
+    return Compilation(options, chosen, sizes, name_beside(task.source, task.output), reference=reference)
 
 
-def _name_beside(source: Path, output: Path) -> str:
-    """Return the path of a file from the folder of another, or its name where it is not below: no path of a machine."""
-    try:
-        return source.resolve().relative_to(output.parent.resolve()).as_posix()
-    except ValueError:
-        return source.name
+def _found_reference(task: GraphFileTask, work: Compilation) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the float file that the result is compared with beside its source, and what is said where there is none.
+
+    A source that is not quantized is what the result is compared with.
+    """
+    if work.reference is not None or not task.verify or not work.chosen.provider.compiles:
+        return work.reference, ()
+    structure = read_structure(task.source)
+    metadata = {item.key: item.value for item in structure.metadata_props}
+    is_quantized = any(node.op_type in QUANTIZED_OPERATORS for node in proto_nodes(structure))
+    if QUANTIZATION_KEY not in metadata and not is_quantized:
+        return None, ()
+    found = recorded_float_source(task.source, metadata)
+    if found is not None:
+        return found, ()
+    note = (
+        f"Compared with {task.source.name}, which is quantized: the float file that it was made from is not known "
+        "here. --reference FLOAT.onnx names it; then the result is judged beside what the quantized file reaches."
+    )
+    return None, (note,)
+
+
+def _weight_notes(result: CompileResult, chosen: ChosenProvider) -> tuple[str, ...]:
+    """Warn of weights that are expanded outside the compiled parts."""
+    weights = [node for node in result.outside if node.expands_weight]
+    if not weights:
+        return ()
+    modules = list(dict.fromkeys(node.tag for node in weights))
+    first = ", ".join(name or "(no tag)" for name in modules[:3])
+    more = f" and {len(modules) - 3} more modules" if len(modules) > 3 else ""
+    command = f"winml quantize -m FLOAT.onnx -o QUANTIZED.onnx --mode qdq --ep {short_name(chosen.provider.name)}"
+    note = (
+        f"{count_noun(len(weights), 'quantized weight')} stayed outside and become float on the CPU in each run "
+        f"(DequantizeLinear in {first}{more}). Quantize the float file for this provider: {command}."
+    )
+    return (note,)
 
 
 def compilable_providers() -> tuple[CompilableProvider, ...]:
@@ -123,6 +177,8 @@ class Compilation(GraphWork[CompileResult]):
     """What the compiled model calls the file that it is made from."""
     folder: Path = Path()
     """Folder for files that the compiled model refers to until it is written; a plan has none."""
+    reference: Path | None = None
+    """The float file that the source was quantized from; None: the source is what the result is compared with."""
 
     def refuse_graph(self, model: ir.Model) -> None:
         """Refuse a graph without a dimension that has a size.
@@ -138,8 +194,35 @@ class Compilation(GraphWork[CompileResult]):
         return f"for {self.chosen.provider.name} ({self.chosen.device_words})"
 
     def apply(self, model: ir.Model) -> CompileResult:
-        """Compile the model."""
-        return compile_graph(model, self.options, self.chosen, self.folder, source=self.source)
+        """Compile the model.
+
+        Raises:
+            LimitError: more is outside, or in more parts, than the options allow.
+        """
+        result = compile_graph(model, self.options, self.chosen, self.folder, source=self.source)
+        self._refuse_beyond_limits(result)
+        return result
+
+    def _refuse_beyond_limits(self, result: CompileResult) -> None:
+        where = f"winml inspect {UNNAMED_FILE} --ep {short_name(self.chosen.provider.name)} shows what keeps nodes out"
+        outside, parts = self.options.max_outside, self.options.max_parts
+        if outside is not None and len(result.outside) > outside:
+            raise LimitError(
+                f"{self.chosen.provider.name} leaves {count_noun(len(result.outside), 'node')} outside, more than "
+                f"--max-outside {outside}: {_outside_words(result.outside)}",
+                hint=f"No file was written. {where}.{_weight_hint(result, self.chosen)}",
+            )
+        if parts is not None and len(result.parts) > parts:
+            raise LimitError(
+                f"{self.chosen.provider.name} compiles {count_noun(len(result.parts), 'part')}, more than --max-parts "
+                f"{parts}; between them: {_outside_words(result.outside) or 'no node'}",
+                hint=f"No file was written. {where}.{_weight_hint(result, self.chosen)}",
+            )
+
+    @property
+    def runs_on(self) -> ChosenProvider | None:
+        """The provider; the CPU provider runs a graph, as any does."""
+        return self.chosen if self.chosen.provider.compiles else None
 
     def summary(self, result: CompileResult) -> str:
         """Return what the provider took."""
@@ -179,9 +262,70 @@ class Compilation(GraphWork[CompileResult]):
                 hint="No file was written. Where it is for another machine, --no-verify writes it all the same.",
             ) from error
         least = DEFAULT_MIN_SQNR_DB if self.options.min_sqnr_db is None else self.options.min_sqnr_db
-        fidelity = measure_fidelity(expected, outputs, least, samples)
-        refuse_below_minimum_sqnr(fidelity, source.name, draws[0])
+        if self.reference is None:
+            fidelity = measure_fidelity(expected, outputs, least, samples)
+            refuse_below_minimum_sqnr(fidelity, source.name, draws[0], _REMEDY)
+            return fidelity
+        float_outputs = _outputs_of_reference(self.reference, source, draws, expected)
+        own = measure_fidelity(float_outputs, expected, least, samples)
+        margin = MARGIN_DB if self.options.min_sqnr_db is None else None
+        beside = SourceFidelity(self.reference.name, source.name, own.outputs, margin)
+        fidelity = replace(measure_fidelity(float_outputs, outputs, least, samples), beside=beside)
+        refuse_below_minimum_sqnr(fidelity, self.reference.name, draws[0], _REMEDY)
         return fidelity
+
+
+_REMEDY = (
+    "No file was written. Name the processor with --ep-options, lower --min-sqnr, write it all the same with "
+    "--no-verify, or quantize the float file with more bits for the modules that suffer: winml quantize --per-module."
+)
+
+
+def _outputs_of_reference(
+    reference: Path, source: Path, draws: Sequence[Arrays], expected: Sequence[Arrays]
+) -> list[Arrays]:
+    """Return what the float file answers.
+
+    Raises:
+        UsageError: it takes or gives something other than the quantized file.
+    """
+    try:
+        outputs = outputs_of_file(reference, draws)
+    except (StageError, UsageError) as error:
+        raise UsageError(
+            f"--reference {reference}: it is not what {source.name} was quantized from: {error.message}",
+            hint="Name the float file that it was made from, or leave --reference out.",
+        ) from error
+    if set(outputs[0]) != set(expected[0]):
+        raise UsageError(
+            f"--reference {reference} gives {', '.join(outputs[0])}, and {source.name} {', '.join(expected[0])}",
+            hint="Name the float file that it was made from, or leave --reference out.",
+        )
+    return outputs
+
+
+def _outside_words(outside: Sequence[OutsideNode]) -> str:
+    """Return which operators are outside, the most frequent first, each with its first module and the reason.
+
+    The first three; the summary has a table of all nodes.
+    """
+    counted = Counter((node.operator, node.dtype, node.reason) for node in outside)
+    first = {(node.operator, node.dtype, node.reason): node.tag for node in reversed(outside)}
+    words = []
+    for key, count in counted.most_common(_DISPLAYED_OUTSIDE):
+        operator, dtype, reason = key
+        where = f"{'in' if count == 1 else 'first in'} {first[key] or '(no tag)'}"
+        words.append(f"{count} {operator}{f' of {dtype}' if dtype else ''}, {where}{f' ({reason})' if reason else ''}")
+    more = len(counted) - _DISPLAYED_OUTSIDE
+    return "; ".join([*words, *([f"and {more} more"] if more > 0 else [])])
+
+
+_DISPLAYED_OUTSIDE = 3
+"""Chosen: a message stays readable."""
+
+
+def _weight_hint(result: CompileResult, chosen: ChosenProvider) -> str:
+    return "".join(f" {note}" for note in _weight_notes(result, chosen))
 
 
 def _place_notes(record: Mapping[str, Any]) -> tuple[str, ...]:

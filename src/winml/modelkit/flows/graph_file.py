@@ -7,6 +7,7 @@ Read, plain form, work, metadata, verification, put in place: written once for e
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
@@ -21,8 +22,11 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import comparison_words
+from winml.modelkit.errors import InputError
 from winml.modelkit.flows.module_functions import functions_of_modules, refuse_no_functions
 from winml.modelkit.graph.contexts import refuse_compiled
+from winml.modelkit.graph.files.content_digest import content_digest
+from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.graph.files.graph_reading import MergedKeys, graph_of, load_by_reference, merge_duplicate_keys
 from winml.modelkit.graph.files.output_files import ExportPaths, OutputFiles, recover, refuse_inputs
 from winml.modelkit.graph.files.placing import external_files, place_copy
@@ -33,11 +37,12 @@ from winml.modelkit.graph.fingerprint import is_normalized, stamp
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.graph.validity import refuse_cycles, refuse_invalid
 from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, measure_coverage, read_tag
-from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, NORMALIZED_KEY
+from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, FLOAT_SOURCE_KEY, NORMALIZED_KEY, QUANTIZATION_KEY
 from winml.modelkit.optimize.graph_matching import GraphCensus, operator_name
 from winml.modelkit.options import load_json
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.transformed_file import GraphSummary, ModuleFunctions, TransformedFile, WrittenFile
+from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.ir_versions import newest_ir_version
 from winml.modelkit.verify.by_module.first_wrong_module import first_wrong_module_named
 from winml.modelkit.words import count_noun
@@ -56,7 +61,9 @@ __all__ = [
     "check_source",
     "is_external",
     "may_be_copy",
+    "name_beside",
     "read_plain",
+    "recorded_float_source",
     "refresh_metadata",
     "summarize_graph",
     "transform_file",
@@ -170,6 +177,11 @@ class GraphWork(ABC, Generic[ResultT]):
         Raises:
             UsageError: what is requested does not fit the graph.
         """
+
+    @property
+    def runs_on(self) -> ChosenProvider | None:
+        """The provider that alone runs the result, so that its modules are not seen in it; None: any runs it."""
+        return None
 
     @property
     def request_words(self) -> str:
@@ -494,10 +506,11 @@ def _write_result(
             step.summary = "a copy by reference"
         else:
             refresh_metadata(model, work, is_plain=is_plain)
+            _record_float_source(model, task)
             if task.functions is not None:
                 model, functions = functions_of_modules(model, task.functions)
             work.write(model, staged, external=_external(task, model))
-            with first_wrong_module_named(task.source, staged):
+            with first_wrong_module_named(task.source, staged, work.runs_on):
                 comparison = work.compare(task.source, staged, task.seed) if task.verify else None
             step.summary = comparison_words(comparison)
         # Counted in the file that ships, not in the graph it was written from.
@@ -538,6 +551,48 @@ def refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: boo
         stamp(model)
     else:
         model.metadata_props.pop(NORMALIZED_KEY, None)
+
+
+# --- Which float file was a quantized one made from? It says so itself, and the file is known by its content.
+
+
+def _record_float_source(model: ir.Model, task: GraphFileTask) -> None:
+    """Let a model that was quantized now name the file that it was made from, in place."""
+    if QUANTIZATION_KEY not in model.metadata_props or FLOAT_SOURCE_KEY in model.metadata_props:
+        return
+    before = {item.key for item in read_structure(task.source).metadata_props}
+    if QUANTIZATION_KEY not in before:
+        record = {"file": name_beside(task.source, task.paths.model), "digest": _digest_of_model(task.source)}
+        model.metadata_props[FLOAT_SOURCE_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+
+
+def recorded_float_source(path: Path, metadata: Mapping[str, str]) -> Path | None:
+    """Return the float file that a quantized one was made from; None where it names none, or that is not there now.
+
+    Args:
+        path: The quantized file, from whose folder the name leads.
+        metadata: Its metadata.
+    """
+    try:
+        record = load_json(metadata[FLOAT_SOURCE_KEY])
+        found = file_below(path.absolute().parent, record["file"])
+        return found if _digest_of_model(found) == record["digest"] else None
+    except (KeyError, TypeError, ValueError, OSError, ForeignNameError, InputError):
+        return None
+
+
+def _digest_of_model(path: Path) -> str:
+    """Return a digest of a file, and of the names and sizes of its data: ours are called after their content."""
+    data = sorted((file.name, file.stat().st_size) for file in external_files(path))
+    return hashlib.sha256(f"{content_digest(path)} {data}".encode()).hexdigest()
+
+
+def name_beside(source: Path, output: Path) -> str:
+    """Return the path of a file from the folder of another, or its name where it is not below: no path of a machine."""
+    try:
+        return source.resolve().relative_to(output.parent.resolve()).as_posix()
+    except ValueError:
+        return source.name
 
 
 def _external(task: GraphFileTask, model: ir.Model) -> bool | None:

@@ -59,7 +59,7 @@ def compilation_document(result: CompiledFile) -> doc.Document:
         for part in result.parts
         for position, module in enumerate(part.modules)
     ]
-    outside = [(node.name, node.operator, node.tag) for node in result.outside]
+    outside = [(node.name, node.operator, node.dtype, node.tag, node.reason) for node in result.outside]
     rest = "… and {} more (--verbose shows all)"
     return doc.Document(
         [
@@ -71,7 +71,7 @@ def compilation_document(result: CompiledFile) -> doc.Document:
                 rest=rest.format(len(modules) - DISPLAYED_ROWS),
             ),
             doc.Table(
-                doc.columns(("left to the CPU provider", "name"), "operator", ("module", "name")),
+                doc.columns(("left to the CPU provider", "name"), "operator", "dtype", ("module", "name"), "reason"),
                 outside,
                 brief=range(DISPLAYED_ROWS),
                 rest=rest.format(len(outside) - DISPLAYED_ROWS),

@@ -7,7 +7,7 @@ whether or not they use the new types.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -69,12 +69,16 @@ def runnable(path: Path) -> Path | bytes:
 # decided by the caller.
 
 
-def open_with_outputs(path: Path, names: Sequence[str]) -> Session:
+def open_with_outputs(
+    path: Path, names: Sequence[str], providers: Sequence[str] = CPU, provider_options: Mapping[str, str] = {}
+) -> Session:
     """Open a file with more outputs than it has, to be run node by node as it is written.
 
     Args:
         path: An ONNX file, its data beside it.
         names: Values of the main graph that are not outputs already.
+        providers: Execution providers, the preferred one first.
+        provider_options: Options of the preferred one.
 
     Raises:
         ModelPathError: the file cannot be read.
@@ -88,4 +92,11 @@ def open_with_outputs(path: Path, names: Sequence[str]) -> Session:
         model.graph.output.add().name = name
     # Integer products saturate on some processors, unless the graph is optimized.
     optimize = saturates_integer_sums() and any("Integer" in node.op_type for node in model.graph.node)
-    return Session(model.SerializeToString(), name=str(path), optimize=optimize, data_folder=file.parent)
+    return Session(
+        model.SerializeToString(),
+        name=str(path),
+        optimize=optimize,
+        data_folder=file.parent,
+        providers=providers,
+        provider_options=provider_options,
+    )

@@ -27,11 +27,13 @@ from winml.modelkit.runtime.processes import start_python
 __all__ = [
     "AssignedNode",
     "Assignment",
+    "CompiledByProvider",
     "DocumentedOperator",
     "KernelTable",
     "OperatorTable",
     "TypedNode",
     "answered",
+    "compile_to_file",
     "documented_providers",
     "find_assignment",
     "is_composed",
@@ -267,6 +269,8 @@ _REASON = re.compile(r"^\s*REASON : (.*\S)")
 """How QNN's provider names the nodes of a unit that it refuses, and then why."""
 _ASSIGNMENT_SECONDS = 1800
 """Chosen: half an hour to compile a graph."""
+_COMPILATION_SECONDS = 86_400
+"""Chosen: a day; who waits for a file can end the command."""
 
 
 @dataclass(frozen=True)
@@ -313,6 +317,45 @@ def find_assignment(model: Path, chosen: ChosenProvider) -> Assignment:
         log.open(encoding="utf-8", errors="replace") as lines,
     ):
         return read_placement(name, reported, lines)
+
+
+@dataclass(frozen=True)
+class CompiledByProvider:
+    """What came of compiling a file."""
+
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Name of a node that is left → why, where the provider says it."""
+    problem: str = ""
+    """Why nothing was written; empty where it was."""
+    refused_options: str = ""
+    """Why the provider does not take its options; empty where it does."""
+
+
+def compile_to_file(source: Path, target: Path, chosen: ChosenProvider, *, embed: bool) -> CompiledByProvider:
+    """Let a provider write the model that it makes of a file.
+
+    Args:
+        source: An ONNX file, with its data beside it.
+        target: The file to write.
+        chosen: The provider, its device and options.
+        embed: Keep what was compiled inside the model.
+
+    Raises:
+        StageError: the process ended without an answer, or did not end in time.
+    """
+    name = chosen.provider.name
+    question = {
+        "model": str(source.absolute()),
+        "compile_to": str(target.absolute()),
+        "embed": embed,
+        "providers": list(chosen.names),
+        "options": dict(chosen.options),
+    }
+    with (
+        answered(question, name, _COMPILATION_SECONDS) as (reported, log),
+        log.open(encoding="utf-8", errors="replace") as lines,
+    ):
+        return CompiledByProvider(_reasons(lines), reported.get("problem", ""), reported.get("refused_options", ""))
 
 
 def read_placement(name: str, reported: Mapping[str, Any], log: Iterable[str]) -> Assignment:

@@ -1,4 +1,4 @@
-"""Asks ONNX Runtime in a process of its own which provider got which node, or which kernels it has.
+"""Asks ONNX Runtime in a process of its own which provider got which node or which kernels it has, or to compile.
 
 Run as ``python -m``: a provider that fails may end its process, and prints what it wants to; listing the kernels ends
 that of onnxruntime-openvino 1.24.
@@ -29,9 +29,12 @@ def main(task: Mapping[str, Any]) -> None:
 
     Args:
         task: ``output`` (the file to write), and ``kernels_of`` (a provider), or ``model``, ``providers`` and
-            ``options``.
+            ``options``; beside them ``compile_to`` (the file that the provider is to write) and ``embed``.
     """
-    output = _kernels(task["kernels_of"]) if "kernels_of" in task else _assignment(task)
+    if "kernels_of" in task:
+        output = _kernels(task["kernels_of"])
+    else:
+        output = _compilation(task) if "compile_to" in task else _assignment(task)
     Path(task["answer"]).write_text(json.dumps(output), encoding="utf-8")
 
 
@@ -56,6 +59,25 @@ def _assignment(task: Mapping[str, Any]) -> dict[str, object]:
             for node in part.get_nodes()
         ]
     }
+
+
+def _compilation(task: Mapping[str, Any]) -> dict[str, object]:
+    options = ort.SessionOptions()
+    options.log_severity_level = SEVERITY_VERBOSE
+    name = task["providers"][0]
+    try:
+        if "providers" in named_providers(options, task["providers"], task["options"]):
+            options.add_provider(name, dict(task["options"]))
+    except WinMLError as error:
+        return {"refused_options": error.message}
+    except ORT_ERRORS as error:
+        return {"refused_options": f"{name} does not take {task['options']}: {ort_reason(error)}"}
+    try:
+        compiler = ort.ModelCompiler(options, task["model"], embed_compiled_data_into_model=task["embed"])
+        compiler.compile_to_file(task["compile_to"])
+    except ORT_ERRORS as error:
+        return {"problem": ort_reason(error)}
+    return {}
 
 
 def _kernels(provider: str) -> dict[str, object]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from winml.modelkit.compile.declared_options import CompileFields
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import ModelPathError, UsageError
 from winml.modelkit.fields import COMPARISON, declare
 from winml.modelkit.runtime.execution_providers import find_execution_provider
 from winml.modelkit.verbs.file_to_file import EXTERNAL_FROM_BYTES, FileRequest, FileVerb, PlannedPart
@@ -40,6 +40,14 @@ class CompileRequest(FileRequest["CompileOptions"]):
         spelling="--validate/--no-validate --verify/--no-verify",
     )
 
+    reference: Path | None = declare(
+        None,
+        "Float file that the source was quantized from: the result is compared with it, beside what the source "
+        "reaches. The one that the source names where left out.",
+        COMPARISON,
+        metavar="FLOAT.onnx",
+    )
+
     @classmethod
     def options_record(cls) -> type[CompileOptions]:
         """Return the validated record of the options."""
@@ -56,12 +64,30 @@ class _Compile(FileVerb[CompileRequest, "CompileOptions", "Compilation", "Compil
             raise UsageError(
                 "no execution provider was given", hint="Give one with --ep; --list shows which there are."
             )
-        find_execution_provider(request.options.ep)
+        provider = find_execution_provider(request.options.ep)
+        if request.reference is None:
+            return
+        if not request.verify:
+            raise UsageError(
+                f"--reference {request.reference} is compared with the result, and --no-verify compares nothing",
+                hint="Leave one of them out.",
+            )
+        if not provider.compiles:
+            raise UsageError(
+                f"--reference {request.reference}: for {provider.name} the result answers as its source does, and is "
+                "compared with that alone",
+                hint="Leave it out.",
+            )
+        if not request.reference.is_file():
+            raise ModelPathError(
+                f"--reference {request.reference}: no such file",
+                hint="Give the path of the float ONNX file that the source was quantized from.",
+            )
 
     def work(self, request: CompileRequest, task: GraphFileTask, options: CompileOptions) -> Compilation:
         from winml.modelkit.flows.compile import compilation
 
-        return compilation(task, options, request.sizes or {})
+        return compilation(task, options, request.sizes or {}, request.reference)
 
     def data_condition(self, task: GraphFileTask, work: Compilation) -> str | None:  # noqa: ARG002  # others do
         if work.options.embed:
@@ -92,6 +118,7 @@ def compile_onnx(
     verify: bool = True,
     seed: int = 0,
     sizes: Mapping[str, int] | None = None,
+    reference: str | os.PathLike[str] | None = None,
     on_step: Callable[[StepEvent], None] | None = None,
     **flags: Any,
 ) -> CompiledFile:
@@ -105,8 +132,10 @@ def compile_onnx(
         verify: Open the result, run it on the provider, and compare it with ``model``.
         seed: Seed of the values compared on.
         sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
+        reference: The float file that ``model`` was quantized from; None: the one that ``model`` names.
         on_step: Called when a step starts and when it ends.
-        **flags: Fields of :class:`CompileOptions`: ``ep``, ``device``, ``ep_options``, ``embed``.
+        **flags: Fields of :class:`CompileOptions`: ``ep``, ``device``, ``ep_options``, ``embed``, ``max_outside``,
+            ``max_parts``, ``min_sqnr_db``.
 
     Returns:
         The record of the compilation. The file is in place.
@@ -116,6 +145,7 @@ def compile_onnx(
             that exists, open dimensions for a provider that needs fixed sizes, or ``flags`` beside ``options``.
         InputError: the file is no ONNX model, its data is missing, or it is compiled already.
         CompileError: the provider failed, or took none of the nodes.
+        LimitError: more nodes are outside, or there are more parts, than ``options`` allow; no file was written.
         StageError: ``model`` itself does not run, so the result cannot be compared with it.
         VerificationError: the result does not load, or does not answer as ``model`` does; no file was written.
     """
@@ -130,5 +160,6 @@ def compile_onnx(
         verify=verify,
         seed=seed,
         sizes=sizes,
+        reference=None if reference is None else Path(reference),
     )
     return COMPILE.run_file(COMPILE.plan_file(request), on_step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,8 +45,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Number of inner values that each session held which was run."""
     held: list[int] = []
 
-    def opened(path: Path, names: Sequence[str]) -> Session:
-        session = open_with_outputs(path, names)
+    def opened(path: Path, names: Sequence[str], *place: Any) -> Session:
+        session = open_with_outputs(path, names, *place)
         run = session.run
 
         def recorded(*arguments: object) -> object:

@@ -19,6 +19,7 @@ from winml.modelkit.graph.files.graph_reading import graph_of
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.results.comparison import ComparedModule
+from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.host import available_bytes
 from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules, unchanged_modules
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
@@ -39,21 +40,29 @@ FINEST = 0.01
 
 
 @contextmanager
-def first_wrong_module_named(reference: Path, candidate: Path) -> Iterator[None]:
+def first_wrong_module_named(
+    reference: Path, candidate: Path, provider: ChosenProvider | None = None
+) -> Iterator[None]:
     """Let a failed verification of the block say which module of ``candidate`` is the first to be wrong.
 
     Args:
         reference: The file that is right.
         candidate: The file that was made from it; it is there until the block ends.
+        provider: The provider that ``candidate`` is compiled for; None: it is not compiled.
     """
     try:
         yield
     except VerificationError as error:
-        name_first_wrong_module(error, reference, candidate)
+        name_first_wrong_module(error, reference, candidate, provider)
         raise
 
 
-def name_first_wrong_module(error: VerificationError, reference: Path | PreparedPart, candidate: Path) -> None:
+def name_first_wrong_module(
+    error: VerificationError,
+    reference: Path | PreparedPart,
+    candidate: Path,
+    provider: ChosenProvider | None = None,
+) -> None:
     """Add to an error which module is the first to be wrong, or why that cannot be said; in place.
 
     Nothing is added where the error does not come from different answers.
@@ -62,6 +71,8 @@ def name_first_wrong_module(error: VerificationError, reference: Path | Prepared
         error: The failure.
         reference: What is right: a file, or a model in PyTorch.
         candidate: The file that answers otherwise.
+        provider: The provider that ``candidate`` is compiled for. What was compiled cannot be looked into: the
+            provider runs ``reference`` with the outputs of its modules as further outputs, beside the CPU.
     """
     if error.inputs is None:
         return
@@ -69,7 +80,7 @@ def name_first_wrong_module(error: VerificationError, reference: Path | Prepared
         if reason := _reason_against(reference, candidate):
             error.hint += f" Which module is wrong first was not looked for: {reason}."
             return
-        module = _first_wrong_module(reference, candidate, _as_arrays(error.inputs))
+        module = _first_wrong_module(reference, candidate, _as_arrays(error.inputs), provider)
     except Exception as problem:
         error.hint += (
             f" Which module is wrong first could not be found: {_without_path(first_line(problem), candidate)}."
@@ -122,8 +133,16 @@ def _as_arrays(values: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _first_wrong_module(
-    reference: Path | PreparedPart, candidate: Path, feeds: Mapping[str, Array]
+    reference: Path | PreparedPart, candidate: Path, feeds: Mapping[str, Array], provider: ChosenProvider | None
 ) -> ComparedModule | None:
+    if provider is not None and isinstance(reference, Path):
+        side, compiled = (
+            OnnxSide(reference, by_module=True, shown=shown, provider=place)
+            for shown, place in ((str(reference), None), ("the result", provider))
+        )
+        matched = match_files(side, compiled)
+        side.session([name for item in matched for name, _ in item.taps])
+        return _first_of(SidePair(side, compiled, (feeds,)), compiled, matched, None)
     file = OnnxSide(candidate, by_module=True, shown="the result")
     if takes_single_rows(graph_of(read_structure(candidate), candidate)):
         feeds = feeds_by_rows(feeds)[0]

@@ -27,9 +27,10 @@ from winml.modelkit.hierarchy.tagging import listed_modules
 from winml.modelkit.inspect.onnx_tree import OnnxModule, OnnxTree, PlacedNode, read_contents, read_tree
 from winml.modelkit.metadata_keys import MODULE_KEY
 from winml.modelkit.quantize.planning import QUANTIZED_OPERATORS
+from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.graph_inputs import graph_inputs
 from winml.modelkit.runtime.ir_versions import open_with_outputs
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.runtime.sessions import CPU, Session
 from winml.modelkit.verify.by_module.sides import GROUP_BYTES, CallKey, ModuleBoundary
 
 __all__ = ["OnnxSide"]
@@ -56,7 +57,15 @@ class OnnxSide:
         is_rounded: Whether nodes compute with fewer bits than float32.
     """
 
-    def __init__(self, path: Path, *, by_module: bool, shown: str = "", as_written: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        by_module: bool,
+        shown: str = "",
+        as_written: bool = True,
+        provider: ChosenProvider | None = None,
+    ) -> None:
         """Read the file; with ``by_module`` its modules as well.
 
         Args:
@@ -65,6 +74,7 @@ class OnnxSide:
             shown: The side, for people; the path where left out.
             as_written: Whether it runs node by node as it is written; else with the optimizations that users get. Where
                 values inside of it are asked for, it does in any case.
+            provider: Where it runs; None: the CPU provider.
 
         Raises:
             UsageError: its modules are asked for, and a provider compiled them.
@@ -78,7 +88,8 @@ class OnnxSide:
         self.tree: OnnxTree | None = None
         self.is_rounded = False
         self._session: Session | None = None
-        self._as_written = as_written
+        self._as_written = as_written or provider is not None
+        self._place = (CPU, {}) if provider is None else (provider.names, provider.options)
         self._tapped: frozenset[str] = frozenset()
         self._shapes: dict[str, tuple[int | str | None, ...]] = {}
         self.structure = read_structure(path)
@@ -86,6 +97,8 @@ class OnnxSide:
         if by_module:
             refuse_compiled_modules(self.structure, path)
             self._read_modules()
+        # A provider of its own computes with the bits that its device has.
+        self.is_rounded = self.is_rounded or provider is not None
 
     @functools.cached_property
     def module_classes(self) -> Mapping[str, str]:
@@ -168,7 +181,9 @@ class OnnxSide:
         self._session = None  # two would hold the weights twice
         is_as_written = self._as_written or bool(names)
         self._session = (
-            open_with_outputs(self.path, names) if is_as_written else open_session(self.path, as_written=False)
+            open_with_outputs(self.path, names, *self._place)
+            if is_as_written
+            else open_session(self.path, as_written=False)
         )
         self._tapped = frozenset(names)
         self._shapes.update(self._session.output_shapes)
