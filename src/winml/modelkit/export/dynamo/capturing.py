@@ -12,13 +12,14 @@ import ctypes
 import inspect
 import itertools
 import keyword
+import math
 import os
 import re
 import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -327,7 +328,7 @@ def _export_with_torch(
             input_names=list(forward.input_names),
             output_names=list(forward.output_names),
             opset_version=max(options.opset_version, DYNAMO_OPSET),
-            custom_translation_table=dict(repairs.translations),
+            custom_translation_table={**_exact_forms(), **repairs.translations},
             # torch's optimizer reads weights; our normalization does not.
             optimize=False,
             verbose=False,
@@ -335,6 +336,40 @@ def _export_with_torch(
         assert converted is not None  # None only where a file is written
         repairs.repair_graph(converted)
     return converted.model, bounds
+
+
+def _exact_forms() -> dict[Any, Callable[..., Any]]:
+    """Return forms of operators that are exact where torch's own are not: near 0, and at zeros with a sign.
+
+    They are those of TorchScript (``torchscript/capturing.py``), which say more.
+    """
+    from onnxscript import opset18 as op
+
+    def number(value: float, like: Any) -> Any:
+        constant: Any = op.Constant(value_float=value)
+        return op.CastLike(constant, like)
+
+    def expm1(x: Any) -> Any:
+        return op.Mul(op.Tanh(op.Div(x, number(2.0, x))), op.Add(op.Exp(x), number(1.0, x)))
+
+    def log1p(x: Any) -> Any:
+        one = number(1.0, x)
+        raised = op.Add(x, one)
+        logarithm = op.Log(raised)
+        corrected = op.Mul(logarithm, op.Div(x, op.Sub(raised, one)))
+        return op.Where(op.Equal(raised, one), x, op.Where(op.Less(op.Abs(x), number(0.5, x)), corrected, logarithm))
+
+    def atan2(y: Any, x: Any) -> Any:
+        zero, pi, one = number(0.0, y), number(math.pi, y), number(1.0, y)
+        is_level, is_upright = op.Equal(y, zero), op.Equal(x, zero)
+        angle = op.Atan(op.Div(y, op.Where(is_upright, op.Where(is_level, one, zero), x)))
+        signed_y, signed_x = op.Where(is_level, op.Div(one, y), y), op.Where(is_upright, op.Div(one, x), x)
+        turn = op.Where(op.Less(signed_y, zero), op.Neg(pi), pi)
+        is_turned = op.And(op.Less(signed_x, zero), op.Or(is_level, op.Not(is_upright)))
+        return op.Where(is_turned, op.Add(angle, turn), angle)
+
+    aten = torch.ops.aten
+    return {aten.expm1.default: expm1, aten.log1p.default: log1p, aten.atan2.default: atan2}
 
 
 def _bounds_of_sizes(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -377,6 +378,101 @@ def _expm1_symbolic(graph: Any, values: object) -> Any:
     return graph.op("Mul", graph.op("Tanh", half), raised)
 
 
+@symbolic_helper.parse_args("v")
+def _log1p_symbolic(graph: Any, values: object) -> Any:
+    """``log(1 + x)``; near 0, where ``1 + x`` is rounded, ``x * log(u) / (u - 1)`` with ``u = 1 + x``."""
+    one, half = (_float_constant(graph, number, values) for number in (1.0, 0.5))
+    raised = graph.op("Add", values, one)
+    logarithm, step = graph.op("Log", raised), graph.op("Sub", raised, one)
+    corrected = graph.op("Mul", logarithm, graph.op("Div", values, step))
+    is_small = graph.op("Less", graph.op("Abs", values), half)
+    is_lost = graph.op("Equal", raised, one)
+    return graph.op("Where", is_lost, values, graph.op("Where", is_small, corrected, logarithm))
+
+
+@symbolic_helper.parse_args("v", "v")
+def _atan2_symbolic(graph: Any, y: object, x: object) -> Any:
+    """The angle of each point; torch's own form has no angle for the origin, and mistakes that of ``(-1, 0)``."""
+    zero, pi, one = (_float_constant(graph, number, y) for number in (0.0, math.pi, 1.0))
+    is_level, is_upright = graph.op("Equal", y, zero), graph.op("Equal", x, zero)
+    angle = graph.op(
+        "Atan", graph.op("Div", y, graph.op("Where", is_upright, graph.op("Where", is_level, one, zero), x))
+    )
+    # Zeros have a sign of their own, which their reciprocals show.
+    signed_y, signed_x = (
+        graph.op("Where", is_zero, graph.op("Div", one, item), item)
+        for is_zero, item in ((is_level, y), (is_upright, x))
+    )
+    turn = graph.op("Where", graph.op("Less", signed_y, zero), graph.op("Neg", pi), pi)
+    is_beside = graph.op("Or", is_level, graph.op("Not", is_upright))
+    is_turned = graph.op("And", graph.op("Less", signed_x, zero), is_beside)
+    return graph.op("Where", is_turned, graph.op("Add", angle, turn), angle)
+
+
+@symbolic_helper.parse_args("v", "v", "i", "f")
+def _cosine_similarity_symbolic(graph: Any, first: object, second: object, axis: int, least: float) -> Any:
+    """The product of two vectors of length one; torch's own form compares the product of both lengths with ``eps``."""
+    units = []
+    for values in (first, second):
+        norm = graph.op(
+            "Sqrt", symbolic_helper._reducesum_helper(graph, graph.op("Mul", values, values), axes_i=[axis])
+        )
+        units.append(graph.op("Div", values, graph.op("Max", norm, _float_constant(graph, least, values))))
+    return symbolic_helper._reducesum_helper(graph, graph.op("Mul", *units), axes_i=[axis], keepdims_i=0)
+
+
+_INTEGERS = (JitScalarType.UINT8, JitScalarType.INT8, JitScalarType.INT16, JitScalarType.INT, JitScalarType.INT64)
+"""By how many bits they have."""
+
+
+def _floor_divide_symbolic(graph: Any, values: Any, divisor: Any) -> Any:
+    """``a // b`` towards minus infinity; torch's own form rounds towards zero."""
+    if symbolic_helper._is_fp(values) or symbolic_helper._is_fp(divisor):
+        return graph.op("Floor", symbolic_opset9.true_divide(graph, values, divisor))
+    kinds = [JitScalarType.from_value(item, JitScalarType.INT64) for item in (values, divisor)]
+    if not set(kinds) <= {*_INTEGERS}:
+        raise UnsupportedOperatorError("aten::floor_divide", graph.opset, None)
+    ranks = [symbolic_helper._get_tensor_rank(item) for item in (values, divisor)]
+    kind = max(kinds, key=_INTEGERS.index)
+    if 0 in ranks and ranks != [0, 0]:  # a number does not widen a tensor
+        kind = kinds[ranks.index(0) - 1]
+    values, divisor = (
+        item if own == kind else graph.op("Cast", item, to_i=kind.onnx_type())
+        for item, own in zip((values, divisor), kinds, strict=True)
+    )
+    quotient = graph.op("Div", values, divisor)
+    if kind == JitScalarType.UINT8 or (_is_never_negative(values) and _is_never_negative(divisor)):
+        return quotient
+    zero = graph.op("Constant", value_t=torch.tensor(0, dtype=kind.dtype()))
+    rest = graph.op("Sub", values, graph.op("Mul", quotient, divisor))
+    is_below = graph.op("Xor", graph.op("Less", rest, zero), graph.op("Less", divisor, zero))
+    is_over = graph.op("And", graph.op("Not", graph.op("Equal", rest, zero)), is_below)
+    return graph.op("Sub", quotient, graph.op("Cast", is_over, to_i=kind.onnx_type()))
+
+
+def _is_never_negative(value: Any) -> bool:
+    """Say whether a number is made of sizes and of constants that are not negative, by sums and products alone."""
+    node = value.node()
+    kind = node.kind()
+    if kind == "onnx::Constant":
+        return bool((node.t("value") >= 0).all()) if "value" in node.attributeNames() else False
+    if kind in ("onnx::Shape", "onnx::Size"):
+        return True
+    if kind in ("onnx::Gather", "onnx::Cast", "onnx::Squeeze", "onnx::Unsqueeze", "onnx::Slice"):
+        return _is_never_negative(node.inputsAt(0))
+    return kind in ("onnx::Add", "onnx::Mul", "onnx::Div") and all(map(_is_never_negative, node.inputs()))
+
+
+def _rshift_symbolic(graph: Any, values: Any, places: Any) -> Any:
+    """``a >> b``, as a floor division by a power of two; torch's own form rounds towards zero."""
+    kind = JitScalarType.from_value(values)
+    powers = graph.op("Pow", graph.op("Constant", value_t=torch.tensor(2.0)), graph.op("Cast", places, to_i=_FLOAT))
+    return _floor_divide_symbolic(graph, values, graph.op("Cast", powers, to_i=kind.onnx_type()))
+
+
+_FLOAT = JitScalarType.FLOAT.onnx_type()
+
+
 def _as_strided_symbolic(graph: Any, values: Any, *places: object) -> Any:
     """Like torch's own form, which assumes contiguous memory, applied to the values in memory order."""
     strides, sizes = values.type().strides(), values.type().sizes()
@@ -541,12 +637,17 @@ _SYMBOLICS: Mapping[str, Callable[..., Any]] = {
     "aten::_grouped_mm": _grouped_product_symbolic,
     "aten::_upsample_bicubic2d_aa": _antialiased_resize_symbolic("bicubic"),
     "aten::_upsample_bilinear2d_aa": _antialiased_resize_symbolic("bilinear"),
+    "aten::__rshift_": _rshift_symbolic,
     "aten::as_strided": _as_strided_symbolic,
+    "aten::atan2": _atan2_symbolic,
+    "aten::cosine_similarity": _cosine_similarity_symbolic,
     "aten::cumsum": _cumsum_symbolic,
     "aten::diff": _diff_symbolic,
     "aten::expm1": _expm1_symbolic,
+    "aten::floor_divide": _floor_divide_symbolic,
     "aten::histc": _histc_symbolic,
     "aten::index_put": _index_put_symbolic,
+    "aten::log1p": _log1p_symbolic,
     "aten::permute": _permute_symbolic,
     "aten::repeat_interleave": _repeat_interleave_symbolic,
     "aten::reshape": _reshape_symbolic,
