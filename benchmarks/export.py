@@ -12,6 +12,12 @@ within a pair, so a drift of the machine's speed cancels; the median and the spr
 are printed. Both files are removed between runs. A table for people, then one line of JSON.
 
     python benchmarks/export.py [--pairs 5] [--models bert-base,resnet-50]
+
+``--verified`` asks instead what the comparison with PyTorch costs: A is the export as its user types it, verified, B
+the same with ``--no-verify``. With ``--against FOLDER``, B is the verified export of another checkout:
+what a change made of the cost.
+
+    python benchmarks/export.py --verified [--against ../earlier] [--models bert-base,gpt2,resnet-50]
 """
 
 from __future__ import annotations
@@ -47,6 +53,8 @@ def make_checkpoint(name: str, folder: Path) -> None:
     torch.manual_seed(0)
     if name == "bert-base":
         model = transformers.BertModel(transformers.BertConfig())
+    elif name == "gpt2":
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
     else:
         model = transformers.ResNetModel(transformers.ResNetConfig())
     model.save_pretrained(folder)
@@ -82,13 +90,22 @@ def commands(name: str, checkpoint: Path, output: Path) -> tuple[list[str], list
     return ours, [sys.executable, __file__, "--bare", name, str(checkpoint), str(output)]
 
 
-def compare(name: str, pairs: int, folder: Path) -> dict[str, object]:
+def verified_commands(checkpoint: Path, output: Path, against: Path | None) -> tuple[list[str], list[str]]:
+    """Return the verified export, and the same of another checkout, or without the comparison."""
+    verified = [sys.executable, "-m", "winml.modelkit", "export", "-m", str(checkpoint), "-o", str(output), "-q"]
+    if against is None:
+        return verified, [*verified, "--no-verify"]
+    return verified, ["env", f"PYTHONPATH={against.resolve() / 'src'}", *verified]
+
+
+def compare(name: str, pairs: int, folder: Path, *, verified: bool, against: Path | None) -> dict[str, object]:
     """Measure one model."""
     checkpoint = folder / name
     make_checkpoint_process = [sys.executable, __file__, "--make", name, str(checkpoint)]
     subprocess.run(make_checkpoint_process, check=True)
     output = folder / "out" / "model.onnx"
-    both = commands(name, checkpoint, output)
+    both = verified_commands(checkpoint, output, against) if verified else commands(name, checkpoint, output)
+    other = "bare" if not verified else "not verified" if against is None else "earlier"
     costs: list[tuple[Cost, Cost]] = []
     for pair in range(pairs + 1):
         row = []
@@ -108,11 +125,11 @@ def compare(name: str, pairs: int, folder: Path) -> dict[str, object]:
         "peak_memory_ratio": spread(peak),
         "wall_s": {
             "winml": spread([ours.wall_s for ours, _ in costs]),
-            "bare": spread([bare.wall_s for _, bare in costs]),
+            other: spread([bare.wall_s for _, bare in costs]),
         },
         "peak_bytes": {
             "winml": spread([ours.peak_bytes for ours, _ in costs]),
-            "bare": spread([bare.peak_bytes for _, bare in costs]),
+            other: spread([bare.peak_bytes for _, bare in costs]),
         },
     }
 
@@ -121,7 +138,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--models", default=",".join(INPUTS))
+    parser.add_argument("--models", help="bert-base, resnet-50, and gpt2 with --verified; all of these by default")
+    parser.add_argument("--verified", action="store_true", help="measure the comparison with PyTorch")
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="with --verified: another checkout")
     parser.add_argument("--bare", nargs=3, metavar=("NAME", "CHECKPOINT", "OUTPUT"), help=argparse.SUPPRESS)
     parser.add_argument("--make", nargs=2, metavar=("NAME", "CHECKPOINT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -134,16 +153,22 @@ def main() -> None:
     if not hasattr(os, "wait4"):
         raise SystemExit("this benchmark needs os.wait4, which Windows does not have")
     with tempfile.TemporaryDirectory() as folder:
-        rows = [compare(name, options.pairs, Path(folder)) for name in options.models.split(",")]
-    print(f"{'model':<12}{'wall, winml/bare':<26}{'peak memory, winml/bare':<26}{'winml':<20}{'bare':<20}")
+        names = options.models.split(",") if options.models else [*INPUTS, *(["gpt2"] if options.verified else [])]
+        rows = [
+            compare(name, options.pairs, Path(folder), verified=options.verified, against=options.against)
+            for name in names
+        ]
+    sides = list(rows[0]["wall_s"])
+    ratio = "/".join(sides)
+    print(f"{'model':<12}{f'wall, {ratio}':<28}{f'peak memory, {ratio}':<34}{sides[0]:<20}{sides[1]:<20}")
     for row in rows:
         wall, peak = row["wall_ratio"], row["peak_memory_ratio"]
         print(
-            f"{row['model']:<12}{wall['median']:.2f} ({wall['min']:.2f}–{wall['max']:.2f})".ljust(38)
-            + f"{peak['median']:.2f} ({peak['min']:.2f}–{peak['max']:.2f})".ljust(26)
+            f"{row['model']:<12}{wall['median']:.2f} ({wall['min']:.2f}–{wall['max']:.2f})".ljust(40)
+            + f"{peak['median']:.2f} ({peak['min']:.2f}–{peak['max']:.2f})".ljust(34)
             + "".join(
                 f"{row['wall_s'][side]['median']:.1f} s, {row['peak_bytes'][side]['median'] / 1e9:.2f} GB".ljust(20)
-                for side in ("winml", "bare")
+                for side in sides
             )
         )
     print(json.dumps({"benchmark": "export", "rows": rows}))

@@ -7,24 +7,27 @@ one unit in its last place, and the outputs are compared. Other inputs then take
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import OutputComparison, VerificationInfo, compare_outputs
 from winml.modelkit.errors import ExportError, VerificationError
+from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.verify.failure_explanation import explained_failure
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference, with_values
 from winml.modelkit.verify.varied_sizes import Draw
 
-__all__ = ["compare_stable_draws", "is_decided_by_rounding", "is_decided_by_ties"]
+__all__ = ["Ranking", "compare_stable_draws", "is_decided_by_rounding", "is_decided_by_ties", "rankings"]
 
 MOVED_RUNS = 4
 """Measured on RT-DETR, which ranks 1,029 boxes: of eight draws seven showed what rounding decides, six of them in the
@@ -156,6 +159,84 @@ def is_decided_by_ties(
         >= _TIED_SHARE * _largest_distance(tied.reference[name], output[name])
         for name in outputs
     )
+
+
+# --- Two orders of equal values are both right: indices of ranks are compared by the values they lead to.
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Values that PyTorch ranked along an axis, and the places it gave."""
+
+    values: torch.Tensor
+    axis: int
+    places: torch.Tensor
+    """Of as many axes as the values."""
+
+    def leads_alike(self, expected: Array, actual: Array) -> bool:
+        """Say whether the answer of PyTorch holds these places, and another answer places of values that are equal.
+
+        Args:
+            expected: Integers of PyTorch's answer.
+            actual: Those of the other answer, of the same shape.
+        """
+        places = to_numpy(self.places)
+        if places.size != expected.size or not np.array_equal(places.reshape(expected.shape), expected):
+            return False
+        others = actual.reshape(places.shape)
+        if others.min(initial=0) < 0 or others.max(initial=0) >= self.values.shape[self.axis]:
+            return False
+        ordered = np.sort(others, axis=self.axis)
+        if (np.diff(ordered, axis=self.axis) == 0).any():
+            return False
+        values = to_numpy(self.values)
+        own, other = (np.take_along_axis(values, item, self.axis) for item in (places, others))
+        return np.array_equal(own, other)
+
+
+def rankings(prepared: PreparedPart, inputs: Mapping[str, torch.Tensor]) -> tuple[Ranking, ...]:
+    """Return what PyTorch ranks where a part is run.
+
+    Args:
+        prepared: The part, with values.
+        inputs: Its inputs.
+    """
+    mode = _Rankings()
+    with mode:
+        run_reference(prepared, inputs)
+    return tuple(mode.found)
+
+
+class _Rankings(TorchFunctionMode):
+    """Notes the values that are ranked, with their places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Ranking] = []
+
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, and note what it ranks."""
+        result = func(*args, **(kwargs or {}))
+        values = args[0] if args else (kwargs or {}).get("input")
+        if getattr(func, "__name__", "") in _RANKING and isinstance(values, torch.Tensor) and values.dim():
+            places = getattr(result, "indices", result)
+            if isinstance(places, torch.Tensor) and places.dtype == torch.int64:
+                self._note(values.detach().clone(), places.detach().clone())
+        return result
+
+    def _note(self, values: torch.Tensor, places: torch.Tensor) -> None:
+        """Note places along each axis along which they may lie."""
+        for axis in range(values.dim()):
+            others = [size for place, size in enumerate(values.shape) if place != axis]
+            along = places if places.dim() == values.dim() else None
+            if along is None and places.numel() == math.prod(others):
+                along = places.reshape([1 if place == axis else size for place, size in enumerate(values.shape)])
+            if along is not None and [size for place, size in enumerate(along.shape) if place != axis] == others:
+                self.found.append(Ranking(values, axis, along))
+
+
+_RANKING = frozenset({"topk", "sort", "argsort", "argmax", "argmin", "max", "min"})
+"""Specified by torch: functions that return places of values by their rank."""
 
 
 def _noisy(value: torch.Tensor, traced: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
