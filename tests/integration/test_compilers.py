@@ -39,11 +39,11 @@ def needs(variable: str) -> pytest.MarkDecorator:
 
 
 def winml(variable: str, *arguments: str | Path) -> tuple[int, Any, str]:
-    """Run a command where the provider is; return its code, its JSON answer and its messages."""
+    """Run a command where the provider is; return its code, its JSON answer and its messages. ``""``: where none is."""
     folders, python = [str(REPOSITORY / "src")], sys.executable
     if variable == OPENVINO_PYTHON:
         python = os.environ[variable]
-    else:
+    elif variable:
         folders.append(os.environ[variable])
     done = subprocess.run(
         [python, "-m", "winml.modelkit", *map(str, arguments), "--format", "json"],
@@ -224,3 +224,54 @@ def test_result_beyond_a_limit_or_without_its_reference_is_not_written(
     assert (expected_code, False) == (code, output.exists()), err
     assert words in err
     assert "cannot load" not in err
+
+
+@needs(QNN_PACKAGES)
+@pytest.mark.parametrize("name", ["qnn", "OtherExecutionProvider"])
+def test_plug_in_is_named_by_its_library(model: Path, tmp_path: Path, name: str) -> None:
+    """Its package is not needed, and winml need not know it: compiled, inspected and measured by its library alone."""
+    library = next(Path(os.environ[QNN_PACKAGES]).glob("onnxruntime_qnn/*onnxruntime_providers_qnn*"))
+    place = ("--ep", name, "--ep-library", f"{name}={library}", "--ep-options", "soc_model=60")
+    place = (*place, "--ep-options", "backend_type=htp")
+    code, record, err = winml("", "inspect", model, *place)
+    assert (0, "provider") == (code, record["execution_provider"]["basis"]), err
+    # Under another name QNN compiles, and does not read back what it compiled.
+    verified = () if name == "qnn" else ("--no-verify",)
+    output = tmp_path / "npu.onnx"
+    code, record, err = winml("", "compile", "-m", model, "-o", output, *place, *verified)
+    assert (0, True) == (code, len(record["parts"]) > 0), err
+    assert (name == "qnn") == (record["compiled"]["provider"] == "QNNExecutionProvider")
+    code, _, err = winml("", "perf", output if name == "qnn" else model, *place, "--iterations", "2", "--warmup", "0")
+    assert 0 == code, err
+
+
+@pytest.mark.parametrize(
+    ("library", "words"),
+    [
+        ("qnn", "'qnn' is not NAME=PATH"),
+        ("qnn=absent.so", "absent.so is no file"),
+        ("cpu={model}", "every ONNX Runtime contains the CPU provider"),
+        ("qnn={model}", "does not load model.onnx as the plug-in of QNNExecutionProvider"),
+    ],
+)
+def test_library_that_is_none_is_refused(model: Path, tmp_path: Path, library: str, words: str) -> None:
+    """One sentence names it, on the command line and in the environment; nothing is written."""
+    named = library.format(model=model)
+    code, _, err = winml("", "compile", "-m", model, "-o", tmp_path / "a.onnx", "--ep", "qnn", "--ep-library", named)
+    assert code in (1, 2)
+    assert words in err
+    assert not (tmp_path / "a.onnx").exists()
+
+
+@needs(QNN_PACKAGES)
+def test_inspection_names_the_nodes_that_stay_outside_when_compiled(quantized: Path, tmp_path: Path) -> None:
+    """As many, with the same reasons; the advice is a command on the float file beside it."""
+    place = ("--ep", "qnn", "--ep-options", "soc_model=60")
+    _, inspected, err = winml(QNN_PACKAGES, "inspect", quantized, *place)
+    code, compiled, err = winml(QNN_PACKAGES, "compile", "-m", quantized, "-o", tmp_path / "npu.onnx", *place)
+    assert 0 == code, err
+    fit = inspected["execution_provider"]
+    assert fit["nodes"] - fit["taken"] == len(compiled["outside"]) > 0
+    reasons = {finding["reason"] for finding in fit["findings"]}
+    assert {node["reason"] for node in compiled["outside"]} <= reasons
+    assert any(f"winml quantize -m {quantized.with_name('float.onnx')}" in item["remedy"] for item in fit["findings"])

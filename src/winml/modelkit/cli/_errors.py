@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import functools
 import math
 import os
 import re
@@ -114,7 +115,22 @@ class WinMLCommand(click.Command):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         """Take what any command of click takes."""
         super().__init__(*arguments, **settings)
+        self._add_libraries()
         complete_paths(self.params)
+
+    def _add_libraries(self) -> None:
+        """Let a verb that names an execution provider take the library of its plug-in, too."""
+        place = next((number for number, param in enumerate(self.params) if param.name == "ep"), None)
+        if place is None:
+            return
+        option = click.Option(
+            ["--ep-library"],
+            multiple=True,
+            metavar="NAME=PATH",
+            help="Library of a plug-in that brings the provider; repeatable. Also in WINML_EP_LIBRARY.",
+        )
+        option.group = getattr(self.params[place], "group", OPTIONS)  # type: ignore[attr-defined]  # read by the help
+        self.params.insert(place + 1, option)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line.
@@ -151,6 +167,22 @@ class WinMLCommand(click.Command):
             if passed.get(name):
                 ctx.params[name] = True
 
+    @staticmethod
+    def _name_libraries(ctx: click.Context) -> None:
+        """Name the libraries of plug-ins in the environment until the verb ends, for the processes it starts as well.
+
+        Raises:
+            UsageError: one is not ``NAME=PATH``, or is no file.
+        """
+        if not (libraries := ctx.params.pop("ep_library", ())):
+            return
+        from winml.modelkit.runtime.execution_providers import LIBRARY_VARIABLE, with_library
+
+        before = os.environ.get(LIBRARY_VARIABLE, "")
+        named = functools.reduce(lambda value, text: with_library(text, value), libraries, before)
+        os.environ[LIBRARY_VARIABLE] = named
+        ctx.call_on_close(lambda: os.environ.update({LIBRARY_VARIABLE: before}))
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options below their headings."""
         rows: dict[str, list[tuple[str, str]]] = {}
@@ -166,6 +198,7 @@ class WinMLCommand(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb."""
         try:
+            self._name_libraries(ctx)
             return super().invoke(ctx)
         except WinMLError as error:
             if ctx.params.get("debug"):

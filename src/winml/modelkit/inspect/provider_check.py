@@ -17,10 +17,13 @@ import onnxruntime as ort
 
 from winml.modelkit.errors import StageError, UsageError
 from winml.modelkit.graph.contexts import refuse_compiled
+from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.graph.files.graph_reading import flat_file, graph_of
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.inspect.node_facts import GraphFacts, NodeFacts, read_facts
 from winml.modelkit.inspect.onnx_inspection import Basis, Finding, FindingKind, ListedLimit, ProviderFit
+from winml.modelkit.metadata_keys import FLOAT_SOURCE_KEY
+from winml.modelkit.options import load_json
 from winml.modelkit.runtime.devices import ChosenProvider, choose_provider, present_providers, provider_version
 from winml.modelkit.runtime.execution_providers import Device, find_execution_provider, short_name
 from winml.modelkit.runtime.kernels import (
@@ -197,6 +200,9 @@ def check_provider(path: Path, ep: str, device: Device | None = None, options: M
     )
 
 
+_PLACED: tuple[FindingKind, ...] = ("refused", "operator")
+"""Kinds of findings that in a quantized file are of where it is quantized, not of what it computes."""
+
 _Key = tuple[FindingKind, str, str]
 """Kind, what and reason of a finding."""
 
@@ -213,6 +219,9 @@ class _NodeChecks:
     found: dict[_Key, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
     """Finding → module and name of each node."""
     notes: list[str] = field(default_factory=list)
+    is_quantized: bool = False
+    float_source: str = ""
+    """The float file that the file says it was quantized from, as seen from here; empty where it says none."""
 
     @classmethod
     def of(cls, path: Path, ep: str, device: Device | None, options: Mapping[str, str]) -> _NodeChecks:
@@ -225,6 +234,8 @@ class _NodeChecks:
         facts = read_facts(model)
         found = cls(path, facts, chosen, is_present, operator_table(short_name(provider.name)))
         found.notes += facts.notes
+        found.is_quantized = any(node.op_type in _QUANTIZING for node in facts.nodes)
+        found.float_source = _float_source(model, path)
         return found
 
     @property
@@ -358,13 +369,27 @@ class _NodeChecks:
     def _add(self, kind: FindingKind, what: str, reason: str, module: str, name: str) -> None:
         self.found[kind, what, reason].append((module, name))
 
+    def _quantized_remedy(self, reason: str) -> str:
+        """Return what to do about a node of a quantized file that the provider leaves; empty where the file is none."""
+        short = short_name(self.chosen.provider.name)
+        if short == "qnn" and ("consume a graph input" in reason or "produce a graph output" in reason):
+            return "Let the device convert inputs and outputs: --ep-options offload_graph_io_quantization=0."
+        if not self.is_quantized:
+            return ""
+        command = f"winml quantize -m {self.float_source or 'FLOAT.onnx'} -o QUANTIZED.onnx --mode qdq --ep {short}"
+        return (
+            f"{_ON_CPU}: its QuantizeLinear and DequantizeLinear do not stand where {short} takes them. Quantize the "
+            f"float file for it: {command}"
+        )
+
     def _fit(self, basis: Basis, source: str, nodes: int, taken: int) -> ProviderFit:
         findings = []
         for (kind, what, reason), places in self.found.items():
             modules = Counter(module for module, _ in places)
             names = tuple(name for _, name in places if name)
             is_node = kind != "graph"
-            remedy = remedy_for(kind, what, self.path, self.facts, self.chosen)
+            remedy = self._quantized_remedy(reason) if kind in _PLACED else ""
+            remedy = remedy or remedy_for(kind, what, self.path, self.facts, self.chosen)
             findings.append(Finding(kind, what, reason, remedy, dict(modules.most_common()) if is_node else {}, names))
         findings.sort(key=lambda finding: (finding.kind != "graph", -sum(finding.modules.values())))
         provider = self.chosen.provider
@@ -380,6 +405,18 @@ class _NodeChecks:
             limits=(),
             notes=tuple(self.notes),
         )
+
+
+_QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear"})
+
+
+def _float_source(model: onnx.ModelProto, path: Path) -> str:
+    """Return the path of the float file that a quantized one names, where a file of this name lies there."""
+    metadata = {item.key: item.value for item in model.metadata_props}
+    try:
+        return str(file_below(path.parent, load_json(metadata[FLOAT_SOURCE_KEY])["file"]))
+    except (KeyError, TypeError, ValueError, ForeignNameError):
+        return ""
 
 
 def _place(node: NodeFacts) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 import onnxruntime as ort
 
@@ -22,7 +23,13 @@ from winml.modelkit.runtime.execution_providers import (
     refuse_uncompilable,
     short_name,
 )
-from winml.modelkit.runtime.plug_ins import installed_plug_ins, stand_in_kind
+from winml.modelkit.runtime.plug_ins import (
+    device_kinds,
+    fitting_kind,
+    installed_plug_ins,
+    library_version,
+    stand_in_kind,
+)
 from winml.modelkit.runtime.sessions import CPU
 
 __all__ = [
@@ -86,6 +93,8 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
             f"--ep {ep}: {provider.name} is not part of the installed ONNX Runtime, which has {_short_names(present)}",
             hint=_install_hint(provider),
         )
+    if provider.library and not provider.device_options:
+        return _choose_named(provider, device, options)
     chosen = device or provider.devices[0]
     if chosen not in provider.devices:
         raise UsageError(
@@ -103,6 +112,19 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
     all_options = {**dict([device_option] if device_option else []), **options}
     stand_in = stand_in_kind(provider, all_options) if is_plug_in else ""
     return ChosenProvider(provider, chosen, all_options, stand_in)
+
+
+def _choose_named(provider: ExecutionProvider, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
+    """Return a provider whose library somebody named, on the first device that it finds here."""
+    found = fitting_kind(provider, device_kinds(provider), {})
+    kind: Device = next(item for item in get_args(Device) if item == found)
+    if device is not None and device != kind:
+        raise UsageError(
+            f"--device {device}: {provider.name} finds the {kind} first, and winml does not know the option by which "
+            "it selects another",
+            hint="Leave --device out, and give that option with --ep-options.",
+        )
+    return ChosenProvider(provider, kind, dict(options))
 
 
 def _provider_for(device: Device) -> ExecutionProvider:
@@ -140,6 +162,8 @@ def provider_version(provider: ExecutionProvider) -> str:
     """Return the version of the package of a plug-in, or of the ONNX Runtime that contains the provider."""
     if provider.name not in installed_plug_ins():
         return str(ort.__version__)
+    if provider.library:
+        return library_version(provider)
     packages = importlib.metadata.packages_distributions().get(provider.plug_in, [])
     return importlib.metadata.version(packages[0]) if packages else "unknown"
 

@@ -5,22 +5,27 @@ Data only: which of them are installed is answered in ``devices``. Imports nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, get_args
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.registries import Registry
 
 __all__ = [
     "EXECUTION_PROVIDERS",
+    "LIBRARY_VARIABLE",
     "Device",
     "ExecutionProvider",
     "find_execution_provider",
+    "named_libraries",
     "parse_ep_options",
     "refuse_dynamic",
     "refuse_uncompilable",
     "short_name",
+    "with_library",
 ]
 
 Device = Literal["cpu", "gpu", "npu"]
@@ -49,6 +54,8 @@ class ExecutionProvider:
     """Which devices alone the plug-in takes, in words; empty where it takes any of its kinds."""
     simulates: tuple[Device, ...] = ()
     """Kinds of processors that it simulates on x86-64 where they are absent; specified by its documentation."""
+    library: str = ""
+    """Path of the library of its plug-in, as somebody named it; empty: that of ``plug_in``."""
     compiles: bool = False
     """Whether it writes what it compiled into a file (``EPContext``); specified by its documentation."""
 
@@ -144,7 +151,75 @@ def _problem_of(short: str, provider: ExecutionProvider) -> str:
     return "" if provider.plug_in else "it names no module with get_library_path() in plug_in"
 
 
-EXECUTION_PROVIDERS: Registry[ExecutionProvider] = Registry(
+LIBRARY_VARIABLE = "WINML_EP_LIBRARY"
+"""Environment variable that names libraries of plug-ins: ``NAME=PATH``, several with the separator of ``PATH`` between
+them. Processes that a command starts have them as well."""
+_SUFFIX = "ExecutionProvider"
+
+
+def named_libraries() -> dict[str, tuple[str, str]]:
+    """Return the libraries that the environment names: short name → name in ONNX Runtime, and path.
+
+    Raises:
+        UsageError: one is not ``NAME=PATH``, is no file, or is for the CPU provider.
+    """
+    texts = filter(None, os.environ.get(LIBRARY_VARIABLE, "").split(os.pathsep))
+    return {short: (name, path) for short, name, path in map(_read_library, texts)}
+
+
+def _read_library(text: str) -> tuple[str, str, str]:
+    written, equals, path = text.partition("=")
+    if not equals or not written.strip() or not path.strip():
+        raise UsageError(
+            f"--ep-library {text!r} is not NAME=PATH",
+            hint="Write it like qnn=libonnxruntime_providers_qnn.so; of a provider that winml does not know, "
+            "the name is that in ONNX Runtime: MyExecutionProvider=PATH.",
+        )
+    short = written.strip().lower().removesuffix(_SUFFIX.lower())
+    if short == "cpu":
+        raise UsageError(f"--ep-library {text}: every ONNX Runtime contains the CPU provider", hint="Leave it out.")
+    if not Path(path).is_file():
+        raise UsageError(f"--ep-library {text}: {path} is no file", hint="Give the path of the library of the plug-in.")
+    own = _BUILT_IN.get(short)
+    stem = written.strip()[: -len(_SUFFIX)] if written.strip().lower().endswith(_SUFFIX.lower()) else written.strip()
+    return short, f"{stem}{_SUFFIX}" if own is None else own.name, str(Path(path).absolute())
+
+
+def with_library(text: str, libraries: str) -> str:
+    """Return the value of the environment variable with one more library, which wins over one of the same name.
+
+    Args:
+        text: ``NAME=PATH``.
+        libraries: The value so far.
+
+    Raises:
+        UsageError: it is not ``NAME=PATH``, is no file, or is for the CPU provider.
+    """
+    _, name, path = _read_library(text)
+    return os.pathsep.join(filter(None, (libraries, f"{name}={path}")))
+
+
+class _Providers(Registry[ExecutionProvider]):
+    """The providers of winml and of packages, and those whose library somebody names."""
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in named_libraries()
+
+    def __getitem__(self, name: str) -> ExecutionProvider:
+        named = named_libraries().get(name)
+        if named is None:
+            return super().__getitem__(name)
+        if super().__contains__(name):
+            return replace(super().__getitem__(name), library=named[1])
+        # Nobody knows what it runs on: its library says it.
+        return ExecutionProvider(named[0], get_args(Device), library=named[1], compiles=True)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from super().__iter__()
+        yield from (name for name in named_libraries() if not super(_Providers, self).__contains__(name))
+
+
+EXECUTION_PROVIDERS: Registry[ExecutionProvider] = _Providers(
     "providers", "execution provider", _BUILT_IN, lambda: ExecutionProvider, _problem_of
 )
 """Short name → provider."""
@@ -163,6 +238,7 @@ def find_execution_provider(name: str) -> ExecutionProvider:
 
     guess = nearest(short, EXECUTION_PROVIDERS)
     hint = f"Did you mean {guess!r}?" if guess else f"Known: {', '.join(EXECUTION_PROVIDERS)}."
+    hint += " Of any other plug-in, name the library: --ep-library NAME=PATH."
     raise UsageError(f"--ep {name}: no such execution provider", hint=hint)
 
 

@@ -267,6 +267,8 @@ def _type_words(kernels: Sequence[_Kernel], actual: Mapping[str, set[str]]) -> s
 _NODE = re.compile(r"Operator type: \S+ Node name: (.*?) Node index: \d+")
 _REASON = re.compile(r"^\s*REASON : (.*\S)")
 """How QNN's provider names the nodes of a unit that it refuses, and then why."""
+_NODE_NAMED = re.compile(r"\.?\w+ node `[^`]*` will not be assigned to .*$")
+"""What it adds to some reasons: the node again."""
 _ASSIGNMENT_SECONDS = 1800
 """Chosen: half an hour to compile a graph."""
 _COMPILATION_SECONDS = 86_400
@@ -310,7 +312,12 @@ def find_assignment(model: Path, chosen: ChosenProvider) -> Assignment:
     Raises:
         StageError: the process ended without an answer, or did not end in time.
     """
-    question = {"model": str(model.absolute()), "providers": list(chosen.names), "options": dict(chosen.options)}
+    question = {
+        "model": str(model.absolute()),
+        "providers": list(chosen.names),
+        "options": dict(chosen.options),
+        "as_compiled": chosen.provider.compiles,
+    }
     name = chosen.provider.name
     with (
         answered(question, name, _ASSIGNMENT_SECONDS) as (reported, log),
@@ -380,7 +387,7 @@ def _reasons(lines: Iterable[str]) -> dict[str, str]:
         if found := _NODE.search(line):
             names.append(found[1])
         elif found := _REASON.match(line):
-            reasons |= dict.fromkeys(names, found[1])
+            reasons |= dict.fromkeys(names, _NODE_NAMED.sub("", found[1]))
             names = []
         elif line.strip():
             names = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -112,7 +113,7 @@ def look_at_machine() -> Machine:
         providers=tuple(_list_providers()),
         devices=tuple(_list_devices()),
         plug_ins=installed_plug_ins(),
-        notes=tuple(_installation_notes()),
+        notes=(*_installation_notes(), *_catalogue_notes()),
     )
 
 
@@ -183,6 +184,19 @@ def _list_devices() -> Iterator[DeviceInfo]:
         yield DeviceInfo(
             ep_device.device.type.name.lower(), ep_device.device.vendor, name, short_name(ep_device.ep_name)
         )
+
+
+def _catalogue_notes() -> Iterator[str]:
+    """Name the plug-ins of Windows ML's catalogue, where the package ``windowsml`` is installed on Windows."""
+    if platform.system() != "Windows" or importlib.util.find_spec("windowsml") is None:
+        return
+    catalogue = importlib.import_module("windowsml").EpCatalog
+    with contextlib.suppress(OSError), catalogue() as catalog:
+        for found in catalog.find_all_providers():
+            yield (
+                f"Windows ML's catalogue has {found.name} {found.version} ({found.ready_state.name}); "
+                f"--ep-library {found.name}=PATH names its library"
+            )
 
 
 def _installation_notes() -> Iterator[str]:

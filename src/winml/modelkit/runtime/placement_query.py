@@ -29,7 +29,8 @@ def main(task: Mapping[str, Any]) -> None:
 
     Args:
         task: ``output`` (the file to write), and ``kernels_of`` (a provider), or ``model``, ``providers`` and
-            ``options``; beside them ``compile_to`` (the file that the provider is to write) and ``embed``.
+            ``options``; beside them ``as_compiled`` (whether the graph is divided as for compiling), or ``compile_to``
+            (the file that the provider is to write) and ``embed``.
     """
     if "kernels_of" in task:
         output = _kernels(task["kernels_of"])
@@ -41,8 +42,9 @@ def main(task: Mapping[str, Any]) -> None:
 def _assignment(task: Mapping[str, Any]) -> dict[str, object]:
     options = ort.SessionOptions()
     options.log_severity_level = SEVERITY_VERBOSE
-    # What a default session does to a graph before it asks its providers.
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    # What a default session does to a graph before it asks its providers; compiling asks them first.
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_DISABLE_ALL if task["as_compiled"] else level.ORT_ENABLE_BASIC
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     options.add_session_config_entry("session.disable_prepacking", "1")
     try:

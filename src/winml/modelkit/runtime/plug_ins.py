@@ -23,9 +23,11 @@ from winml.modelkit.runtime.host import is_x86
 __all__ = [
     "ORT_ERRORS",
     "add_plug_in",
+    "device_kinds",
     "failed_node",
     "fitting_kind",
     "installed_plug_ins",
+    "library_version",
     "named_providers",
     "ort_reason",
     "register_library",
@@ -98,9 +100,12 @@ def installed_plug_ins() -> tuple[str, ...]:
     return tuple(
         provider.name
         for provider in EXECUTION_PROVIDERS.values()
-        if provider.plug_in
-        and provider.name not in contained
-        and importlib.util.find_spec(provider.plug_in) is not None
+        if provider.library
+        or (
+            provider.plug_in
+            and provider.name not in contained
+            and importlib.util.find_spec(provider.plug_in) is not None
+        )
     )
 
 
@@ -109,8 +114,35 @@ def register_plug_in(provider: ExecutionProvider) -> None:
 
     Raises:
         StageError: its package is damaged, or ONNX Runtime does not load its library, as one for another version.
+        UsageError: somebody named a library that is that of another provider.
     """
-    _register(provider.name, provider.plug_in)
+    if not provider.library:
+        _register(provider.name, provider.plug_in)
+        return
+    register_library(provider.name, Path(provider.library))
+    offered = {device.ep_name for device in ort.get_ep_devices() if _is_of(device, provider.library)}
+    if offered and provider.name not in offered:
+        other = ", ".join(sorted(offered))
+        raise UsageError(
+            f"--ep-library: {Path(provider.library).name} offers {other}, not {provider.name}",
+            hint=f"Name it so: --ep-library {min(offered)}={provider.library} --ep {min(offered)}.",
+        )
+
+
+def library_version(provider: ExecutionProvider) -> str:
+    """Return the version that a library somebody named says it is of; ``unknown`` before it is registered."""
+    found = (device for device in ort.get_ep_devices() if _is_of(device, provider.library))
+    return next((device.ep_metadata.get("version", "unknown") for device in found), "unknown")
+
+
+def device_kinds(provider: ExecutionProvider) -> list[str]:
+    """Return the kinds of the devices that a plug-in finds on this machine, its first one first."""
+    register_plug_in(provider)
+    return list(dict.fromkeys(map(_kind_of, _devices_of(provider.name))))
+
+
+def _is_of(device: ort.OrtEpDevice, library: str) -> bool:
+    return Path(device.ep_metadata.get("library_path", "")) == Path(library)
 
 
 @functools.cache
