@@ -101,7 +101,7 @@ def test_assumption_is_the_same_record_in_summary_sidecar_and_inspection(
     assert (item["kind"], item["value"]) == (kind, value)
     place = (None, None) if text is None else (Path(__file__).name, line_of(forward, text))
     assert (item["file"], item["line"]) == place
-    assert item.get("input") == {"branch": "x", "size": "tokens"}.get(kind)
+    assert item.get("input") == {"branch": "x", "value": "x", "size": "tokens"}.get(kind)
     assert item["message"] in result.notes
     sidecar = json.loads(sidecar_path(path).read_text(encoding="utf-8"))
     assert sidecar["verification"] == record

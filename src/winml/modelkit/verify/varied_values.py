@@ -11,7 +11,9 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,10 +28,11 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import CheckedValue, compare_outputs
 from winml.modelkit.errors import ExportError, VerificationError, first_line
 from winml.modelkit.export.torchscript.tracing import asserts_only
-from winml.modelkit.graph.assumptions import Assumption, Place, branch_taken, size_taken
+from winml.modelkit.graph.assumptions import Assumption, Place, branch_taken, size_taken, values_taken
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.feeds import FeedRules, holds_lengths, is_mask
+from winml.modelkit.runtime.shared_settings import attribute_replaced
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference
 from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph, axes_of
 
@@ -60,6 +63,11 @@ _SHAPES_OF_VALUES = "aten::nonzero"
 """The one among them that a graph has, too."""
 _UNSEEN = frozenset({"aten::equal", "aten::allclose"})
 """Those that decide without a trace knowing; of all others torch warns where it traces them."""
+_TAKING_ALL = ("__array__", "__dlpack__", "__repr__", "numpy", "storage", "tolist", "untyped_storage")
+"""Methods that take all values past torch's dispatcher; a trace knows of ``numpy`` and ``tolist`` alone."""
+_IS_NONZERO = "is_nonzero"
+"""A function and a method that decide as ``bool()`` does, by the same operator, without a trace knowing."""
+_OURS = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,8 @@ class ReadLine:
     """What was read first, in words."""
     is_unseen: bool
     """Whether torch does not warn of it where it traces the line."""
+    takes_all: bool = False
+    """Whether the line takes all values out of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +108,7 @@ def read_inputs(prepared: PreparedPart, traced: Draw) -> ValueReads:
     # What runs the part copies the inputs, under the mode as well.
     mode = _ReadMode(traced.inputs)
     try:
-        with mode:
+        with mode, mode.watching_methods():
             run_reference(prepared, traced.inputs)
     except ExportError:
         return ValueReads()
@@ -134,14 +144,43 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func.name() != _SHAPES_OF_VALUES and not asserts_only(file, line):
                 self.deciding |= sources
                 if "site-packages" not in Path(file).parts:
-                    place = (Path(file).name, line)
-                    known = self.lines.get(place, ReadLine(frozenset(), str(result), is_unseen=False))
-                    is_unseen = known.is_unseen or func.name() in _UNSEEN or is_operator
-                    self.lines[place] = ReadLine(known.inputs | sources, known.value, is_unseen)
+                    is_unseen = func.name() in _UNSEEN or is_operator
+                    self._note((Path(file).name, line), sources, str(result), is_unseen=is_unseen)
         for value in pytree.tree_leaves(result):
             if isinstance(value, torch.Tensor):
                 self._sources[value] = sources
         return result
+
+    def _note(
+        self, place: Place, sources: frozenset[str], value: str, *, is_unseen: bool, takes_all: bool = False
+    ) -> None:
+        known = self.lines.get(place, ReadLine(frozenset(), "", is_unseen=False))
+        self.lines[place] = ReadLine(
+            known.inputs | sources, known.value or value, known.is_unseen or is_unseen, known.takes_all or takes_all
+        )
+
+    @contextmanager
+    def watching_methods(self) -> Iterator[None]:
+        """Note calls of the methods above in the user's Python inside the block; patches torch."""
+        with ExitStack() as stack:
+            for owner, name in (*((torch.Tensor, name) for name in (*_TAKING_ALL, _IS_NONZERO)), (torch, _IS_NONZERO)):
+                watched = self._watched(getattr(owner, name), takes_all=name != _IS_NONZERO)
+                stack.enter_context(attribute_replaced(owner, name, watched))
+            yield
+
+    def _watched(self, original: Callable[..., Any], *, takes_all: bool) -> Callable[..., Any]:
+        @wraps(original)
+        def call(values: torch.Tensor, *args: Any, **options: Any) -> Any:
+            file, line, _ = _calling_line(inspect.currentframe())
+            sources = self._sources.get(values, frozenset())
+            is_of_user = "site-packages" not in Path(file).parts and not Path(file).is_relative_to(_OURS)
+            if sources and is_of_user and not asserts_only(file, line):
+                self.read |= sources
+                self.deciding |= sources
+                self._note((Path(file).name, line), sources, "", is_unseen=True, takes_all=takes_all)
+            return original(values, *args, **options)
+
+        return call
 
 
 def _calling_line(frame: FrameType | None) -> tuple[str, int, bool]:
@@ -164,17 +203,22 @@ def settled_assumptions(written: WrittenGraph, reads: ValueReads) -> tuple[Assum
         reads: What PyTorch reads at the traced inputs.
     """
     known = {item.place for item in written.assumed}
-    unseen = (branch_taken(place) for place, read in reads.lines.items() if read.is_unseen and read.inputs)
+    unseen = (
+        (values_taken if read.takes_all else branch_taken)(place)
+        for place, read in reads.lines.items()
+        if read.is_unseen and read.inputs
+    )
     settled = []
     for item in (*written.assumed, *(item for item in unseen if item.place not in known)):
-        if item.kind != "branch" or item.file is None or item.line is None or not reads.has_run:
+        is_read = item.kind in ("branch", "value") and reads.has_run
+        if not is_read or item.file is None or item.line is None:
             settled.append(item)
             continue
         place = (item.file, item.line)
         read = reads.lines.get(place)
         if read is not None and read.inputs:
-            settled.append(replace(item, input=", ".join(sorted(read.inputs)), value=item.value or read.value))
-        elif read is None and item.value is None:
+            settled.append(replace(item, input=", ".join(sorted(read.inputs)), value=item.value or read.value or None))
+        elif read is None and item.value is None and item.kind == "branch":
             sizes = {size for axes in axes_of(written.inputs).values() for size in axes.values()}
             settled += [size_taken(place, sizes=sizes)] if sizes else []
         elif read is None:
@@ -198,12 +242,15 @@ _DISPLAYED_VALUES = 8
 _DISPLAYED_NAMES = 3
 _DISPLAYED_REFUSED = 2
 """Values told that PyTorch refuses for one and the same reason."""
+_LARGE_FACTOR = 100
+"""Chosen: random floats reach 4 or so, what a forward compares them with may be 50."""
 _ZEROS, _ONES, _EQUAL = "nothing but zeros", "nothing but ones", "equal values"
 _DECIDING: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "nothing negative": torch.abs,
     "nothing positive": lambda values: -values.abs(),
     _ZEROS: torch.zeros_like,
     _ONES: torch.ones_like,
+    f"{_LARGE_FACTOR} times the values": lambda values: _LARGE_FACTOR * values,
 }
 """Chosen: what a forward may compare with, for floats that are read."""
 
