@@ -38,7 +38,7 @@ from winml.modelkit.runtime.execution_providers import find_execution_provider, 
 from winml.modelkit.version import __version__
 from winml.modelkit.words import count_words
 
-__all__ = ["HTPExporter", "export_pytorch", "fixed_cache_hint", "frozen_by_default"]
+__all__ = ["HTPExporter", "closing_sizes", "export_pytorch", "frozen_by_default"]
 
 
 def export_pytorch(
@@ -166,7 +166,7 @@ class HTPExporter:
             return replace(loaded, model_notes=(*notes, *loaded.model_notes)), use
 
         try:
-            return self._export_parts(load, target, sizes=request.fixed_sizes_of)
+            return self._export_parts(load, target)
         except WinMLError as error:
             # Each turn fixes a size that was open, so that there is a last one.
             frozen = frozen_by_default(error.frozen, parts)
@@ -202,12 +202,8 @@ class HTPExporter:
         load: Callable[[], tuple[LoadedModel, ExporterUse]],
         target: ExportTarget,
         live_module: nn.Module | None = None,
-        sizes: Mapping[str, int] | None = None,
     ) -> ExportResult:
-        """Load a model and export its parts, one at a time; what the forwards leave behind is put back.
-
-        ``sizes`` are those the user gave, by key of ``--shape-config``, for messages.
-        """
+        """Load a model and export its parts, one at a time; what the forwards leave behind is put back."""
         started = datetime.now(timezone.utc)
         target.paths().refuse_existing(overwrite=target.overwrite)
         recover([target.paths().model])
@@ -224,7 +220,7 @@ class HTPExporter:
                 loaded, exporter = load()
                 if live_module is None:
                     retained = left_as_found.enter_context(module_left_as_found(loaded.model))
-                self._refuse_options(loaded, target, sizes or {})
+                self._refuse_options(loaded, target)
                 parameter_count = sum(parameter.numel() for parameter in loaded.model.parameters())
                 step.summary = f"{loaded.info.class_name}, {count_words(parameter_count)} parameters"
                 if self.on_parts is not None:
@@ -240,7 +236,7 @@ class HTPExporter:
         result = replace(result, model_notes=(*result.model_notes, *retained.notes))
         return result.in_folder(target.named_folder)
 
-    def _refuse_options(self, loaded: LoadedModel, target: ExportTarget, sizes: Mapping[str, int]) -> None:
+    def _refuse_options(self, loaded: LoadedModel, target: ExportTarget) -> None:
         """Refuse options that do not fit what was loaded.
 
         Raises:
@@ -262,7 +258,7 @@ class HTPExporter:
             refuse_dynamic(self.config.ep, is_dynamic=is_dynamic, allow_dynamic=self.config.allow_dynamic)
         except UsageError as error:
             if any(part.cache is not None for part in loaded.parts):
-                error.hint = fixed_cache_hint(loaded.requested_parts, sizes)
+                error.hint = _OPEN_CACHE
             raise
         if len(loaded.parts) == 1:
             return
@@ -286,22 +282,10 @@ _KEYS = frozenset({
 """Dimensions that a key of ``--shape-config`` of the same name fixes."""
 
 
-def fixed_cache_hint(parts: Sequence[ModelPart], passed: Mapping[str, int]) -> str:
-    """Return what to do where the execution provider needs fixed sizes, and a graph with a cache leaves some open.
-
-    Args:
-        parts: What is to be exported.
-        passed: Sizes the user gave, by key of ``--shape-config``: those that are named stand beside them.
-    """
-    sizes = _closing_sizes(parts)
-    opening = "A graph with a cache is open by default."
-    if sizes is None:
-        return f"{opening} Give --no-cache, or add --allow-dynamic and fix the sizes later."
-    text = json.dumps({**passed, **sizes})
-    return (
-        f"{opening} Fix its sizes with --shape-config '{text}', give --no-cache, or add --allow-dynamic and fix them "
-        "later."
-    )
+_OPEN_CACHE = (
+    "A graph with a cache is open by default, and a size of this one has no key in --shape-config. Give --no-cache, or "
+    "add --allow-dynamic and fix the sizes later."
+)
 
 
 def _closing_sizes_by_default(loaded: LoadedModel) -> dict[str, int]:
@@ -313,14 +297,14 @@ def _closing_sizes_by_default(loaded: LoadedModel) -> dict[str, int]:
     is_asked = any(item.name not in part.open_by_default for part in parts for item in part.dimensions)
     if is_asked or all(part.cache is None for part in parts) or all(not part.dimensions for part in parts):
         return {}
-    return _closing_sizes(parts) or {}
+    return closing_sizes(parts) or {}
 
 
 def _closing_note(sizes: Mapping[str, int], ep: str | None) -> str:
     return f"Sizes are fixed, as --ep {ep} needs them. Other ones: --shape-config '{json.dumps(dict(sizes))}'."
 
 
-def _closing_sizes(parts: Sequence[ModelPart]) -> dict[str, int] | None:
+def closing_sizes(parts: Sequence[ModelPart]) -> dict[str, int] | None:
     """Return a size for every open dimension, by key of ``--shape-config``: those of one step over a filled cache.
 
     None where a dimension has no key.
@@ -359,7 +343,7 @@ def frozen_by_default(names: Collection[str], parts: Sequence[ModelPart]) -> dic
     """
     if any(part.open_by_default.get(name) == _PAST for part in parts for name in names):
         return {}  # a decoder whose cache has one length writes no text
-    closing = _closing_sizes(parts) or {}
+    closing = closing_sizes(parts) or {}
     steps = ("batch_size", "decoder_sequence_length")
     sizes: dict[str, int] = {}
     for part in parts:

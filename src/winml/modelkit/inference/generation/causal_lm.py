@@ -244,7 +244,8 @@ def generated_by(
     Args:
         model: What the loop runs.
         inputs: Of one row, by argument of ``generate()``.
-        passed: Tokens at the start of the answer that were not chosen.
+        passed: Tokens at the start of the answer that were not chosen; 0: a loop of the model type takes them off, and
+            gives all others at the end.
         settings: How tokens are chosen, besides what the configs say.
 
     Raises:
@@ -253,7 +254,7 @@ def generated_by(
     step = settings.step
     drawn = {"temperature": step.temperature, "top_p": step.top_p} if step.is_sampled else {}
     set_seed(settings.seed)
-    streams = (model.generation_config.num_beams or 1) == 1
+    streams = passed > 0 and (model.generation_config.num_beams or 1) == 1
     streamer = _Stream()
 
     def work() -> None:

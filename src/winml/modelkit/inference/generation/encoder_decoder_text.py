@@ -205,11 +205,12 @@ def encoder_decoder_tokens(
     import torch
 
     from winml.modelkit.inference.generation.causal_lm import generated_by
-    from winml.modelkit.inference.generation.seq2seq import EncoderDecoderModel
+    from winml.modelkit.inference.generation.seq2seq import EncoderDecoderModel, own_loop
 
     model = EncoderDecoderModel.of_graphs(graphs, files_folder(prompt.model))
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return "transformers", generated_by(model, tensors, 1, prompt.settings)
+    passed = 1 if own_loop(model.config) is None else 0
+    return "transformers", generated_by(model, tensors, passed, prompt.settings)
 
 
 def _arrays(inputs: tuple[GraphInput, ...], prompt: PreparedPrompt) -> dict[str, Array]:

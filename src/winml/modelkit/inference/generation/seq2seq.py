@@ -97,7 +97,7 @@ class EncoderDecoderModel(DecoderModel):
         Raises:
             InputError: the model has no such language or task.
         """
-        if (looping := self._requested_loop(inputs, settings)) is not None:
+        if (looping := self._own_loop()) is not None:
             return looping.generate(*inputs, **settings)
         requested = {key: settings.pop(key, None) for key in ("language", "task")}
         if settings.get("decoder_input_ids") is None and (allowed := read_prompt(self._folder, **requested)):
@@ -129,17 +129,10 @@ class EncoderDecoderModel(DecoderModel):
             settings["generation_config"] = passed = copy.deepcopy(passed)
             passed.max_new_tokens = longest
 
-    def _requested_loop(self, inputs: tuple[Any, ...], settings: Mapping[str, object]) -> Any | None:
-        """Return the model with the loop that a call asks for; None where the general one does."""
+    def _own_loop(self) -> Any | None:
+        """Return the model with the loop that transformers has for its type; None where that is the general one."""
         loop = own_loop(self.config)
-        if loop is None or isinstance(self, loop):
-            return None
-        item = self.graphs.inputs[0]
-        content = next((value for value in (*inputs, settings.get(item.name)) if value is not None), None)
-        most = item.shape[-1]
-        frames = None if content is None or not item.shape else content.shape[-1]
-        is_requested = _asks_own_loop(loop, settings, frames, most if isinstance(most, int) else None)
-        return _looping_model(loop, self) if is_requested else None
+        return None if loop is None or isinstance(self, loop) else _looping_model(loop, self)
 
     def get_encoder(self, *_modality: object) -> _Encoder:
         """Return what encodes; transformers' loop calls it once."""
@@ -256,29 +249,12 @@ def _field(name: str) -> str:
 
 _CACHES = ("past_key_values",)
 """Of an answer of the general loop: what a loop that calls it would take to pieces."""
-_LOOP_KEYWORDS = frozenset({"language", "task", "attention_mask", "temperature", "kwargs", "self"})
-"""Arguments of such a loop that the general one is given here as well."""
 
 
 def own_loop(config: object) -> type | None:
     """Return transformers' class with the generation loop of a model that writes what it hears; None: it has none."""
     model_class = _model_class(config)
     return next((base for base in model_class.__mro__ if _is_loop(base)), None) if model_class is not None else None
-
-
-def _asks_own_loop(loop: type, settings: Mapping[str, object], frames: int | None, most: int | None) -> bool:
-    """Say whether a call of ``generate()`` needs a loop of its own.
-
-    Args:
-        loop: See :func:`own_loop`.
-        settings: Arguments of the call.
-        frames: Length of the recording; None: it is not given.
-        most: Frames that the encoder takes; None: any number.
-    """
-    own = {*inspect.signature(loop.generate).parameters} - {*inspect.signature(GenerationMixin.generate).parameters}  # type: ignore[attr-defined]
-    named = {name for name, value in settings.items() if value is not None} & (own - _LOOP_KEYWORDS)
-    is_long = frames is not None and most is not None and frames > most
-    return is_long or bool(named - {"input_features"}) or isinstance(settings.get("temperature"), (list, tuple))
 
 
 def _looping_model(loop: type, model: Any) -> Any:
