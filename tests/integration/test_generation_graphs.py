@@ -414,3 +414,30 @@ def test_graph_writes_what_models_of_another_kind_write(model_type: str, tmp_pat
     assert isinstance(text, GenerationInfo)
     assert (rows, 32, 4, None) == (text.rows, text.new_tokens, text.second_prompt_tokens, text.stopped_after)
     assert ONE_RUN.get(model_type, 0) == sum("one run" in note for note in result.notes)
+
+
+def test_prompt_of_a_step_of_fixed_sizes_is_read_by_a_graph_of_its_own(llama: Path, tmp_path: Path) -> None:
+    """Several tokens in each run, the first one filled up; a second prompt goes on with what both left in the cache."""
+    path = tmp_path / "model.onnx"
+    request = ModelRequest(str(llama), shape_config=ShapeConfig(past_sequence_length=31), prompt_length=4)
+    result = HTPExporter(WinMLExportConfig(ep="QNNExecutionProvider")).export_checkpoint(request, path)
+    assert ["prompt", "decoder"] == [part.name for part in result.parts]
+    files = {part.name: Session(part.model_path) for part in result.parts}
+    graph = DecoderGraph(files["decoder"], prompt=files["prompt"])
+    model = transformers.LlamaForCausalLM.from_pretrained(llama)
+    tokens = torch.arange(3, 25)[None]
+    with torch.no_grad():
+        expected = model(tokens).logits.numpy()
+    cache = graph.empty_cache(1)
+    pieces = [(0, 10), (10, 11), (11, 21)]
+    answers = [graph.run(tokens[:, start:end].numpy(), cache=cache) for start, end in pieces]
+    answer = np.concatenate(answers, axis=1)
+    assert np.abs(answer - expected[:, :21]).max() < TOLERANCE * np.abs(expected).max()
+    with pytest.raises(UsageError, match=r"53 tokens.*32"):
+        graph.run(rows_of([5] * 32), cache=cache)
+
+
+def test_open_graph_needs_no_other_for_its_prompt(llama: Path) -> None:
+    """A note says that the option does nothing."""
+    part = load_model(ModelRequest(str(llama), prompt_length=4)).only_part
+    assert any("--prompt-length" in note for note in part.notes)

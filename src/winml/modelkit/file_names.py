@@ -9,6 +9,7 @@ __all__ = [
     "DECODER",
     "EMBEDDING",
     "ENCODER",
+    "PROMPT",
     "VISION",
     "built_part_name",
     "data_path",
@@ -31,6 +32,8 @@ ONLY_PART = "model"
 """The name of the part of a model that has one only; files do not bear it."""
 ENCODER, DECODER = "encoder", "decoder"
 """The names of the parts of an encoder-decoder."""
+PROMPT = "prompt"
+"""The name of the part that reads a prompt, of a decoder of fixed sizes; what reads a token then is the decoder."""
 VISION, EMBEDDING = "vision", "embedding"
 """The names of the parts before the decoder, in a model that is shown images."""
 BUILD_CONFIG_NAME = "winml_build_config.json"

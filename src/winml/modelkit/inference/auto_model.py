@@ -16,7 +16,7 @@ from winml.modelkit.builds.build_model import build_onnx_model
 from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
 from winml.modelkit.builds.open_sizes import build_with_open_sizes
 from winml.modelkit.errors import InputError, TaskError, UsageError
-from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, VISION
+from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, PROMPT, VISION
 from winml.modelkit.found_models import onnx_file_in, part_files
 from winml.modelkit.inference.built_model import WinMLModel, config_beside, described_model, pad_token_beside
 from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
@@ -140,6 +140,11 @@ class _BuiltModel(WinMLModel):
         if VISION in parts:
             opened = _generating_class(VisionLanguageModel, cls.__name__)(parts, **options)
             opened.inputs = opened.graph.embedder.image_inputs
+        elif PROMPT in parts:
+            opened = cls._open_file(parts[DECODER], **options)
+            opened.prompt_path = parts[PROMPT]
+            pair: WinMLModel = opened
+            return pair
         else:
             opened = _generating_class(EncoderDecoderModel, cls.__name__)(parts[ENCODER], parts[DECODER], **options)
             opened.inputs = opened.graphs.inputs
@@ -173,7 +178,9 @@ def _parts_in(name: str) -> Mapping[str, Path]:
 
 def _generates(parts: Collection[str]) -> bool:
     """Say whether these are the parts of a model that generates."""
-    return any(set(needed) <= set(parts) for needed in ((ENCODER, DECODER), (VISION, EMBEDDING, DECODER)))
+    return any(
+        set(needed) <= set(parts) for needed in ((ENCODER, DECODER), (VISION, EMBEDDING, DECODER), (PROMPT, DECODER))
+    )
 
 
 class WinMLAutoModel(_BuiltModel):
@@ -200,6 +207,9 @@ class WinMLAutoModel(_BuiltModel):
 class _GeneratingModel(DecoderModel, _BuiltModel):
     """A built model with transformers' ``generate()``."""
 
+    prompt_path: Path | None = None
+    """Graph of fixed sizes that reads a prompt; None: the model's own reads it, too."""
+
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         super().__init__(path, **options)
         self._has_cache = bool(state_feeds(self._session))
@@ -207,7 +217,8 @@ class _GeneratingModel(DecoderModel, _BuiltModel):
     @functools.cached_property
     def graph(self) -> DecoderGraph:  # type: ignore[override]  # opened the first time it is needed
         """The graph in its session; ``generate()`` without a cache in it is slow."""
-        return DecoderGraph(self._session)
+        path = self.prompt_path
+        return DecoderGraph(self._session, prompt=None if path is None else self._opened(path))
 
     @functools.cached_property
     def generation_config(self) -> GenerationConfig:  # type: ignore[override]  # as above

@@ -148,7 +148,8 @@ class WinMLModel(PipelineModel):
             StageError: ONNX Runtime cannot load the file.
         """
         super().__init__(path)
-        self._session = Session(self.path, providers=choose_provider(ep, device, {}).names)
+        self._opened = functools.partial(Session, providers=choose_provider(ep, device, {}).names)
+        self._session = self._opened(self.path)
         self.inputs: tuple[GraphInput, ...] = graph_inputs(self._session)
         described = described_model(Path(path))
         self.task: str | None = described.get("task")

@@ -19,6 +19,8 @@ Logits = Literal["all", "last"]
 Group = Literal["source", "random", "weights"]
 """Options that a verb offers together: where the model comes from, what is drawn at random, how weights are kept."""
 
+LARGEST_PROMPT = 2**20
+"""Chosen: more than any model has positions."""
 LARGEST_SEED = 2**63 - 1
 """Specified: what torch.manual_seed takes."""
 
@@ -55,6 +57,16 @@ class LoadOptions:
         default=None,
         metadata=_declared(
             "Return scores for all tokens of a run, or for the last one only; all unless asked otherwise.", "source"
+        ),
+    )
+    prompt_length: int | None = field(
+        default=None,
+        metadata=_declared(
+            "Of a decoder of fixed sizes, as a provider such as qnn needs it: also make a graph that reads a prompt so "
+            "many tokens at a time.",
+            "source",
+            minimum=2,
+            maximum=LARGEST_PROMPT,
         ),
     )
     submodel: tuple[str, ...] = field(

@@ -13,7 +13,7 @@ from winml.modelkit.cli._measuring import provider_options, refuse_unknown_ep
 from winml.modelkit.cli._options import debug_option, format_option
 from winml.modelkit.cli._streams import library_output_to_stderr, print_json, silence_library_warnings, tell
 from winml.modelkit.errors import UsageError, VerificationError
-from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, VISION
+from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, PROMPT, VISION
 from winml.modelkit.runtime.execution_providers import parse_ep_options
 from winml.modelkit.words import terminal_text
 
@@ -137,7 +137,8 @@ def _prepare(files: Mapping[str, Path], text: str | None, options: Mapping[str, 
         return prepare_vision_language(files, text or "", options["image"], is_chat=options["chat"], **requested)
     from winml.modelkit.inference.generation.writing import prepare_prompt
 
-    return prepare_prompt(files[ONLY_PART], text or "", is_chat=options["chat"], **requested)
+    model = files.get(ONLY_PART) or files[DECODER]
+    return prepare_prompt(model, text or "", is_chat=options["chat"], reader=files.get(PROMPT), **requested)
 
 
 def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
@@ -172,7 +173,8 @@ def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
                 hint="Leave --reference out; the export compared a text with PyTorch's.",
             )
         return parts
-    path = onnx_file(options["folder"])
+    is_pair = {PROMPT, DECODER} <= parts.keys()
+    path = parts[DECODER] if is_pair else onnx_file(options["folder"])
     if path is None:
         raise UsageError(
             f"{options['folder']}: is no built model",
@@ -180,7 +182,7 @@ def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
         )
     if media:
         raise UsageError(f"{media[0]}: {path} reads text alone", hint="Give a text with -p.")
-    return {ONLY_PART: path}
+    return parts if is_pair else {ONLY_PART: path}
 
 
 def _checkpoint(files: Mapping[str, Path], reference: str | None) -> str | None:

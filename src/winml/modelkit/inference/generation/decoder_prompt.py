@@ -231,6 +231,8 @@ class PreparedPrompt:
     """What the encoder reads: ``prompt``, a text; ``audio`` and ``image``, the file named by ``text``."""
     recording: Recording | None = None
     """The sound of that file, where it is a recording."""
+    reader: Path | None = None
+    """Graph that reads the prompt several tokens at a time, where the model's own reads one."""
     shown: VisionLanguageFiles | None = None
     """What the model is shown beside the text, where it takes images."""
 

@@ -64,13 +64,16 @@ class _Progress:
         return len(self.seconds[1:]) / sum(self.seconds[1:]) if sum(self.seconds[1:]) else None
 
 
-def prepare_prompt(model: Path, prompt: str, *, is_chat: bool, **requested: Any) -> PreparedPrompt:
+def prepare_prompt(
+    model: Path, prompt: str, *, is_chat: bool, reader: Path | None = None, **requested: Any
+) -> PreparedPrompt:
     """Encode a prompt, and settle how the answer is written; the model itself is not opened.
 
     Args:
         model: The ONNX file; tokenizer and configs are beside it.
         prompt: The text.
         is_chat: Whether it is the message of a user, which the chat template of the model makes a prompt of.
+        reader: The ONNX file that reads prompts, where the model is of two graphs of fixed sizes.
         **requested: See :meth:`~winml.modelkit.inference.generation.settings.GenerationSettings.updated`.
 
     Raises:
@@ -85,7 +88,7 @@ def prepare_prompt(model: Path, prompt: str, *, is_chat: bool, **requested: Any)
     if not tokens:
         raise UsageError("the prompt is empty, and this model begins with no token of its own", hint="Give a text.")
     settings = settings.fitted(len(tokens), position_limit(folder))
-    return PreparedPrompt(model, text, tokens, settings, tokenizer)
+    return PreparedPrompt(model, text, tokens, settings, tokenizer, reader=reader)
 
 
 def write_text(
@@ -156,7 +159,7 @@ def _opened_graphs(
 
         graphs = EncoderDecoder(opened(prompt.encoder), session)
         return graphs.decoder, partial(encoder_decoder_tokens, graphs)
-    graph = DecoderGraph(session)
+    graph = DecoderGraph(session, prompt=None if prompt.reader is None else opened(prompt.reader))
     return graph, partial(_token_source, graph)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.file_names import DECODER, PROMPT
 from winml.modelkit.graph.specs import ROWS_OF_ONE_KIND
 from winml.modelkit.load.caches.arguments import arguments_with_cache, forward_with_states
 from winml.modelkit.load.caches.decision import cached_keywords, decision_with_cache
@@ -70,7 +71,15 @@ def decoder_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: st
         cache=cache,
         entry=forward_with_states(cache.of_modules, cache.argument) if cache.of_modules else None,
     )
-    return FoundParts((part,))
+    if request.prompt_length is None:
+        return FoundParts((part,))
+    if decision.dimensions:
+        note = "--prompt-length has no effect: a graph of open sizes reads a prompt of any length in one run."
+        return FoundParts((replace(part, notes=(*part.notes, note)),))
+    sized = request.with_sizes({"sequence_length": request.prompt_length})
+    longer = decision_with_cache(model, checkpoint, task, sized)
+    prompt = replace(part, name=PROMPT, inputs=longer.inputs, feeds=cache.feeds_to(DECODER))
+    return FoundParts((prompt, replace(part, name=DECODER, feeds=cache.feeds_to(DECODER))))
 
 
 # --- An encoder for text and one for images or recordings in one model: a graph of each, where these are asked for.

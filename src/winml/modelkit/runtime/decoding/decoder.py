@@ -124,11 +124,19 @@ class DecoderGraph:
     fed_input: ClassVar[str] = TOKEN_IDS
     """Name of the input that takes tokens, or what stands for them."""
 
-    def __init__(self, session: Session, encoded: Collection[str] = (), values: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        session: Session,
+        encoded: Collection[str] = (),
+        values: Collection[str] = (),
+        prompt: Session | None = None,
+    ) -> None:
         """Look at what the graph takes.
 
         Args:
             session: The graph.
+            prompt: A graph of the same model, and of a cache of the same fixed length, that reads several tokens in a
+                run; None: this one reads prompts, too.
             encoded: Inputs that are the same in every step, as an encoder answered them.
             values: Inputs that share the last axis of what :meth:`token_values` returns; empty: one takes all of it.
 
@@ -157,6 +165,14 @@ class DecoderGraph:
                 f"{session.name} has a cache of a fixed {self.held} tokens and takes no {MASK}, which would hide those "
                 "that are not there yet",
                 hint="Build the model with past_sequence_length left open.",
+            )
+
+        self._prompt = None if prompt is None else DecoderGraph(prompt)
+        if self._prompt is not None and (self.held is None or self.held != self._prompt.held):
+            raise InputError(
+                f"{session.name} holds {self.held or 'any number of'} tokens in its cache, and {self._prompt.name} "
+                f"{self._prompt.held or 'any number'}: they are not of one build",
+                hint="Build the model again, both parts at once.",
             )
 
     @property
@@ -209,20 +225,36 @@ class DecoderGraph:
         past = cache.length
         self._refuse_beyond_held(past + tokens.shape[1])
         logits = [
-            self._run_step(
+            graph._run_step(
                 values[:, start:end],
                 None if mask is None else mask[:, : past + end],
                 None if positions is None else positions[..., start:end],
                 cache,
             )
-            for start, end in self._pieces(tokens.shape[1])
+            for start, end, graph in self._pieces(tokens.shape[1], past)
         ]
+        self.last_cache = cache
         return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
 
-    def _pieces(self, count: int) -> list[tuple[int, int]]:
-        """Return where the tokens of each run begin and end."""
-        step = self.length or max(count, 1)
-        return [(start, min(start + step, count)) for start in range(0, max(count, 1), step)]
+    def _pieces(self, count: int, past: int) -> list[tuple[int, int, DecoderGraph]]:
+        """Return where the tokens of each run begin and end, and which graph reads them.
+
+        Where nothing is cached the first run may be short of tokens, which are filled up before them. Later ones are
+        not: what is read alone comes first.
+        """
+        longest = self if self._prompt is None or count < 2 else self._prompt
+        step = longest.length or max(count, 1)
+        if self.held is None or longest.length is None:
+            return [(start, min(start + step, count), self) for start in range(0, max(count, 1), step)]
+        rest = count % step
+        if rest and past and self.length != 1:
+            raise UsageError(
+                f"{count} tokens are given after {past} in the cache, and {self.name} reads {step} in each run",
+                hint=f"Give a multiple of {step}, or build the model with --prompt-length {step}.",
+            )
+        alone = [(place, place + 1, self) for place in range(rest if past else 0)]
+        first = [(0, rest, longest)] if rest and not past else []
+        return [*first, *alone, *((start, start + step, longest) for start in range(rest, count, step))]
 
     def _refuse_beyond_held(self, count: int) -> None:
         """Refuse more tokens than a cache of a fixed size and one run hold.
@@ -256,7 +288,8 @@ class DecoderGraph:
         }
         cache.length = past + values.shape[1]
         self.last_cache = cache
-        return arrays[SCORES]
+        scores = arrays[SCORES]
+        return scores if self.held is None else scores[:, -values.shape[1] :]
 
     def _feeds(
         self, values: Array, mask: Array | None, positions: Array | None, cache: GraphCache | None
@@ -282,7 +315,11 @@ class DecoderGraph:
         if positions is None:
             positions = np.broadcast_to(np.arange(past, past + count), (rows, count))
         if self.held is not None:
-            mask = np.pad(mask, ((0, 0), (self.held - past, 0)))
+            # The newest tokens stand last; none are missing between them.
+            filled = self.length or count
+            mask = np.pad(mask, ((0, 0), (self.held + filled - past - count, 0)))
+            positions = np.pad(positions, [(0, 0)] * (np.ndim(positions) - 1) + [(filled - count, 0)])
+            values = np.pad(values, [(0, 0), (filled - count, 0), *[(0, 0)] * (values.ndim - 2)])
             past = self.held
         passed = {
             **_shares(self._value_inputs, _filled(values, filled)),

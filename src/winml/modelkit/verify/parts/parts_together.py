@@ -16,7 +16,7 @@ from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.load.caches.arguments import TOKENS, empty_states
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.decoding.inputs import SCORES
-from winml.modelkit.verify.generated_text import as_the_user_calls_it
+from winml.modelkit.verify.generated_text import as_the_user_calls_it, generates_alone
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.parts.encoder_decoder import (
     Arrays,
@@ -126,7 +126,7 @@ def _scores(parts: EncoderDecoderParts, taken: Arrays, tokens: Array) -> Iterato
 
 def decodes_for_others(part: ModelPart, parts: Sequence[ModelPart]) -> bool:
     """Say whether a part decodes what other parts made."""
-    return part.cache is not None and len(parts) > 1
+    return part.cache is not None and len(parts) > 1 and not generates_alone(part)
 
 
 def compare_text_together(
