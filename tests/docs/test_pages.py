@@ -25,7 +25,7 @@ NOT_RUN = {
     "docs/guide/build": 1,
     "README": 2,
     "docs/coming_from/optimum": 1,
-    "docs/guide/compile": 1,
+    "docs/guide/compile": 3,
     "docs/guide/data_sets": 1,
     "docs/guide/eval": 1,
     "docs/guide/perf": 1,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from winml.modelkit.load.parts import ModelPart
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.optimize.capabilities import Capability
+    from winml.modelkit.quantize.placements import OperatorRule, Placement
     from winml.modelkit.quantize.planning import EngineTask
     from winml.modelkit.quantize.precisions import ModeRules, Precision
     from winml.modelkit.results.sweep import CellResult
@@ -57,7 +58,9 @@ __all__ = [
     "ModeRules",
     "ModelPart",
     "ModelRequest",
+    "OperatorRule",
     "Place",
+    "Placement",
     "Precision",
     "QueueKind",
     "SampleRows",
@@ -98,7 +101,9 @@ _HOMES = {
     "ModeRules": "quantize.precisions",
     "ModelPart": "load.parts",
     "ModelRequest": "load.request",
+    "OperatorRule": "quantize.placements",
     "Place": "sweep.work_queue",
+    "Placement": "quantize.placements",
     "Precision": "quantize.precisions",
     "QueueKind": "sweep.work_queue",
     "SampleRows": "evaluate.metrics",

@@ -34,6 +34,7 @@ REGISTRIES: Mapping[str, str] = {
     "families": "winml.modelkit.load.families.input_decisions:FAMILIES",
     "layouts": "winml.modelkit.builds.layouts.layout:LAYOUTS",
     "passes": "winml.modelkit.optimize.capabilities:CAPABILITIES",
+    "placements": "winml.modelkit.quantize.placements:PLACEMENTS",
     "precisions": "winml.modelkit.quantize.precisions:PRECISIONS",
     "providers": "winml.modelkit.runtime.execution_providers:EXECUTION_PROVIDERS",
     "queues": "winml.modelkit.sweep.work_queue:QUEUES",

@@ -13,6 +13,7 @@ import pydantic
 from winml.modelkit.errors import UsageError
 from winml.modelkit.options import Options, record_of
 from winml.modelkit.quantize.declared_options import QuantizeFields
+from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.precisions import MODES, PRECISIONS, Mode, Precision, mode_for
 from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
 
@@ -92,6 +93,7 @@ class QuantizeOptions(_Fields):
         if not modes:
             return  # nothing is quantized, which the caller says
         self._refuse_unread(modes)
+        self._refuse_bits(requested)
         if self.symmetric is False and self.per_channel is not False and "qdq" in modes:
             raise UsageError(
                 "--asymmetric: integer kernels take one zero point for a weight, and qdq gives each channel a scale",
@@ -107,6 +109,18 @@ class QuantizeOptions(_Fields):
                 "--algorithm hqq: ONNX Runtime has a form of it for weights in 4 bits only",
                 hint="Give --algorithm k_quant, or --precision int4.",
             )
+
+    def _refuse_bits(self, requested: Sequence[tuple[Precision, Mode]]) -> None:
+        taken = placement_for(self.ep).activation_bits
+        for precision, mode in requested:
+            if MODES[mode].needs_ranges and (precision.activation_bits or 8) not in taken:
+                fitting = ", ".join(
+                    name for name, other in PRECISIONS.items() if mode in other.modes and other.activation_bits in taken
+                )
+                raise UsageError(
+                    f"--precision {precision.name}: {self.ep} takes activations of {' or '.join(map(str, taken))} bits",
+                    hint=f"Give one of {fitting}.",
+                )
 
     def _refuse_unread(self, modes: Sequence[Mode]) -> None:
         # Of other modes, the samples are those that the result is compared on.

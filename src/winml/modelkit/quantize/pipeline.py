@@ -20,12 +20,14 @@ from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.quantize.attention_masks import make_masks_finite, narrow_masks
 from winml.modelkit.quantize.integer_weights import (
     has_non_finite_scales,
     refuse_non_finite_weights,
     shared_weight_notes,
 )
 from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.placements import Placement, placement_for
 from winml.modelkit.quantize.planning import (
     EngineTask,
     ModulePrecision,
@@ -37,6 +39,7 @@ from winml.modelkit.quantize.planning import (
 )
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
 from winml.modelkit.quantize.qdq_placement import QdqPlacement, place_quantized_values
+from winml.modelkit.quantize.unit_placement import place_units
 from winml.modelkit.quantize.weight_only_engine import algorithm_notes
 
 __all__ = [
@@ -194,19 +197,24 @@ def quantize(
         UsageError: a selector names no module, a precision goes with no mode, or nothing is left to quantize.
         QuantizeError: a weight has NaN or infinite values, an engine failed, or it quantized nothing.
     """
+    provider = placement_for(options.ep)
     plan = plan_quantization(model, options, modules)
-    placements = _placements(model, plan)
+    if provider.finite_masks and options.needs_ranges:
+        make_masks_finite(model)
+    placements = _placements(model, plan, provider)
     measured = [name for placement in placements.values() for name in placement.measured]
     ranges: Mapping[str, tuple[float, float]] = {}
     if measured:
         if calibration is None:
             raise InternalError("a mode needs the ranges of activations, and nothing was given that measures them")
         ranges = calibration.measure(model, tuple(dict.fromkeys(measured)))
+        if provider.finite_masks:
+            ranges = narrow_masks(model, ranges, _bits_of_units(placements))
     quantized = model
     try:
-        for (mode, precision), nodes in plan.groups().items():
+        for (mode, precision), nodes in _groups(plan, provider).items():
             placement = placements.get((mode, precision), QdqPlacement())
-            quantized = _run_engine(quantized, mode, EngineTask(nodes, precision, options, placement, ranges))
+            quantized = _run_engine(quantized, mode, EngineTask(nodes, precision, options, placement, ranges, provider))
     except QuantizeError:
         refuse_non_finite_weights(model, plan.nodes)  # the likeliest reason, with its module
         raise
@@ -228,13 +236,39 @@ def quantize(
     return QuantizeResult(quantized, changed=True, notes=notes, coverage=measure_coverage(quantized), modules=outcome)
 
 
-def _placements(model: ir.Model, plan: QuantizationPlan) -> dict[tuple[Mode, Precision], QdqPlacement]:
-    """Return which values of the model become numbers of few bits, for each group whose mode needs their ranges."""
+def _groups(plan: QuantizationPlan, provider: Placement) -> dict[tuple[Mode, Precision], frozenset[str]]:
+    """Return the nodes with weights by mode and precision; where units count, those of modules without weights too."""
+    groups = plan.groups()
+    if provider.is_by_unit:
+        for mode, precision in plan.others:
+            if MODES[mode].needs_ranges:
+                groups.setdefault((mode, precision), frozenset())
+    return groups
+
+
+def _bits_of_units(placements: Mapping[tuple[Mode, Precision], QdqPlacement]) -> dict[str, int]:
     return {
-        (mode, precision): place_quantized_values(model.graph, nodes, plan.others.get((mode, precision), frozenset()))
-        for (mode, precision), nodes in plan.groups().items()
-        if MODES[mode].needs_ranges
+        name: precision.activation_bits or 8
+        for (_, precision), placement in placements.items()
+        for name in placement.companions
     }
+
+
+def _placements(
+    model: ir.Model, plan: QuantizationPlan, provider: Placement
+) -> dict[tuple[Mode, Precision], QdqPlacement]:
+    """Return which values of the model become numbers of few bits, for each group whose mode needs their ranges."""
+    found = {}
+    for (mode, precision), nodes in _groups(plan, provider).items():
+        if not MODES[mode].needs_ranges:
+            continue
+        others = plan.others.get((mode, precision), frozenset())
+        if provider.is_by_unit:
+            bits = precision.activation_bits or 8
+            found[mode, precision] = place_units(model.graph, nodes | others, provider, bits)
+        else:
+            found[mode, precision] = place_quantized_values(model.graph, nodes, others)
+    return found
 
 
 def _run_engine(model: ir.Model, mode: Mode, task: EngineTask) -> ir.Model:

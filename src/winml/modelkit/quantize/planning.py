@@ -17,6 +17,7 @@ from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.placements import Placement, placement_for
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
 from winml.modelkit.quantize.qdq_placement import QdqPlacement
 from winml.modelkit.records import Record, entry, recorded
@@ -261,6 +262,8 @@ class EngineTask:
     """Which values become numbers of few bits, where their ranges have to be known."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Name of a value → its smallest and largest value; those of the placement that have their own."""
+    provider: Placement = field(default_factory=lambda: placement_for(None))
+    """What the provider takes."""
 
     @property
     def is_per_channel(self) -> bool:

@@ -135,6 +135,7 @@ _BUILT_IN = {
         ),
         Precision("w8a8", 8, ("qdq",), "8-bit weights and activations", 6.0, activation_bits=8),
         Precision("w8a16", 8, ("qdq",), "8-bit weights, 16-bit activations", 12.0, activation_bits=16),
+        Precision("w16a16", 16, ("qdq",), "16-bit weights and activations", 20.0, activation_bits=16),
         Precision("int4", 4, ("weight-only",), "4-bit weights by blocks", 4.0),
         Precision("fp16", 16, ("float",), "16-bit floating point", 40.0),
         Precision("bf16", 16, ("float",), "bfloat16", 30.0),

@@ -19,13 +19,14 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError
 from winml.modelkit.graph.fresh_names import FreshNames
-from winml.modelkit.graph.weights import give_products_own_weights
+from winml.modelkit.graph.weights import give_products_own_weights, read_once
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.quantize.integer_weights import IntegerRange, WeightScales, measure_scales, quantized_tensor
 from winml.modelkit.quantize.planning import EngineTask
-from winml.modelkit.quantize.qdq_placement import QuantizedValue, bias_addition, weight_operand
+from winml.modelkit.quantize.precisions import Precision
+from winml.modelkit.quantize.qdq_placement import QuantizedConstant, QuantizedValue, bias_addition, weight_operand
 
 __all__ = [
     "quantize_bias",
@@ -79,6 +80,12 @@ _RANGES = {
 the middle is exact."""
 
 
+def _weight_range(precision: Precision, *, is_signed: bool, is_symmetric: bool) -> IntegerRange:
+    if precision.weight_bits == 16:
+        return IntegerRange(ir.DataType.INT16, -32767, 32767, is_symmetric=True)
+    return _RANGES[is_signed, is_symmetric]
+
+
 class _Usage(Protocol):
     """One use of a value: the reading node and its input index. onnx_ir's own type has no public name."""
 
@@ -128,6 +135,8 @@ class _Rewriting:
         """Name of a value → its scale and zero point."""
         self._dequantized: dict[tuple[str, int | None], tuple[ir.Value, WeightScales]] = {}
         """Weight and axis → the value that layers read, and what it is made from."""
+        self._unit_constants: dict[tuple[str, str, int | None], tuple[ir.Value, tuple[ir.Value, ir.Value]]] = {}
+        """Name of a constant, what it is, and axis → what operators read, and its scale and zero point."""
         self._tables: dict[str, tuple[ir.Value, ir.Value, ir.Value]] = {}
         """Table of weights → integers, scale and zero point."""
         self._fresh = FreshNames.of_graph(self._graph)
@@ -136,6 +145,9 @@ class _Rewriting:
         }  # fmt: skip
 
     def run(self) -> None:
+        if self._task.placement.is_by_unit:
+            self._quantize_units()
+            return
         layers = [node for node in self._graph if node.name in self._task.nodes]
         for item in self._task.placement.values:
             self._scales[item.name] = self._scale_of(item)
@@ -152,14 +164,118 @@ class _Rewriting:
             if node.name in self._task.placement.companions:
                 self._record(node, "operator")
 
+    def _quantize_units(self) -> None:
+        """Let each operator of a unit read integers and make some; its constants are in its types."""
+        nodes = {node.name: node for node in self._graph}
+        # The rows of a table have its scale, and the scales of biases are made of those of weights.
+        constants = sorted(self._task.placement.constants, key=lambda item: _ORDER[item.role])
+        for constant in (item for item in constants if item.role == "table"):
+            name = _name_of_input(nodes[constant.node], constant.index)
+            self._scales[name] = self._quantize_constant(nodes[constant.node], constant)
+        for item in self._task.placement.values:
+            self._scales.setdefault(item.name, self._scale_of(item))
+        for constant in (item for item in constants if item.role != "table"):
+            if constant.role == "bias":
+                self._quantize_unit_bias(nodes[constant.node], constant)
+            elif constant.role == "rows":
+                self._quantize_table(nodes[constant.node], constant.index)
+            else:
+                self._quantize_constant(nodes[constant.node], constant)
+        # Now: what rows of a table are is a new value of the old name.
+        values = {value.name: value for value in self._graph.inputs}
+        values |= {value.name: value for node in self._graph for value in node.outputs}
+        for item in self._task.placement.values:
+            self._quantize_value(values[item.name], item)
+        for name in self._task.placement.companions:
+            self._record(nodes[name], "operator")
+
+    def _quantize_constant(self, node: ir.Node, constant: QuantizedConstant) -> tuple[ir.Value, ir.Value]:
+        """Let an operator read a constant dequantized; return scale and zero point."""
+        value = node.inputs[constant.index]
+        assert value is not None  # the placement read it
+        assert value.const_value is not None
+        key = (value.name or "", constant.role, constant.axis)
+        if key not in self._unit_constants:
+            stored = self._stored(value, self._unit_scales(value, constant))
+            users = [use.node for use in value.uses() if use.node.name in self._task.placement.companions]
+            tag = _common_tag(users, self._modules)
+            dequantize = self._node("DequantizeLinear", stored, key[0], tag, "weight", axis=constant.axis)
+            dequantize.outputs[0].shape, dequantize.outputs[0].type = value.shape, value.type
+            self._graph.insert_before(node, [dequantize])
+            self._unit_constants[key] = dequantize.outputs[0], (stored[1], stored[2])
+        dequantized, scales = self._unit_constants[key]
+        node.replace_input_with(constant.index, dequantized)
+        _remove_unused(self._graph, [value])
+        return scales
+
+    def _unit_scales(self, value: ir.Value, constant: QuantizedConstant) -> WeightScales:
+        """Return how a constant becomes integers: of the type of weights, or of activations."""
+        tensor = value.const_value
+        assert tensor is not None  # it is a constant
+        precision, provider = self._task.precision, self._task.provider
+        if constant.role == "weight":
+            is_signed = precision.signed_weights if provider.signed_weights is None else provider.signed_weights
+            is_symmetric = provider.symmetric_weights
+            if is_symmetric is None:
+                is_symmetric = self._task.is_symmetric is not False
+            is_channel = constant.axis is not None
+            integers = _weight_range(
+                precision, is_signed=is_signed or is_channel, is_symmetric=is_symmetric or is_channel
+            )
+            scales = measure_scales(tensor, constant.axis, integers)
+            # A scale of 1, which channels of zeros have, is far from the others.
+            is_zero = (scales.scales == 1) & (scales.zero_points == 0)
+            least = np.float32(LEAST_RANGE / (integers.maximum - integers.minimum))
+            return replace(scales, scales=np.where(is_zero, least, scales.scales).astype(np.float32))
+        limits = self._task.ranges.get(value.name or "")
+        if limits is None:
+            array = read_once(tensor)
+            limits = (float(array.min(initial=0)), float(array.max(initial=0)))
+        return WeightScales(*self._unit_scale(*limits), None, self._activation_integers)
+
+    def _unit_scale(self, low: float, high: float) -> tuple[Array, Array]:
+        """Return scale and zero point of a range, as the provider takes activations."""
+        low = min(low, 0.0)
+        high = max(high, 0.0, low + LEAST_RANGE)
+        if not self._task.provider.symmetric_activations:
+            return scale_of_range(low, high, self._bits)
+        dtype = np.dtype(np.int8 if self._bits == 8 else np.int16)
+        return np.array(max(-low, high) / (2 ** (self._bits - 1) - 1), np.float32), np.array(0, dtype)
+
+    @property
+    def _activation_integers(self) -> IntegerRange:
+        if self._task.provider.symmetric_activations:
+            dtype, least = (ir.DataType.INT8 if self._bits == 8 else ir.DataType.INT16), -(2 ** (self._bits - 1))
+        else:
+            dtype, least = (ir.DataType.UINT8 if self._bits == 8 else ir.DataType.UINT16), 0
+        return IntegerRange(dtype, least, least + 2**self._bits - 1, is_symmetric=False)
+
+    def _quantize_unit_bias(self, node: ir.Node, constant: QuantizedConstant) -> None:
+        """Let an operator read its bias in 32 bits, by the scales of what it multiplies."""
+        data, weight = node.inputs[0], node.inputs[1]
+        value = node.inputs[constant.index]
+        maker = weight.producer() if weight is not None else None
+        data_scale = self._scales[_measured_name(data, self._scales)][0].const_value
+        assert value is not None  # the placement read it
+        assert value.const_value is not None
+        if maker is None or maker.op_type != "DequantizeLinear" or data_scale is None:
+            return
+        scales = maker.inputs[1]
+        assert scales is not None  # the operator has them
+        assert scales.const_value is not None
+        bias = np.asarray(value.const_value.numpy())
+        self._quantize_bias(_Bias(node, constant.index, bias), data_scale.numpy() * scales.const_value.numpy())
+
     def _scale_of(self, item: QuantizedValue) -> tuple[ir.Value, ir.Value]:
         if item.same_as:
             return self._scales[item.same_as]
-        if item.name not in self._task.ranges:
+        if item.limits is None and item.name not in self._task.ranges:
             raise QuantizeError(
                 f"the range of value {item.name} is not known", hint="Give calibration data that has it."
             )
-        scale, zero_point = scale_of_range(*self._task.ranges[item.name], self._bits)
+        limits = item.limits or self._task.ranges[item.name]
+        by_unit = self._task.placement.is_by_unit
+        scale, zero_point = self._unit_scale(*limits) if by_unit else scale_of_range(*limits, self._bits)
         return self._initializer(f"{item.name}_scale", scale), self._initializer(f"{item.name}_zero_point", zero_point)
 
     def _quantize_value(self, value: ir.Value, item: QuantizedValue) -> None:
@@ -303,6 +419,19 @@ class _Rewriting:
         return _registered(self._graph, ir.Tensor(array, name=self._fresh.take(name)))
 
 
+LEAST_RANGE = 1e-4
+"""Width that the range of a value in a unit has at least. Specified: what ONNX Runtime's recipe for QNN sets. Measured
+with QNN 2.7: sums with a constant of zeros at scale 1 are wrong (-13 dB), at the scale of this range right."""
+
+
+_ORDER = {"table": 0, "rows": 1, "weight": 1, "activation": 1, "bias": 2}
+
+
+def _name_of_input(node: ir.Node, index: int) -> str:
+    value = node.inputs[index]
+    return (value.name if value is not None else "") or ""
+
+
 def _registered(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
     shape = ir.Shape(tensor.shape.numpy())
     value = ir.Value(name=tensor.name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
@@ -385,7 +514,10 @@ def _scales_of(weight: ir.Value, axis: int | None, least: Array | None, task: En
     # Specified: ONNX Runtime's integer kernels take one zero point for all channels, hence the middle.
     is_symmetric = axis is not None or task.is_symmetric is not False
     try:
-        scales = measure_scales(tensor, axis, _RANGES[task.precision.signed_weights, is_symmetric])
+        signed = task.precision.signed_weights
+        scales = measure_scales(
+            tensor, axis, _weight_range(task.precision, is_signed=signed, is_symmetric=is_symmetric)
+        )
     except ValueError as error:
         raise QuantizeError(str(error), hint="Check the checkpoint, or exclude its module (--exclude).") from error
     if is_symmetric:

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from winml.modelkit.graph.weights import transposed_weight
+from winml.modelkit.quantize.placements import Role
 
 __all__ = [
     "ONE_BY_ONE",
     "QdqPlacement",
+    "QuantizedConstant",
     "QuantizedValue",
     "bias_addition",
     "place_quantized_values",
@@ -47,7 +49,22 @@ class QuantizedValue:
     readers: frozenset[str] | None
     """Names of the nodes that read it quantized; None: all that reads it, since an integer kernel makes it."""
     same_as: str = ""
-    """Value whose scale it shares; empty: it has its own, from its own range."""
+    """Value whose scale it shares, or table its rows come from; empty: it has its own, from its own range."""
+    limits: tuple[float, float] | None = None
+    """Its range, whatever the data; None: the data say it."""
+
+
+@dataclass(frozen=True)
+class QuantizedConstant:
+    """A constant that an operator reads as integers."""
+
+    node: str
+    """Name of the reader."""
+    index: int
+    """Which of its inputs."""
+    role: Role
+    axis: int | None = None
+    """Axis of the channels, each with a scale of its own; None: one scale."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +76,15 @@ class QdqPlacement:
     """Names of the nodes without weights that compute with few bits too."""
     bias_additions: frozenset[str] = frozenset()
     """Names of the additions behind a product whose constant may become an integer."""
+    constants: tuple[QuantizedConstant, ...] = ()
+    """What operators of units read, in the order of the graph."""
+    is_by_unit: bool = False
+    """Whether operators are quantized as whole units."""
 
     @property
     def measured(self) -> tuple[str, ...]:
         """Names of the values whose range has to be known."""
-        return tuple(value.name for value in self.values if not value.same_as)
+        return tuple(value.name for value in self.values if not value.same_as and value.limits is None)
 
 
 def place_quantized_values(graph: ir.Graph, chosen: frozenset[str], allowed: frozenset[str]) -> QdqPlacement:

@@ -30,6 +30,7 @@ from winml.modelkit.progress import StepEvent
 from winml.modelkit.quantize.half_float_engine import clipped_values
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
+from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.planning import refuse_quantized
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, Mode
 from winml.modelkit.results.transformed_file import Calibrated, GraphSummary, QuantizedFile
@@ -114,7 +115,20 @@ def prepare(model: ir.Model, options: QuantizeOptions) -> tuple[ir.Model, list[s
     if options.needs_ranges:
         model, folded = _fold_normalizations(model)
         notes += folded
+        model, fused = _fuse_for_provider(model, options)
+        notes += fused
     return model, notes
+
+
+def _fuse_for_provider(model: ir.Model, options: QuantizeOptions) -> tuple[ir.Model, list[str]]:
+    """Make the operators that the provider takes as one, such as a GELU, of those an exporter wrote."""
+    names = placement_for(options.ep).fusions
+    if not names:
+        return model, []
+    fused = optimize(model, parse_options(OptimizeOptions, dict.fromkeys(names, True), "fusing"))
+    counts = ", ".join(f"{name} {count}" for name, count in fused.fired.items() if count)
+    words = f"Operators that {options.ep} takes as one were joined: {counts}."
+    return fused.model, [*([words] if counts else []), *fused.notes]
 
 
 def _fold_normalizations(model: ir.Model) -> tuple[ir.Model, list[str]]:

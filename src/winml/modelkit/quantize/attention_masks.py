@@ -1,0 +1,145 @@
+"""Gives masks of attention a minimum that integers can hold.
+
+A mask adds minus infinity, or the smallest float, to scores before a Softmax. An integer range that holds it holds
+nothing else. Before / After::
+
+    scores + Where(mask, 0, -inf) → Softmax → Where(IsNaN, 0, ·)      →      scores + Where(mask, 0, -m) → Softmax
+
+Must not fire when the constant does not reach a Softmax by additions, selections and rearrangements alone.
+Tags: no node is made; the guard against a row without any score is removed, since no score is infinite any more.
+Why it is safe: ``m`` is the spread of the scores and a margin, so that masked values stay below what the bits of the
+Softmax can show. A row that is masked as a whole, of padding, averages all values where it made zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.graph.fresh_names import FreshNames
+
+__all__ = ["make_masks_finite", "narrow_masks"]
+
+MASKING = -1e4
+"""Values from here on down mask. Chosen: checkpoints use -1e4, -1e9, the smallest float16 or float32, and infinity; no
+score is as low."""
+_PASSING = frozenset({
+    "Where", "Add", "Sub", "Mul", "Min", "Max", "Reshape", "Expand", "Unsqueeze", "Squeeze", "Slice", "Concat", "Tile",
+    "Transpose", "Cast", "Gather", "Identity", "Clip",
+})  # fmt: skip
+"""Operators between a mask and the Softmax."""
+
+
+def make_masks_finite(model: ir.Model) -> None:
+    """Replace the constants of masks by :data:`MASKING`, and remove guards against rows without scores, in place."""
+    graph = model.graph
+    fresh: FreshNames | None = None
+    finite: dict[ir.Value, ir.Value] = {}
+    for softmax in _softmaxes(model):
+        for node in _masking_nodes(softmax):
+            for index, value in enumerate(node.inputs):
+                low = _constant_minimum(value)
+                if value is None or low is None or low >= MASKING:
+                    continue
+                if value not in finite:
+                    fresh = fresh or FreshNames.of_graph(graph)
+                    finite[value] = _clipped(value, fresh.take(f"{value.name}_finite"))
+                    graph.register_initializer(finite[value])
+                node.replace_input_with(index, finite[value])
+    for value in finite:
+        if not value.uses() and not value.is_graph_output():
+            graph.initializers.pop(value.name or "", None)
+    if finite:
+        for softmax in _softmaxes(model):
+            _remove_guard(softmax)
+
+
+def narrow_masks(
+    model: ir.Model, ranges: Mapping[str, tuple[float, float]], bits: Mapping[str, int]
+) -> dict[str, tuple[float, float]]:
+    """Return ranges in which masks reach as far as the scores need.
+
+    Args:
+        model: The model after :func:`make_masks_finite`.
+        ranges: Name of a value → its smallest and largest value.
+        bits: Name of a node → bits of its activations; of those that are quantized.
+    """
+    narrowed = dict(ranges)
+    lowest: dict[str, float] = {}
+    for softmax in _softmaxes(model):
+        nodes = list(_masking_nodes(softmax))
+        read = {value.name or "": value for node in nodes for value in node.inputs if value is not None}
+        scores = [ranges[name] for name in read if name in ranges and ranges[name][0] > MASKING / 2]
+        data = softmax.inputs[0]
+        is_masked = {name: value for name, value in read.items() if _is_masking(name, value, ranges)}
+        if data is None or softmax.name not in bits or not scores or not is_masked:
+            continue
+        # Specified by the Softmax: exp(-bits) lies below the step of its output, 2 ** -bits.
+        margin = float(bits[softmax.name or ""])
+        low, high = min(0.0, *(low for low, _ in scores)), max(0.0, *(high for _, high in scores))
+        for name in is_masked:
+            lowest[name] = min(lowest.get(name, 0.0), low - high - margin)
+        if (name := data.name or "") in ranges and ranges[name][0] <= MASKING / 2:
+            narrowed[name] = (low - margin, ranges[name][1])
+    for name, low in lowest.items():
+        high = ranges[name][1] if name in ranges else 0.0
+        narrowed[name] = (low, high if high > low else 0.0)
+    return narrowed
+
+
+def _softmaxes(model: ir.Model) -> list[ir.Node]:
+    return [node for node in model.graph if node.op_type == "Softmax"]
+
+
+def _masking_nodes(softmax: ir.Node) -> Iterator[ir.Node]:
+    """Yield the nodes by which a mask can reach a Softmax."""
+    waiting, seen = [softmax.inputs[0]], set()
+    while waiting:
+        value = waiting.pop()
+        node = value.producer() if value is not None else None
+        if node is None or node in seen or node.op_type not in _PASSING:
+            continue
+        seen.add(node)
+        yield node
+        waiting += [item for item in node.inputs if item is not None]
+
+
+def _constant_minimum(value: ir.Value | None) -> float | None:
+    tensor = value.const_value if value is not None and value.is_initializer() else None
+    if value is None or tensor is None or value.is_graph_input() or tensor.dtype != ir.DataType.FLOAT:
+        return None
+    array = np.asarray(tensor.numpy())
+    return float(array.min()) if array.size else None
+
+
+def _is_masking(name: str, value: ir.Value, ranges: Mapping[str, tuple[float, float]]) -> bool:
+    low = _constant_minimum(value)
+    return low <= MASKING if low is not None else name in ranges and ranges[name][0] <= MASKING / 2
+
+
+def _clipped(value: ir.Value, name: str) -> ir.Value:
+    assert value.const_value is not None  # its minimum was read
+    array = np.maximum(np.asarray(value.const_value.numpy()), np.float32(MASKING))
+    tensor = ir.Tensor(array, name=name)
+    return ir.Value(name=name, const_value=tensor, shape=value.shape, type=ir.TensorType(ir.DataType.FLOAT))
+
+
+def _remove_guard(softmax: ir.Node) -> None:
+    """Remove ``Where(IsNaN(y), 0, y)`` behind a Softmax, in place."""
+    result = softmax.outputs[0]
+    tests = [node for node, _ in result.uses() if node.op_type == "IsNaN"]
+    graph = softmax.graph
+    for test in tests:
+        guards = [node for node, index in test.outputs[0].uses() if node.op_type == "Where" and index == 0]
+        if graph is None or len(guards) != len(list(test.outputs[0].uses())):
+            continue
+        for guard in guards:
+            if guard.inputs[2] is not result or guard.outputs[0].is_graph_output():
+                continue
+            for node, index in list(guard.outputs[0].uses()):
+                node.replace_input_with(index, result)
+            graph.remove(guard, safe=True)
+        if not test.outputs[0].uses():
+            graph.remove(test, safe=True)

@@ -1,0 +1,253 @@
+"""Which operators does a provider compute with integers, and in which form does it take them? One record for each.
+
+Data only: a placement says what a provider takes; ``unit_placement`` finds it in a graph. Each names its source. Which
+were run on the provider and which follow its documentation alone: docs/reference/quantization.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from winml.modelkit.registries import Registry
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+__all__ = ["CPU_PLACEMENT", "PLACEMENTS", "OperatorRule", "Placement", "Role", "placement_for"]
+
+Role = Literal["weight", "table", "rows", "activation", "bias"]
+"""What a constant is to its operator, which decides its type and its scale; of ``rows``, only those found become
+floats."""
+Result = Literal["own", "same", "table", "rows"]
+"""Scale of what an operator makes: its own, that of its first input, or that of the table its rows come from; rows
+that become floats at once have none."""
+
+
+@dataclass(frozen=True)
+class OperatorRule:
+    """How one operator is a unit of integers."""
+
+    inputs: tuple[int, ...] | None = (0,)
+    """Indices of the inputs that are quantized; None: all."""
+    weight: int | None = None
+    """Index of the input that is a weight where it is constant."""
+    bias: int | None = None
+    """Index of the bias, in 32 bits with the scale of the products it is added to."""
+    result: Result = "own"
+    is_range: bool = False
+    """Whether the range of its output does its work, so that it is part of the unit before it."""
+    takes_activation: bool = False
+    """Whether an operator such as Relu behind it can be part of its unit."""
+    is_residual: bool = False
+    """Whether it is one only where it adds to what a product makes, and no constant: the sum of a residual branch."""
+
+    def indices(self, node: ir.Node) -> tuple[int, ...]:
+        """Return the indices of the inputs of a node that are quantized."""
+        count = len(node.inputs)
+        wanted = range(count) if self.inputs is None else self.inputs
+        return tuple(index for index in wanted if index < count and node.inputs[index] is not None)
+
+    def role(self, index: int) -> Role:
+        """Return what a constant is as this input."""
+        if self.result == "table" or self.result == "rows":
+            return self.result
+        return "weight" if index == self.weight else "bias" if index == self.bias else "activation"
+
+
+_ONE, _ALL = OperatorRule(takes_activation=True), OperatorRule(inputs=None, takes_activation=True)
+_SAME = OperatorRule(result="same")
+_LAYER = OperatorRule(inputs=(0, 1, 2), weight=1, bias=2, takes_activation=True)
+_NORMALIZATION = OperatorRule(inputs=(0, 1, 2), weight=1, bias=2)
+_RANGE = OperatorRule(is_range=True)
+
+_PRODUCTS: Mapping[str, OperatorRule] = {
+    "Conv": _LAYER, "ConvTranspose": _LAYER, "Gemm": _LAYER,
+    "MatMul": OperatorRule(inputs=(0, 1), weight=1, takes_activation=True),
+}  # fmt: skip
+_REARRANGING = dict.fromkeys(
+    ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split", "MaxPool", "Expand", "Tile",
+     "DepthToSpace", "SpaceToDepth", "GatherElements"), _SAME,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a provider wants QuantizeLinear and DequantizeLinear, and of which types."""
+
+    words: str
+    source: str
+    """Documentation or tool that it follows: an address, or a Python module."""
+    rules: Mapping[str, OperatorRule] = field(default_factory=dict)
+    """Operator of ONNX → how it is a unit; those that are absent stay float."""
+    activation_bits: tuple[int, ...] = (8, 16)
+    """Bits of activations that the provider takes."""
+    quantizes_outputs: bool = True
+    """Whether outputs are quantized too; else inputs alone."""
+    symmetric_activations: bool = False
+    """Whether activations are signed and zero is zero; else unsigned, with a zero point."""
+    signed_weights: bool | None = None
+    """Whether weights with one scale are signed; None: as the precision says. Those with several are."""
+    symmetric_weights: bool | None = None
+    """Whether weights with one scale have no zero point; None: as is requested, symmetric by default."""
+    channel_axes: Mapping[str, int] = field(default_factory=dict)
+    """Operator → axis of its weight along which each channel has a scale; the others have one."""
+    integer_bias: bool = True
+    """Whether biases are in 32 bits; else float."""
+    limited: Mapping[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
+    """Operator and bits → range of its output, whatever the data."""
+    finite_masks: bool = True
+    """Whether masks of attention get a finite minimum in the range of the scores."""
+    fusions: tuple[str, ...] = ()
+    """Capabilities of the optimizer that make the form the provider takes, such as a GELU as one operator."""
+
+    @property
+    def is_by_unit(self) -> bool:
+        """Whether whole units are quantized, and not what kernels of the CPU provider gain from."""
+        return bool(self.rules)
+
+    def rule(self, node: ir.Node) -> OperatorRule | None:
+        """Return how a node is a unit; None where it stays float."""
+        return self.rules.get(node.op_type) if node.domain in ("", "ai.onnx", "com.microsoft") else None
+
+    def limits(self, operator: str, bits: int) -> tuple[float, float] | None:
+        """Return the range of what an operator makes, whatever the data; None where data say it."""
+        return self.limited.get((operator, bits))
+
+    def channel_axis(self, node: ir.Node, index: int) -> int | None:
+        """Return the axis of a weight along which each channel has a scale; None: one for the weight."""
+        value = node.inputs[index]
+        axis = self.channel_axes.get(node.op_type)
+        rank = len(value.shape or ()) if value is not None else 0
+        if axis is None or rank < 2:
+            return None
+        if node.op_type == "Gemm":
+            return 0 if node.attributes.get_int("transB", 0) else 1
+        return axis % rank if node.op_type != "MatMul" or rank == 2 else None
+
+
+CPU_PLACEMENT = "cpu"
+"""Placement where no provider is named."""
+
+_QNN_RULES: Mapping[str, OperatorRule] = {
+    **_PRODUCTS,
+    **_REARRANGING,
+    **dict.fromkeys(
+        ("Add", "Sub", "Mul", "Div", "Min", "Max", "Pow", "Concat", "PRelu", "Sum"), _ALL,
+    ),
+    **dict.fromkeys(
+        ("Relu", "Clip"), _RANGE,
+    ),
+    **dict.fromkeys(
+        ("Abs", "Neg", "Sqrt", "Erf", "Exp", "Log", "Sigmoid", "Tanh", "Gelu", "HardSigmoid", "HardSwish", "Elu",
+         "LeakyRelu", "Softmax", "LogSoftmax", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "AveragePool",
+         "GlobalAveragePool", "GlobalMaxPool", "Resize", "Sin", "Cos", "Floor", "Ceil", "Round", "Sign",
+         "LpNormalization", "CumSum", "Pad"), _ONE,
+    ),
+    **dict.fromkeys(("LayerNormalization", "InstanceNormalization", "RMSNormalization"), _NORMALIZATION),
+    "Where": OperatorRule(inputs=(1, 2)),
+    "Gather": OperatorRule(result="table"),
+}  # fmt: skip
+
+_UNIT_RANGE = {("Softmax", bits): (0.0, 1.0) for bits in (8, 16)}
+
+_CHANNELS = {"Conv": 0, "ConvTranspose": 1}
+_ALL_CHANNELS = {**_CHANNELS, "Gemm": 1, "MatMul": 1}
+_RESIDUAL = OperatorRule(inputs=None, is_residual=True)
+_INPUTS_ALONE: Mapping[str, OperatorRule] = {
+    **_PRODUCTS, "Add": _RESIDUAL, "AveragePool": _ONE, "GlobalAveragePool": _ONE,
+}  # fmt: skip
+
+_TENSORRT = Placement(
+    "inputs of products, sums and pools, symmetric; outputs and biases stay float",
+    "https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/work-quantized-types.html",
+    _INPUTS_ALONE,
+    activation_bits=(8,),
+    quantizes_outputs=False,
+    symmetric_activations=True,
+    signed_weights=True,
+    symmetric_weights=True,
+    channel_axes=_ALL_CHANNELS,
+    integer_bias=False,
+    finite_masks=False,
+)
+
+_BUILT_IN: Mapping[str, Placement] = {
+    CPU_PLACEMENT: Placement(
+        "layers with weights and chains of integer kernels; products return floats",
+        "kernels of ONNX Runtime's CPU provider, measured: docs/reference/quantization.md",
+        finite_masks=False,
+    ),
+    "qnn": Placement(
+        "every operator a whole unit of integers",
+        "onnxruntime.quantization.execution_providers.qnn, "
+        "https://onnxruntime.ai/docs/execution-providers/QNN-ExecutionProvider.html",
+        _QNN_RULES,
+        signed_weights=False,
+        symmetric_weights=False,
+        channel_axes=_CHANNELS,
+        limited={
+            **_UNIT_RANGE,
+            # Specified: QNN's 16-bit Sigmoid and Tanh have these scales, 1/65536 and 1/32768.
+            ("Sigmoid", 16): (0.0, 65535 / 65536),
+            ("Tanh", 16): (-1.0, 32767 / 32768),
+        },
+        fusions=("gelu_fusion", "layer_norm_fusion"),
+    ),
+    "openvino": Placement(
+        "inputs of products, sums and pools; outputs and biases stay float",
+        "https://github.com/openvinotoolkit/nncf/blob/develop/nncf/common/hardware/configs/npu.json",
+        {**_INPUTS_ALONE, "Gather": OperatorRule(result="rows")},
+        quantizes_outputs=False,
+        signed_weights=True,
+        symmetric_weights=True,
+        channel_axes=_ALL_CHANNELS,
+        integer_bias=False,
+        finite_masks=False,
+    ),
+    "vitisai": Placement(
+        "every operator a whole unit of integers, all symmetric (A8W8 and A16W8 of AMD Quark)",
+        "https://quark.docs.amd.com/latest/supported_accelerators/ryzenai/tutorial_a8w8_and_a16w8_quantize.html",
+        _QNN_RULES,
+        symmetric_activations=True,
+        signed_weights=True,
+        symmetric_weights=True,
+        limited=_UNIT_RANGE,
+    ),
+    "tensorrt": _TENSORRT,
+    "nvtensorrtrtx": _TENSORRT,
+    "dml": Placement(
+        "operators that DirectML has integer kernels for; softmax and normalizations stay float",
+        "https://github.com/microsoft/onnxruntime/blob/main/docs/OperatorKernels.md (DmlExecutionProvider), "
+        "https://github.com/microsoft/onnxruntime/issues/26882",
+        {
+            **_REARRANGING,
+            **{name: _PRODUCTS[name] for name in ("Conv", "MatMul")},
+            **dict.fromkeys(("Relu", "Clip"), _RANGE),
+            **dict.fromkeys(("AveragePool", "GlobalAveragePool", "Sigmoid"), _ONE),
+            **dict.fromkeys(("Add", "Concat"), _ALL),
+            "Gather": OperatorRule(result="rows"),
+        },
+        activation_bits=(8,),
+        signed_weights=True,
+        symmetric_weights=True,
+        channel_axes=_CHANNELS,
+    ),
+}
+
+
+def _problem_of(name: str, placement: Placement) -> str:
+    """Return why a placement of a plug-in package cannot be used; empty where it can."""
+    if name != name.lower():
+        return f"short names are of small letters: {name.lower()}"
+    return "" if placement.rules and placement.source else "it has no rules, or names no source"
+
+
+PLACEMENTS: Registry[Placement] = Registry("placements", "placement", _BUILT_IN, lambda: Placement, _problem_of)
+"""Short name of a provider → where its integers lie; ``cpu`` for those that have none of their own."""
+
+
+def placement_for(ep: str | None) -> Placement:
+    """Return the placement of a provider, by its short name."""
+    return PLACEMENTS[ep if ep is not None and ep in PLACEMENTS else CPU_PLACEMENT]

@@ -1,0 +1,173 @@
+"""Is a quantized file what the provider takes that it was placed for: units of integers, and answers near the source?
+
+Each record of ``quantize/placements.py`` is tried on one small network; QNN's, on its plug-in where that is installed,
+in ``test_compilers.py``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from winml.modelkit import HTPExporter, WinMLExportConfig
+from winml.modelkit.errors import UsageError
+from winml.modelkit.quantize.placements import PLACEMENTS
+from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.verbs.quantize import quantize_onnx
+
+LEAST_DB = {"w8a8": 15.0, "w8a16": 35.0}
+"""Chosen 10 dB below what the network shows with the placement that quantizes most."""
+Q, D = "QuantizeLinear", "DequantizeLinear"
+
+
+class Mixer(nn.Module):
+    """What encoders are made of: a table, a normalization, attention, a GELU and a residual sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.norm = nn.Embedding(50, 32), nn.LayerNorm(32)
+        self.query, self.key, self.value = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.up, self.down, self.activation = nn.Linear(32, 64), nn.Linear(64, 32), nn.GELU()
+        self.head = nn.Linear(32, 8)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Return one row of scores for each token."""
+        x = self.norm(self.table(ids))
+        scores = self.query(x) @ self.key(x).transpose(1, 2) / 32**0.5
+        scores = scores.masked_fill(mask[:, None] == 0, -torch.inf)
+        x = x + torch.softmax(scores, -1) @ self.value(x)
+        return self.head(x + self.down(self.activation(self.up(x))))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The network as a file."""
+    path = tmp_path_factory.mktemp("source") / "model.onnx"
+    mask = torch.ones(1, 12, dtype=torch.int64)
+    mask[0, 9:] = 0
+    config = WinMLExportConfig(exporter="torchscript", verify=False)
+    HTPExporter(config).export(Mixer().eval(), path, {"ids": torch.arange(12)[None] * 4, "mask": mask})
+    return path
+
+
+def quantized(source: Path, folder: Path, **options: Any) -> onnx.ModelProto:
+    """Return the quantized file, checked and compared by the verb."""
+    path = folder / "q.onnx"
+    limit = LEAST_DB[options.get("precision", "w8a8")]
+    quantize_onnx(source, path, mode="qdq", min_sqnr_db=limit, **{"precision": "w8a8", **options})
+    onnx.checker.check_model(str(path))
+    return onnx.load(path)
+
+
+class Graph:
+    """Who makes and reads the values of a file."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.nodes = list(model.graph.node)
+        self.makers = {name: node for node in self.nodes for name in node.output}
+        self.stored = {item.name: item for item in model.graph.initializer}
+
+    def operators(self, *names: str) -> list[onnx.NodeProto]:
+        """Return the nodes of these operators."""
+        return [node for node in self.nodes if node.op_type in names]
+
+    def readers(self, name: str) -> list[onnx.NodeProto]:
+        """Return the nodes that read a value."""
+        return [node for node in self.nodes if name in node.input]
+
+    def reads_integers(self, node: onnx.NodeProto, index: int) -> bool:
+        """Say whether an input is dequantized just before."""
+        maker = self.makers.get(node.input[index])
+        return maker is not None and maker.op_type == D
+
+    def is_quantized_behind(self, node: onnx.NodeProto) -> bool:
+        """Say whether all that reads the output quantizes it first."""
+        readers = self.readers(node.output[0])
+        return bool(readers) and all(reader.op_type == Q for reader in readers)
+
+
+@pytest.mark.parametrize("ep", ["qnn", "vitisai"])
+@pytest.mark.parametrize("precision", ["w8a8", "w8a16"])
+def test_every_operator_is_a_unit_of_integers(ep: str, precision: str, source: Path, tmp_path: Path) -> None:
+    """Products, normalizations, attention and GELU read integers and make them; no mask reaches to infinity."""
+    graph = Graph(quantized(source, tmp_path, ep=ep, precision=precision))
+    counted = 0
+    for node in graph.operators("MatMul", "Gemm", "LayerNormalization", "Softmax", "Gelu", "Add"):
+        assert graph.reads_integers(node, 0), node.name
+        assert graph.is_quantized_behind(node), node.name
+        counted += 1
+    assert counted >= 12
+    for name, item in graph.stored.items():
+        assert np.isfinite(numpy_helper.to_array(item).astype(np.float64)).all(), name
+    is_symmetric = PLACEMENTS[ep].symmetric_activations
+    zeros = [numpy_helper.to_array(graph.stored[node.input[2]]) for node in graph.operators(Q)]
+    assert is_symmetric == all(not zero.any() for zero in zeros)
+
+
+@pytest.mark.parametrize("ep", ["tensorrt", "nvtensorrtrtx", "openvino"])
+def test_inputs_of_products_alone_are_integers(ep: str, source: Path, tmp_path: Path) -> None:
+    """Outputs and biases stay float; weights have a scale for each channel."""
+    graph = Graph(quantized(source, tmp_path, ep=ep))
+    products = graph.operators("MatMul", "Gemm")
+    assert products
+    for node in products:
+        assert graph.reads_integers(node, 0), node.name
+        assert graph.reads_integers(node, 1), node.name
+    layers = [node for node in products if node.input[1] in graph.makers]
+    axes = [graph.makers[node.input[1]] for node in layers if graph.makers[node.input[1]].input[0] in graph.stored]
+    assert axes
+    assert all(graph.stored[maker.input[1]].dims for maker in axes)
+    assert "int32" not in {numpy_helper.to_array(item).dtype.name for item in graph.stored.values() if item.dims}
+    assert all(graph.reads_integers(node, 0) is False for node in graph.operators("Softmax"))
+
+
+def test_dml_leaves_normalizations_float(source: Path, tmp_path: Path) -> None:
+    """DirectML has no kernels of integers for these."""
+    graph = Graph(quantized(source, tmp_path, ep="dml"))
+    assert all(graph.reads_integers(node, 0) for node in graph.operators("MatMul"))
+    assert all(node.input[1] in graph.stored for node in graph.operators("LayerNormalization"))
+
+
+@pytest.mark.parametrize("ep", ["qnn", "vitisai", "tensorrt", "openvino", "dml"])
+def test_weight_is_dequantized_for_units_alone(ep: str, source: Path, tmp_path: Path) -> None:
+    """Also where one module keeps more bits, and one stays float: its weight is no integer then."""
+    rules = {"/Mixer/Linear.up": "w8a16"} if 16 in PLACEMENTS[ep].activation_bits else {}
+    graph = Graph(quantized(source, tmp_path, ep=ep, per_module=rules))
+    for node in graph.operators(D):
+        if node.input[0] not in graph.stored:
+            continue
+        for reader in graph.readers(node.output[0]):
+            first = 1 if reader.op_type == "Where" else 0  # which is a condition
+            others = [i for i, name in enumerate(reader.input) if i >= first and name and name != node.output[0]]
+            is_data = [graph.reads_integers(reader, index) for index in others if reader.input[index] in graph.makers]
+            assert all(is_data), f"{reader.op_type} {reader.name} reads floats beside an expanded weight"
+
+
+def test_placement_of_the_cpu_is_that_without_a_provider(source: Path, tmp_path: Path) -> None:
+    """Byte by byte."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    plain, named = (
+        quantized(source, tmp_path / folder, **options).SerializeToString()
+        for folder, options in (("a", {}), ("b", {"ep": "cpu"}))
+    )
+    feeds = {"ids": np.arange(12, dtype=np.int64)[None], "mask": np.ones((1, 12), np.int64)}
+    answers = [Session(tmp_path / folder / "q.onnx").run(feeds) for folder in ("a", "b")]
+    assert len(plain) <= len(named) + 64
+    for name, value in answers[0].items():
+        assert np.array_equal(value, answers[1][name])
+
+
+def test_bits_that_a_provider_does_not_take_are_refused(source: Path, tmp_path: Path) -> None:
+    """The message names those it takes."""
+    with pytest.raises(UsageError, match=r"w8a16.*tensorrt") as caught:
+        quantized(source, tmp_path, ep="tensorrt", precision="w8a16")
+    assert "w8a8" in (caught.value.hint or "")
