@@ -20,6 +20,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from checkpoints import one_layer
+from encoder_decoder import save_encoder_decoder
+from generating import save_decoder
 from graphs import parse
 from house.sources import REPOSITORY
 from weighted_graphs import CONVOLUTION, PERCEPTRON
@@ -178,6 +181,46 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code, _, err = winml(QNN_PACKAGES, "quantize", "-m", folder / "float.onnx", "-o", folder / "model.onnx", *options)
     assert 0 == code, err
     return folder / "model.onnx"
+
+
+@needs(QNN_PACKAGES)
+@pytest.mark.parametrize("precision", ["w8a8", "w8a16"])
+def test_file_placed_for_an_npu_stays_whole_there(quantized: Path, tmp_path: Path, precision: str) -> None:
+    """One part; outside are the conversions of inputs and outputs alone, and no weight is expanded on the CPU."""
+    source, placed = quantized.with_name("float.onnx"), tmp_path / "placed.onnx"
+    options = ("--mode", "qdq", "-p", precision, "--min-sqnr", "0", "--ep", "qnn")
+    code, _, err = winml(QNN_PACKAGES, "quantize", "-m", source, "-o", placed, *options)
+    assert 0 == code, err
+    place = ("--ep", "qnn", "--ep-options", "soc_model=60", "--max-parts", "1")
+    code, record, err = winml(QNN_PACKAGES, "compile", "-m", placed, "-o", tmp_path / "npu.onnx", *place)
+    assert 0 == code, err
+    assert 1 == len(record["parts"])
+    assert {node["operator"] for node in record["outside"]} <= {"QuantizeLinear", "DequantizeLinear"}
+    assert not any(node["expands_weight"] for node in record["outside"])
+
+
+@needs(QNN_PACKAGES)
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_decoder_is_built_for_an_npu_and_writes_through_it(name: str, tmp_path: Path) -> None:
+    """Quantized, compiled whole, and run token by token with a cache of a fixed length."""
+    folder = tmp_path / name
+    if name == "t5":
+        save_encoder_decoder(folder, name)
+    else:
+        save_decoder(folder, name, **one_layer(name))
+    place = ("--ep", "qnn", "--ep-options", "soc_model=60", "-p", "w8a16", "--min-sqnr", "0")
+    shape = json.dumps({"past_sequence_length": 15})
+    code, record, err = winml(
+        QNN_PACKAGES, "build", "-m", folder, "-o", tmp_path / "built", *place, "--shape-config", shape
+    )
+    assert 0 == code, err
+    for part in record["parts"]:
+        stage = next(stage for stage in part["stages"] if stage["name"] == "compile")
+        assert "run" == stage["status"]
+        path = tmp_path / "built" / ("model.onnx" if len(record["parts"]) == 1 else f"{part['name']}.onnx")
+        operators = [node.op_type for node in onnx.load(path).graph.node]
+        assert 1 == operators.count("EPContext")
+        assert {*operators} <= {"EPContext", "QuantizeLinear", "DequantizeLinear", "Cast"}
 
 
 @needs(QNN_PACKAGES)

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from winml.modelkit.errors import InternalError, QuantizeError
 from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.graph.stage import StageResult
+from winml.modelkit.graph.weights import give_products_own_weights
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
@@ -199,6 +200,9 @@ def quantize(
     """
     provider = placement_for(options.ep)
     plan = plan_quantization(model, options, modules)
+    if provider.is_by_unit and options.needs_ranges:
+        # Before units are looked for, of which each reads a weight of its own.
+        give_products_own_weights(model, frozenset().union(*_groups(plan, provider).values()))
     if provider.finite_masks and options.needs_ranges:
         make_masks_finite(model)
     placements = _placements(model, plan, provider)
@@ -265,7 +269,7 @@ def _placements(
         others = plan.others.get((mode, precision), frozenset())
         if provider.is_by_unit:
             bits = precision.activation_bits or 8
-            found[mode, precision] = place_units(model.graph, nodes | others, provider, bits)
+            found[mode, precision] = place_units(model, nodes | others, provider, bits)
         else:
             found[mode, precision] = place_quantized_values(model.graph, nodes, others)
     return found

@@ -11,27 +11,29 @@ from collections import defaultdict
 
 import onnx_ir as ir
 
+from winml.modelkit.graph.cutting import Cutter
 from winml.modelkit.quantize.placements import OperatorRule, Placement
 from winml.modelkit.quantize.qdq_placement import QdqPlacement, QuantizedConstant, QuantizedValue
 
 __all__ = ["place_units"]
 
 
-def place_units(graph: ir.Graph, names: frozenset[str], placement: Placement, bits: int) -> QdqPlacement:
+def place_units(model: ir.Model, names: frozenset[str], placement: Placement, bits: int) -> QdqPlacement:
     """Return what becomes an integer so that every named node that the provider takes is a unit.
 
     Args:
-        graph: The main graph, its nodes sorted, each with a name of its own.
+        model: Its main graph is sorted, and each of its nodes has a name of its own.
         names: Names of the nodes of the modules that get this precision.
         placement: What the provider takes.
         bits: Bits of activations.
     """
-    return _PlacingUnits(graph, names, placement, bits).place()
+    return _PlacingUnits(model, names, placement, bits).place()
 
 
 class _PlacingUnits:
-    def __init__(self, graph: ir.Graph, names: frozenset[str], placement: Placement, bits: int) -> None:
-        self._graph = graph
+    def __init__(self, model: ir.Model, names: frozenset[str], placement: Placement, bits: int) -> None:
+        self._model = model
+        self._graph = model.graph
         self._names = names
         self._placement = placement
         self._bits = bits
@@ -45,8 +47,10 @@ class _PlacingUnits:
         """Values between a unit and the activation that is part of it."""
 
     def place(self) -> QdqPlacement:
+        # What depends on no input is computed once, when the file is loaded, and may reach to infinity on the way.
+        cutter = Cutter(self._model)
         for node in self._graph:
-            rule = self._placement.rule(node)
+            rule = None if cutter.is_constant(node) else self._placement.rule(node)
             if rule is not None and node.name in self._names and self._is_unit(node, rule):
                 self._place(node, rule)
         values = []

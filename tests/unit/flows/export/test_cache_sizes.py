@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from winml.modelkit.flows.export.export import closing_sizes, frozen_by_default
+from winml.modelkit.flows.export.export import frozen_by_default
+from winml.modelkit.flows.export.loading import closing_sizes
 from winml.modelkit.graph.specs import DynamicDimension
 from winml.modelkit.load.parts import ModelPart
 

@@ -20,25 +20,24 @@ from winml.modelkit.errors import UsageError, WinMLError, rename_options
 from winml.modelkit.export.config import PYTHON_WORDS, ExporterUse, WinMLExportConfig, first_choice
 from winml.modelkit.export.state_restoration import module_left_as_found, process_left_as_found
 from winml.modelkit.flows.export.graph_making import ExportRun, ExportTarget, calls_of_all_parts
-from winml.modelkit.flows.export.loading import load_for_export
+from winml.modelkit.flows.export.loading import closing_sizes, load_for_export
 from winml.modelkit.flows.export.part_export import export_part
 from winml.modelkit.flows.graph_file import GraphHandover
 from winml.modelkit.flows.module_functions import refuse_old_runtime, refuse_unregistered
 from winml.modelkit.graph.files.named_paths import restored_working_directory
 from winml.modelkit.graph.files.output_files import OutputFiles, recover
-from winml.modelkit.graph.specs import DynamicDimension
+from winml.modelkit.load.caches.inputs import PAST_KEY
 from winml.modelkit.load.library_access import local_files_only
 from winml.modelkit.load.live_module import ExampleInputs, loaded_from_module
 from winml.modelkit.load.parts import LoadedModel, ModelPart
 from winml.modelkit.load.request import CHECKPOINT_KINDS, ModelRequest
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.export_result import STEPS, ExportResult
-from winml.modelkit.runtime.default_sizes import default_size
-from winml.modelkit.runtime.execution_providers import find_execution_provider, refuse_dynamic
+from winml.modelkit.runtime.execution_providers import refuse_dynamic
 from winml.modelkit.version import __version__
 from winml.modelkit.words import count_words
 
-__all__ = ["HTPExporter", "closing_sizes", "export_pytorch", "frozen_by_default"]
+__all__ = ["HTPExporter", "export_pytorch", "frozen_by_default"]
 
 
 def export_pytorch(
@@ -159,10 +158,6 @@ class HTPExporter:
             nonlocal parts
             loaded, use = load_for_export(request, self.config, is_handed_over=self.handover is not None)
             parts = loaded.parts
-            if self._needs_fixed_sizes and (closing := _closing_sizes_by_default(loaded)):
-                fixed = request.with_sizes({**closing, **request.fixed_sizes_of})
-                loaded, use = load_for_export(fixed, self.config, is_handed_over=self.handover is not None)
-                loaded = replace(loaded, model_notes=(_closing_note(closing, self.config.ep), *loaded.model_notes))
             return replace(loaded, model_notes=(*notes, *loaded.model_notes)), use
 
         try:
@@ -174,11 +169,6 @@ class HTPExporter:
                 raise
             notes = (*notes, *_frozen_notes(frozen, parts))
         return self._export_sized(request.with_sizes(frozen), target, notes)
-
-    @property
-    def _needs_fixed_sizes(self) -> bool:
-        ep = self.config.ep
-        return ep is not None and not self.config.allow_dynamic and not find_execution_provider(ep).takes_dynamic
 
     def export_loaded(
         self,
@@ -272,64 +262,10 @@ class HTPExporter:
             )
 
 
-_PAST = "past_sequence_length"
-_CACHED = 127
-"""Chosen: tokens in the cache, so that a mask over them and one more has 128."""
-_KEYS = frozenset({
-    "batch_size", "sequence_length", "past_sequence_length", "decoder_sequence_length", "num_choices",
-    "height", "width", "num_channels", "num_frames", "num_mel_bins", "audio_length",
-})  # fmt: skip
-"""Dimensions that a key of ``--shape-config`` of the same name fixes."""
-
-
 _OPEN_CACHE = (
     "A graph with a cache is open by default, and a size of this one has no key in --shape-config. Give --no-cache, or "
     "add --allow-dynamic and fix the sizes later."
 )
-
-
-def _closing_sizes_by_default(loaded: LoadedModel) -> dict[str, int]:
-    """Return the sizes with which a decoder runs where nothing may be open, by key of ``--shape-config``.
-
-    Empty where it has no cache, has no open size, or the user leaves one open.
-    """
-    parts = loaded.requested_parts
-    is_asked = any(item.name not in part.open_by_default for part in parts for item in part.dimensions)
-    if is_asked or all(part.cache is None for part in parts) or all(not part.dimensions for part in parts):
-        return {}
-    return closing_sizes(parts) or {}
-
-
-def _closing_note(sizes: Mapping[str, int], ep: str | None) -> str:
-    return f"Sizes are fixed, as --ep {ep} needs them. Other ones: --shape-config '{json.dumps(dict(sizes))}'."
-
-
-def closing_sizes(parts: Sequence[ModelPart]) -> dict[str, int] | None:
-    """Return a size for every open dimension, by key of ``--shape-config``: those of one step over a filled cache.
-
-    None where a dimension has no key.
-    """
-    bounds: dict[str, list[DynamicDimension]] = {}
-    for part in parts:
-        for dimension in part.dimensions:
-            bounds.setdefault(dimension.name, []).append(dimension)
-    if not bounds.keys() <= _KEYS:
-        return None
-    step = "decoder_sequence_length" if "decoder_sequence_length" in bounds else "sequence_length"
-    usual = {name: default_size(name) or 1 for name in bounds}
-    requested = {**usual, step: 1, _PAST: _CACHED}
-    sizes = {name: _within(requested[name], usual[name], items) for name, items in bounds.items()}
-    for item in bounds.get(_PAST, ()):
-        if item.max is not None:  # which leaves room for one token of a step
-            sizes[_PAST] = max(1, min(sizes[_PAST], item.max + 1 - sizes.get(step, 1)))
-    return sizes
-
-
-def _within(requested: int, usual: int, bounds: Sequence[DynamicDimension]) -> int:
-    """Return the size that is wanted, or the usual one where a part takes no size as small, within what all take."""
-    least = max(item.min for item in bounds)
-    most = [item.max for item in bounds if item.max is not None]
-    return min([requested if requested >= least else max(least, usual), *most])
 
 
 def frozen_by_default(names: Collection[str], parts: Sequence[ModelPart]) -> dict[str, int]:
@@ -341,7 +277,7 @@ def frozen_by_default(names: Collection[str], parts: Sequence[ModelPart]) -> dic
         names: Dimensions that a graph does not follow.
         parts: The parts of the model, in the order in which they run.
     """
-    if any(part.open_by_default.get(name) == _PAST for part in parts for name in names):
+    if any(part.open_by_default.get(name) == PAST_KEY for part in parts for name in names):
         return {}  # a decoder whose cache has one length writes no text
     closing = closing_sizes(parts) or {}
     steps = ("batch_size", "decoder_sequence_length")

@@ -6,7 +6,8 @@ No exporter reads a weight where the forward reads none.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -18,6 +19,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from winml.modelkit.errors import ExportError
 from winml.modelkit.export.config import ExporterUse, WinMLExportConfig, first_choice
+from winml.modelkit.graph.specs import DynamicDimension
+from winml.modelkit.load.caches.inputs import PAST_KEY
 from winml.modelkit.load.checkpoints.weight_files import stored_entries
 from winml.modelkit.load.checkpoints.weights import (
     DeferredTensor,
@@ -30,6 +33,8 @@ from winml.modelkit.load.model import dtype_notes, load_resolved, model_info
 from winml.modelkit.load.parts import LoadedModel, ModelPart
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import ResolvedModel, resolve_model, with_plain_outputs
+from winml.modelkit.runtime.default_sizes import default_size
+from winml.modelkit.runtime.execution_providers import find_execution_provider
 from winml.modelkit.runtime.host import available_bytes
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.reference_run import prepared_part, refuse_verification_beyond_memory, run_reference
@@ -37,6 +42,7 @@ from winml.modelkit.verify.reference_run import prepared_part, refuse_verificati
 __all__ = [
     "LARGE_UNREAD_BYTES",
     "LARGE_WEIGHTS_BYTES",
+    "closing_sizes",
     "load_for_export",
     "load_weightless",
     "parameter_bytes",
@@ -182,13 +188,24 @@ def load_for_export(
             float32, which the quantizers take and no file ever holds; and fewer weights count as large.
 
     Returns:
-        The model, and the exporter to begin with.
+        The model, and the exporter to begin with. Of a model with a cache, sizes that nobody asked to be open are fixed
+        where the execution provider needs that; a note says so.
 
     Raises:
         UsageError: the request is wrong.
         InputError: files, the Hub, or the user's code did not deliver.
         ExportError: the answer is to be compared with PyTorch's, and memory cannot hold the weights.
     """
+    loaded, use = _load(request, config, is_handed_over=is_handed_over)
+    closing = _closing_sizes_by_default(loaded) if _needs_fixed_sizes(config) else {}
+    if not closing:
+        return loaded, use
+    fixed = request.with_sizes({**closing, **request.fixed_sizes_of})
+    loaded, use = _load(fixed, config, is_handed_over=is_handed_over)
+    return replace(loaded, model_notes=(_closing_note(closing, config.ep), *loaded.model_notes)), use
+
+
+def _load(request: ModelRequest, config: WinMLExportConfig, *, is_handed_over: bool) -> tuple[LoadedModel, ExporterUse]:
     resolved = resolve_model(request, needs_weights=not request.random_weights, widens_halves=is_handed_over)
     if resolved.is_widened:
         request = replace(request, dtype="fp32")
@@ -227,3 +244,63 @@ def _refusal_without_values(part: ModelPart) -> ExportError | None:
         except ExportError as error:
             return error
     return None
+
+
+# --- Which sizes does a model with a cache get where nothing may be open?
+
+
+_CACHED = 127
+"""Chosen: tokens in the cache, so that a mask over them and one more has 128."""
+_KEYS = frozenset({
+    "batch_size", "sequence_length", "past_sequence_length", "decoder_sequence_length", "num_choices",
+    "height", "width", "num_channels", "num_frames", "num_mel_bins", "audio_length",
+})  # fmt: skip
+"""Dimensions that a key of ``--shape-config`` of the same name fixes."""
+
+
+def _needs_fixed_sizes(config: WinMLExportConfig) -> bool:
+    return config.ep is not None and not config.allow_dynamic and not find_execution_provider(config.ep).takes_dynamic
+
+
+def _closing_sizes_by_default(loaded: LoadedModel) -> dict[str, int]:
+    """Return the sizes with which a decoder runs where nothing may be open, by key of ``--shape-config``.
+
+    Empty where it has no cache, has no open size, or the user leaves one open.
+    """
+    parts = loaded.requested_parts
+    is_asked = any(item.name not in part.open_by_default for part in parts for item in part.dimensions)
+    if is_asked or all(part.cache is None for part in parts) or all(not part.dimensions for part in parts):
+        return {}
+    return closing_sizes(parts) or {}
+
+
+def _closing_note(sizes: Mapping[str, int], ep: str | None) -> str:
+    return f"Sizes are fixed, as --ep {ep} needs them. Other ones: --shape-config '{json.dumps(dict(sizes))}'."
+
+
+def closing_sizes(parts: Sequence[ModelPart]) -> dict[str, int] | None:
+    """Return a size for every open dimension, by key of ``--shape-config``: those of one step over a filled cache.
+
+    None where a dimension has no key.
+    """
+    bounds: dict[str, list[DynamicDimension]] = {}
+    for part in parts:
+        for dimension in part.dimensions:
+            bounds.setdefault(dimension.name, []).append(dimension)
+    if not bounds.keys() <= _KEYS:
+        return None
+    step = "decoder_sequence_length" if "decoder_sequence_length" in bounds else "sequence_length"
+    usual = {name: default_size(name) or 1 for name in bounds}
+    requested = {**usual, step: 1, PAST_KEY: _CACHED}
+    sizes = {name: _within(requested[name], usual[name], items) for name, items in bounds.items()}
+    for item in bounds.get(PAST_KEY, ()):
+        if item.max is not None:  # which leaves room for one token of a step
+            sizes[PAST_KEY] = max(1, min(sizes[PAST_KEY], item.max + 1 - sizes.get(step, 1)))
+    return sizes
+
+
+def _within(requested: int, usual: int, bounds: Sequence[DynamicDimension]) -> int:
+    """Return the size that is wanted, or the usual one where a part takes no size as small, within what all take."""
+    least = max(item.min for item in bounds)
+    most = [item.max for item in bounds if item.max is not None]
+    return min([requested if requested >= least else max(least, usual), *most])

@@ -15,8 +15,8 @@ from winml.modelkit.errors import first_line
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.load.caches.arguments import TOKENS, empty_states
 from winml.modelkit.load.parts import ModelPart
-from winml.modelkit.runtime.decoding.inputs import SCORES
-from winml.modelkit.verify.generated_text import as_the_user_calls_it, generates_alone
+from winml.modelkit.runtime.decoding.inputs import MASK, POSITIONS, SCORES
+from winml.modelkit.verify.generated_text import as_the_user_calls_it, generates_alone, held_tokens
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.parts.encoder_decoder import (
     Arrays,
@@ -100,6 +100,8 @@ def _reference(parts: EncoderDecoderParts, inputs: dict[str, torch.Tensor], toke
         **{name: torch.from_numpy(np.array(value)) for name, value in parts.taken(encoded, inputs).items()},
     }
     states = empty_states(decoder.cache, len(tokens))
+    told = _told_of_tokens(decoder, len(tokens), 0, tokens.shape[1], 0)
+    passed |= {name: torch.from_numpy(value) for name, value in told.items()}
     ordered = {spec.name: passed[spec.name] if spec.name in passed else states[spec.name] for spec in decoder.inputs}
     return encoded, _answered(parts.decoder, ordered)[SCORES]
 
@@ -114,14 +116,31 @@ def _scores(parts: EncoderDecoderParts, taken: Arrays, tokens: Array) -> Iterato
     cache = parts.decoder.part.cache
     assert cache is not None
     run = opened_file(parts.decoder_path).run
-    states: Arrays = {name: to_numpy(value) for name, value in empty_states(cache, len(tokens)).items()}
-    ends = [*range(1, min(_SINGLE_STEPS, tokens.shape[1]) + 1), tokens.shape[1]]
+    decoder, (rows, count) = parts.decoder.part, tokens.shape
+    held = held_tokens(decoder)
+    states: Arrays = {name: to_numpy(value) for name, value in empty_states(cache, rows, held or 0).items()}
+    ends = [*range(1, min(_SINGLE_STEPS, count) + 1), count] if held is None else range(1, count + 1)
     for start, end in zip([0, *ends], ends, strict=False):
         if start == end:
             return
-        output = run({TOKENS: tokens[:, start:end], **taken, **states})
-        states = {state.input: output[state.output] for state in cache.states}
+        told = _told_of_tokens(decoder, rows, start, end, held or start)
+        output = run({TOKENS: tokens[:, start:end], **taken, **told, **states})
+        states = {
+            state.input: output[state.output]
+            if held is None or state.token_axis is None
+            else np.take(output[state.output], range(-held, 0), axis=state.token_axis)
+            for state in cache.states
+        }
         yield output[SCORES]
+
+
+def _told_of_tokens(decoder: ModelPart, rows: int, start: int, end: int, cached: int) -> Arrays:
+    """Return mask and positions of tokens, where a decoder takes these of its own: one of fixed sizes does."""
+    mask = np.zeros((rows, cached + end - start), np.int64)
+    mask[:, -end:] = 1
+    told: Arrays = {MASK: mask, POSITIONS: np.broadcast_to(np.arange(start, end), (rows, end - start)).copy()}
+    names = {spec.name for spec in decoder.inputs}
+    return {name: value for name, value in told.items() if name in names}
 
 
 def decodes_for_others(part: ModelPart, parts: Sequence[ModelPart]) -> bool:
