@@ -144,6 +144,10 @@ def main() -> None:
     parser.add_argument("--bare", nargs=3, metavar=("NAME", "CHECKPOINT", "OUTPUT"), help=argparse.SUPPRESS)
     parser.add_argument("--make", nargs=2, metavar=("NAME", "CHECKPOINT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.against and not options.verified:
+        parser.error("--against compares verified exports: add --verified")
+    if unknown := {*(options.models or "").split(",")} - {"", *INPUTS, *(["gpt2"] if options.verified else [])}:
+        parser.error(f"--models: {', '.join(sorted(unknown))} is not measured here")
     if options.bare:
         export_bare(*options.bare)
         return

@@ -133,7 +133,7 @@ def test_text_begins_with_the_language_and_task_of_the_files(
     These tokens are beside those that were asked for, as far as there are positions.
     """
     if "whisper" == encoded.reference.config.model_type:
-        return  # its own loop takes these tokens off: the test below
+        pytest.skip("its own loop takes these tokens off: the test below")
     told = {
         "decoder_start_token_id": 2, "lang_to_id": {"<|en|>": 10, "<|de|>": 11}, "task_to_id": {"transcribe": 12},
         "no_timestamps_token_id": 13, "language": "de", "suppress_tokens": [12], "begin_suppress_tokens": [20],
@@ -161,7 +161,7 @@ def test_loop_of_a_model_type_returns_the_same_tokens(
 ) -> None:
     """Without the tokens of the beginning, as in PyTorch, with beams and in another language, too."""
     if "whisper" != encoded.reference.config.model_type:
-        return
+        pytest.skip("the type has no loop of its own")
     told = {
         "decoder_start_token_id": 3, "eos_token_id": 2, "pad_token_id": 0, "no_timestamps_token_id": 60,
         "lang_to_id": {"<|en|>": 10, "<|de|>": 11}, "task_to_id": {"transcribe": 12, "translate": 13},

@@ -235,7 +235,7 @@ class _Rankings(TorchFunctionMode):
                 self.found.append(Ranking(values, axis, along))
 
 
-_RANKING = frozenset({"topk", "sort", "argsort", "argmax", "argmin", "max", "min"})
+_RANKING = frozenset({"topk", "sort", "argsort", "argmax", "argmin", "max", "min", "kthvalue", "median", "mode"})
 """Specified by torch: functions that return places of values by their rank."""
 
 

@@ -313,7 +313,10 @@ def _verified_on_copy(
     # Inputs, notes and steps of their own: those of the model stay as they are.
     copied_run = replace(run, draws={}, clock=StepClock(STEPS))
     with with_drawn_weights(prepared, run.seed) as drawn, tempfile.TemporaryDirectory() as folder:
-        copied = make_tagged_graph(copied_run, drawn, tagged_graph.exporter)
+        try:
+            copied = make_tagged_graph(copied_run, drawn, tagged_graph.exporter)
+        except ExportError:  # the model does not run with any weights
+            return None
         if fingerprint(copied.model) != fingerprint(tagged_graph.model):
             return None
         path = Path(folder) / "copy.onnx"
@@ -322,7 +325,7 @@ def _verified_on_copy(
         try:
             return verify_written_file(written, drawn, copied_run.inputs(drawn.part), advice=advice)
         except VerificationError as error:
-            if error.is_silent:
+            if not error.is_graph_wrong:
                 return None
             error.message = (
                 f"{error.message} (on a copy with drawn weights: the model's own give one answer to all inputs)"
