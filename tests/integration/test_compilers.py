@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,27 @@ def test_build_for_an_npu_compiles_with_the_options_of_the_provider(model: Path,
         code, measured, err = winml(QNN_PACKAGES, "perf", source[1], *option, "--iterations", "2")
         assert 0 == code, err
         assert measured
+
+
+@needs(QNN_PACKAGES)
+def test_cycles_of_a_device_are_charged_to_modules(model: Path, tmp_path: Path) -> None:
+    """The record is that of the CPU in another unit, its sums are right, and modules add up to nearly all of it."""
+    asked = ("perf", model, "--ep", "qnn", "--ep-options", "soc_model=60", "--by-module", "--iterations", "3")
+    code, record, err = winml(QNN_PACKAGES, *asked)
+    assert 0 == code, err
+    times = record["by_module"]
+    assert ("kcycles", 3) == (times["unit"], len(times["runs_kcycles"]))
+    modules = list(_all_modules(times["tree"]))
+    own = sum(module["self_kcycles"] for module in modules)
+    assert times["kernel_kcycles"] == pytest.approx(own + times["unattributed_kcycles"])
+    assert "Conv" in {operator for module in modules for operator in module["operators_kcycles"]}
+    assert not [key for module in modules for key in module if key.endswith("_ms")]
+
+
+def _all_modules(tree: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for module in tree:
+        yield module
+        yield from _all_modules(module["children"])
 
 
 @needs(QNN_PACKAGES)

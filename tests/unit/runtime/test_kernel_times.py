@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from winml.modelkit.errors import MeasureError, WriteError
-from winml.modelkit.runtime.kernel_times import RunProfile, read_profile
+from winml.modelkit.runtime.kernel_times import RunProfile, read_device_profile, read_profile
 
 Event = dict[str, Any]
 
@@ -142,3 +142,44 @@ def test_profile_without_kernels_is_refused(tmp_path: Path) -> None:
     """An execution provider that records nothing is an error, not an empty table."""
     with pytest.raises(MeasureError, match="no kernel"):
         _read_events(tmp_path, _run_event(0, 9))
+
+
+DEVICE_HEADER = "Msg Timestamp,Message,Time,Unit of Measurement,Timing Source,Event Level,Event Identifier"
+
+
+def device_run(*cycles: int, prefix: str = "/layer") -> list[str]:
+    """Events of one execution of a part, as QNN 2.7 writes them, with a tenth of the time in no node."""
+    nodes = [
+        f"0,NODE,{count},CYCLES,BACKEND,SUB-EVENT,{prefix}.{n}/Add:OpId_{n} (cycles)" for n, count in enumerate(cycles)
+    ]
+    whole = f"0,BACKEND,{sum(cycles) * 1.1:.0f},CYCLES,BACKEND,ROOT,Accelerator (execute) time (cycles)"
+    return [whole, *nodes, "0,EXECUTE,29326,US,BACKEND,ROOT,QNN (execute) time"]
+
+
+def test_device_profile_has_the_counted_runs_of_all_parts(tmp_path: Path) -> None:
+    """Warm-up is left out, a run is its parts together, and what no node took stays in it."""
+    path = tmp_path / "device.csv"
+    runs = [
+        line
+        for scale in (9, 1, 2)
+        for line in (*device_run(10 * scale, 20 * scale), *device_run(70 * scale, prefix="/head"))
+    ]
+    path.write_text(
+        "\n".join([DEVICE_HEADER, "0,FINALIZE,1,US,BACKEND,ROOT,QNN (finalize) time", *runs]), encoding="utf-8"
+    )
+    profile = read_device_profile(path, counted_runs=2, provider="QNNExecutionProvider")
+    assert ("cycles", (110.0, 220.0)) == (profile.unit, profile.run_us)
+    found = [(kernel.node, kernel.run, kernel.self_us) for kernel in profile.kernels]
+    expected = [("/layer.0/Add", 10.0), ("/layer.1/Add", 20.0), ("/head.0/Add", 70.0)]
+    assert [(name, run, cycles * (run + 1)) for run in (0, 1) for name, cycles in expected] == found
+    assert pytest.approx(30.0) == profile.outside_us
+
+
+@pytest.mark.parametrize("lines", [None, [DEVICE_HEADER], ["no table", "at, all"]])
+def test_device_profile_without_a_node_is_refused(tmp_path: Path, lines: list[str] | None) -> None:
+    """As of a provider that compiles for its processor without counting."""
+    path = tmp_path / "device.csv"
+    if lines is not None:
+        path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(MeasureError):
+        read_device_profile(path, counted_runs=1, provider="QNNExecutionProvider")

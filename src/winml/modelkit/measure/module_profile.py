@@ -93,6 +93,11 @@ class ModuleProfile:
     """Tag of each node of the executed graph, by its name."""
 
     @property
+    def unit(self) -> str:
+        """Unit of all times: ``ms``, or ``kcycles`` where a device counts its clock cycles, in thousands."""
+        return "kcycles" if self.profile.unit == "cycles" else "ms"
+
+    @property
     def unattributed_share(self) -> float:
         """Share of the kernel time that is charged to no module, 0 to 1."""
         return self.unattributed_ms / self.kernel_ms if self.kernel_ms else 0.0

@@ -79,9 +79,16 @@ def profile_document(
         doc.Fields([*times.summary.rows, *origin]),
         title=Path(main.result.model).name,
         subject="time by module",
-        introduction=f"Kernel times of ONNX Runtime{where}, charged to the PyTorch module each node came from; means "
+        introduction=f"{_clock_words(main)}{where}, charged to the PyTorch module each node came from; means "
         f"over {len(main.profile.run_ms)} runs.",
     )
+
+
+def _clock_words(profiled: ProfiledModules) -> str:
+    provider = profiled.result.provider
+    if profiled.profile.unit == "ms":
+        return "Kernel times of ONNX Runtime"
+    return f"Thousands of clock cycles that {provider.provider.name} counted ({provider.device_words})"
 
 
 def _phase_fields(phases: Mapping[str, ProfiledModules]) -> Iterator[doc.Field]:
@@ -120,7 +127,7 @@ def times_document(
     modules, classes = module_rows(runs, depth=depth, top=top), _class_rows(runs, top)
     charts = [_time_boxes(profile, captions.get(name, "")) for name, profile in profiles.items()]
     charts[0] = replace(charts[0], heading="Where the time goes")
-    times = _time_columns([*profiles])
+    times = _time_columns([*profiles], runs[-1].unit)
     operators = doc.Column("operators of its own" if len(runs) == 1 else f"operators of its own in a {[*profiles][-1]}")
     blocks: list[doc.Block] = [
         *charts,
@@ -159,7 +166,7 @@ def times_document(
         ),
         *(
             doc.Table(
-                doc.columns(("node without a module", "name"), (f"{name} ms".strip(), "ms")),
+                doc.columns(("node without a module", "name"), (f"{name} {profile.unit}".strip(), "ms")),
                 [*profile.unattributed.items()],
                 name=f"unattributed{name}",
                 heading="Nodes without a module",
@@ -246,14 +253,14 @@ def _longest(rows: Sequence[TimedRow[_TimeT]], count: int) -> list[TimedRow[_Tim
     return sorted(rows, key=self_ms, reverse=True)[:count]
 
 
-def _time_columns(phases: Sequence[str]) -> list[doc.Column]:
+def _time_columns(phases: Sequence[str], unit: str) -> list[doc.Column]:
     columns = [
         column
         for phase in phases
         for column in (
-            doc.Column(f"{phase or 'total'} ms", "ms"),
+            doc.Column(f"{phase or 'total'} {unit}", "ms"),
             doc.Column("share", "share", key=f"{phase} share".strip()),
-            doc.Column("self ms", "ms", key=f"{phase} self ms".strip()),
+            doc.Column(f"self {unit}", "ms", key=f"{phase} self {unit}".strip()),
         )
     ]
     return columns if len(phases) > 1 else [*columns, doc.Column("kernels", "count")]
@@ -292,14 +299,16 @@ def _sum_fields(profiles: Mapping[str, ModuleProfile]) -> Iterator[doc.Field]:
         return ", ".join(f"{name} {of(profile)}".strip() for name, profile in profiles.items())
 
     def kernel_words(profile: ModuleProfile) -> str:
-        return f"{profile.kernel_ms:.3f} ms of {sum(profile.run_ms) / len(profile.run_ms):.3f} ms per run"
+        unit = profile.unit
+        return f"{profile.kernel_ms:.3f} {unit} of {sum(profile.run_ms) / len(profile.run_ms):.3f} {unit} per run"
 
     yield "kernels", f"{words(kernel_words)}, with profiling on"
-    yield "outside", f"{words(lambda profile: f'{profile.outside_ms:.3f} ms')} in which no kernel ran"
-    yield (
-        "unattributed",
-        words(lambda profile: f"{profile.unattributed_ms:.3f} ms ({profile.unattributed_share:.2%} of kernel time)"),
-    )
+    yield "outside", f"{words(lambda profile: f'{profile.outside_ms:.3f} {profile.unit}')} in which no kernel ran"
+
+    def unattributed_words(profile: ModuleProfile) -> str:
+        return f"{profile.unattributed_ms:.3f} {profile.unit} ({profile.unattributed_share:.2%} of kernel time)"
+
+    yield "unattributed", words(unattributed_words)
 
 
 def _time_boxes(profile: ModuleProfile, caption: str) -> doc.Boxes:
@@ -313,8 +322,8 @@ def _time_boxes(profile: ModuleProfile, caption: str) -> doc.Boxes:
             shade=module.total_ms,
             lines=(
                 module.path or module.tag,
-                f"total {module.total_ms:.3f} ms ({_share(module.total_ms, profile):.1%})",
-                f"self {module.self_ms:.3f} ms",
+                f"total {module.total_ms:.3f} {profile.unit} ({_share(module.total_ms, profile):.1%})",
+                f"self {module.self_ms:.3f} {profile.unit}",
             ),
         )
         for module in profile.modules()

@@ -201,13 +201,16 @@ class ProfiledDecoder:
 def module_times_record(profile: ModuleProfile, *, depth: int | None = None) -> dict[str, object]:
     """Return the ``by_module`` object specified in FORMATS: times in milliseconds per run, shares from 0 to 1.
 
+    Of a device that counts cycles, keys end in ``_kcycles`` in place of ``_ms``.
+
     Args:
         profile: The measured times.
         depth: Levels of the tree to list. None: all.
     """
     # A profile without kernel time has shares of 0.
     kernel_ms = profile.kernel_ms or 1.0
-    return {
+    record: dict[str, object] = {
+        "unit": profile.unit,
         "tree": [_module_record(root, kernel_ms, depth) for root in profile.roots],
         "unattributed_share": profile.unattributed_share,
         "unattributed_ms": profile.unattributed_ms,
@@ -227,6 +230,22 @@ def module_times_record(profile: ModuleProfile, *, depth: int | None = None) -> 
             }
             for entry in profile.by_class()
         ],
+    }
+    return record if profile.unit == "ms" else _with_unit(record, f"_{profile.unit}")
+
+
+def _with_unit(record: Mapping[str, object], suffix: str) -> dict[str, object]:
+    """Return a record whose keys name another unit than milliseconds, all the way down."""
+
+    def named(value: object) -> object:
+        if isinstance(value, Mapping):
+            return _with_unit(value, suffix)
+        return [named(item) for item in value] if isinstance(value, list) else value
+
+    nodes = {"operators_ms", "unattributed_nodes"}  # below them, keys are names of others
+    return {
+        f"{key.removesuffix('_ms')}{suffix}" if key.endswith("_ms") else key: value if key in nodes else named(value)
+        for key, value in record.items()
     }
 
 

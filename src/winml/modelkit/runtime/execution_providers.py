@@ -58,6 +58,9 @@ class ExecutionProvider:
     """Path of the library of its plug-in, as somebody named it; empty: that of ``plug_in``."""
     compiles: bool = False
     """Whether it writes what it compiled into a file (``EPContext``); specified by its documentation."""
+    node_profile: Mapping[str, str] = field(default_factory=dict)
+    """Options with which it writes the time of each node that it compiled to a file, ``{file}`` in place of its path;
+    empty where it has none."""
 
     @property
     def has_compiled_form(self) -> bool:
@@ -136,6 +139,7 @@ _BUILT_IN: Mapping[str, ExecutionProvider] = {
         plug_in="onnxruntime_qnn",
         simulates=("npu",),
         compiles=True,
+        node_profile={"profiling_level": "detailed", "profiling_file_path": "{file}"},
     ),
     "vitisai": ExecutionProvider("VitisAIExecutionProvider", ("npu",), takes_dynamic=False, compiles=True),
     "nnapi": ExecutionProvider("NnapiExecutionProvider", ("npu",), takes_dynamic=False),

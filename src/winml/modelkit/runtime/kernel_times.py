@@ -1,4 +1,4 @@
-"""Reads the duration of each kernel from a profile that ONNX Runtime wrote.
+"""Reads the duration of each kernel from a profile that ONNX Runtime, or the provider of a device, wrote.
 
 Times are exclusive: kernels inside a control-flow kernel (``If``, ``Loop``) are charged to themselves, so the times add
 up. Does not open sessions (``sessions``) and knows nothing of modules.
@@ -6,6 +6,7 @@ up. Does not open sessions (``sessions``) and knows nothing of modules.
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import re
@@ -14,12 +15,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from winml.modelkit.errors import MeasureError
 from winml.modelkit.graph.files.output_files import write_error
 
-__all__ = ["KernelTime", "RunProfile", "read_profile"]
+__all__ = ["KernelTime", "RunProfile", "read_device_profile", "read_profile"]
 
 KERNEL_SUFFIX = "_kernel_time"
 """Specified: the suffix of a node's name in the event of its kernel."""
@@ -53,12 +54,16 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class RunProfile:
-    """The kernels of several runs of one graph."""
+    """The kernels of several runs of one graph.
+
+    Where ``unit`` is ``cycles``, durations are clock cycles of the device and not microseconds.
+    """
 
     kernels: tuple[KernelTime, ...]
     """In the order of their start."""
     run_us: tuple[float, ...]
     """Duration of each run, the time between kernels included."""
+    unit: Literal["us", "cycles"] = "us"
 
     @property
     def kernel_us(self) -> float:
@@ -172,3 +177,80 @@ def _kernel_time(event: Mapping[str, Any], run: int, inner_us: float) -> KernelT
 
 def _parse_size(text: Any) -> int | None:
     return int(text) if str(text).isdecimal() else None
+
+
+# --- What QNN writes with ``profiling_level=detailed``: a table of events. Those of one execution of a compiled part
+# end with the event of the execution, and a node is called after the node of the graph, or the value, that it stands
+# for.
+
+
+_COLUMNS = frozenset({"Message", "Time", "Unit of Measurement", "Event Identifier"})
+_EXECUTION = "EXECUTE"
+_NODE = "NODE"
+_ACCELERATOR = "Accelerator (execute) time"
+_IDENTIFIER = re.compile(r"(?:(?P<name>.*):)?(?P<number>[^:]*OpId_\d+)(?: \([^)]*\))?$")
+"""Measured, QNN 2.7: ``/encoder/Add:OpId_26 (cycles)``, ``OpId_17 (cycles)``, ``Input OpId_2 (cycles)``."""
+
+
+def read_device_profile(path: Path, *, counted_runs: int, provider: str) -> RunProfile:
+    """Read the profile of the parts that QNN compiled.
+
+    Args:
+        path: The table that it wrote with the options of ``ExecutionProvider.node_profile``.
+        counted_runs: Number of runs at the end to count; earlier runs are the warm-up.
+        provider: Name of the provider, for the kernels.
+
+    Returns:
+        The nodes of all parts, by the names that the device gives them and without operators; in cycles where it counts
+        cycles. A run is as long as its parts together.
+
+    Raises:
+        MeasureError: there is no such file, or no node in it.
+    """
+    parts = _executed_parts(path)
+    if not parts:
+        raise MeasureError(
+            f"the profile of {provider} names no node",
+            hint="Measure modules that are cut out, on the device: winml perf MODEL --module SELECTOR with the same "
+            "--ep.",
+        )
+    in_cycles = any(row["Unit of Measurement"] == "CYCLES" for runs in parts for run in runs for row in run)
+    unit = "CYCLES" if in_cycles else "US"
+    kernels: list[KernelTime] = []
+    run_times: list[float] = []
+    for run in range(-min(counted_runs, *map(len, parts)), 0):
+        start = sum(run_times)
+        rows = [row for runs in parts for row in runs[run] if row["Unit of Measurement"] == unit]
+        for row in rows:
+            if row["Message"] == _NODE:
+                kernels.append(_device_kernel(row, len(run_times), start, provider))
+                start += kernels[-1].self_us
+        whole = sum(float(row["Time"]) for row in rows if row["Event Identifier"].startswith(_ACCELERATOR))
+        run_times.append(max(whole, start - sum(run_times)))
+    return RunProfile(tuple(kernels), tuple(run_times), "cycles" if in_cycles else "us")
+
+
+def _executed_parts(path: Path) -> list[list[list[dict[str, str]]]]:
+    """Return for each compiled part its executions, and for each execution its events."""
+    parts: dict[frozenset[str], list[list[dict[str, str]]]] = defaultdict(list)
+    events: list[dict[str, str]] = []
+    if path.is_file():
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            table = csv.DictReader(file)
+            if not _COLUMNS.issubset(table.fieldnames or ()):
+                return []
+            for row in table:
+                events.append(row)
+                if row["Message"] == _EXECUTION:
+                    names = frozenset(row["Event Identifier"] for row in events if row["Message"] == _NODE)
+                    if names:
+                        parts[names].append(events)
+                    events = []
+    return list(parts.values())
+
+
+def _device_kernel(row: Mapping[str, str], run: int, start: float, provider: str) -> KernelTime:
+    found = _IDENTIFIER.match(row["Event Identifier"])
+    name = row["Event Identifier"] if found is None else found["name"] or found["number"]
+    duration = float(row["Time"])
+    return KernelTime(name, "", run, start, duration, duration, None, None, provider)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.carry.carrying import CarryReport, carry_tags
+from winml.modelkit.hierarchy.carry.matching import Way
 from winml.modelkit.hierarchy.tagging import NodeTag, all_nodes, clear_tag, listed_modules, read_tag, write_tag
 from winml.modelkit.inspect.module_costs import ShapeTable, count_macs
 from winml.modelkit.inspect.node_facts import read_shapes
@@ -47,8 +48,9 @@ from winml.modelkit.results.module_perf import MeasuredModule, ModulePerfResult,
 from winml.modelkit.results.perf import MemoryUse, PerfResult, perf_result
 from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_tokens, inputs_of_file
 from winml.modelkit.runtime.devices import ChosenProvider
+from winml.modelkit.runtime.execution_providers import short_name
 from winml.modelkit.runtime.host import resident_bytes
-from winml.modelkit.runtime.kernel_times import RunProfile, read_profile
+from winml.modelkit.runtime.kernel_times import KernelTime, RunProfile, read_device_profile, read_profile
 from winml.modelkit.runtime.opened_model import (
     RunOptions,
     open_model,
@@ -58,6 +60,7 @@ from winml.modelkit.runtime.opened_model import (
 )
 from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.version import __version__
+from winml.modelkit.words import count_noun
 
 __all__ = ["charge_fused_kernels", "measure_modules", "profile_model", "profile_modules"]
 
@@ -249,6 +252,9 @@ def profile_modules(
     refuse_compiled_modules(before, path)
     refuse_cycles(before, path)
     tree = _module_tree(before, path)
+    provider = options.choose_provider()
+    if provider.provider.compiles:
+        return _profile_on_device(path, options, latency, before, tree, provider, progress)
     # ONNX Runtime gives the nodes of functions names of its own.
     with temporary_folder() as folder, flat_file(path) as flat:
         executed_path = folder / "executed.onnx"
@@ -265,6 +271,108 @@ def profile_modules(
         executed = read_structure(executed_path)
     result = replace(result, model_bytes=path.stat().st_size)
     return _charge_to_modules(result, (before, executed), path, tree, measured)
+
+
+# --- Of a graph that a provider compiles when it is opened, ONNX Runtime sees one kernel. The provider says what each
+# node took, by its name in the file.
+
+
+_PROFILE = "device.csv"
+
+
+def _profile_on_device(
+    path: Path,
+    options: RunOptions,
+    latency: LatencyOptions,
+    structure: onnx.ModelProto,
+    tree: OnnxTree,
+    provider: ChosenProvider,
+    progress: Callable[[int, float], None] | None,
+) -> ProfiledModules:
+    """Measure a model with the provider's own profiling on, and charge what each node took to its module.
+
+    Raises:
+        UsageError: the provider records no time by node.
+        StageError: it does not load or run the file, or its profile names no node.
+    """
+    name = provider.provider.name
+    if not provider.provider.node_profile:
+        raise UsageError(
+            f"--by-module: {name} runs the parts that it compiles as one kernel each, and records no time of their "
+            "nodes",
+            hint="Measure modules that are cut out, on the device: "
+            f"winml perf {options.shown} --module SELECTOR --ep {short_name(name)}",
+        )
+    with temporary_folder() as folder, flat_file(path) as flat:
+        written = folder / _PROFILE
+        profiling = {key: value.format(file=written) for key, value in provider.provider.node_profile.items()}
+        recording = replace(provider, options={**provider.options, **profiling})
+        with prepared_model(flat, options, recording, profile_prefix=folder / "profile") as prepared:
+            before = resident_bytes()
+            measured = measure_latency(prepared.run, latency, progress)
+            memory = MemoryUse.after_runs(prepared.opened.session_bytes, before)
+            kernels = read_profile(prepared.opened.session.end_profile(), counted_runs=len(measured.samples_ms))
+        result = perf_result(prepared, latency, measured, memory)
+        del prepared  # the provider writes its profile at the latest when the session is closed
+        profile = read_device_profile(written, counted_runs=len(measured.samples_ms), provider=name)
+    original = graph_of(structure, path)
+    _write_tree_tags(original, tree)
+    named, by_way = _with_graph_names(profile, original)
+    tags = {node.name: tag.tag for node in all_nodes(original) if node.name and (tag := read_tag(node)) is not None}
+    modules = [(module.tag, module.path, module.class_name) for module in tree.modules]
+    charged = charge_modules(named, tags, modules)
+    notes = (*result.notes, *_device_notes(charged, kernels, provider), *tree.notes, *_source_notes(tree))
+    return ProfiledModules(
+        result=replace(result, provider=provider, model_bytes=path.stat().st_size, notes=notes),
+        profile=charged,
+        tree_source=tree.source,
+        carried=CarryReport(len({kernel.node for kernel in profile.kernels}), sum(by_way.values()), by_way),
+        graph_name=original.graph.name or "",
+        node_ms=_node_times(original, original, charged),
+    )
+
+
+def _with_graph_names(profile: RunProfile, model: ir.Model) -> tuple[RunProfile, Counter[Way]]:
+    """Call each kernel after the node of the graph that it stands for, where its name says that, and count the ways.
+
+    A provider extends names of nodes and of values by what it adds to them: ``…/MatMul_output_0_convert``.
+    """
+    makers = {value.name: node for node in all_nodes(model) for value in node.outputs if value.name}
+    nodes = {**makers, **{node.name: node for node in all_nodes(model) if node.name}}
+    found: dict[str, ir.Node | None] = {}
+    for kernel in profile.kernels:
+        if kernel.node not in found:
+            ends = (end for end in range(len(kernel.node), 0, -1) if not kernel.node[end : end + 1].isdigit())
+            found[kernel.node] = next((nodes[kernel.node[:end]] for end in ends if kernel.node[:end] in nodes), None)
+    ways: Counter[Way] = Counter(
+        "name" if node.name == name else "output" for name, node in found.items() if node is not None
+    )
+
+    def named(kernel: KernelTime) -> KernelTime:
+        node = found[kernel.node]
+        return kernel if node is None else replace(kernel, node=node.name or kernel.node, op_type=node.op_type)
+
+    return replace(profile, kernels=tuple(map(named, profile.kernels))), ways
+
+
+def _device_notes(profile: ModuleProfile, kernels: RunProfile, provider: ChosenProvider) -> Iterator[str]:
+    """Say in which unit the device counts, and what ran outside of the parts that it compiled."""
+    name, place = provider.provider.name, provider.device_words
+    if profile.profile.unit == "cycles":
+        yield f"times are {profile.unit} of {name} ({place}), thousands of clock cycles: compare shares"
+    own = [kernel for kernel in kernels.kernels if kernel.provider != name]
+    if own:
+        nodes = len({kernel.node for kernel in own})
+        outside_ms = sum(kernel.self_us for kernel in own) / len(kernels.run_us) / 1000
+        yield f"{count_noun(nodes, 'node')} ran outside, {outside_ms:.3f} ms in each run, and are not in these times"
+
+
+def _write_tree_tags(model: ir.Model, tree: OnnxTree) -> None:
+    """Give each node without a tag that of its module, in place."""
+    paths = {module.tag: module.path for module in tree.modules}
+    for node, tag in zip(all_nodes(model), tree.tags, strict=True):
+        if tag and read_tag(node) is None:
+            write_tag(node, NodeTag(tag, paths[tag], "direct"))
 
 
 def _profiled_run(
@@ -307,10 +415,7 @@ def _charge_to_modules(
     """Charge the kernels of the executed graph to the modules of the measured one; ``structures`` are the two."""
     before, executed_proto = structures
     original, executed = graph_of(before, path), graph_of(executed_proto, path)
-    paths = {module.tag: module.path for module in tree.modules}
-    for node, tag in zip(all_nodes(original), tree.tags, strict=True):
-        if tag and read_tag(node) is None:
-            write_tag(node, NodeTag(tag, paths[tag], "direct"))
+    _write_tree_tags(original, tree)
     carried = carry_tags(original, executed)
     modules = {module.path: module.tag for module in reversed(tree.modules)}
     sizes = result.measured_shapes
