@@ -28,7 +28,7 @@ NOT_RUN = {
     "docs/guide/compile": 3,
     "docs/guide/data_sets": 1,
     "docs/guide/eval": 1,
-    "docs/guide/perf": 1,
+    "docs/guide/perf": 2,
     "docs/guide/sweep": 3,
     "docs/guide/tune": 3,
     "docs/how_to/extend": 8,
