@@ -6,10 +6,12 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from onnx.numpy_helper import to_array
 
 from e2e.workplace import Workplace
 
@@ -100,3 +102,61 @@ def test_failure_writes_nothing(workplace: Workplace, arguments: tuple[str, ...]
     assert words in outcome.complaint[0]
     assert 2 == len(outcome.complaint)
     assert "out.onnx" not in workplace.files()
+
+
+def _quantized(workplace: Workplace, output: str, *arguments: str) -> dict[str, Any]:
+    common = ("-m", "model.onnx", "-o", output, "--mode", "qdq", "--min-sqnr", "-50", "--overwrite", "--format", "json")
+    outcome = workplace.winml("quantize", *common, *arguments)
+    assert 0 == outcome.code, outcome.err
+    record: dict[str, Any] = json.loads(outcome.out)
+    return record
+
+
+@pytest.mark.usefixtures("model")
+def test_second_placement_reads_the_statistics_of_the_first(workplace: Workplace) -> None:
+    """A file of statistics by module is extended by what another placement or method adds, and changes no result."""
+    cache = workplace.folder / "statistics.json"
+    data = ("--calibration-data", "samples", "--calibration-cache", "statistics.json")
+    for number, arguments in enumerate((("-p", "w8a8"), ("-p", "w8a8", "--ep", "qnn"), ("-p", "w8a16", "--ep", "qnn"))):
+        before = cache.read_text("utf-8") if cache.exists() else ""
+        _quantized(workplace, f"cached{number}.onnx", *arguments, *data)
+        # With 16 bits QNN needs no value that it does not need with 8: the last run measures nothing.
+        assert (number == 2) == (before == cache.read_text("utf-8"))
+        _quantized(workplace, f"fresh{number}.onnx", *arguments, "--calibration-data", "samples")
+        cached, fresh = (onnx.load(workplace.folder / f"{kind}{number}.onnx") for kind in ("cached", "fresh"))
+        assert list(cached.graph.node) == list(fresh.graph.node)
+        for one, other in zip(cached.graph.initializer, fresh.graph.initializer, strict=True):
+            if one.name.endswith("_scale"):
+                # One value of two graphs, with and without fusions, differs by rounding.
+                assert np.allclose(to_array(one), to_array(other), rtol=1e-4), one.name
+    modules = json.loads(cache.read_text("utf-8"))["modules"]
+    assert any(tag.endswith("BertSelfAttention") for tag in modules)
+
+
+@pytest.mark.usefixtures("model")
+def test_statistics_of_other_samples_are_refused(workplace: Workplace) -> None:
+    """The file says what it was measured with; a file of something else is not written over."""
+    cache = workplace.folder / "statistics.json"
+    _quantized(workplace, "one.onnx", "--calibration-cache", "statistics.json", "--calibration-data", "samples")
+    stored = cache.read_bytes()
+    other = ("quantize", "-m", "model.onnx", "-o", "two.onnx", "--mode", "qdq", "--calibration-cache")
+    outcome = workplace.winml(*other, "statistics.json")
+    assert 2 == outcome.code
+    assert "other samples" in outcome.err
+    (workplace.folder / "notes.json").write_text('{"a": 1}', "utf-8")
+    assert 2 == workplace.winml(*other, "notes.json").code
+    assert 2 == workplace.winml(*other, "model.onnx").code
+    assert (stored, False) == (cache.read_bytes(), (workplace.folder / "two.onnx").exists())
+
+
+@pytest.mark.usefixtures("model")
+def test_smoothed_model_is_quantized_by_both_ways(workplace: Workplace) -> None:
+    """SmoothQuant measures activations also where ranges are found in each run; new nodes have a module."""
+    for mode in ("dynamic", "qdq"):
+        record = _quantized(workplace, f"{mode}.onnx", "--mode", mode, "--smooth-quant", "0.5")
+        assert 100.0 == record["coverage"]["percent"]
+        assert any("SmoothQuant" in note for note in record["notes"])
+    refused = ("quantize", "-m", "model.onnx", "-o", "x.onnx", "--calibration-data", "samples")
+    outcome = workplace.winml(*refused)
+    assert (2, True) == (outcome.code, "--smooth-quant" in outcome.err)
+    assert 2 == workplace.winml("quantize", "-m", "model.onnx", "-o", "x.onnx", "--smooth-quant", "1.5").code

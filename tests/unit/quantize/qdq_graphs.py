@@ -9,25 +9,30 @@ import numpy as np
 import onnx_ir as ir
 
 from graphs import parse
-from winml.modelkit.flows.quantize.calibration_data import measure_ranges
+from winml.modelkit.arrays import Array
+from winml.modelkit.flows.quantize.activation_statistics import measure_channels, measure_ranges
 from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
+from winml.modelkit.quantize.pipeline import MeasuredValue, QuantizeResult, quantize
 
 __all__ = ["FixedSamples", "modules_of", "quantized", "tagged_graph"]
 
 
 class FixedSamples:
-    """Ranges from given samples."""
+    """Statistics over fixed samples."""
 
     def __init__(self, samples: Sequence[Mapping[str, np.ndarray[Any, Any]]]) -> None:
         """Hold them."""
         self.samples = samples
 
-    def measure(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, tuple[float, float]]:
+    def ranges(self, model: ir.Model, values: Sequence[MeasuredValue]) -> Mapping[str, tuple[float, float]]:
         """Return the smallest and largest values."""
-        return measure_ranges(model, names, lambda _: self.samples, "minmax")
+        return measure_ranges(model, [value.name for value in values], lambda _: self.samples, "minmax")
+
+    def channel_maxima(self, model: ir.Model, axes: Mapping[str, int]) -> Mapping[str, Array]:
+        """Return the largest absolute value of each channel."""
+        return measure_channels(model, axes, lambda _: self.samples)
 
     def as_record(self) -> dict[str, Any]:
         """Say what they are."""

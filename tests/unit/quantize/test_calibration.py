@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,13 @@ import pytest
 
 from unit.quantize.qdq_graphs import tagged_graph
 from winml.modelkit.errors import QuantizeError
-from winml.modelkit.flows.quantize import calibration_data
-from winml.modelkit.flows.quantize.calibration_data import measure_ranges
+from winml.modelkit.flows.quantize import activation_statistics
+from winml.modelkit.flows.quantize.activation_statistics import (
+    ValueStatistics,
+    measure_ranges,
+    measure_statistics,
+    range_of,
+)
 
 BODY = "m (float[N, 4] x) => (float[N, 4] y) { h = MatMul (x, w1) y = Log (h) }"
 TAGS = ("/M/Up", "/M/Log")
@@ -55,9 +61,9 @@ def test_methods_that_drop_the_rare_stay_inside_the_extremes(method: Any, model:
 def test_size_of_the_groups_changes_no_range(model: ir.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A value that is larger than a group is alone in its own."""
     whole = measure_ranges(model, ("x", "h"), lambda _: SAMPLES, "percentile")
-    monkeypatch.setattr(calibration_data, "GROUP_BYTES", 100)
+    monkeypatch.setattr(activation_statistics, "GROUP_BYTES", 100)
     assert whole == measure_ranges(model, ("x", "h"), lambda _: SAMPLES, "percentile")
-    assert [["a"], ["b", "c"], ["d"]] == list(calibration_data._groups({"a": 90, "b": 50, "c": 50, "d": 500}))
+    assert [["a"], ["b", "c"], ["d"]] == list(activation_statistics._groups({"a": 90, "b": 50, "c": 50, "d": 500}))
 
 
 @pytest.mark.parametrize(("value", "words"), [(np.nan, "NaN"), (np.inf, "infinite")])
@@ -84,7 +90,7 @@ def test_sum_that_overflows_is_no_fault(model: ir.Model) -> None:
 
 def test_activations_do_not_outlive_their_readers(model: ir.Model) -> None:
     """No value is an output of the file that finds extremes, and each reduction stands behind its maker."""
-    observed = calibration_data._observed(model, ("x", "h"), with_sizes=False)
+    observed = activation_statistics._observed(model, ("x", "h"), with_sizes=False)
     assert ["x"] * 3 + ["h"] * 3 == [str(value.name).split("/")[0] for value in observed.graph.outputs]
     assert [*["Reduce"] * 3, "MatMul", *["Reduce"] * 3, "Log"] == [
         node.op_type.removesuffix(end) if node.op_type.startswith("Reduce") else node.op_type
@@ -102,3 +108,29 @@ def test_value_that_no_sample_has_is_refused(method: Any, model: ir.Model) -> No
     assert measure_ranges(model, ("h",), lambda _: [SAMPLES[0]], method) == measure_ranges(
         model, ("h",), lambda _: [empty, SAMPLES[0]], method
     )
+
+
+def test_least_squared_error_clips_a_rare_outlier_at_8_bits_and_nothing_at_16(model: ir.Model) -> None:
+    """One value of three times the largest other costs less clipped than the step it asks for."""
+    values = np.random.default_rng(0).standard_normal((100_000, 4)).astype(np.float32)
+    values[0, 0] = 12
+    samples = [{"x": part} for part in np.split(values, 4)]
+    low, high = measure_ranges(model, ("x",), lambda _: samples, "mse")["x"]
+    full = measure_ranges(model, ("x",), lambda _: samples, "minmax")["x"]
+    assert high < 0.85 * full[1]
+
+    def error(bounds: tuple[float, float]) -> float:
+        step = (bounds[1] - bounds[0]) / 255
+        rounded = np.clip(np.rint(values / step) * step, *bounds)
+        return float(((rounded - values) ** 2).sum())
+
+    assert error((low, high)) < error(full)
+    assert pytest.approx(full) == measure_ranges(model, ("x",), lambda _: samples, "mse", bits=16)["x"]
+
+
+@pytest.mark.parametrize("method", ["minmax", "percentile", "entropy", "mse"])
+def test_statistics_read_back_give_the_same_ranges(model: ir.Model, method: Any) -> None:
+    """JSON keeps every count, so that a stored file replaces the calibration."""
+    for statistics in measure_statistics(model, ("x", "h"), lambda _: SAMPLES, with_histograms=True).values():
+        again = ValueStatistics.from_record(json.loads(json.dumps(statistics.as_record())))
+        assert range_of(statistics, method, 8) == range_of(again, method, 8)

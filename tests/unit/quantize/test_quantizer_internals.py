@@ -19,7 +19,13 @@ from onnxruntime.quantization.matmul_nbits_quantizer import (
 
 from graphs import parse
 from unit.quantize.qdq_graphs import tagged_graph
-from winml.modelkit.flows.quantize.calibration_data import BINS, PERCENTILE, QUANTIZED_BINS, measure_ranges
+from winml.modelkit.flows.quantize.activation_statistics import (
+    BINS,
+    ENTROPY_BINS,
+    PERCENTILE,
+    QUANTIZED_BINS,
+    measure_ranges,
+)
 from winml.modelkit.quantize.block_quantizers import BlockForm, quantize_blocks
 from winml.modelkit.quantize.dynamic_engine import quantize_dynamically
 from winml.modelkit.quantize.options import QuantizeOptions
@@ -52,11 +58,12 @@ def test_ranges_of_histograms_are_those_of_onnxruntime(method: Any) -> None:
     """Its collector makes the same of the values themselves as of our counts of them."""
     values = np.random.default_rng(0).standard_normal((400, 4)).astype(np.float32)
     model = tagged_graph("m (float[N, 4] x) => (float[N, 4] y) { y = MatMul (x, w1) }", ("/M/Up",), {"w1": (4, 4)})
-    collector = HistogramCollector(method, True, BINS[method], QUANTIZED_BINS, PERCENTILE, "same")
+    bins = {"entropy": ENTROPY_BINS, "percentile": BINS}[method]
+    collector = HistogramCollector(method, True, bins, QUANTIZED_BINS, PERCENTILE, "same")
     collector.collect({"x": [values]})
     theirs = collector.compute_collection_result()["x"]
     ours = measure_ranges(model, ("x",), lambda _: [{"x": values[:100]}, {"x": values[100:]}], method)["x"]
-    width = 2 * float(np.abs(values).max()) / BINS[method]
+    width = 2 * float(np.abs(values).max()) / bins
     assert np.allclose(np.array([float(theirs[0]), float(theirs[1])]), ours, atol=2 * width)
 
 

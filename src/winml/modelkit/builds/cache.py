@@ -244,8 +244,8 @@ def plan_cached_export(request: ModelRequest) -> Plan:
 
 
 BUILDS_FOLDER = "builds"
-NOTE_FOLDERS = ("stages", "digests", "open_sizes")
-"""Small files: which result is where, digests of files, and which sizes models take."""
+NOTE_FOLDERS = ("stages", "digests", "open_sizes", "statistics")
+"""Small files: which result is where, digests of files, which sizes models take, and statistics of activations."""
 
 
 _BUILD_NAME = re.compile(r"[\w.-]+-[0-9a-f]{16}")

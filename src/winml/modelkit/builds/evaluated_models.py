@@ -215,7 +215,8 @@ def variant_evaluator(model: Path, options: EvaluationOptions, target: tuple[str
     from winml.modelkit.flows.evaluate.evaluate import prepared_data
     from winml.modelkit.flows.evaluate.evaluated_models import Subject, opened_model
     from winml.modelkit.flows.evaluate.sides import CachedBatches, OnnxSide
-    from winml.modelkit.flows.quantize.quantized_variants import VariantEvaluator, file_digest
+    from winml.modelkit.flows.quantize.quantized_variants import VariantEvaluator
+    from winml.modelkit.graph.files.placing import file_digest
     from winml.modelkit.results.quantization_sensitivity import MetricTarget
     from winml.modelkit.runtime.opened_model import RunOptions
 

@@ -89,6 +89,8 @@ class StageStore:
     def __init__(self, root: Path) -> None:
         """Look below ``root``, the folder of the cache."""
         self._notes = root / "stages"
+        self.statistics = root / "statistics"
+        """Statistics of activations, which builds of other placements or precisions of one model share."""
 
     def add(self, records: Mapping[str, StageRecord], folder: Path) -> None:
         """Note where a result is.
@@ -315,7 +317,16 @@ class StageRunner:
         with PeakMemory() as memory:
             source = None if part is None else part.current
             with rename_options(open_sizes_words(job.plan.config)):
-                outcomes = stage.work(StageTask(job.plan, source, output, job.on_step, self._claim_parts))
+                outcomes = stage.work(
+                    StageTask(
+                        job.plan,
+                        source,
+                        output,
+                        job.on_step,
+                        self._claim_parts,
+                        None if job.store is None else job.store.statistics,
+                    )
+                )
         seconds = time.perf_counter() - started
         origin = self._origin_of(stage, part)
         if part is None:

@@ -72,6 +72,8 @@ class StageTask:
     on_step: Callable[[StepEvent], None] | None
     claim_parts: Callable[[Sequence[str]], None]
     """Called by a stage that makes graphs, with the names of all parts, before it writes anything."""
+    statistics: Path | None = None
+    """Folder where statistics of activations are stored for other builds; None: nowhere."""
 
 
 @dataclass(frozen=True)
@@ -319,7 +321,7 @@ def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str,
     Raises:
         InputError: data cannot be read.
     """
-    matters = {"columns": bool(options.columns), "ep": options.takes_constant_tables}
+    matters = {"columns": bool(options.columns), "ep": options.takes_constant_tables, "calibration_cache": False}
     idle = {name for name, is_read in matters.items() if not is_read}
     record = options.model_dump(mode="json", exclude_none=True, exclude=idle)
     if plug_ins := options.plug_ins():
@@ -369,6 +371,7 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
         ),
         Quantization(task.source, quantize_options(section), {}),
         processors=processor_folder(task.plan.onnx_path or task.plan.request),
+        statistics_folder=task.statistics,
     )
     outcome = StageOutcome(
         files=tuple(file.path for file in result.files),

@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from winml.modelkit.graph.fresh_names import FreshNames
 
-__all__ = ["make_masks_finite", "narrow_masks"]
+__all__ = ["make_masks_finite", "mask_values", "narrow_masks"]
 
 MASKING = -1e4
 """Values from here on down mask. Chosen: checkpoints use -1e4, -1e9, the smallest float16 or float32, and infinity; no
@@ -54,6 +54,12 @@ def make_masks_finite(model: ir.Model) -> None:
     if finite:
         for softmax in _softmaxes(model):
             _remove_guard(softmax)
+
+
+def mask_values(model: ir.Model) -> frozenset[str]:
+    """Return the names of the values between a mask or the scores and the Softmax, whose numbers depend on the mask."""
+    made = {value.name for node in _softmaxes(model) for item in _masking_nodes(node) for value in item.outputs}
+    return frozenset(name for name in made if name)
 
 
 def narrow_masks(

@@ -127,8 +127,35 @@ class QuantizeFields:
     )
     method: CalibrationMethod | None = declare(
         None,
-        "How a range is made of the values seen: all of them, or without those that are rare. `minmax` where left out.",
+        "How a range is computed from the calibration samples. `minmax` (default): all values. `percentile`: without "
+        "the largest 0.001 %. `entropy` and `mse`: clip large values where 8 bits gain by it (smallest divergence, "
+        "smallest squared error).",
         _RANGES,
+    )
+    calibration_cache: str | None = declare(
+        None,
+        "File of activation statistics by module, created or extended: another provider, method or precision of the "
+        "same model and samples reads it and does not run the calibration again.",
+        _RANGES,
+        metavar="FILE",
+        min_length=1,
+    )
+    smooth_quant: float | None = declare(
+        None,
+        "SmoothQuant: move outliers of activation channels into the weights before 8-bit quantization. Strength from 0 "
+        "(weights only) to 1 (activations only), usually 0.5; off where left out. Measures activations, also with "
+        "`--mode dynamic`.",
+        _RANGES,
+        metavar="STRENGTH",
+        minimum=0,
+        maximum=1,
+    )
+    cross_layer_equalization: bool = declare(
+        False,
+        "Balance the channel ranges of consecutive layers (convolutions, products) through ReLU and pooling before "
+        "8-bit quantization, which changes no output in float.",
+        _RANGES,
+        spelling="--cross-layer-equalization",
     )
     ep: str | None = declare(
         None,

@@ -14,7 +14,14 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.options import Options, record_of
 from winml.modelkit.quantize.declared_options import QuantizeFields
 from winml.modelkit.quantize.placements import placement_for
-from winml.modelkit.quantize.precisions import MODES, PRECISIONS, Mode, Precision, mode_for
+from winml.modelkit.quantize.precisions import (
+    INTEGER_ACTIVATIONS,
+    MODES,
+    PRECISIONS,
+    Mode,
+    Precision,
+    mode_for,
+)
 from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
 
 __all__ = ["QuantizeOptions"]
@@ -74,12 +81,13 @@ class QuantizeOptions(_Fields):
 
     @property
     def needs_ranges(self) -> bool:
-        """Whether the ranges of activations have to be known.
+        """Whether activations have to be measured: for their ranges, or for the maxima of their channels.
 
         Raises:
             UsageError: a precision cannot be reached with the mode.
         """
-        return any(MODES[mode].needs_ranges for _, mode in self.requested_modes())
+        is_smoothed = self.smooth_quant is not None and bool(INTEGER_ACTIVATIONS.intersection(self.modes()))
+        return is_smoothed or any(MODES[mode].needs_ranges for _, mode in self.requested_modes())
 
     def refuse_contradictions(self) -> None:
         """Refuse options that go with none of the modes in use, or not with each other.
@@ -93,6 +101,7 @@ class QuantizeOptions(_Fields):
         if not modes:
             return  # nothing is quantized, which the caller says
         self._refuse_unread(modes)
+        self._refuse_unmeasured(modes)
         self._refuse_bits(requested)
         if self.symmetric is False and self.per_channel is not False and "qdq" in modes:
             raise UsageError(
@@ -120,6 +129,17 @@ class QuantizeOptions(_Fields):
                 raise UsageError(
                     f"--precision {precision.name}: {self.ep} takes activations of {' or '.join(map(str, taken))} bits",
                     hint=f"Give one of {fitting}.",
+                )
+
+    def _refuse_unmeasured(self, modes: Sequence[Mode]) -> None:
+        """Refuse options of a calibration that nothing needs: dynamic ranges are found in each run."""
+        if self.needs_ranges or "dynamic" not in modes:
+            return
+        for name in ("calibration_data", "split", "columns", "method", "calibration_cache"):
+            if value := getattr(self, name):
+                raise UsageError(
+                    f"{_words_of(name, value)} has no meaning for {' and '.join(modes)}",
+                    hint="Give --mode qdq, or --smooth-quant, which measures activations too; or leave it out.",
                 )
 
     def _refuse_unread(self, modes: Sequence[Mode]) -> None:

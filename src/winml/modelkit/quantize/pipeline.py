@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import onnx
 import onnx_ir as ir
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InternalError, QuantizeError
 from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.graph.stage import StageResult
@@ -21,7 +22,8 @@ from winml.modelkit.graph.weights import give_products_own_weights
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
-from winml.modelkit.quantize.attention_masks import make_masks_finite, narrow_masks
+from winml.modelkit.quantize.attention_masks import make_masks_finite, mask_values, narrow_masks
+from winml.modelkit.quantize.equalization import Equalization, equalize
 from winml.modelkit.quantize.integer_weights import (
     has_non_finite_scales,
     refuse_non_finite_weights,
@@ -38,12 +40,13 @@ from winml.modelkit.quantize.planning import (
     float_name,
     plan_quantization,
 )
-from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
+from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, MODES, PRECISIONS, Mode, Precision
 from winml.modelkit.quantize.qdq_placement import QdqPlacement, place_quantized_values
 from winml.modelkit.quantize.unit_placement import place_units
 from winml.modelkit.quantize.weight_only_engine import algorithm_notes
 
 __all__ = [
+    "MeasuredValue",
     "QuantizeResult",
     "RangeSource",
     "mark_quantized_nodes",
@@ -169,11 +172,26 @@ class QuantizeResult(StageResult):
         return sum(sum(module.left.values()) for module in self.modules)
 
 
-class RangeSource(Protocol):
-    """Finds the ranges of activations."""
+@dataclass(frozen=True)
+class MeasuredValue:
+    """An activation whose statistics are needed."""
 
-    def measure(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, tuple[float, float]]:
-        """Return smallest and largest value of values of a model, by name."""
+    name: str
+    bits: int = 8
+    """Of the integers it becomes."""
+    form: str = ""
+    """What was done to the graph that changes the numbers of this value; empty: nothing, so that its statistics serve
+    every other placement."""
+
+
+class RangeSource(Protocol):
+    """Measures activations over calibration samples."""
+
+    def ranges(self, model: ir.Model, values: Sequence[MeasuredValue]) -> Mapping[str, tuple[float, float]]:
+        """Return the range of each value of a model, by name."""
+
+    def channel_maxima(self, model: ir.Model, axes: Mapping[str, int]) -> Mapping[str, Array]:
+        """Return the largest absolute value of each channel along an axis: one array [channels] for each value."""
 
     def as_record(self) -> Mapping[str, Any]:
         """Return what the ranges come from, JSON-ready."""
@@ -200,18 +218,24 @@ def quantize(
     """
     provider = placement_for(options.ep)
     plan = plan_quantization(model, options, modules)
+    if options.needs_ranges and calibration is None:
+        raise InternalError("activations have to be measured, and nothing was passed that measures them")
+    equalized = Equalization()
     if provider.is_by_unit and options.needs_ranges:
         # Before units are looked for, of which each reads a weight of its own.
         give_products_own_weights(model, frozenset().union(*_groups(plan, provider).values()))
+    if calibration is not None and (options.smooth_quant is not None or options.cross_layer_equalization):
+        equalized = equalize(model, _integer_nodes(plan), options, calibration.channel_maxima)
+    masked: frozenset[str] = frozenset()
     if provider.finite_masks and options.needs_ranges:
         make_masks_finite(model)
+        masked = mask_values(model)
     placements = _placements(model, plan, provider)
-    measured = [name for placement in placements.values() for name in placement.measured]
+    measured = _measured_values(placements, masked, equalized)
     ranges: Mapping[str, tuple[float, float]] = {}
     if measured:
-        if calibration is None:
-            raise InternalError("a mode needs the ranges of activations, and nothing was given that measures them")
-        ranges = calibration.measure(model, tuple(dict.fromkeys(measured)))
+        assert calibration is not None  # refused above
+        ranges = calibration.ranges(model, measured)
         if provider.finite_masks:
             ranges = narrow_masks(model, ranges, _bits_of_units(placements))
     quantized = model
@@ -226,7 +250,12 @@ def quantize(
         refuse_non_finite_weights(model, plan.nodes)
     carried = carry_tags(model, quantized)
     reached = mark_quantized_nodes(model, quantized, plan.nodes)
-    notes = (*carried.notes, *shared_weight_notes(model, reached, quantized), *algorithm_notes(quantized, options))
+    notes = (
+        *equalized.notes,
+        *carried.notes,
+        *shared_weight_notes(model, reached, quantized),
+        *algorithm_notes(quantized, options),
+    )
     outcome = _module_outcomes(model, plan.nodes, reached)
     if not any(module.quantized for module in outcome):
         reasons = dict.fromkeys(reason for module in outcome for reason in module.left)
@@ -235,7 +264,7 @@ def quantize(
             hint="Choose another --mode or --precision.",
         )
     quantized.metadata_props[QUANTIZATION_KEY] = json.dumps(
-        _record(options, outcome, calibration if measured else None), ensure_ascii=False
+        _record(options, outcome, calibration if measured or equalized.count else None), ensure_ascii=False
     )
     return QuantizeResult(quantized, changed=True, notes=notes, coverage=measure_coverage(quantized), modules=outcome)
 
@@ -248,6 +277,25 @@ def _groups(plan: QuantizationPlan, provider: Placement) -> dict[tuple[Mode, Pre
             if MODES[mode].needs_ranges:
                 groups.setdefault((mode, precision), frozenset())
     return groups
+
+
+def _integer_nodes(plan: QuantizationPlan) -> frozenset[str]:
+    """Return the nodes with weights whose activations become integers."""
+    return frozenset(node.name for node in plan.nodes if node.mode in INTEGER_ACTIVATIONS)
+
+
+def _measured_values(
+    placements: Mapping[tuple[Mode, Precision], QdqPlacement], masked: Container[str], equalized: Equalization
+) -> tuple[MeasuredValue, ...]:
+    """Return the values whose ranges are needed, each once, with the fewest bits that it becomes."""
+    found: dict[str, MeasuredValue] = {}
+    for (_, precision), placement in placements.items():
+        bits = precision.activation_bits or 8
+        for name in placement.measured:
+            form = "; ".join(filter(None, ("finite masks" * (name in masked), equalized.forms.get(name, ""))))
+            known = found.get(name)
+            found[name] = MeasuredValue(name, bits if known is None else min(bits, known.bits), form)
+    return tuple(found.values())
 
 
 def _bits_of_units(placements: Mapping[tuple[Mode, Precision], QdqPlacement]) -> dict[str, int]:
@@ -319,7 +367,9 @@ def _record(
     # Where the data lay on this machine says nothing on others; what is to be said of it stands in the calibration.
     requested = {
         "precision": options.base.name,
-        **options.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude={"calibration_data"}),
+        **options.model_dump(
+            mode="json", exclude_none=True, exclude_defaults=True, exclude={"calibration_data", "calibration_cache"}
+        ),
     }
     calibrated = {} if calibration is None else {"calibration": dict(calibration.as_record())}
     return {"requested": requested, **calibrated, "modules": [module.as_record() for module in outcome]}

@@ -13,7 +13,9 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.registries import Names, Registry
 
 __all__ = [
+    "CALIBRATION_OPTIONS",
     "FLOAT32",
+    "INTEGER_ACTIVATIONS",
     "MODES",
     "PRECISIONS",
     "CalibrationMethod",
@@ -27,8 +29,9 @@ __all__ = [
 
 Mode: TypeAlias = str
 """Name of a way, a key of :data:`MODES`."""
-CalibrationMethod = Literal["minmax", "entropy", "percentile"]
-"""How a range is made of the values seen: all of them; or those whose distribution 8 bits show best; or a share."""
+CalibrationMethod = Literal["minmax", "entropy", "percentile", "mse"]
+"""How a range is computed from the values seen: all of them; the range of the smallest divergence (entropy) or squared
+error (mse) in 8 bits; or a share of the values."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,9 @@ class ModeRules:
     """Operator to the values its attributes need to have; absent: any."""
 
 
+CALIBRATION_OPTIONS = frozenset({"calibration_data", "split", "columns", "samples", "method", "calibration_cache"})
+"""Fields of the options that say where statistics of activations come from."""
+
 _ENGINES = "winml.modelkit.quantize"
 _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
     "dynamic": ModeRules(
@@ -92,7 +98,8 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         frozenset({"MatMul", "Gemm", "Gather"}),
         least_opset=13,
         engine=f"{_ENGINES}.dynamic_engine:quantize_dynamically",
-        options=frozenset({"per_channel", "symmetric"}),
+        options=frozenset({"per_channel", "symmetric", "smooth_quant", "cross_layer_equalization"})
+        | CALIBRATION_OPTIONS,
         float_types=frozenset({"FLOAT"}),  # DynamicQuantizeLinear takes no other
         channel_ranks={"MatMul": (2,)},  # MatMulInteger takes the zero points of columns, not of matrices
         fixed_attributes={"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0}},  # a product and a bias
@@ -104,7 +111,8 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         engine=f"{_ENGINES}.qdq_engine:quantize_statically",
         needs_ranges=True,
         float_types=frozenset({"FLOAT"}),  # what its integers are turned back into
-        options=frozenset({"per_channel", "symmetric", "calibration_data", "split", "columns", "samples", "method"}),
+        options=frozenset({"per_channel", "symmetric", "smooth_quant", "cross_layer_equalization"})
+        | CALIBRATION_OPTIONS,
     ),
     "weight-only": ModeRules(
         "weights in 4 or 8 bits by blocks, activations stay float (MatMulNBits)",
@@ -123,6 +131,9 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         changes_every_node=True,
     ),
 }
+
+INTEGER_ACTIVATIONS: frozenset[Mode] = frozenset({"dynamic", "qdq"})
+"""Ways in which activations become integers."""
 
 FLOAT32 = "fp32"
 

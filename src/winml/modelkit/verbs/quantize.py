@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,7 +14,7 @@ from winml.modelkit.fields import declare, fields_of
 from winml.modelkit.file_names import measured_path
 from winml.modelkit.quantize.declared_options import SENSITIVITY, QuantizeFields, SensitivityFields
 from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
-from winml.modelkit.verbs.file_to_file import FileVerb, PlannedPart, WeightsRequest, find_source, only_part
+from winml.modelkit.verbs.file_to_file import FilePlan, FileVerb, PlannedPart, WeightsRequest, find_source, only_part
 
 if TYPE_CHECKING:
     from winml.modelkit.flows.graph_file import GraphFileTask
@@ -110,6 +110,23 @@ class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "Quantization", "Qu
                 raise UsageError(f"{flag} is for --sensitivity", hint=f"Add --sensitivity, or leave {flag} out.")
         refuse_missing_files(request.options)
 
+    def plan(self, request: QuantizeRequest) -> FilePlan[QuantizeRequest, Quantization]:
+        plan = super().plan(request)
+        cache = _cache_of(request)
+        if cache is not None and plan.folder is not None:
+            if len(plan.parts) > 1:
+                raise UsageError(
+                    f"--calibration-cache {cache}: one graph expected, {plan.folder.path} has {', '.join(plan.parts)}",
+                    hint=f"Name one of them: --submodel {next(iter(plan.parts))}.",
+                )
+            plan = _with_cache(plan, cache)
+        return plan
+
+    def plan_file(self, request: QuantizeRequest) -> FilePlan[QuantizeRequest, Quantization]:
+        plan = super().plan_file(request)
+        cache = _cache_of(request)
+        return plan if cache is None else _with_cache(plan, cache)
+
     def work(self, request: QuantizeRequest, task: GraphFileTask, options: QuantizeOptions) -> Quantization:
         from winml.modelkit.flows.quantize.quantize import Quantization
 
@@ -125,6 +142,24 @@ class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "Quantization", "Qu
 
         processors = folder.path if folder is not None else None
         return quantize_file(part.task, part.work, on_step, part.checked, processors=processors)
+
+
+def _cache_of(request: QuantizeRequest) -> Path | None:
+    cache = request.options.calibration_cache
+    return None if cache is None else Path(cache)
+
+
+def _with_cache(plan: FilePlan[QuantizeRequest, Quantization], cache: Path) -> FilePlan[QuantizeRequest, Quantization]:
+    """Return the plan with the file of statistics, which is read where it is there, and written where it grows.
+
+    Raises:
+        UsageError: it is one of the other files.
+    """
+    from winml.modelkit.graph.files.output_files import refuse_inputs
+
+    refuse_inputs([cache], [*plan.reads, *(file.path for file in plan.writes)])
+    grows = PlannedFile(cache, cache.exists(), only_if="activations are measured that it does not hold")
+    return replace(plan, writes=(*plan.writes, grows))
 
 
 QUANTIZE = _Quantize()

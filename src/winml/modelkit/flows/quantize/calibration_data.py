@@ -1,22 +1,22 @@
-"""Reads calibration samples, a user's data or random values, and measures the ranges of activations with them.
+"""Reads calibration samples, a user's data or random values, and provides statistics of activations over them.
 
 Arrays are read from ``.npz`` files; texts, images and audio become arrays by what lies beside the model. Samples are
-read when their turn comes. Which activations are quantized is decided elsewhere.
+read when their turn comes; ``activation_statistics`` measures. Which activations are quantized is decided elsewhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import io
+import hashlib
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array, Arrays
@@ -27,7 +27,17 @@ from winml.modelkit.evaluate.preprocessing import SampleFeeds
 from winml.modelkit.evaluate.processors import processor_files
 from winml.modelkit.flows.quality_samples import MOST_SAMPLES as MOST_COMPARED
 from winml.modelkit.flows.quality_samples import has_processors, made_values
+from winml.modelkit.flows.quantize.activation_statistics import (
+    OBSERVED_NAME,
+    Ranges,
+    SampleReader,
+    ValueStatistics,
+    measure_channels,
+    measure_statistics,
+    range_of,
+)
 from winml.modelkit.flows.quantize.calibration_files import (
+    CACHE_OPTION,
     FORMATS,
     OPTION,
     calibration_files,
@@ -35,16 +45,19 @@ from winml.modelkit.flows.quantize.calibration_files import (
     npz_files,
     refuse_missing_files,
 )
-from winml.modelkit.graph.files.recovery import temporary_folder
-from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.graph.files.placing import file_digest, model_digest
+from winml.modelkit.graph.files.resumable_results import OtherRequest, ResumableResults
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.pipeline import MeasuredValue
 from winml.modelkit.quantize.precisions import CalibrationMethod
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, load_feeds, settle_sizes
 from winml.modelkit.runtime.opened_model import RunOptions, Values
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["Calibration", "MeasuredOnce", "calibration_of", "measure_ranges", "refuse_missing_data"]
+__all__ = ["Calibration", "CalibrationStatistics", "calibration_of", "refuse_missing_data"]
+
+_T = TypeVar("_T")
 
 MOST_SAMPLES = 128
 """Samples read of a user's data where no number is given. Measured: docs/reference/quantization.md; the ranges hardly
@@ -143,20 +156,33 @@ class Calibration:
             "method": self.method,
         }
 
+    def request(self) -> dict[str, object]:
+        """Return what statistics depend on: where the data lies is no part of it, what it holds is."""
+        columns = {"columns": self.options.columns} if self.options.columns else {}
+        drawn = {} if self.has_data else {"seed": self.seed, "sizes": dict(self.sizes), "samples": self.count}
+        record = {name: entry for name, entry in self.as_record().items() if name != "method"} if self.has_data else {}
+        files = self.files if self.has_data else processor_files(self.model_folder)
+        return {**record, **columns, **drawn, "content": [file_digest(path) for path in files]}
+
     def close(self) -> None:
         """Remove temporary files of a data set; no sample can be read after."""
         feeds = self.__dict__.get("_sample_feeds")  # opened only where it was asked for
         if feeds is not None and isinstance(feeds.data_set, DataSet):
             feeds.data_set.close()
 
-    def measure(self, model: ir.Model, names: Sequence[str]) -> Ranges:
-        """Return the ranges of values of a model; see :func:`measure_ranges`."""
+    def over_samples(self, model: ir.Model, measure: Callable[[ir.Model, SampleReader], _T]) -> _T:
+        """Return what a function measures of a model over the samples.
+
+        Raises:
+            QuantizeError: the model does not run on a user's data.
+            StageError: it does not run.
+        """
         try:
-            return measure_ranges(model, names, self.read_samples, self.method)
+            return measure(model, self.read_samples)
         except StageError as error:
             if self._is_made and type(error) is StageError:
                 self._made.clear()
-                return measure_ranges(model, names, self._random_samples, self.method)
+                return measure(model, self._random_samples)
             if type(error) is not StageError or not self.has_data:
                 raise
             reason = error.message.partition(f"{OBSERVED_NAME}: ")[2] or error.message
@@ -258,259 +284,117 @@ def refuse_missing_data(calibration: Calibration) -> None:
         raise UsageError(f"{OPTION} {calibration.options.calibration_data}: holds no sample", hint=FORMATS)
 
 
-class MeasuredOnce:
-    """Ranges of activations that are measured once for graphs made of one file."""
+class CalibrationStatistics:
+    """Statistics of activations, measured once for all graphs that are made of one model; a file keeps them.
 
-    def __init__(self, calibration: Calibration) -> None:
-        """Measure with this data."""
-        self._calibration = calibration
-        self._ranges: dict[str, tuple[float, float]] = {}
-
-    def measure(self, model: ir.Model, names: Sequence[str]) -> Ranges:
-        """Return the ranges of values of a model; only those not asked for before are measured."""
-        if missing := [name for name in names if name not in self._ranges]:
-            self._ranges.update(self._calibration.measure(model, missing))
-        return {name: self._ranges[name] for name in names}
-
-    def as_record(self) -> dict[str, object]:
-        """Return what the ranges come from, JSON-ready."""
-        return self._calibration.as_record()
-
-
-Ranges = Mapping[str, tuple[float, float]]
-"""Name of a value → its smallest and largest value."""
-
-SampleReader = Callable[[Sequence[GraphInput]], Iterable[Arrays]]
-"""Yields one array per input of a graph for each sample."""
-
-GROUP_BYTES = 256_000_000
-"""Activations that are in memory at a time, for methods that look at them. Chosen: those of a layer of a large model
-fit; smaller groups only cost more runs."""
-BINS: Mapping[CalibrationMethod, int] = {"entropy": 1024, "percentile": 2048}
-"""Bins between the largest absolute value and its opposite. Chosen for percentile: ONNX Runtime's default. Chosen for
-entropy: the smallest range it can find is an eighth of the largest; its time grows with the square of the bins."""
-QUANTIZED_BINS = 128
-"""Specified: steps that the entropy method distinguishes, as in TensorRT and ONNX Runtime."""
-PERCENTILE = 99.999
-"""Share of the values inside of the range, in percent. Specified: ONNX Runtime's default."""
-
-_MARK = "/calibration/"
-OBSERVED_NAME = "calibrated.onnx"
-"""Temporary file of the graph that tells of its values; messages of ONNX Runtime name it."""
-"""Between the name of a value and that of what is computed of it."""
-_REDUCTIONS = {"min": "ReduceMin", "max": "ReduceMax", "sum": "ReduceSum"}
-"""The sum is there for NaN, which comparisons may pass over."""
-
-
-def measure_ranges(
-    model: ir.Model, names: Sequence[str], read_samples: SampleReader, method: CalibrationMethod
-) -> Ranges:
-    """Return the ranges of values over samples.
-
-    Args:
-        model: The model; it stays as it is.
-        names: Values of the main graph, float32 tensors.
-        read_samples: Yields at least one sample for the inputs of the graph; they are held one at a time.
-        method: ``minmax``, or how much of the rare values is given up.
-
-    Raises:
-        StageError: ONNX Runtime cannot load or run the graph.
-        QuantizeError: a value is NaN or infinite; names the module that makes it.
-        WriteError: the temporary file cannot be written.
+    Values are known by name. Two graphs of one model have the same numbers at a name unless a
+    :class:`~winml.modelkit.quantize.pipeline.MeasuredValue` says what was done to it.
     """
-    with temporary_folder() as folder:
-        observed = _ObservedFile(model, names, folder / OBSERVED_NAME, with_sizes=method != "minmax")
-        extremes = _Extremes(names, with_sizes=method != "minmax")
-        session = observed.reductions()
-        inputs = graph_inputs(session)
-        for number, sample in enumerate(read_samples(inputs), start=1):
-            if suspect := extremes.add(session.run(sample, extremes.outputs)):
-                _refuse_not_finite(model, observed.values(suspect), sample, suspect, number)
-        _refuse_missing_ranges(model, extremes.ranges)
-        if method == "minmax":
-            return extremes.ranges
-        del session
-        histograms = _Histograms(extremes.ranges, method)
-        for group in _groups(extremes.size_bytes):
-            session = observed.values(group)
-            for sample in read_samples(inputs):
-                histograms.add(session.run(sample, group))
-        return histograms.ranges()
 
-
-class _ObservedFile:
-    """A file of a graph that tells of values: what reductions make of them, or themselves."""
-
-    def __init__(self, model: ir.Model, names: Sequence[str], path: Path, *, with_sizes: bool) -> None:
-        """Write it.
+    def __init__(
+        self,
+        calibration: Calibration,
+        source: Path | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """Measure with this data.
 
         Args:
-            model: The model; it stays as it is.
-            names: Values that are told of.
-            path: The file.
-            with_sizes: Tell of the sizes of values too.
+            calibration: Where samples come from. A file that its options name (``calibration_cache``) is read now.
+            source: The model that the graphs are made of; None: nothing is stored.
+            folder: Where a file is looked for that the statistics name by what they depend on, if the options name
+                none. With neither, statistics live as long as this object.
+
+        Raises:
+            UsageError: the file holds statistics of another model or of other samples, or is no such file.
         """
-        self._path = path
-        write_model(_observed(model, names, with_sizes=with_sizes), path, external=True)
-
-    def reductions(self) -> Session:
-        """Return a session whose outputs are the reductions; no activation outlives its readers in it."""
-        return Session(self._path, optimize=False, prepack=False, in_written_order=True)
-
-    def values(self, names: Sequence[str]) -> Session:
-        """Return a session whose outputs are the named values, which are all in memory when it ran."""
-        graph_file = onnx.ModelProto.FromString(self._path.read_bytes())  # its weights are in another file
-        retained = [node for node in graph_file.graph.node if _MARK not in node.name]
-        del graph_file.graph.node[:], graph_file.graph.output[:]
-        graph_file.graph.node.extend(retained)
-        graph_file.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-        return Session(
-            graph_file.SerializeToString(),
-            optimize=False,
-            prepack=False,
-            in_written_order=True,
-            data_folder=self._path.parent,
-            name=self._path.name,
-        )
-
-
-def _observed(model: ir.Model, names: Sequence[str], *, with_sizes: bool) -> ir.Model:
-    """Return the model with reductions of values as its outputs, each right behind what makes the value."""
-    observed = model.clone()
-    graph = observed.graph
-    graph.outputs.clear()
-    values = {value.name: value for value in graph.inputs}
-    values |= {value.name: value for node in graph for value in node.outputs}
-    for name in names:
-        value, reductions = values[name], []
-        for kind, operator in {**_REDUCTIONS, **({"size": "Size"} if with_sizes else {})}.items():
-            attributes = [] if kind == "size" else [ir.AttrInt64("keepdims", 0)]
-            # ONNX Runtime infers the type.
-            output = ir.Value(name=_output(name, kind))
-            reductions.append(ir.Node("", operator, [value], attributes, outputs=[output], name=output.name))
-            graph.outputs.append(output)
-        maker = value.producer()
-        if maker is not None:
-            graph.insert_after(maker, reductions)
-        else:
-            graph.insert_before(graph[0], reductions)
-    return observed
-
-
-def _output(name: str, kind: str) -> str:
-    return f"{name}{_MARK}{kind}"
-
-
-class _Extremes:
-    """Smallest and largest value of each, and how large it is."""
-
-    def __init__(self, names: Sequence[str], *, with_sizes: bool) -> None:
-        self.outputs = [_output(name, kind) for name in names for kind in (*_REDUCTIONS, *(["size"] * with_sizes))]
-        """What a run has to return."""
-        self.ranges: dict[str, tuple[float, float]] = dict.fromkeys(names, (math.inf, -math.inf))
-        self.size_bytes = dict.fromkeys(names, 0)
-        """The largest that was seen."""
-
-    def add(self, found: Arrays) -> list[str]:
-        """Take what a run returned; return the values that may not be finite."""
-        suspect = []
-        for name, (lowest, highest) in self.ranges.items():
-            low, high, total = (float(found[_output(name, kind)]) for kind in _REDUCTIONS)
-            if not (math.isfinite(low) and math.isfinite(high)) or math.isnan(total):
-                suspect.append(name)
-            self.ranges[name] = min(lowest, low), max(highest, high)
-            size = int(found.get(_output(name, "size"), 0)) * np.dtype(np.float32).itemsize
-            self.size_bytes[name] = max(self.size_bytes[name], size)
-        return suspect
-
-
-class _Histograms:
-    """The distribution of each value, and the range that a method makes of it.
-
-    The bins are settled by the extremes before: those of ONNX Runtime's collector grow in number with each larger
-    value, and the time of its methods with them.
-    """
-
-    def __init__(self, extremes: Ranges, method: CalibrationMethod) -> None:
-        self._extremes = extremes
-        self._method = method
-        self._counts = {name: np.zeros(BINS[method], np.int64) for name in extremes}
-
-    def add(self, values: Arrays) -> None:
-        """Count values."""
-        for name, array in values.items():
-            counted, _ = np.histogram(array, BINS[self._method], range=self._span(name))
-            self._counts[name] += counted
-
-    def ranges(self) -> Ranges:
-        """Return the ranges of all that was counted, by ONNX Runtime's methods."""
-        from onnxruntime.quantization.calibrate import HistogramCollector
-
-        collector = HistogramCollector(self._method, False, BINS[self._method], QUANTIZED_BINS, PERCENTILE, "same")
-        for name, (low, high) in self._extremes.items():
-            edges = np.linspace(*self._span(name), BINS[self._method] + 1, dtype=np.float32)
-            collector.histogram_dict[name] = (self._counts[name], edges, np.float32(low), np.float32(high), edges[-1])
-        # The collector prints what it does.
-        with contextlib.redirect_stdout(io.StringIO()):
-            found = collector.compute_collection_result()
-        return {name: (float(found[name][0]), float(found[name][1])) for name in self._extremes}
-
-    def _span(self, name: str) -> tuple[float, float]:
-        """Return the ends of the bins: zero is in the middle, as the methods want it."""
-        bound = max(map(abs, self._extremes[name])) or 1.0
-        return -bound, bound
-
-
-def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Yield the values in groups of at most ``GROUP_BYTES``; a larger one is alone."""
-    group: list[str] = []
-    total = 0
-    for name, size in sizes.items():
-        if group and total + size > GROUP_BYTES:
-            yield group
-            group, total = [], 0
-        group.append(name)
-        total += size
-    if group:
-        yield group
-
-
-def _refuse_not_finite(model: ir.Model, session: Session, sample: Arrays, suspect: Sequence[str], number: int) -> None:
-    """Look at values whose reductions are not finite; the sum alone may have overflowed.
-
-    Raises:
-        QuantizeError: one is NaN or infinite; the first in the order of the graph.
-    """
-    for name in suspect:
-        values = session.run(sample, [name])[name]
-        if (count := int(values.size - np.isfinite(values).sum())) == 0:
-            continue
-        what = "NaN" if np.isnan(values).any() else "infinite"
-        raise QuantizeError(
-            f"value {name} of {_maker_words(model, name)} is {what} at {count} of {values.size} places "
-            f"(sample {number} of the calibration data), so it has no range",
-            hint="Give data the model takes with --calibration-data, or --exclude the module.",
-        )
-
-
-def _refuse_missing_ranges(model: ir.Model, ranges: Ranges) -> None:
-    """Refuse values of which no sample had one.
-
-    Raises:
-        QuantizeError: names the first in the order of the graph.
-    """
-    for name, (low, high) in ranges.items():
-        if low > high:
-            raise QuantizeError(
-                f"no value of {name} of {_maker_words(model, name)} was seen: its arrays are empty in every sample of "
-                "the calibration data",
-                hint="Give arrays with at least one element in every dimension with --calibration-data.",
+        self.calibration = calibration
+        self._statistics: dict[str, ValueStatistics] = {}
+        self._maxima: dict[str, Array] = {}
+        self._modules: dict[str, str] = {}
+        self._stored: ResumableResults | None = None
+        named = calibration.options.calibration_cache
+        if source is None or (named is None and folder is None):
+            return
+        request = {"model": model_digest(source), "samples": calibration.request()}
+        digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+        path = Path(named) if named is not None else Path(folder or "") / f"{digest}.json"
+        self._stored = ResumableResults(path, request)
+        found = self._stored.read(self._parse)
+        if isinstance(found, OtherRequest) and named is not None:
+            raise UsageError(
+                f"{CACHE_OPTION} {path}: {_reason_against(found)}",
+                hint="Name another file, or remove this one.",
             )
 
+    def ranges(self, model: ir.Model, values: Sequence[MeasuredValue]) -> Ranges:
+        """Return the range of each value; only those that are not known are measured."""
+        method = self.calibration.method
+        needs_histogram = method != "minmax"
+        keys = {value.name: _key(value.name, value.form) for value in values}
+        missing = [
+            value.name
+            for value in values
+            if (known := self._statistics.get(keys[value.name])) is None or (needs_histogram and known.counts is None)
+        ]
+        if missing:
+            measured = self.calibration.over_samples(
+                model,
+                lambda observed, read: measure_statistics(observed, missing, read, with_histograms=needs_histogram),
+            )
+            self._statistics.update({keys[name]: statistics for name, statistics in measured.items()})
+            self._keep(model, {name: keys[name] for name in missing})
+        return {value.name: range_of(self._statistics[keys[value.name]], method, value.bits) for value in values}
 
-def _maker_words(model: ir.Model, name: str) -> str:
-    for node in model.graph:
-        if any(value.name == name for value in node.outputs):
-            tag = read_tag(node)
-            return f"module {tag.tag}" if tag is not None else f"node {node.name}"
-    return "the graph's inputs"
+    def channel_maxima(self, model: ir.Model, axes: Mapping[str, int]) -> Mapping[str, Array]:
+        """Return the largest absolute value of each channel; only those that are not known are measured."""
+        keys = {name: _key(name, f"axis {axis}") for name, axis in axes.items()}
+        missing = {name: axis for name, axis in axes.items() if keys[name] not in self._maxima}
+        if missing:
+            measured = self.calibration.over_samples(
+                model, lambda observed, read: measure_channels(observed, missing, read)
+            )
+            self._maxima.update({keys[name]: maxima for name, maxima in measured.items()})
+            self._keep(model, {name: keys[name] for name in missing})
+        return {name: self._maxima[key] for name, key in keys.items()}
+
+    def as_record(self) -> dict[str, object]:
+        """Return what the statistics come from, JSON-ready."""
+        return self.calibration.as_record()
+
+    def _keep(self, model: ir.Model, keys: Mapping[str, str]) -> None:
+        """Write the file, where there is one, with the module of each value."""
+        if self._stored is None:
+            return
+        makers = {value.name: node for node in model.graph for value in node.outputs}
+        for name, key in keys.items():
+            tag = read_tag(makers[name]) if name in makers else None
+            self._modules[key] = "" if tag is None else tag.tag
+        by_module: dict[str, dict[str, dict[str, object]]] = {}
+        for key, statistics in self._statistics.items():
+            by_module.setdefault(self._modules.get(key, ""), {})[key] = statistics.as_record()
+        for key, maxima in self._maxima.items():
+            record = by_module.setdefault(self._modules.get(key, ""), {}).setdefault(key, {})
+            record["channels"] = [float(number) for number in maxima]
+        self._stored.write({"calibration": self.as_record(), "modules": by_module})
+
+    def _parse(self, record: Mapping[str, Any]) -> bool:
+        for tag, values in record["modules"].items():
+            for key, value in values.items():
+                self._modules[key] = tag
+                if "min" in value:
+                    self._statistics[key] = ValueStatistics.from_record(value)
+                if "channels" in value:
+                    self._maxima[key] = np.array(value["channels"], np.float32)
+        return True
+
+
+def _key(name: str, form: str) -> str:
+    return f"{name} ({form})" if form else name
+
+
+def _reason_against(found: OtherRequest) -> str:
+    changed = found.changed
+    if not changed:
+        return "is no file of activation statistics"
+    return "holds statistics of another model" if "model" in changed else "holds statistics of other samples"

@@ -14,6 +14,7 @@ from winml.modelkit.evaluate.data_sources import find_source, refuse_missing_dat
 from winml.modelkit.quantize.options import QuantizeOptions
 
 __all__ = [
+    "CACHE_OPTION",
     "FORMATS",
     "OPTION",
     "CalibrationKind",
@@ -27,6 +28,7 @@ CalibrationKind = Literal["arrays", "texts", "data set"]
 """``.npz`` files; a file of texts, read without another package; or anything the datasets library reads."""
 
 OPTION = "--calibration-data"
+CACHE_OPTION = "--calibration-cache"
 FORMATS = (
     "Give an .npz file or a folder of them (numpy.savez, one array per input of the graph, one file a sample); a text: "
     ".txt (one a line), .csv or .jsonl; a .json, .parquet or .arrow file; a folder of them, of images or of "

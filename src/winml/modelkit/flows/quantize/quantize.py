@@ -19,7 +19,11 @@ from winml.modelkit.compare.files import refuse_unfaithful
 from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphWork, transform_file
 from winml.modelkit.flows.module_functions import graph_modules, source_notes
 from winml.modelkit.flows.quality_samples import SampleRequest
-from winml.modelkit.flows.quantize.calibration_data import Calibration, calibration_of, refuse_missing_data
+from winml.modelkit.flows.quantize.calibration_data import (
+    CalibrationStatistics,
+    calibration_of,
+    refuse_missing_data,
+)
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.normalize.pipeline import normalize
@@ -32,7 +36,7 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.planning import refuse_quantized
-from winml.modelkit.quantize.precisions import FLOAT32, MODES, Mode
+from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, MODES, Mode
 from winml.modelkit.results.transformed_file import Calibrated, GraphSummary, QuantizedFile
 from winml.modelkit.runtime.host import available_bytes, has_integer_dot_products, is_x86
 from winml.modelkit.runtime.opened_model import RunOptions
@@ -55,9 +59,6 @@ __all__ = [
 # by themselves. So nothing is fused before, and a graph that was stays as it is.
 
 
-_INTEGER_MODES: frozenset[Mode] = frozenset({"dynamic", "qdq"})
-
-
 def kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[str]:
     """Yield what to say of a file that was quantized in these ways.
 
@@ -67,7 +68,7 @@ def kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[s
     """
     if "dynamic" in modes:
         yield "ONNX Runtime fuses integer products when it opens the file: winml optimize before gains no time."
-    if _INTEGER_MODES.isdisjoint(modes):
+    if INTEGER_ACTIVATIONS.isdisjoint(modes):
         return
     has_dot_products = has_integer_dot_products()
     if has_dot_products and is_x86() and not signed_weights:
@@ -112,7 +113,7 @@ def prepare(model: ir.Model, options: QuantizeOptions) -> tuple[ir.Model, list[s
         model, reported = convert_opset(model, least)
         # Conversion makes constants and nodes without names.
         notes += [*reported, *normalize(model).notes]
-    if options.needs_ranges:
+    if any(MODES[mode].needs_ranges for mode in options.modes()):
         model, folded = _fold_normalizations(model)
         notes += folded
         model, fused = _fuse_for_provider(model, options)
@@ -152,6 +153,7 @@ def quantize_file(
     checked: CheckedSource | None = None,
     *,
     processors: Path | None = None,
+    statistics_folder: Path | None = None,
 ) -> QuantizedFile:
     """Quantize an ONNX file as a task says; see :func:`~winml.modelkit.quantize_onnx`.
 
@@ -162,14 +164,18 @@ def quantize_file(
         checked: The source, where a plan has read it.
         processors: Folder of the tokenizer, image processor or feature extractor that makes calibration data arrays;
             None: that of the source.
+        statistics_folder: Folder where statistics of activations are stored, each model and set of samples in a file
+            of its own; None: only a file that the options name.
     """
     options = work.options
     options.refuse_contradictions()
     folder = processors or task.source.absolute().parent
     calibration = calibration_of(options, folder, work.sizes, task.seed)
+    statistics = None
     if calibration is not None:
         refuse_missing_data(calibration)
-    work = replace(work, processors=folder, calibration=calibration, notes=[])
+        statistics = CalibrationStatistics(calibration, task.source, statistics_folder)
+    work = replace(work, processors=folder, calibration=statistics, notes=[])
     try:
         done = transform_file(task, work, on_step, checked)
     finally:
@@ -205,8 +211,8 @@ class Quantization(GraphWork[QuantizeResult]):
     """Sizes of open dimensions to compare at; of the others, some are tried."""
     processors: Path | None = None
     """Folder of what makes arrays of the samples that are compared; None: none is looked for."""
-    calibration: Calibration | None = None
-    """Where the ranges of activations come from, where a mode needs them."""
+    calibration: CalibrationStatistics | None = None
+    """Where the statistics of activations come from, where they are needed."""
     notes: list[str] = field(default_factory=list)
     used: frozenset[str] = frozenset()
     """Precisions that modules have now; none before the work."""
@@ -267,8 +273,9 @@ class Quantization(GraphWork[QuantizeResult]):
                 f"{size_words(available)} of memory are available."
             )
             return None
-        if self.calibration is not None and self.calibration.has_data:
-            return refuse_unfaithful(source, written, self.least_sqnr_db, self.calibration.samples_to_compare)
+        calibration = self.calibration.calibration if self.calibration is not None else None
+        if calibration is not None and calibration.has_data:
+            return refuse_unfaithful(source, written, self.least_sqnr_db, calibration.samples_to_compare)
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
         request = SampleRequest(run, self.processors, count=self.options.samples, tries_sizes=True, model=source)
         fidelity = refuse_unfaithful(source, written, self.least_sqnr_db, request.read)

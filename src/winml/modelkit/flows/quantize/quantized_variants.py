@@ -28,10 +28,8 @@ from winml.modelkit.flows.module_functions import graph_modules
 from winml.modelkit.flows.quality_samples import SampleRequest, quality_values
 from winml.modelkit.flows.quantize.quantize import prepare
 from winml.modelkit.graph.cutting import GraphModules
-from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.graph_reading import load_foreign
 from winml.modelkit.graph.files.output_files import recover, refuse_existing
-from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.files.resumable_results import OtherRequest, ResumableResults
 from winml.modelkit.graph.files.writing import write_model
@@ -60,9 +58,7 @@ __all__ = [
     "Quantizer",
     "Samples",
     "VariantEvaluator",
-    "content_digest",
     "excluding_options",
-    "file_digest",
     "float_graph",
     "form_key",
     "list_parts",
@@ -308,27 +304,6 @@ _HINT = "Repeat those options to go on, or start anew with --overwrite."
 def form_key(nodes: Iterable[str]) -> str:
     """Return the key of the form of a graph in which these nodes are quantized and no others."""
     return hashlib.sha256("\n".join(sorted(nodes)).encode()).hexdigest()
-
-
-def content_digest(model: Path) -> str:
-    """Return a digest of a model file and of its data files: 64 hexadecimal digits.
-
-    Raises:
-        InputError: the file is no model, or its data is missing.
-    """
-    return hashlib.sha256("".join(map(file_digest, (model, *external_files(model)))).encode()).hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    """Return a digest of what a file holds: 64 hexadecimal digits.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    try:
-        return hash_file(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="Give the path of a file.") from error
 
 
 class MeasuredVariants:

@@ -22,7 +22,7 @@ from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.flows.quality_samples import SampleRequest
 from winml.modelkit.flows.quantize.calibration_data import (
     Calibration,
-    MeasuredOnce,
+    CalibrationStatistics,
     calibration_of,
     refuse_missing_data,
 )
@@ -34,9 +34,7 @@ from winml.modelkit.flows.quantize.quantized_variants import (
     Quantizer,
     Samples,
     VariantEvaluator,
-    content_digest,
     excluding_options,
-    file_digest,
     float_graph,
     form_key,
     list_parts,
@@ -45,6 +43,7 @@ from winml.modelkit.flows.quantize.quantized_variants import (
     weight_bytes,
 )
 from winml.modelkit.flows.quantize.sensitivity_options import SensitivityOptions
+from winml.modelkit.graph.files.placing import file_digest, model_digest
 from winml.modelkit.measure.latency import LatencyOptions
 from winml.modelkit.options import options_of, unknown_key_message
 from winml.modelkit.progress import StepClock, StepEvent, StepTiming
@@ -244,7 +243,9 @@ def _processors(source: Path, sensitivity: SensitivityOptions) -> Path:
 
 
 def _quantizer(calibration: Calibration | None) -> Quantizer:
-    return quantize if calibration is None else functools.partial(quantize, calibration=MeasuredOnce(calibration))
+    return (
+        quantize if calibration is None else functools.partial(quantize, calibration=CalibrationStatistics(calibration))
+    )
 
 
 def _options(
@@ -284,7 +285,7 @@ _OTHER_SAMPLES = 500_009
 _SEARCHES = 5
 """Searches with a stricter target each, until the list meets the target on the samples it is judged on. Chosen: what
 was measured before is kept, and most lists meet it at the first or second."""
-_OF_CALIBRATION = ("calibration_data", "split", "columns", "samples", "method")
+_OF_CALIBRATION = ("calibration_data", "split", "columns", "samples", "method", "calibration_cache")
 """Options that count by what they lead to."""
 
 
@@ -294,12 +295,12 @@ def _request(
     """Return what a measurement depends on; which modules are measured is no part of it."""
     data = sensitivity.input_data
     return {
-        "model": content_digest(source),
+        "model": model_digest(source),
         **options.model_dump(mode="json", exclude={"min_sqnr_db", *_OF_CALIBRATION}),
         # What is left out means the same as its default, written out.
         "precision": options.base.name,
         "mode": options.mode_of(options.base),
-        **({"calibration": _calibration_request(calibration)} if calibration is not None else {}),
+        **({"calibration": {"method": calibration.method, **calibration.request()}} if calibration is not None else {}),
         # Where values come from a file, no random ones are drawn.
         **({"input_data": file_digest(data)} if data is not None else {"samples": sensitivity.samples}),
         "seed": sensitivity.seed,
@@ -307,12 +308,6 @@ def _request(
         "winml": __version__,
         "onnxruntime": onnxruntime_version(),
     }
-
-
-def _calibration_request(calibration: Calibration) -> dict[str, object]:
-    """Return what ranges depend on: where the data lies is no part of it, what it holds is."""
-    columns = {"columns": calibration.options.columns} if calibration.options.columns else {}
-    return {**calibration.as_record(), **columns, "content": [file_digest(path) for path in calibration.files]}
 
 
 def _planned_parts(

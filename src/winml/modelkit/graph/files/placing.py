@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import math
 import os
 import shutil
@@ -20,10 +21,10 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from winml.modelkit.errors import InputError
+from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.file_names import MODEL_SUFFIX, data_path, is_data_of, unfinished_data_path
 from winml.modelkit.graph.contexts import context_file_attributes
-from winml.modelkit.graph.files.content_digest import content_digest
+from winml.modelkit.graph.files.content_digest import content_digest, hash_file
 from winml.modelkit.graph.files.reading import check_data_file, read_structure
 
 __all__ = [
@@ -31,7 +32,9 @@ __all__ = [
     "data_names",
     "external_files",
     "external_tensors",
+    "file_digest",
     "link_or_copy",
+    "model_digest",
     "name_data",
     "place_copy",
     "place_data",
@@ -322,3 +325,24 @@ def remove_unused(directory: Path, candidates: Iterable[str]) -> None:
                 unused -= set(names)
         for name in unused:
             (directory / name).unlink(missing_ok=True)
+
+
+def model_digest(model: Path) -> str:
+    """Return a digest of a model file and of its data files: 64 hexadecimal digits.
+
+    Raises:
+        InputError: the file is no model, or its data is missing.
+    """
+    return hashlib.sha256("".join(map(file_digest, (model, *external_files(model)))).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return a digest of what a file holds: 64 hexadecimal digits.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        return hash_file(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="Give the path of a file.") from error

@@ -1,0 +1,393 @@
+"""Balances the channels of activations and weights before they become integers.
+
+An activation ``x`` of channels ``j``, read by layers with constant weights, is divided by ``s[j]``, and the rows ``j``
+of those weights are multiplied by it. Before / After::
+
+    x = norm(v) · g + b → MatMul(W)          x / s = norm(v) · (g / s) + (b / s) → MatMul(s · W)
+
+The division goes into the constants of what makes ``x`` (a normalization, a product or a convolution, through ReLU and
+pooling, which commute with a positive factor). Where it cannot, and outliers are worth a node, a Mul is inserted.
+
+* SmoothQuant: ``s = max|x|^a / max|W|^(1 - a)``, arXiv:2211.10438, equation 4.
+* Cross-layer equalization: ``s = sqrt(max|W1| / max|W2|)`` of two consecutive layers, arXiv:1906.04721, equation 11.
+
+Must not fire for a reader whose weight is not constant, for a convolution of several groups that is not depthwise, or
+(cross-layer) where another node reads ``x``.
+Tags: keeps; an inserted Mul belongs to the module that makes ``x``.
+Why it is safe: every factor is positive and finite, and what is divided is multiplied by the same number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Array
+from winml.modelkit.graph.fresh_names import FreshNames
+from winml.modelkit.graph.weights import give_products_own_weights, read_once
+from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
+from winml.modelkit.quantize.options import QuantizeOptions
+
+__all__ = ["Equalization", "equalize"]
+
+ChannelMaxima = Callable[[ir.Model, Mapping[str, int]], Mapping[str, Array]]
+"""Measures the largest absolute value of each channel: model, name of a value → axis; returns arrays [channels]."""
+
+OUTLIERS = 4.0
+"""Ratio of the largest channel to the median channel from which on a Mul is inserted. Chosen: below it a channel loses
+at most two of eight bits."""
+SWEEPS = 3
+"""Chosen: cross-layer factors of a chain of layers hardly change after the second sweep."""
+
+_HOMOGENEOUS = frozenset({"Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"})
+"""Operators with ``f(x / s) = f(x) / s`` for every positive ``s`` of a channel."""
+_NORMALIZATIONS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
+_ONNX_DOMAINS = ("", "ai.onnx")
+
+
+@dataclass(frozen=True)
+class Equalization:
+    """What was balanced."""
+
+    forms: Mapping[str, str] = field(default_factory=dict)
+    """Name of a value whose numbers changed → what was done to it."""
+    count: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A constant input of a node."""
+
+    node: ir.Node
+    index: int
+    axis: int
+    """Axis of the constant along which the channels lie."""
+
+    @property
+    def tensor(self) -> ir.TensorProtocol:
+        value = self.node.inputs[self.index]
+        assert value is not None  # it is looked for by _slot
+        assert value.const_value is not None
+        return value.const_value
+
+
+@dataclass(frozen=True)
+class _Site:
+    """An activation that can be balanced."""
+
+    value: ir.Value
+    axis: int
+    """Of its channels, counted from its last axis: negative."""
+    channels: int
+    readers: tuple[_Slot, ...]
+    makers: tuple[_Slot, ...] = ()
+    """What divides it; empty: nothing that is there does."""
+    path: tuple[ir.Value, ...] = ()
+    """Values behind the makers, whose numbers change with it."""
+
+
+def equalize(
+    model: ir.Model, names: frozenset[str], options: QuantizeOptions, channel_maxima: ChannelMaxima
+) -> Equalization:
+    """Balance the channels that named layers read, in place.
+
+    Args:
+        model: The model; the numbers of its outputs stay the same in float.
+        names: Names of the nodes with weights that become integers of 8 bits.
+        options: Says which of the methods, and how strong.
+        channel_maxima: Measures activations over the calibration samples.
+    """
+    give_products_own_weights(model, names)
+    forms: dict[str, str] = {}
+    count, notes = 0, []
+    if options.cross_layer_equalization:
+        sites = [site for site in _sites(model, names) if site.makers and _is_between_layers(site)]
+        _apply(model, _cross_layer_factors(sites), forms)
+        count += len(sites)
+        notes.append(
+            f"Cross-layer equalization balanced {len(sites)} pairs of layers."
+            if sites
+            else "Cross-layer equalization found no pair of layers with nothing but ReLU or pooling between them."
+        )
+    if options.smooth_quant is not None:
+        sites = list(_sites(model, names))
+        maxima = channel_maxima(model, {site.value.name or "": site.axis for site in sites})
+        factors = {
+            site: _smoothing_factors(maxima[site.value.name or ""], _weight_maxima(site.readers), options.smooth_quant)
+            for site in sites
+            if site.makers or _has_outliers(maxima[site.value.name or ""])
+        }
+        _apply(model, factors, forms)
+        count += len(factors)
+        inserted = sum(not site.makers for site in factors)
+        notes.append(
+            f"SmoothQuant (strength {options.smooth_quant:g}) balanced {len(factors)} activations: "
+            f"{len(factors) - inserted} in the constants of the layer before, {inserted} by a Mul."
+            if factors
+            else "SmoothQuant found no activation to balance: no layer reads channels that a constant can scale."
+        )
+    return Equalization(forms, count, tuple(notes))
+
+
+def _sites(model: ir.Model, names: frozenset[str]) -> Iterator[_Site]:
+    """Yield every activation that at least one named layer reads, with all of these layers."""
+    readers: defaultdict[ir.Value, list[tuple[_Slot, int]]] = defaultdict(list)
+    for node in model.graph:
+        found = _reader(node) if node.name in names else None
+        if found is not None and (value := node.inputs[0]) is not None and not value.is_initializer():
+            readers[value].append(found)
+    for value, read in readers.items():
+        slots, axes = tuple(slot for slot, _ in read), {axis for _, axis in read}
+        counts = {slot.tensor.shape.numpy()[slot.axis] for slot in slots}
+        if len(axes) != 1 or len(counts) != 1:
+            continue  # a product and a convolution of one value: its channels are not the same
+        axis, channels = axes.pop(), counts.pop()
+        path: list[ir.Value] = []
+        makers: tuple[_Slot, ...] | None = None
+        if len(list(value.uses())) == len(slots) and not value.is_graph_output():
+            makers = _makers(value, axis, channels, path)
+        yield _Site(value, axis, channels, slots, makers or (), tuple(path) if makers else ())
+
+
+def _reader(node: ir.Node) -> tuple[_Slot, int] | None:
+    """Return the weight of a layer and the axis of the channels it reads; None where it has none that is constant."""
+    if node.domain not in _ONNX_DOMAINS:
+        return None
+    if node.op_type == "MatMul":
+        slot = _slot(node, 1, 0, rank=2)
+        return None if slot is None else (slot, -1)
+    if node.op_type == "Gemm" and not node.attributes.get_int("transA", 0):
+        slot = _slot(node, 1, 1 if node.attributes.get_int("transB", 0) else 0, rank=2)
+        return None if slot is None else (slot, -1)
+    if node.op_type == "Conv":
+        groups = node.attributes.get_int("group", 1)
+        slot = _slot(node, 1, 1 if groups == 1 else 0)
+        if slot is None:
+            return None
+        shape = slot.tensor.shape.numpy()
+        is_depthwise = shape[0] == groups and shape[1] == 1
+        return (slot, 1 - len(shape)) if groups == 1 or is_depthwise else None
+    return None
+
+
+def _slot(node: ir.Node, index: int, axis: int, rank: int | None = None) -> _Slot | None:
+    """Return a constant float32 input of a node; None where it is something else."""
+    value = node.inputs[index] if index < len(node.inputs) else None
+    tensor = value.const_value if value is not None and value.is_initializer() else None
+    if value is None or tensor is None or value.is_graph_input() or tensor.dtype != ir.DataType.FLOAT:
+        return None
+    dimensions = len(tensor.shape)
+    if (rank is not None and dimensions != rank) or not -dimensions <= axis < dimensions:
+        return None
+    return _Slot(node, index, axis % dimensions)
+
+
+def _makers(value: ir.Value, axis: int, channels: int, path: list[ir.Value]) -> tuple[_Slot, ...] | None:
+    """Return the constants that have to be divided so that a value is; None where no set of them does.
+
+    Args:
+        value: What the layers read, and nothing else.
+        axis: Of its channels, counted from the last: negative.
+        channels: Their number.
+        path: Gets the values whose numbers change.
+    """
+    node = value.producer()
+    if node is None or node.domain not in (*_ONNX_DOMAINS, "com.microsoft"):
+        return None
+    path.append(value)
+    if node.op_type in _HOMOGENEOUS:
+        return _makers_of_input(node, 0, axis, channels, path)
+    if node.op_type in _NORMALIZATIONS and axis == -1 and node.attributes.get_int("axis", -1) == -1:
+        return _all_scaled(node, (1, 2), -1, channels)
+    if node.op_type == "Conv" and axis < -1:
+        return _all_scaled(node, (1, 2), 0, channels)
+    if node.op_type == "MatMul" and axis == -1:
+        return _all_scaled(node, (1,), -1, channels, rank=2)
+    if node.op_type == "Gemm" and axis == -1:
+        weight = _slot(node, 1, 0 if node.attributes.get_int("transB", 0) else 1, rank=2)
+        bias = _all_scaled(node, (2,), -1, channels) if len(node.inputs) > 2 else ()
+        return None if weight is None or bias is None else (weight, *bias)
+    if node.op_type in ("Add", "Mul"):
+        for index in (1, 0):
+            constant = _channel_constant(node, index, axis, channels)
+            if constant is None:
+                continue
+            if node.op_type == "Mul":
+                return (constant,)
+            others = _makers_of_input(node, 1 - index, axis, channels, path)
+            return None if others is None else (constant, *others)
+        if node.op_type == "Mul":  # a gate: one of its sides is enough
+            for index in (0, 1):
+                length = len(path)
+                if (found := _makers_of_input(node, index, axis, channels, path)) is not None:
+                    return found
+                del path[length:]
+    return None
+
+
+def _makers_of_input(
+    node: ir.Node, index: int, axis: int, channels: int, path: list[ir.Value]
+) -> tuple[_Slot, ...] | None:
+    value = node.inputs[index]
+    if value is None or len(list(value.uses())) != 1 or value.is_graph_output():
+        return None
+    return _makers(value, axis, channels, path)
+
+
+def _all_scaled(
+    node: ir.Node, indices: tuple[int, ...], axis: int, channels: int, rank: int | None = None
+) -> tuple[_Slot, ...] | None:
+    """Return the constants at these inputs, as far as there are inputs; None where one cannot be divided."""
+    slots = []
+    for index in indices:
+        if index >= len(node.inputs) or node.inputs[index] is None:
+            continue
+        slot = _slot(node, index, axis, rank)
+        if slot is None or slot.tensor.shape.numpy()[slot.axis] != channels:
+            return None
+        slots.append(slot)
+    return tuple(slots) or None
+
+
+def _channel_constant(node: ir.Node, index: int, axis: int, channels: int) -> _Slot | None:
+    """Return a constant that has one number for each channel and is broadcast over the rest."""
+    slot = _slot(node, index, axis)
+    if slot is None:
+        return None
+    shape = slot.tensor.shape.numpy()
+    return slot if shape[slot.axis] == channels and int(np.prod(shape)) == channels else None
+
+
+def _is_between_layers(site: _Site) -> bool:
+    """Say whether the makers are a layer with its bias, not a normalization or a plain factor."""
+    return any(slot.node.op_type in ("Conv", "Gemm", "MatMul") for slot in site.makers)
+
+
+def _cross_layer_factors(sites: list[_Site]) -> dict[_Site, Array]:
+    """Return the factors of each pair of layers, after sweeps over chains of them."""
+    factors = {site: np.ones(site.channels) for site in sites}
+    of_slot: defaultdict[tuple[ir.Node, int], list[tuple[_Site, int, int]]] = defaultdict(list)
+    for site in sites:
+        for slot, sign in (*((slot, -1) for slot in site.makers), *((slot, 1) for slot in site.readers)):
+            of_slot[slot.node, slot.index].append((site, slot.axis, sign))
+
+    def maxima(slots: tuple[_Slot, ...]) -> Array:
+        found = np.zeros(())
+        for slot in slots:
+            if slot.node.op_type not in ("Conv", "Gemm", "MatMul") or slot.index != 1:
+                continue  # a bias follows its layer
+            values = np.abs(read_once(slot.tensor).astype(np.float64))
+            for site, axis, sign in of_slot[slot.node, slot.index]:
+                values = values * _along(factors[site] ** sign, axis, values.ndim)
+            found = np.maximum(found, values.max(axis=tuple(a for a in range(values.ndim) if a != slot.axis)))
+        return found
+
+    for _ in range(SWEEPS):
+        for site in sites:
+            first, second = maxima(site.makers), maxima(site.readers)
+            factors[site] = factors[site] * _usable(np.sqrt(first / np.where(second > 0, second, 1)), first, second)
+    return factors
+
+
+def _smoothing_factors(activations: Array, weights: Array, strength: float) -> Array:
+    # A channel that no sample moved counts as the smallest of those that moved: its weights shall not set the range.
+    largest = activations.astype(np.float64)
+    largest = np.where(largest > 0, largest, largest[largest > 0].min(initial=np.inf))
+    safe = np.where(weights > 0, weights, 1)
+    return _usable(largest**strength / safe ** (1 - strength), largest, weights)
+
+
+def _usable(factors: Array, first: Array, second: Array) -> Array:
+    """Return the factors, 1 where a side is zero or the factor is no positive float32."""
+    tiny = float(np.finfo(np.float32).tiny)
+    is_usable = (first > 0) & (second > 0) & np.isfinite(factors) & (factors > tiny) & (factors < 1 / tiny)
+    return np.where(is_usable, factors, 1.0)
+
+
+def _weight_maxima(slots: tuple[_Slot, ...]) -> Array:
+    found = np.zeros(())
+    for slot in slots:
+        values = read_once(slot.tensor)
+        others = tuple(axis for axis in range(values.ndim) if axis != slot.axis)
+        found = np.maximum(found, np.maximum(values.max(axis=others), -values.min(axis=others)))
+    return found.astype(np.float64)
+
+
+def _has_outliers(maxima: Array) -> bool:
+    middle = float(np.median(maxima))
+    return middle > 0 and float(maxima.max()) > OUTLIERS * middle
+
+
+def _apply(model: ir.Model, factors: Mapping[_Site, Array], forms: dict[str, str]) -> None:
+    """Divide activations and multiply weights, in place; tell which values have other numbers now."""
+    fresh = FreshNames.of_graph(model.graph)
+    for site, numbers in factors.items():
+        numbers = numbers.astype(np.float32)
+        word = f"equalized {hashlib.sha256(numbers.tobytes()).hexdigest()[:16]}"
+        changed = [value.name or "" for value in site.path]
+        for slot in site.readers:
+            _multiply(model.graph, slot, numbers, fresh)
+        for slot in site.makers:
+            _multiply(model.graph, slot, (1 / numbers.astype(np.float64)).astype(np.float32), fresh)
+        if not site.makers:
+            changed = [_insert_division(model.graph, site, numbers, fresh).name or ""]
+        for name in changed:
+            forms[name] = f"{forms[name]}, {word}" if name in forms else word
+
+
+def _multiply(graph: ir.Graph, slot: _Slot, numbers: Array, fresh: FreshNames) -> None:
+    """Let the node read its constant times numbers of each channel, which is computed when it is written."""
+    before = slot.node.inputs[slot.index]
+    tensor = slot.tensor
+    assert before is not None  # the slot has a constant
+    name = fresh.take(f"{before.name}_equalized")
+
+    def compute() -> ir.TensorProtocol:
+        return ir.Tensor(read_once(tensor) * _along(numbers, slot.axis, len(tensor.shape)), name=name)
+
+    shape = ir.Shape(tensor.shape.numpy())
+    value = ir.Value(
+        name=name,
+        const_value=ir.LazyTensor(compute, tensor.dtype, shape, name=name),
+        shape=shape,
+        type=ir.TensorType(tensor.dtype),
+    )
+    graph.register_initializer(value)
+    slot.node.replace_input_with(slot.index, value)
+    if not before.uses() and not before.is_graph_output():
+        graph.initializers.pop(before.name or "", None)
+
+
+def _insert_division(graph: ir.Graph, site: _Site, numbers: Array, fresh: FreshNames) -> ir.Value:
+    """Let the layers read the value times ``1 / s``; return what they read."""
+    name = site.value.name
+    shape = [site.channels, *([1] * (-site.axis - 1))]
+    array = (1 / numbers.astype(np.float64)).astype(np.float32).reshape(shape)
+    tensor = ir.Tensor(array, name=fresh.take(f"{name}_smoothing"))
+    constant = ir.Value(
+        name=tensor.name, const_value=tensor, shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT)
+    )
+    graph.register_initializer(constant)
+    output = ir.Value(name=fresh.take(f"{name}_smoothed"), shape=site.value.shape, type=site.value.type)
+    node = ir.Node("", "Mul", [site.value, constant], outputs=[output], name=fresh.take(f"{name}_smoothing"))
+    maker = site.value.producer()
+    tag = read_tag(maker if maker is not None else site.readers[0].node)
+    if tag is not None:
+        write_tag(node, NodeTag(tag.tag, tag.module, "inherited"))
+    for slot in site.readers:
+        slot.node.replace_input_with(0, output)
+    if maker is not None:
+        graph.insert_after(maker, [node])
+    else:
+        graph.insert_before(graph[0], [node])
+    return output
+
+
+def _along(numbers: Array, axis: int, rank: int) -> Array:
+    return numbers.reshape([-1 if other == axis else 1 for other in range(rank)])
