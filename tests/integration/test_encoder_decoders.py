@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -20,6 +21,7 @@ from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, compare
 from winml.modelkit.builds.layouts.genai import genai_texts
 from winml.modelkit.builds.layouts.layout import LAYOUTS, refuse_models
 from winml.modelkit.errors import UsageError, VerificationError
+from winml.modelkit.flows.quantize.calibration_data import calibration_of
 from winml.modelkit.graph.bundle import ModelBundle, PartFeed
 from winml.modelkit.graph.specs import DynamicDimension, DynamicRequest
 from winml.modelkit.inference.generation.seq2seq import EncoderDecoderModel
@@ -27,6 +29,10 @@ from winml.modelkit.inference.generation.settings import part_position_limit
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.runtime.decoding.inputs import state_feeds
+from winml.modelkit.runtime.graph_inputs import graph_inputs
+from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.verify.parts.encoder_decoder import EncoderDecoderParts, compare_encoder_decoder_generation
 from winml.modelkit.verify.parts.parts_together import measure_encoder_decoder_text
 from winml.modelkit.verify.reference_run import prepared_part
@@ -350,6 +356,28 @@ def test_step_of_fixed_sizes_writes_the_same_text(architecture: str, tmp_path: P
     assert ("whisper" == architecture) == ("position_ids" in shapes)
     assert decoder.verification is not None
     assert decoder.verification.generation is not None
+    _assert_samples_are_runs_of_a_text(decoder.model_path, folder)
+
+
+def _assert_samples_are_runs_of_a_text(path: Path, folder: Path) -> None:
+    """Ranges come from what the decoder takes while it writes: the cache of a run is what the run before returned."""
+    options = QuantizeOptions(precision="w8a16", ep="qnn")
+    calibration = calibration_of(options, folder, {}, 0, path)
+    assert calibration is not None
+    session = Session(path)
+    states = state_feeds(session)
+    before: dict[str, Any] = {}
+    runs = 0
+    for feeds in calibration.read_samples(graph_inputs(session)):
+        runs += 1
+        held = int(feeds["attention_mask"].sum()) - 1
+        outputs = session.run(feeds)
+        if held:
+            for name, output in states.items():
+                assert np.array_equal(before[output][:, :, -feeds[name].shape[2] :], feeds[name]), (runs, name)
+        before = outputs
+    assert {"data": "decoding", "samples": runs, "method": "minmax"} == calibration.as_record()
+    assert 128 == runs
 
 
 def test_axes_are_named_in_the_part_that_takes_the_input(checkpoint: Path) -> None:

@@ -267,7 +267,7 @@ def test_files_that_ranges_depend_on_are_those_that_are_read(text_model: Path, f
 
     def names(data: Path, **options: Any) -> list[str]:
         asked = QuantizeOptions(mode="qdq", calibration_data=str(data), **options)
-        calibration = calibration_of(asked, text_model.parent, {}, 0)
+        calibration = calibration_of(asked, text_model.parent, {}, 0, text_model)
         assert calibration is not None
         return [path.name for path in calibration.files]
 

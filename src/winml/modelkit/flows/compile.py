@@ -248,7 +248,7 @@ class Compilation(GraphWork[CompileResult]):
         if not self.chosen.provider.compiles:
             return refuse_different(source, written, seed, sizes=self.sizes)
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
-        request = SampleRequest(run, source.absolute().parent, count=SAMPLES, tries_sizes=True)
+        request = SampleRequest(run, source.absolute().parent, count=SAMPLES, tries_sizes=True, model=source)
         draws, expected, samples = reference_outputs(source, request.read)
         provider = self.chosen
         try:

@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
@@ -19,19 +16,12 @@ from winml.modelkit.compare.files import accepted_sizes
 from winml.modelkit.errors import UsageError, WinMLError
 from winml.modelkit.evaluate.data_sets import DataSetRequest, open_data_set
 from winml.modelkit.evaluate.preprocessing import (
-    FEWEST_WORDS,
-    Preprocessor,
     SampleFeeds,
-    picture,
-    recording,
-    sentence,
-    vocabulary,
 )
-from winml.modelkit.evaluate.processors import kinds_for, missing_processors
+from winml.modelkit.flows.generated_samples import decoding_samples, has_processors, made_values, with_fixed_sizes
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_tokens
-from winml.modelkit.runtime.default_sizes import SAMPLING_RATE_HZ
-from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs, sizes_by_key
+from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
 from winml.modelkit.runtime.opened_model import RunOptions, Values, values_for, with_fitting_sizes
 from winml.modelkit.runtime.sessions import Session
 
@@ -41,14 +31,14 @@ __all__ = [
     "SampleValues",
     "data_set_values",
     "default_samples",
-    "has_processors",
-    "made_values",
     "quality_values",
 ]
 
 MOST_SAMPLES = 16
 """Samples where no number is given. Chosen: the ends of the interval are none of single samples, in a second or two."""
 _FEWEST_SAMPLES = 2
+_RUNS_BETWEEN_SAMPLES = 7
+"""Chosen: so that samples are of several texts, and of different places in them."""
 _BYTES_OF_ALL_SAMPLES = 16_000_000_000
 """Weights read by all samples together where no number is given. Chosen: a model of 1 GB is run on 16 samples, one of
 8 GB on 2."""
@@ -129,6 +119,8 @@ def quality_values(session: Session, request: SampleRequest) -> SampleValues:
         return SampleValues(
             tuple(data_set_values(inputs, run.sizes, request.data_set, request.folder)), "dataset", run.seed
         )
+    if run.decoding is None and (decoded := _decoded_values(inputs, request)) is not None:
+        return decoded
     note = ""
     if run.decoding is None and request.folder is not None and has_processors(inputs, request.folder):
         try:
@@ -142,12 +134,6 @@ def quality_values(session: Session, request: SampleRequest) -> SampleValues:
         first = replace(drawn.values[0], notes=(*drawn.values[0].notes, note))
         return replace(drawn, values=(first, *drawn.values[1:]), note=note)
     return drawn
-
-
-def has_processors(inputs: Sequence[GraphInput], folder: Path) -> bool:
-    """Say whether what makes the inputs lies in a folder; states of a cache are made by nothing."""
-    names = [item.name for item in inputs if item.cache is None]
-    return bool(kinds_for(names)) and not missing_processors(names, folder)
 
 
 def data_set_values(
@@ -167,17 +153,25 @@ def data_set_values(
     """
     with open_data_set(request) as data_set:
         samples = SampleFeeds(data_set, folder)
-        draws = list(samples.read(_fixed(inputs, sizes)))
+        draws = list(samples.read(with_fixed_sizes(inputs, sizes)))
         return [Values(tuple(inputs), feeds, samples.notes if not number else ()) for number, feeds in enumerate(draws)]
 
 
-def _fixed(inputs: Sequence[GraphInput], sizes: Mapping[str, int]) -> list[GraphInput]:
-    """Return inputs with the sizes of open dimensions that somebody gave."""
-    by_key = sizes_by_key(inputs, sizes)
-    return [
-        replace(item, shape=tuple(by_key.get(str(key), size) for key, size in zip(item.keys, item.shape, strict=True)))
-        for item in inputs
-    ]
+def _decoded_values(inputs: Sequence[GraphInput], request: SampleRequest) -> SampleValues | None:
+    """Return runs of a decoder whose cache has a fixed length, while it continues texts; None of another graph."""
+    run = request.run
+    is_fixed = any(item.cache for item in inputs) and decoder_tokens(inputs, run.sizes) is None
+    if not is_fixed or request.model is None:
+        return None
+    folder = request.folder or request.model.parent
+    try:
+        feeds = [
+            *decoding_samples(request.model, folder, run.sizes, request.samples, run.seed, every=_RUNS_BETWEEN_SAMPLES)
+        ]
+    except WinMLError:
+        return None
+    source: QualitySource = "processor" if has_processors([i for i in inputs if not i.cache], folder) else "random"
+    return SampleValues(tuple(Values(tuple(inputs), values) for values in feeds), source, run.seed)
 
 
 def _random_values(session: Session, request: SampleRequest) -> SampleValues:
@@ -193,39 +187,3 @@ def _random_values(session: Session, request: SampleRequest) -> SampleValues:
         run = replace(run, sizes=accepted_sizes(session, run.sizes), decoding=None)
     drawn = (values_for(session, replace(run, seed=run.seed + number)) for number in range(request.samples))
     return SampleValues(tuple(drawn), "random", request.run.seed)
-
-
-def made_values(inputs: Sequence[GraphInput], folder: Path, count: int, run: RunOptions) -> tuple[Values, ...]:
-    """Return samples as what lies in a folder makes arrays of sentences, pictures and recordings.
-
-    Raises:
-        UsageError: it makes nothing that the graph takes, or has no words for sentences.
-        InputError: its files are damaged.
-    """
-    fixed = _fixed(inputs, run.sizes)
-    preprocessor = Preprocessor.of(folder, fixed, option="samples made for the comparison")
-    rows = preprocessor.fixed_batch or run.batch_size or 1
-    ids = next((item for item in inputs if item.name == "input_ids"), None)
-    tokenizer = preprocessor.processors.get("tokenizer")
-    words = [] if tokenizer is None else vocabulary(tokenizer, None if ids is None else ids.value_range)
-    if tokenizer is not None and len(words) < FEWEST_WORDS:
-        most = "" if ids is None or ids.value_range is None else f" among the ids up to {ids.value_range[1]:g} it takes"
-        raise UsageError(
-            f"the tokenizer beside the model has {len(words)} words{most}", hint="Give values: --input-data file.npz."
-        )
-
-    def sample(number: int) -> dict[str, Any]:
-        generator = np.random.Generator(np.random.PCG64([run.seed, number]))
-        made: dict[str, Any] = {}
-        for kind, processor in preprocessor.processors.items():
-            if kind == "tokenizer":
-                made["text"] = sentence(generator, words)
-            elif kind == "image processor":
-                made["image"] = picture(generator)
-            else:
-                made["audio"] = recording(generator, int(getattr(processor, "sampling_rate", SAMPLING_RATE_HZ)))
-        return made
-
-    samples = map(sample, range(count * rows))
-    batches = preprocessor.batches(samples, None if preprocessor.fixed_batch else rows)
-    return tuple(Values(tuple(inputs), batch.feeds) for batch in batches)

@@ -20,11 +20,12 @@ from winml.modelkit.errors import ExportError, InternalError, UsageError, Verifi
 from winml.modelkit.export.config import SECOND_TRY_S, ExporterUse, WinMLExportConfig, second_choice
 from winml.modelkit.export.state_restoration import process_left_as_found
 from winml.modelkit.export.tensors import to_numpy
-from winml.modelkit.file_names import ONLY_PART, sidecar_path
+from winml.modelkit.file_names import ENCODER, ONLY_PART, sidecar_path
 from winml.modelkit.flows.export.graph_making import ExportRun, TaggedGraph, bounded_graph, make_tagged_graph
 from winml.modelkit.flows.export.loading import load_for_export
+from winml.modelkit.flows.generated_samples import encoder_feeds, has_processors, made_values, token_texts
 from winml.modelkit.flows.module_functions import functions_of_modules
-from winml.modelkit.flows.quality_samples import default_samples, has_processors, made_values
+from winml.modelkit.flows.quality_samples import default_samples
 from winml.modelkit.graph.cutting import Cutter
 from winml.modelkit.graph.files.companions import (
     earlier_companions,
@@ -43,7 +44,7 @@ from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage, read_t
 from winml.modelkit.load.caches.finding import NO_CACHE_HINT
 from winml.modelkit.load.library_access import local_files_only
 from winml.modelkit.load.parts import ModelPart
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.load.request import ModelRequest, processor_folder
 from winml.modelkit.progress import StepClock
 from winml.modelkit.report.export import export_report, sidecar_json
 from winml.modelkit.report.markdown import render_markdown
@@ -53,7 +54,12 @@ from winml.modelkit.results.words import verification_notes, verification_words
 from winml.modelkit.runtime.graph_inputs import inputs_of_specs
 from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
-from winml.modelkit.verify.parts.parts_together import compare_text_together, decodes_for_others, measure_text_together
+from winml.modelkit.verify.parts.parts_together import (
+    TextSample,
+    compare_text_together,
+    decodes_for_others,
+    measure_text_together,
+)
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, with_drawn_weights, with_values
 from winml.modelkit.verify.varied_sizes import WrittenGraph
 from winml.modelkit.verify.written_file import measure_written_file, verify_written_file
@@ -390,7 +396,8 @@ def _measured_text(run: ExportRun, prepared: PreparedPart, fidelity: FidelityInf
     # The decoder comes last, and says what came of all parts; until then, each is compared alone.
     if not decodes_for_others(decoder, parts):
         return replace(fidelity, is_part_alone=True)
-    text = measure_text_together(parts, prepared, run.staged, run.seed)
+    sample = _text_sample(parts, decoder, None if run.handover is None else run.handover.processors, run.seed)
+    text = measure_text_together(parts, prepared, run.staged, run.seed, sample)
     if isinstance(text, str):
         run.inputs(decoder).notes.append(f"The parts were not compared together: {text}.")
         return replace(fidelity, is_part_alone=True)
@@ -496,6 +503,21 @@ def _written_files(paths: ExportPaths, written: Sequence[Path], sizes: Mapping[P
 # --- Does what several parts of few bits write together stay near what PyTorch writes? Asked once all are files.
 
 
+def _text_sample(parts: Sequence[ModelPart], decoder: ModelPart, folder: Path | None, seed: int) -> TextSample | None:
+    """Return what encoder and decoder read where processor and tokenizer of the checkpoint make it; None: random."""
+    encoder = next((part for part in parts if part.name == ENCODER), None)
+    if folder is None or encoder is None:
+        return None
+    inputs, tokens = inputs_of_specs(encoder.inputs), inputs_of_specs(decoder.inputs)
+    if not has_processors(inputs, folder):
+        return None
+    try:
+        feeds = encoder_feeds(inputs, folder, {}, seed)
+        return TextSample(feeds, next(token_texts(tokens, folder, seed)))
+    except WinMLError:
+        return None
+
+
 def words_of_text_together(
     request: ModelRequest, config: WinMLExportConfig, paths: Mapping[str, Path], least_sqnr_db: float
 ) -> str | None:
@@ -523,7 +545,8 @@ def words_of_text_together(
         if decoder is None or decoder.name not in paths:
             return None
         with local_files_only(), prepared_part(decoder) as prepared:
-            text = measure_text_together(loaded.parts, prepared, paths, request.seed)
+            sample = _text_sample(loaded.parts, decoder, processor_folder(request), request.seed)
+            text = measure_text_together(loaded.parts, prepared, paths, request.seed, sample)
     if isinstance(text, str):
         return f"not compared together: {text}"
     # Of scores that are zero everywhere, a wrong graph would give the same.

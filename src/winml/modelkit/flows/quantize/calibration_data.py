@@ -21,12 +21,12 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
-from winml.modelkit.errors import InputError, QuantizeError, StageError, UsageError
+from winml.modelkit.errors import InputError, QuantizeError, StageError, UsageError, WinMLError
 from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, TextFile, open_data_set
 from winml.modelkit.evaluate.preprocessing import SampleFeeds
 from winml.modelkit.evaluate.processors import processor_files
+from winml.modelkit.flows.generated_samples import decoding_samples, has_processors, made_values
 from winml.modelkit.flows.quality_samples import MOST_SAMPLES as MOST_COMPARED
-from winml.modelkit.flows.quality_samples import has_processors, made_values
 from winml.modelkit.flows.quantize.activation_statistics import (
     OBSERVED_NAME,
     Ranges,
@@ -51,6 +51,7 @@ from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import MeasuredValue
 from winml.modelkit.quantize.precisions import CalibrationMethod
+from winml.modelkit.runtime.decoding.inputs import inputs_of_file
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, load_feeds, settle_sizes
 from winml.modelkit.runtime.opened_model import RunOptions, Values
 from winml.modelkit.runtime.sessions import Session
@@ -67,9 +68,15 @@ RANDOM_SAMPLES = 16
 
 _OTHER_SAMPLES = 1_000_003
 """Added to the seed: what ranges come from is not what the result is judged on."""
-_SOURCES = {True: "its processor", False: "random values"}
-_KINDS_OF_SAMPLES = {True: "samples made for the processor of the model", False: "sets of random values"}
-"""Whether what lies beside the model makes arrays → what ranges come from without data."""
+DECODING_SAMPLES = 128
+"""Runs of a decoder, most of which read one token. Chosen: as many tokens as one sample of an encoder has."""
+_SOURCES = {"decoding": "runs while it continues texts", "processor": "its processor", "random": "random values"}
+_KINDS_OF_SAMPLES = {
+    "decoding": "runs of the decoder while it continues texts of its tokenizer, or of random tokens without one",
+    "processor": "samples made for the processor of the model",
+    "random": "sets of random values",
+}
+"""Where samples come from without data → in words."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,8 @@ class Calibration:
     """Sizes of open dimensions, for random values."""
     seed: int = 0
     """Of random values, and of the samples that are drawn of a data set."""
+    source: Path | None = None
+    """File of the float graph, which a decoder continues texts with; None: it is not run for samples."""
     _made: list[Values] = field(default_factory=list, compare=False)
     """Samples that what lies beside the model makes, where there is no data; known once they were read."""
 
@@ -106,7 +115,7 @@ class Calibration:
         """
         requested = self.options.samples
         if not self.has_data:
-            return requested or RANDOM_SAMPLES
+            return requested or (DECODING_SAMPLES if self._kind == "decoding" else RANDOM_SAMPLES)
         if self._sample_feeds is not None:
             data_set = self._sample_feeds.data_set
             return len(data_set) - len(data_set.unreadable)
@@ -134,7 +143,7 @@ class Calibration:
         if self.has_data:
             return self._sample_feeds.notes if self._sample_feeds is not None else ()
         note = (
-            f"The ranges of activations come from {self.count} {_KINDS_OF_SAMPLES[self._is_made]}, not from data: real "
+            f"The ranges of activations come from {self.count} {_KINDS_OF_SAMPLES[self._kind]}, not from data: real "
             "data may give other answers than the comparison shows. Give --calibration-data before you use the result."
         )
         return (note,)
@@ -143,14 +152,14 @@ class Calibration:
     def words(self) -> str:
         """The data, for people."""
         words = "sample" if self.count == 1 else "samples"
-        return f"{self.count} {words} of {self._name if self.has_data else _SOURCES[self._is_made]}, {self.method}"
+        return f"{self.count} {words} of {self._name if self.has_data else _SOURCES[self._kind]}, {self.method}"
 
     def as_record(self) -> dict[str, object]:
         """Return what the ranges come from, JSON-ready."""
         data_set = None if self._sample_feeds is None else self._sample_feeds.data_set
         split = {"split": data_set.split} if isinstance(data_set, DataSet) else {}
         return {
-            "data": self._name if self.has_data else "processor" if self._is_made else "random",
+            "data": self._name if self.has_data else self._kind,
             **split,
             "samples": self.count,
             "method": self.method,
@@ -160,6 +169,8 @@ class Calibration:
         """Return what statistics depend on: where the data lies is no part of it, what it holds is."""
         columns = {"columns": self.options.columns} if self.options.columns else {}
         drawn = {} if self.has_data else {"seed": self.seed, "sizes": dict(self.sizes), "samples": self.count}
+        if self._decodes:
+            drawn["data"] = "decoding"
         record = {name: entry for name, entry in self.as_record().items() if name != "method"} if self.has_data else {}
         files = self.files if self.has_data else processor_files(self.model_folder)
         return {**record, **columns, **drawn, "content": [file_digest(path) for path in files]}
@@ -180,7 +191,7 @@ class Calibration:
         try:
             return measure(model, self.read_samples)
         except StageError as error:
-            if self._is_made and type(error) is StageError:
+            if self._made and type(error) is StageError:
                 self._made.clear()
                 return measure(model, self._random_samples)
             if type(error) is not StageError or not self.has_data:
@@ -201,8 +212,25 @@ class Calibration:
         elif self.has_data:
             for path in itertools.islice(npz_files(self._path), self.count):
                 yield load_feeds(path, inputs, OPTION)
+        elif self._kind == "decoding":
+            yield from self._decoding_samples()
         else:
             yield from self._made_samples(inputs) or self._random_samples(inputs)
+
+    def _decoding_samples(self) -> Iterator[dict[str, Array]]:
+        assert self.source is not None  # the kind says it
+        seed = self.seed + _OTHER_SAMPLES
+        yield from decoding_samples(self.source, self.model_folder, self.sizes, self.count, seed)
+
+    @functools.cached_property
+    def _decodes(self) -> bool:
+        """Whether the graph is a decoder with a cache that runs as one: then its own runs are the samples."""
+        if self.source is None or self.has_data or not any(item.cache for item in inputs_of_file(self.source)):
+            return False
+        samples = decoding_samples(self.source, self.model_folder, self.sizes, 1, self.seed)
+        with contextlib.suppress(WinMLError):
+            return next(samples, None) is not None
+        return False
 
     def _made_samples(self, inputs: Sequence[GraphInput]) -> list[dict[str, Array]]:
         """Return samples for the processor beside the model; none where there is none, or the model takes others."""
@@ -213,8 +241,9 @@ class Calibration:
         return [dict(values.feeds) for values in self._made]
 
     @property
-    def _is_made(self) -> bool:
-        return bool(self._made)
+    def _kind(self) -> str:
+        """Where samples come from without data."""
+        return "decoding" if self._decodes else "processor" if self._made else "random"
 
     def samples_to_compare(self, session: Session) -> tuple[Sequence[Arrays], QualitySamples]:
         """Return the first samples of a user's data, on which the result is compared with its source."""
@@ -259,7 +288,7 @@ class Calibration:
 
 
 def calibration_of(
-    options: QuantizeOptions, model_folder: Path, sizes: Mapping[str, int], seed: int
+    options: QuantizeOptions, model_folder: Path, sizes: Mapping[str, int], seed: int, source: Path
 ) -> Calibration | None:
     """Return where the ranges come from that options need; None where they need none.
 
@@ -268,8 +297,9 @@ def calibration_of(
         model_folder: Folder that a tokenizer, image processor or feature extractor is looked for in.
         sizes: Sizes of open dimensions, for random values.
         seed: Of what is drawn.
+        source: File of the float graph.
     """
-    return Calibration(options, model_folder, sizes, seed) if options.needs_ranges else None
+    return Calibration(options, model_folder, sizes, seed, source) if options.needs_ranges else None
 
 
 def refuse_missing_data(calibration: Calibration) -> None:

@@ -170,7 +170,7 @@ def quantize_file(
     options = work.options
     options.refuse_contradictions()
     folder = processors or task.source.absolute().parent
-    calibration = calibration_of(options, folder, work.sizes, task.seed)
+    calibration = calibration_of(options, folder, work.sizes, task.seed, task.source)
     statistics = None
     if calibration is not None:
         refuse_missing_data(calibration)

@@ -232,7 +232,7 @@ def quantization_sensitivity(
 def _calibration(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> Calibration | None:
     """Return where the ranges of activations come from, where a mode needs them; refuses what cannot be read."""
     options.refuse_contradictions()
-    calibration = calibration_of(options, _processors(source, sensitivity), sensitivity.sizes, sensitivity.seed)
+    calibration = calibration_of(options, _processors(source, sensitivity), sensitivity.sizes, sensitivity.seed, source)
     if calibration is not None:
         refuse_missing_data(calibration)
     return calibration

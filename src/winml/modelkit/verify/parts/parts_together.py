@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run
 from winml.modelkit.verify.streamed_reference import with_streamed_values
 
 __all__ = [
+    "TextSample",
     "compare_text_together",
     "decodes_for_others",
     "measure_encoder_decoder_text",
@@ -55,12 +57,25 @@ _SINGLE_STEPS = 8
 """Chosen: runs of one token, after which the rest of the text is read at once."""
 
 
-def measure_encoder_decoder_text(parts: EncoderDecoderParts, seed: int) -> OutputFidelity | str:
+@dataclass(frozen=True)
+class TextSample:
+    """What encoder and decoder read in use."""
+
+    inputs: Arrays
+    """Of the encoder, by name."""
+    tokens: Array
+    """Of a text, integers [tokens]."""
+
+
+def measure_encoder_decoder_text(
+    parts: EncoderDecoderParts, seed: int, sample: TextSample | None = None
+) -> OutputFidelity | str:
     """Measure how near the scores of a text are to those of PyTorch; return why not, where they cannot be.
 
     Args:
         parts: The parts and their files.
         seed: Seed of what is encoded, and of the text.
+        sample: What is encoded, and tokens of the text; random ones follow where these are too few. None: all random.
 
     Raises:
         VerificationError: ONNX Runtime cannot run a file.
@@ -72,11 +87,16 @@ def measure_encoder_decoder_text(parts: EncoderDecoderParts, seed: int) -> Outpu
     paths = [path for path in (parts.encoder_path, parts.decoder_path) if path is not None]
     if reason := beyond_memory(paths):
         return reason
-    inputs = InputDraws(parts.encoder, seed).draw(1, sizes_of_rows(parts.encoder, _ROWS), with_padding=True)
+    if sample is not None:
+        inputs = {name: torch.from_numpy(array) for name, array in sample.inputs.items()}
+    else:
+        inputs = InputDraws(parts.encoder, seed).draw(1, sizes_of_rows(parts.encoder, _ROWS), with_padding=True)
     rows = len(next(iter(inputs.values())))
     spec = next(spec for spec in decoder.inputs if spec.name == TOKENS)
     low, high = spec.value_range or (0, 1)
     tokens = np.random.default_rng(seed).integers(int(low), int(high) + 1, (rows, count))
+    if sample is not None:
+        tokens[:, : len(sample.tokens)] = sample.tokens[:count]
     try:
         encoded, expected = _reference(parts, inputs, tokens)
     except Exception as error:  # code of the model
@@ -169,14 +189,21 @@ def compare_text_together(
 
 
 def measure_text_together(
-    parts: Sequence[ModelPart], decoder: PreparedPart, paths: Mapping[str, Path], seed: int
+    parts: Sequence[ModelPart],
+    decoder: PreparedPart,
+    paths: Mapping[str, Path],
+    seed: int,
+    sample: TextSample | None = None,
 ) -> OutputFidelity | str:
-    """Measure how near the scores of all files are to those of PyTorch; see :func:`compare_text_together`."""
+    """Measure how near the scores of all files are to those of PyTorch; see :func:`compare_text_together`.
+
+    ``sample`` is what encoder and decoder of a text read; None: random values.
+    """
     found = _grouped(parts, decoder, paths)
     return (
         measure_vision_language_text(found, seed)
         if isinstance(found, VisionLanguageParts)
-        else measure_encoder_decoder_text(found, seed)
+        else measure_encoder_decoder_text(found, seed, sample)
     )
 
 
