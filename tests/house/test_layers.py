@@ -75,7 +75,7 @@ INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """A room and the order of its folders; ``""`` stands for the files of the room itself."""
 
-SHARED_BY_FLOWS = {"quality_samples", "graph_file", "module_functions"}
+SHARED_BY_FLOWS = {"generated_samples", "quality_samples", "graph_file", "module_functions"}
 """Files of flows that are no verb's: what quality is judged on, the skeleton of every graph stage, and the form
 with functions in which a graph can be written.
 """

@@ -25,12 +25,12 @@ OPTIONS = TuneOptions(only=("dynamic", "compile"), min_sqnr_db=10)
 class KnownTimes:
     """A tuning that is done, and answers again of other times."""
 
-    def __init__(self, folder: Path) -> None:
-        self._model, self.folder = save_chain(folder / "chain.onnx"), folder / "tuned"
+    def __init__(self, folder: Path, options: TuneOptions = OPTIONS) -> None:
+        self._model, self.folder, self._options = save_chain(folder / "chain.onnx"), folder / "tuned", options
         self.first = self._answer()
 
     def _answer(self) -> TuneResult:
-        return tune_model(self._model, self.folder, options=OPTIONS)
+        return tune_model(self._model, self.folder, options=self._options)
 
     def answer(self, **races: Mapping[str, Sequence[float]]) -> TuneResult:
         """Return the answer of races with these times in milliseconds; nothing is measured again."""
@@ -115,6 +115,27 @@ def test_words_on_two_that_are_as_good_follow_the_interval(known: KnownTimes, fa
     times = [factors[turn % len(factors)] * time for turn, time in enumerate(QUIET)]
     result = known.answer(right={"plain": QUIET, FORM: times}, variations=variations(QUIET, "plain", 1.0))
     assert words in result.candidate(FORM).reason
+
+
+def test_group_of_modules_that_is_faster_in_float_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each group is tried alone; what is faster by more than the noise wins, and its config lists the modules."""
+    monkeypatch.setattr(contest, "RUNGS", (1, 2))
+    monkeypatch.setattr(contest, "FIRST_RUNG", (1,))
+    known = KnownTimes(tmp_path, TuneOptions(only=("dynamic", "placement"), min_sqnr_db=10, ep="cpu"))
+    form = {"plain": QUIET, FORM: of_plain(0.5, QUIET)}
+    tried = known.answer(right=form)
+    groups = [row.candidate for row in tried.candidates if row.candidate.kind == "placement"]
+    assert ["a.*", "a.*.b"] == [selector for group in groups for selector in group.sections["quant"]["per_module"]]
+    alone = {group.name: of_plain(0.499, QUIET) for group in groups}  # within the noise
+    assert FORM == known.answer(placement={**form, **alone}).winner.name
+    inner = groups[1].name
+    alone[inner] = of_plain(0.4, QUIET)
+    result = known.answer(placement={**form, **alone}, placed={**form, inner: of_plain(0.4, QUIET)})
+    assert inner == result.winner.name
+    config = json.loads(Path(result.winner.config).read_text(encoding="utf-8"))
+    assert {"a.*.b": "fp32"} == config["quant"]["per_module"]
+    # The race that decides is one of its own: what was faster there by chance alone gains nothing.
+    assert FORM == known.answer(placed={**form, inner: of_plain(0.5, QUIET)}).winner.name
 
 
 def test_winner_is_the_first_row_and_has_a_row_of_its_own_in_the_chart(known: KnownTimes) -> None:

@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 OPTIONS, INPUT, OUTPUT, COMPARISON, GENERAL = "Options", "Input", "Output", "Comparison", "General"
+PROVIDER = "Execution provider"
 """Headings in the help that several verbs have: that of options without one, then those of most verbs. What is a verb's
 own stands before the last two."""
 

@@ -16,6 +16,7 @@ from winml.modelkit.tune.candidates import (
     plan_variations,
 )
 from winml.modelkit.tune.declared_options import parse_kinds
+from winml.modelkit.tune.module_placement import placed_candidate
 from winml.modelkit.tune.options import DEFAULT_MIN_SQNR_DB, TuneOptions
 
 MACHINE = TuningMachine(8, "x86_64 avx512f", True, ("cpu",), "1.31.1")
@@ -146,3 +147,25 @@ def test_unknown_kind_suggests_the_nearest() -> None:
     assert "dynamic" in error.value.hint
     with pytest.raises(ConfigError):
         TuneOptions(budget_minutes=-1.0)
+
+
+def test_provider_that_is_named_gets_its_placement_in_each_precision_it_takes() -> None:
+    """Every candidate runs there, with the options that were given; of two precisions, both where it has 16 bits."""
+    machine = replace(look_at_tuning_machine(), providers=("cpu", "qnn"))
+    # The record is not validated: nothing of a provider that may be absent is opened for a plan.
+    options = TuneOptions().model_copy(update={"ep": "qnn", "ep_options": {"soc_model": "60"}})
+    plan = plan_candidates(options, machine)
+    assert {("qnn", "60")} == {(item.ep, item.ep_options["soc_model"]) for item in plan}
+    quantized = {item.name: item.sections["quant"] for item in plan if "quant" in item.sections and not item.part_of}
+    assert {"qdq-w8a8", "qdq-w8a16", "fp16"} == set(quantized)
+    assert {"qnn"} == {quantized[name]["ep"] for name in ("qdq-w8a8", "qdq-w8a16")}
+    tensorrt = plan_candidates(options.model_copy(update={"ep": "tensorrt", "ep_options": {}}), machine)
+    assert {"qdq-w8a8", "qdq-w8a8-part"} == {item.name for item in tensorrt if item.kind == "qdq"}
+
+
+def test_groups_in_float_together_have_the_rules_of_the_candidate_behind_them() -> None:
+    """The first rule that matches a module wins, so modules that were in float for their quality stay so."""
+    best = Candidate("qdq", "qdq", "int8", {"quant": {"precision": "int8"}}, part_of="whole")
+    placed = placed_candidate(best, {"pooler": "fp32"}, {"a.*": "fp32", "b": "fp32"}, "qdq~placed")
+    assert ["a.*", "b", "pooler"] == list(placed.sections["quant"]["per_module"])
+    assert ("placement", "") == (placed.kind, placed.part_of)

@@ -31,7 +31,7 @@ SCHEMA_VERSION = 1
 
 TuneTarget = Literal["latency", "size", "throughput"]
 CandidateKind = Literal[
-    "plain", "level", "dynamic", "qdq", "weight-only", "float", "provider", "threads", "fixed", "compile"
+    "plain", "level", "dynamic", "qdq", "weight-only", "float", "provider", "placement", "threads", "fixed", "compile"
 ]  # fmt: skip
 KINDS: tuple[CandidateKind, ...] = tuple(kind for kind in get_args(CandidateKind) if kind != "plain")
 CandidateStatus = Literal["won", "right", "slower", "wrong", "failed", "not needed", "not tried"]

@@ -10,13 +10,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from winml.modelkit.quantize.placements import placement_for
+from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.records import Record
 from winml.modelkit.results.tuning import Candidate, CandidateKind
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
 from winml.modelkit.runtime.host import available_cores
 from winml.modelkit.tune.options import TuneOptions
 
-__all__ = ["PLAIN", "TuningMachine", "look_at_tuning_machine", "plan_candidates", "plan_variations"]
+__all__ = [
+    "PLAIN",
+    "TuningMachine",
+    "is_requested",
+    "look_at_tuning_machine",
+    "plan_candidates",
+    "plan_variations",
+]
 
 PLAIN: Final = "plain"
 """The export as it is, which everything is measured beside."""
@@ -68,27 +77,35 @@ def look_at_tuning_machine() -> TuningMachine:
 def plan_candidates(options: TuneOptions, machine: TuningMachine) -> tuple[Candidate, ...]:
     """Return the forms of the file that are tried, the simplest first."""
     callers = _most_callers(options, machine)
-    forms = [form for form in _forms(options, machine) if form.kind == PLAIN or _is_requested(form.kind, options)]
+    forms = [form for form in _forms(options, machine) if form.kind == PLAIN or is_requested(form.kind, options)]
+    if options.ep not in (None, _RUN_BY_CPU):
+        forms = [_run_by(form, options) for form in forms]
     return tuple(replace(form, callers=callers) for form in forms)
+
+
+def _run_by(form: Candidate, options: TuneOptions) -> Candidate:
+    """Return a candidate that the requested provider runs, with the options that were given and its own."""
+    return replace(form, ep=options.ep, ep_options={**options.ep_options, **form.ep_options})
 
 
 def plan_variations(best: Candidate, options: TuneOptions, machine: TuningMachine) -> tuple[Candidate, ...]:
     """Return what is tried of the best form: levels below its precision, threads, fixed sizes, a compiled file."""
     variations: list[Candidate] = []
-    if best.sections.get("quant") and _is_requested("level", options):
+    if best.sections.get("quant") and is_requested("level", options):
         variations += [_with_level(best, level) for level in ("extended", "full")]
-    if best.ep is None and _is_requested("threads", options):
+    if best.ep is None and is_requested("threads", options):
         variations += [_with_threads(best, *numbers) for numbers in _thread_numbers(options, machine)]
-    if options.sizes_to_fix and _is_requested("fixed", options):
+    if options.sizes_to_fix and is_requested("fixed", options):
         variations.append(_with_fixed_sizes(best, options.sizes_to_fix))
-    if best.ep is None and _is_requested("compile", options):
+    if best.ep is None and is_requested("compile", options):
         sections = {**best.sections, "compile": {"ep": _RUN_BY_CPU}}
         words = f"{best.words}; compiled for this processor, which opens sooner"
         variations.append(replace(best, name=f"{best.name}+compiled", kind="compile", words=words, sections=sections))
     return tuple(variations)
 
 
-def _is_requested(kind: CandidateKind, options: TuneOptions) -> bool:
+def is_requested(kind: CandidateKind, options: TuneOptions) -> bool:
+    """Say whether candidates of a kind are to be tried."""
     return not options.only or kind in options.only
 
 
@@ -96,11 +113,33 @@ def _forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
     yield Candidate(PLAIN, PLAIN, "the export as it is")
     for level in _LEVELS:
         yield Candidate(level, "level", f"optimized, level {level}", {"optim": {"level": level}})
+    if options.ep not in (None, _RUN_BY_CPU):
+        yield from _forms_for_provider(options, options.ep)
+        return
     complete = [*_integer_forms(options), *_weight_forms(options)]
     yield from complete
     yield from map(_part_of, complete)
-    yield from _float_forms(options, machine)
-    yield from _provider_forms(options, machine)
+    if options.ep is None:
+        yield from _float_forms(options, machine)
+        yield from _provider_forms(options, machine)
+
+
+def _forms_for_provider(options: TuneOptions, ep: str) -> Iterator[Candidate]:
+    """Yield integers as the provider takes them, 16-bit floats on devices that compute in them, and its own options."""
+    placement = placement_for(ep)
+    complete = []
+    for precision in (item for item in PRECISIONS.values() if item.name in ("w8a8", "w8a16")):
+        if precision.activation_bits in placement.activation_bits and (
+            placement.is_by_unit or precision.name == "w8a8"
+        ):
+            quant = {**_fixed_ranges(options), "precision": precision.name, "ep": ep}
+            complete.append(Candidate(f"qdq-{precision.name}", "qdq", f"{precision.words} for {ep}", {"quant": quant}))
+    yield from complete
+    yield from map(_part_of, complete)
+    if ep in EXECUTION_PROVIDERS and EXECUTION_PROVIDERS[ep].devices[0] != "cpu":
+        yield Candidate("fp16", "float", "floats in 16 bits", {"quant": {"precision": "fp16"}})
+    for name, (words, ep_options) in _PROVIDER_OPTIONS.get(ep, {}).items():
+        yield Candidate(name, "provider", f"the export, run {words}", {}, "", ep, ep_options)
 
 
 def _part_of(complete: Candidate) -> Candidate:

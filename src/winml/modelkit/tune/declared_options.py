@@ -7,8 +7,9 @@ from pathlib import Path
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.declared_options import DATA_SET, DataSetFields, declare_limits
-from winml.modelkit.fields import INPUT, declare
+from winml.modelkit.fields import INPUT, PROVIDER, declare
 from winml.modelkit.results.tuning import KINDS, CandidateKind, TuneTarget
+from winml.modelkit.runtime.execution_providers import parse_ep_options
 
 __all__ = ["TuneFields", "parse_kinds"]
 
@@ -68,6 +69,22 @@ class TuneFields(DataSetFields):
         DATA_SET,
         metavar="PATH|NAME",
         min_length=1,
+    )
+    ep: str | None = declare(
+        None,
+        "Execution provider the model is tuned for: every candidate is made for it and runs on it, and modules whose "
+        "quantization costs time there stay in float. All that are installed where left out.",
+        PROVIDER,
+        metavar="NAME",
+        min_length=1,
+    )
+    ep_options: dict[str, str] = declare(
+        {},
+        "Option of the provider of `ep`; repeatable.",
+        PROVIDER,
+        metavar="KEY=VALUE",
+        is_repeatable=True,
+        read=parse_ep_options,
     )
     budget_minutes: float | None = declare(
         None,

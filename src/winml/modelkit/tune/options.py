@@ -13,6 +13,8 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.graph.files.named_paths import refuse_missing_values
 from winml.modelkit.options import Options, record_of
+from winml.modelkit.runtime.devices import choose_provider
+from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
 from winml.modelkit.tune.declared_options import TuneFields
 
 __all__ = ["DEFAULT_MIN_SQNR_DB", "TuneOptions"]
@@ -48,6 +50,22 @@ class TuneOptions(_Fields):  # type: ignore[misc]  # as above
         """The ratio that is asked for; None: none."""
         return DEFAULT_MIN_SQNR_DB if self.min_sqnr_db is None and not self.max_drop else self.min_sqnr_db
 
+    @pydantic.field_validator("ep")
+    @classmethod
+    def _as_short_name(cls, name: str | None) -> str | None:
+        """Return the short name; raises UsageError where there is no such provider."""
+        return None if name is None else short_name(find_execution_provider(name).name)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the device is absent and simulated, so that times say nothing."""
+        return self.ep is not None and bool(choose_provider(self.ep, None, self.ep_options).stand_in)
+
+    @property
+    def decides_by_size(self) -> bool:
+        """Whether the smallest file wins: that was requested, or the times are those of a simulated device."""
+        return self.target == "size" or self.is_simulated
+
     @property
     def sizes_to_fix(self) -> dict[str, int]:
         """The sizes that are given for open dimensions of an ONNX file; where there are any, a file may fix them."""
@@ -71,7 +89,8 @@ class TuneOptions(_Fields):  # type: ignore[misc]  # as above
         """Refuse options that do not go together.
 
         Raises:
-            UsageError: a drop without a data set, or a data set without one; values of two kinds; a missing file.
+            UsageError: a drop without a data set, or a data set without one; values of two kinds; a missing file; a
+                provider that is not installed.
         """
         if self.max_drop and self.dataset is None:
             name = next(iter(self.max_drop))
@@ -95,6 +114,12 @@ class TuneOptions(_Fields):  # type: ignore[misc]  # as above
             raise UsageError(
                 f"{option}: --input-data {self.input_data} has values, and their sizes", hint="Give one of the two."
             )
+        if self.ep_options and self.ep is None:
+            raise UsageError(
+                f"--ep-options {next(iter(self.ep_options))}: no provider is named", hint="Add --ep, or leave it out."
+            )
+        if self.ep is not None:
+            choose_provider(self.ep, None, self.ep_options)
         self._refuse_missing_files()
 
     def _refuse_missing_files(self) -> None:

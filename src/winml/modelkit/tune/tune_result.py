@@ -32,9 +32,9 @@ from winml.modelkit.version import __version__
 
 __all__ = ["Answer"]
 
-RACES = ("variations", "right", "forms")
+RACES = ("variations", "placed", "placement", "right", "forms")
 """The last first: what a candidate took in the last race it was in counts."""
-DECIDING = ("right", "variations", "forms")
+DECIDING = ("placed", "placement", "right", "variations", "forms")
 """Between two forms the race of the right ones decides, also where both run along in that of the variations."""
 _OF_WRONG = -1.0
 """SQNR of what cannot be compared, among those of others."""
@@ -119,7 +119,7 @@ class Answer:
             return "not tried", "the time was up (--budget)"
         if candidate.name != PLAIN and (reason := self.limits.reason_wrong(facts)):
             return "wrong", reason
-        if self.task_options.target == "size":
+        if self.task_options.decides_by_size:
             winner = self.state.facts(choice.winner)
             is_as_small = winner is not None and facts.size_bytes <= winner.size_bytes
             return "right", f"{'no' if is_as_small else 'not'} smaller than {choice.winner}"
@@ -175,7 +175,7 @@ class Answer:
         candidate = next(item for item in self.candidates if item.name == choice.winner)
         latency, facts = self._latency(candidate), self.state.facts(choice.winner)
         words = []
-        if latency is not None and latency.ratio is not None:
+        if latency is not None and latency.ratio is not None and not self.task_options.is_simulated:
             words.append(f"{latency.ratio.value:.2f} of the time of the plain file{_ratio_ends(latency.ratio)}")
         if facts is not None and facts.sqnr_db is not None and choice.winner != PLAIN:
             words.append(f"SQNR {facts.sqnr_db:.1f} dB")

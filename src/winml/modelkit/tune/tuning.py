@@ -42,6 +42,7 @@ from winml.modelkit.load.request import ModelRequest, processor_folder
 from winml.modelkit.measure.statistics import NOISE, RUNGS, Choice, choose, fastest, ratio_between
 from winml.modelkit.options import options_of
 from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.report.html import render_html
 from winml.modelkit.report.tuning import tuning_document
 from winml.modelkit.results.build_manifest import BuildResult
@@ -50,10 +51,12 @@ from winml.modelkit.tune.building import CandidateBuilds, TunedModel, exported_o
 from winml.modelkit.tune.candidates import (
     PLAIN,
     TuningMachine,
+    is_requested,
     look_at_tuning_machine,
     plan_candidates,
     plan_variations,
 )
+from winml.modelkit.tune.module_placement import faster_in_float, group_candidates, placed_candidate
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.quality_limits import QualityLimits
 from winml.modelkit.tune.racing import Contestants, Race, block_size, times_of_runs
@@ -200,14 +203,17 @@ class MixedVariants:
 # 2. Every form is built and judged, and a short race tells how fast each is, the wrong ones too.
 # 3. A wrong form that is faster than every right one is worth a search for the modules that must stay in float.
 # 4. The right ones race. Who is slower drops out; of those that cannot be told apart, the simplest wins.
-# 5. Variations of the winner race beside it: levels, numbers of threads, a compiled file.
-# 6. The winner is built once more in its folder, from what is there.
+# 5. Of a winner with integers for a named provider, groups of modules are put back into float, and race beside it.
+# 6. Variations of the winner race beside it: levels, numbers of threads, a compiled file.
+# 7. The winner is built once more in its folder, from what is there.
 
 
-RIGHT, VARIATIONS = "right", "variations"
+RIGHT, PLACEMENT, PLACED, VARIATIONS = "right", "placement", "placed", "variations"
 """The races behind that of the forms."""
 FIRST_RUNG = (6,)
 """Turns of the race that only tells which forms are worth a search. Chosen: the fewest with an interval."""
+SIMULATED_RUNG = (1,)
+"""Turns of a race on a simulated device, whose times decide nothing."""
 SAME_SIZE = 1.01
 """Chosen: files whose sizes differ by less count as equally large, and the simpler one wins."""
 
@@ -233,6 +239,7 @@ class Contest:
     state: TuneState
     plan: tuple[Candidate, ...]
     clock: StepClock
+    placements: tuple[Candidate, ...] = ()
     variations: tuple[Candidate, ...] = ()
     _started: float = field(default_factory=time.monotonic)
     _skipped: dict[str, Failure] = field(default_factory=dict)
@@ -261,7 +268,7 @@ class Contest:
             step.summary = f"{self._plain_facts.size_bytes:,} bytes"
         with self.clock.step("forms") as step:
             forms = [self.plan[0], *(item for item in self.plan[1:] if not item.part_of and self._make(item))]
-            self._race(FORMATS, forms, FIRST_RUNG)
+            self._race(FORMATS, forms, SIMULATED_RUNG if self.task.options.is_simulated else FIRST_RUNG)
             for item in forms:
                 if not self._is_right(item):
                     self._running.drop(item.name)
@@ -272,9 +279,11 @@ class Contest:
         with self.clock.step("race") as step:
             right = [item for item in self.plan if self.state.facts(item.name) and self._is_right(item)]
             # Of sizes nothing is left to find out: a few turns tell what the files take.
-            race = self._race(RIGHT, right, FIRST_RUNG if self.task.options.target == "size" else None)
+            race = self._race(RIGHT, right, self._rungs_of_right)
             best = self._named(self._choice(race).winner)
             step.summary = f"{len(right)} right ones, {best.name} wins"
+        with self.clock.step("placement") as step:
+            race, best, step.summary = self._race_placements(race, best)
         with self.clock.step("variations") as step:
             race, choice = self._race_variations(race, best)
             step.summary = f"{len(self.variations)} of {best.name}, {choice.winner} wins"
@@ -282,7 +291,7 @@ class Contest:
 
     @property
     def _candidates(self) -> tuple[Candidate, ...]:
-        return (*self.plan, *self.variations)
+        return (*self.plan, *self.placements, *self.variations)
 
     @property
     def _plain_facts(self) -> CandidateFacts:
@@ -376,9 +385,48 @@ class Contest:
         race.run(self._running, self._model_of)
         return race
 
+    @property
+    def _rungs_of_right(self) -> tuple[int, ...] | None:
+        """Turns of the race of the right ones; None: as many as decide."""
+        if self.task.options.is_simulated:
+            return SIMULATED_RUNG
+        return FIRST_RUNG if self.task.options.decides_by_size else None
+
+    def _race_placements(self, race: Race, best: Candidate) -> tuple[Race, Candidate, str]:
+        """Put groups of modules back into float, and retain what is faster by more than the noise.
+
+        Returns:
+            The race that decides, the candidate that won it, and what was done.
+        """
+        options = self.task.options
+        if options.decides_by_size or (options.ep is None and "placement" not in options.only):
+            return race, best, "not requested"
+        if not is_requested("placement", options) or "quant" not in best.sections or best.kind == "float":
+            return race, best, "no integers to place"
+        rules = self._rules_of(best)
+        groups = group_candidates(best, rules, self._model_of(best))
+        self.placements = tuple(groups.values())
+        created = {selector: item for selector, item in groups.items() if self._make(item) and self._is_right(item)}
+        if not created:
+            return race, best, f"{len(groups)} groups of modules, none tried"
+        plain = [] if best.name == PLAIN else [self.plan[0]]
+        groups_race = self._race(PLACEMENT, [*plain, best, *created.values()])
+        faster = faster_in_float(times_of_runs(groups_race.times, groups_race.candidates), best.name, created)
+        if not faster:
+            return race, best, f"{len(created)} groups of modules tried, none is faster in float"
+        placed = created[faster[0]]
+        if len(faster) > 1:
+            placed = placed_candidate(best, rules, dict.fromkeys(faster, FLOAT32), f"{best.name}~placed")
+            self.placements = (*self.placements, placed)
+            if not self._make(placed) or not self._is_right(placed):
+                placed = created[faster[0]]
+        final = self._race(PLACED, [*plain, best, placed])
+        winner = self._named(self._choice(final, lost=plain).winner)
+        return final, winner, f"{', '.join(faster)} faster in float; {winner.name} wins"
+
     def _race_variations(self, race: Race, best: Candidate) -> tuple[Race, Choice]:
         """Let the winner race with its variations, and return the race that decides."""
-        if self.task.options.target != "size":
+        if not self.task.options.decides_by_size:
             self.variations = plan_variations(best, self.task.options, self.task.machine)
         created = [item for item in self.variations if self._make(item) and self._is_right(item)]
         if not created:
@@ -396,7 +444,7 @@ class Contest:
             lost: Who lost an earlier race, and wins only where nobody else is left.
         """
         names = [item.name for item in race.standing if item not in lost] or [item.name for item in lost]
-        if self.task.options.target == "size":
+        if self.task.options.decides_by_size:
             names = [item.name for item in race.candidates]
             sizes = {item.name: facts.size_bytes for item in race.candidates if (facts := self.state.facts(item.name))}
             least = min(sizes, key=lambda name: sizes[name])
@@ -412,12 +460,21 @@ class Contest:
             state=self.state,
             limits=self._limits,
             skipped=self._skipped,
-            notes=tuple(filter(None, (self.task.source.note,))),
+            notes=tuple(filter(None, (self.task.source.note, _simulation_note(self.task.options)))),
         ).result(choice, built, self.clock.timings())
 
 
+def _simulation_note(options: TuneOptions) -> str:
+    if not options.is_simulated:
+        return ""
+    return (
+        f"The device of {options.ep} is absent and simulated, so times say nothing of it: the smallest file within the "
+        "quality limit wins. The same command on the device decides by time."
+    )
+
+
 _NAME = "tune_model"
-TUNE_STEPS = ("plain file", "forms", "modules in float", "race", "variations", "answer")
+TUNE_STEPS = ("plain file", "forms", "modules in float", "race", "placement", "variations", "answer")
 
 
 def tune_model(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.builds.layouts.layout import LAYOUTS
 from winml.modelkit.errors import UsageError, rename_options
 from winml.modelkit.export.declared_options import ACCEPT_ASSUMPTIONS, EXPORTER, ExporterChoice
-from winml.modelkit.fields import COMPARISON, OUTPUT, declare
+from winml.modelkit.fields import COMPARISON, OUTPUT, PROVIDER, declare
 from winml.modelkit.optimize.capabilities import LEVELS
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BuildRequest", "build_words", "plan_requested_build", "run_planned_build"]
 
-STAGES, PROVIDER = "Stages", "Execution provider"
+STAGES = "Stages"
 
 SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
 """Option that leaves a stage out → section of the config."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import declare
+from winml.modelkit.fields import PROVIDER, declare
+from winml.modelkit.runtime.execution_providers import parse_ep_options
 
 if TYPE_CHECKING:
     from winml.modelkit.measure.latency import LatencyOptions
@@ -20,13 +21,7 @@ MOST_RUNS = 100_000_000
 """Chosen: a day of runs of a millisecond; the time of each is kept."""
 LONGEST_S = 86_400
 """Chosen: a day; refuses ``inf``, which would measure until the memory is full."""
-_PROVIDER, _TIMING = "Execution provider", "Timing"
-
-
-def _read_ep_options(texts: tuple[str, ...]) -> dict[str, str]:
-    from winml.modelkit.runtime.execution_providers import parse_ep_options
-
-    return dict(parse_ep_options(texts))
+_TIMING = "Timing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,21 +29,21 @@ class ProviderFields:
     """Where a model runs."""
 
     ep: str | None = declare(
-        None, "Execution provider, such as openvino; cpu without --device.", _PROVIDER, metavar="NAME"
+        None, "Execution provider, such as openvino; cpu without --device.", PROVIDER, metavar="NAME"
     )
-    device: Literal["cpu", "gpu", "npu"] | None = declare(None, "Kind of processor.", _PROVIDER, short="-d")
+    device: Literal["cpu", "gpu", "npu"] | None = declare(None, "Kind of processor.", PROVIDER, short="-d")
     ep_options: dict[str, str] = declare(
         {},
         "Option of the provider; repeatable.",
-        _PROVIDER,
+        PROVIDER,
         metavar="KEY=VALUE",
         is_repeatable=True,
-        read=_read_ep_options,
+        read=parse_ep_options,
     )
     threads: int | None = declare(
         None,
         "Threads that share the work of one operator on the CPU; else the runtime's own choice.",
-        _PROVIDER,
+        PROVIDER,
         minimum=1,
         maximum=MOST_THREADS,
     )

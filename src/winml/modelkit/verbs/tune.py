@@ -79,7 +79,7 @@ def plan_tuning(request: TuneRequest) -> Plan:
         writes=tuple(
             PlannedFile(folder / name, _is_there(folder, name), only_if) for name, only_if in conditions.items()
         ),
-        steps=tuple(map(PlannedStep, TUNE_STEPS, _steps(outlook, folder))),
+        steps=tuple(map(PlannedStep, TUNE_STEPS, _steps(outlook, request))),
         notes=(f"{folder} belongs to another tuning, whose results are removed.",) if outlook.starts_anew else (),
         interrupted=interruptions_beside([folder / TUNE_STATE_NAME]),
     )
@@ -109,8 +109,9 @@ def run_tuning(
     )
 
 
-def _steps(outlook: TuningOutlook, folder: Path) -> tuple[str, ...]:
+def _steps(outlook: TuningOutlook, request: TuneRequest) -> tuple[str, ...]:
     """Say what each step of a tuning would do, in their order."""
+    folder = request.output
     plain, *others = outlook.candidates
     whole = [candidate for candidate in others if not candidate.part_of]
     parts = [candidate for candidate in others if candidate.part_of]
@@ -126,6 +127,9 @@ def _steps(outlook: TuningOutlook, folder: Path) -> tuple[str, ...]:
         words(whole),
         words(parts),
         "of those that are right and among the fastest, in turns",
+        "groups of modules of a winner with integers, each in float"
+        if request.ep is not None
+        else "not requested (--ep)",
         "levels, numbers of threads, fixed sizes and a compiled file of the winner",
         f"{folder / TUNE_RESULT_NAME}, {folder / TUNE_PAGE_NAME}",
     )
