@@ -5,7 +5,7 @@ model. A decoder with a cache is run as ``winml generate`` runs it, and what eac
 random numbers has other ranges than keys and values of a text. An encoder before it is the file of that part of the
 same stage, found by its name. Of a decoder, one sample is in memory at a time.
 
-for: Llama and GPT-2, and decoders behind an encoder as in Whisper.
+for: Llama, and decoders behind an encoder as in Whisper.
 """
 
 from __future__ import annotations
