@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from generating import save_decoder
+from generating import save_decoder, save_tokenizer
 from winml.modelkit.arrays import Array
 
 __all__ = ["CodedLinear", "SavedCheckpoint", "pack_words", "save_awq", "save_coded", "save_gptq"]
@@ -24,7 +24,6 @@ SIZES: Mapping[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
 }  # fmt: skip
-_LINEAR = ("_proj.weight",)
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,13 @@ class SavedCheckpoint:
 
 
 def save_coded(
-    folder: Path, record: Mapping[str, Any], pack: Callable[[str, Array], CodedLinear | None], **changes: Any
+    folder: Path,
+    record: Mapping[str, Any],
+    pack: Callable[[str, Array], CodedLinear | None],
+    *,
+    model: Any = None,
+    coded: tuple[str, ...] = ("_proj.weight",),
+    **changes: Any,
 ) -> SavedCheckpoint:
     """Write a small decoder whose linear layers are in few bits, beside the same with floats.
 
@@ -60,21 +65,28 @@ def save_coded(
         folder: Where both go.
         record: The ``quantization_config``.
         pack: Takes the name of a module and its weight; None leaves it as it is, in 16 bits.
+        model: Another model than the usual one.
+        coded: Endings of the names of weights that are packed.
         **changes: Keys of the config.
     """
-    reference = save_decoder(folder / "reference", "llama", **{**SIZES, **changes})
+    if model is None:
+        reference = save_decoder(folder / "reference", "llama", **{**SIZES, **changes})
+    else:
+        reference = folder / "reference"
+        model.save_pretrained(reference)
+        save_tokenizer(reference)
     tensors = load_file(reference / "model.safetensors")
     floats, packed, linears = {}, {}, {}
     for name, tensor in tensors.items():
         module = name.removesuffix(".weight")
-        coded = pack(module, tensor.float().numpy()) if name.endswith(_LINEAR) else None
-        if coded is None:
+        packed_linear = pack(module, tensor.float().numpy()) if name.endswith(coded) else None
+        if packed_linear is None:
             half = tensor.to(torch.float16)
             floats[name], packed[name] = half.float(), half
             continue
-        linears[module] = coded
-        floats[name] = torch.from_numpy(np.ascontiguousarray(coded.values, np.float32))
-        packed.update({f"{module}{suffix}": value.contiguous() for suffix, value in coded.tensors.items()})
+        linears[module] = packed_linear
+        floats[name] = torch.from_numpy(np.ascontiguousarray(packed_linear.values, np.float32))
+        packed.update({f"{module}{suffix}": value.contiguous() for suffix, value in packed_linear.tensors.items()})
     save_file(floats, reference / "model.safetensors", {"format": "pt"})
     saved = folder / "coded"
     saved.mkdir()
@@ -151,7 +163,9 @@ def save_gptq(
     return save_coded(folder, record, pack, **changes)
 
 
-def save_awq(folder: Path, group_size: int = 32, **changes: Any) -> SavedCheckpoint:
+def save_awq(
+    folder: Path, group_size: int = 32, *, model: Any = None, experts: tuple[str, ...] = (), **changes: Any
+) -> SavedCheckpoint:
     """Write an AWQ checkpoint in the layout ``gemm``: all packed along the output channels, in AutoAWQ's order."""
     order = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -170,4 +184,191 @@ def save_awq(folder: Path, group_size: int = 32, **changes: Any) -> SavedCheckpo
         "quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": True, "version": "gemm",
         "modules_to_not_convert": None,
     }  # fmt: skip
-    return save_coded(folder, record, pack, **changes)
+    return save_coded(folder, record, pack, model=model, coded=(*experts, "_proj.weight"), **changes)
+
+
+def save_compressed(folder: Path, bits: int = 4, group_size: int = 32, *, symmetric: bool = False) -> SavedCheckpoint:
+    """Write integers of compressed-tensors: 4 bits packed in words, 8 bits as they are; signed, so minus the middle."""
+    middle = 2 ** (bits - 1)
+
+    def pack(module: str, weight: Array) -> CodedLinear:
+        rows, depth = weight.shape
+        index = np.arange(depth) // (group_size if group_size > 0 else depth)
+        codes, scales, zeros = rounded(weight, bits, group_size)
+        if symmetric:
+            zeros[:] = middle
+            codes = np.clip(np.round(weight / expanded(scales, index)) + middle, 0, 2**bits - 1).astype(np.int64)
+        values = (codes - expanded(zeros, index)) * expanded(scales, index)
+        scale = {".weight_scale": torch.from_numpy(scales.copy())}
+        if bits == 8 and "mlp" in module:
+            plain = {".weight": torch.from_numpy((codes - middle).astype(np.int8))}
+            points = {".weight_zero_point": torch.from_numpy((zeros - middle).astype(np.int8))}
+            return CodedLinear({**plain, **scale, **({} if symmetric else points)}, values, codes, scales, zeros)
+        packed = {".weight_packed": pack_words(codes, bits), ".weight_shape": torch.tensor([rows, depth])}
+        points = {".weight_zero_point": pack_words(zeros.T, bits).t()}
+        return CodedLinear({**packed, **scale, **({} if symmetric else points)}, values, codes, scales, zeros)
+
+    weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": group_size}
+    record = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}, "ignore": ["lm_head"],
+    }  # fmt: skip
+    return save_coded(folder, record, pack)
+
+
+def save_fp8(folder: Path, block: int = 32, method: str = "fp8") -> SavedCheckpoint:
+    """Write 8-bit floats: DeepSeek's with a scale for each block of rows and columns, compressed-tensors' for each row."""
+    is_blocked = method == "fp8"
+
+    def pack(module: str, weight: Array) -> CodedLinear:
+        del module
+        rows, depth = weight.shape
+        if is_blocked:
+            high, wide = -(-rows // block), -(-depth // block)
+            row, column = np.arange(rows) // block, np.arange(depth) // block
+            scales = np.zeros((high, wide), np.float32)
+            for top in range(high):
+                for left in range(wide):
+                    tile = weight[row == top][:, column == left]
+                    scales[top, left] = np.abs(tile).max() / 448
+            whole = scales[row][:, column]
+        else:
+            scales = (np.abs(weight).max(1, keepdims=True) / 448).astype(np.float32)
+            whole = np.repeat(scales, depth, axis=1)
+        codes = torch.from_numpy(weight / whole).to(torch.float8_e4m3fn)
+        name = ".weight_scale_inv" if is_blocked else ".weight_scale"
+        tensors = {".weight": codes, name: torch.from_numpy(scales)}
+        return CodedLinear(tensors, codes.float().numpy() * whole, codes.view(torch.uint8).numpy(), scales)
+
+    record: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [block, block], "activation_scheme": "dynamic"}
+    if not is_blocked:
+        weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+        record = {
+            "quant_method": "compressed-tensors", "format": "float-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": weights}},
+        }  # fmt: skip
+    return save_coded(folder, record, pack)
+
+
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+FP4_OF_BITSANDBYTES = (0.0, 0.0052083333, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25)
+
+
+def save_bnb(folder: Path, kind: str = "nf4", *, nested: bool = True, blocksize: int = 32) -> SavedCheckpoint:
+    """Write 4 bits of bitsandbytes: blocks of the flat weight, the first code of two in the high half of a byte."""
+    table = np.array(NF4 if kind == "nf4" else [*FP4_OF_BITSANDBYTES, *(-value for value in FP4_OF_BITSANDBYTES)])
+    table = table.astype(np.float32)
+    outer_table = np.linspace(-1, 1, 256).astype(np.float32)
+
+    def pack(module: str, weight: Array) -> CodedLinear:
+        del module
+        flat = weight.reshape(-1, blocksize)
+        absmax = np.abs(flat).max(1)
+        offset = float(absmax.mean())
+        tensors = {}
+        if nested:
+            outer = np.array([np.abs(part - offset).max() for part in np.split(absmax, range(256, len(absmax), 256))])
+            outer = outer.astype(np.float32)
+            scaled = (absmax - offset) / np.repeat(outer, 256)[: len(absmax)]
+            stored = np.abs(scaled[:, None] - outer_table).argmin(1).astype(np.uint8)
+            absmax = outer_table[stored] * np.repeat(outer, 256)[: len(absmax)] + np.float32(offset)
+            tensors[".weight.nested_absmax"] = torch.from_numpy(outer)
+            tensors[".weight.nested_quant_map"] = torch.from_numpy(outer_table.copy())
+            tensors[".weight.absmax"] = torch.from_numpy(stored)
+        else:
+            tensors[".weight.absmax"] = torch.from_numpy(absmax.astype(np.float32))
+        absmax = absmax.astype(np.float32)
+        codes = np.abs((flat / absmax[:, None])[..., None] - table).argmin(-1)
+        values = (table[codes] * absmax[:, None]).reshape(weight.shape)
+        pairs = codes.reshape(-1, 2)
+        tensors[".weight"] = torch.from_numpy((pairs[:, :1] << 4 | pairs[:, 1:]).astype(np.uint8))
+        tensors[".weight.quant_map"] = torch.from_numpy(table.copy())
+        state = {"quant_type": kind, "blocksize": blocksize, "dtype": "float16", "shape": list(weight.shape)}
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset} if nested else {}
+        text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+        tensors[f".weight.quant_state.bitsandbytes__{kind}"] = torch.from_numpy(text.copy())
+        return CodedLinear(tensors, values, codes.reshape(weight.shape), absmax)
+
+    record = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind,
+              "bnb_4bit_use_double_quant": nested, "llm_int8_skip_modules": ["lm_head"]}  # fmt: skip
+    return save_coded(folder, record, pack)
+
+
+def save_bnb8(folder: Path) -> SavedCheckpoint:
+    """Write 8 bits of bitsandbytes: a scale for each row, times 127."""
+
+    def pack(module: str, weight: Array) -> CodedLinear:
+        del module
+        largest = np.abs(weight).max(1).astype(np.float32)
+        codes = np.round(weight * 127 / largest[:, None]).astype(np.int8)
+        tensors = {".weight": torch.from_numpy(codes), ".SCB": torch.from_numpy(largest),
+                   ".weight_format": torch.tensor(0, dtype=torch.uint8)}  # fmt: skip
+        values = codes.astype(np.float32) * (largest / np.float32(127))[:, None]
+        return CodedLinear(tensors, values, codes.astype(np.int64) + 128, largest / 127)
+
+    return save_coded(folder, {"quant_method": "bitsandbytes", "load_in_8bit": True}, pack)
+
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+def save_nvfp4(folder: Path) -> SavedCheckpoint:
+    """Write NVFP4 of compressed-tensors: blocks of 16 with a scale in 8 bits, divided by one of the whole weight."""
+
+    def pack(module: str, weight: Array) -> CodedLinear:
+        del module
+        whole = np.float32(448 * 6 / np.abs(weight).max())
+        blocks = weight.reshape(len(weight), -1, 16)
+        scales = torch.from_numpy(np.abs(blocks).max(-1) / 6 * whole).to(torch.float8_e4m3fn)
+        scale = scales.float().numpy() / whole
+        codes = np.abs((blocks / np.maximum(scale, 1e-12)[..., None])[..., None] - np.array(E2M1)).argmin(-1)
+        values = np.array(E2M1, np.float32)[codes] * scale[..., None]
+        flat = codes.reshape(len(weight), -1)
+        tensors = {
+            ".weight_packed": torch.from_numpy((flat[:, ::2] | flat[:, 1::2] << 4).astype(np.uint8)),
+            ".weight_scale": scales, ".weight_global_scale": torch.tensor([whole]),
+        }  # fmt: skip
+        return CodedLinear(tensors, values.reshape(weight.shape), flat, scale)
+
+    weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+    record = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+              "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}  # fmt: skip
+    return save_coded(folder, record, pack)
+
+
+def save_mxfp4(folder: Path, **changes: Any) -> SavedCheckpoint:
+    """Write experts as gpt-oss has them: experts × output channels × blocks of 32 values with an exponent of two."""
+    import transformers
+
+    from checkpoints import make_distinct
+
+    sizes = {
+        "vocab_size": 120, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "max_position_embeddings": 64, "sliding_window": 16, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**{**sizes, **changes}))
+    make_distinct(model)
+
+    def pack(module: str, weight: Array) -> CodedLinear:
+        del module
+        experts, depth, rows = weight.shape
+        blocks = weight.transpose(0, 2, 1).reshape(experts, rows, depth // 32, 32)
+        exponents = np.ceil(np.log2(np.abs(blocks).max(-1) / 6))
+        scale = (2.0**exponents).astype(np.float32)
+        codes = np.abs((blocks / scale[..., None])[..., None] - np.array(E2M1)).argmin(-1)
+        values = np.array(E2M1, np.float32)[codes] * scale[..., None]
+        tensors = {
+            "_blocks": torch.from_numpy((codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)),
+            "_scales": torch.from_numpy((exponents + 127).astype(np.uint8)),
+        }
+        values = values.reshape(experts, rows, depth).transpose(0, 2, 1)
+        return CodedLinear(tensors, values, codes.reshape(experts, rows, depth), scale)
+
+    experts = ("experts.gate_up_proj", "experts.down_proj")
+    return save_coded(folder, {"quant_method": "mxfp4"}, pack, model=model, coded=experts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import ml_dtypes
@@ -18,7 +18,17 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 
-__all__ = ["CODE_TABLES", "CodeKind", "CodedParts", "CodedTensor", "CodedWeight", "pack_codes", "unpack_codes"]
+__all__ = [
+    "CODE_TABLES",
+    "CodeKind",
+    "CodedParts",
+    "CodedTensor",
+    "CodedWeight",
+    "joined",
+    "pack_codes",
+    "stacked",
+    "unpack_codes",
+]
 
 CodeKind = Literal["integer", "nf4", "bnb_fp4", "float4_e2m1", "float8_e4m3fn", "float8_e5m2"]
 """What a code stands for: an integer (minus its zero point), an entry of a table of 16, or a small float."""
@@ -77,6 +87,8 @@ class CodedWeight:
     has_zero_points: bool = False
     read_order: Callable[[], Array] | None = None
     """Reads which input channel each stored position of a row belongs to (int64); None: as they come."""
+    members: tuple[CodedWeight, ...] = ()
+    """Of experts, the weight of each."""
 
     @property
     def depth(self) -> int:
@@ -169,6 +181,49 @@ def pack_codes(codes: Array, bits: int, fill: int = 0) -> Array:
     return packed
 
 
+def stacked(members: Sequence[CodedWeight]) -> CodedWeight | None:
+    """Return the weights of experts as one; None where they are not stored alike."""
+    first = members[0]
+    if any(len(member.shape) != 2 or member.shape != first.shape for member in members) or not _are_alike(members):
+        return None
+    return replace(
+        first, shape=(len(members), *first.shape), read=lambda: _read_below_each_other(members), members=tuple(members)
+    )
+
+
+def joined(weights: Sequence[CodedWeight]) -> CodedWeight | None:
+    """Return weights with their rows below each other, those of each expert; None where they are not stored alike."""
+    first = weights[0]
+    if any(weight.depth != first.depth or len(weight.members) != len(first.members) for weight in weights):
+        return None
+    if first.members:
+        experts = [joined(group) for group in zip(*(weight.members for weight in weights), strict=True)]
+        return None if None in experts else stacked([expert for expert in experts if expert is not None])
+    if not _are_alike(weights):
+        return None
+    rows = sum(weight.rows for weight in weights)
+    return replace(first, shape=(rows, first.depth), read=lambda: _read_below_each_other(weights))
+
+
+def _are_alike(weights: Sequence[CodedWeight]) -> bool:
+    """Say whether the codes of weights mean the same, in the same order of input channels."""
+    forms = {
+        (weight.source_format, weight.kind, weight.bits, weight.block_size, weight.has_zero_points)
+        for weight in weights
+    }
+    return len(forms) == 1 and all(weight.read_order is None for weight in weights)
+
+
+def _read_below_each_other(weights: Sequence[CodedWeight]) -> CodedParts:
+    parts = [weight.read() for weight in weights]
+    points = [part.zero_points for part in parts if part.zero_points is not None]
+    return CodedParts(
+        np.concatenate([part.codes for part in parts]),
+        np.concatenate([part.scales for part in parts]),
+        np.concatenate(points) if points else None,
+    )
+
+
 class CodedTensor(ir.LazyTensor):
     """The numbers that a coded weight stands for, computed when they are read; cast and with axes in another order.
 
@@ -198,6 +253,13 @@ class CodedTensor(ir.LazyTensor):
     def permutation(self) -> tuple[int, ...] | None:
         """Order of the axes of the weight in the tensor; None: as they are."""
         return self._permutation
+
+    def expert(self, index: int, name: str) -> CodedTensor:
+        """Return the matrix of one expert; the first axis must be theirs."""
+        order = self._permutation or (0, 1, 2)
+        assert order[0] == 0
+        member = self.weight.members[index]
+        return CodedTensor(member, dtype=self.dtype, permutation=[axis - 1 for axis in order[1:]], name=name)
 
     def named(self, name: str) -> CodedTensor:
         """Return the same values under another name."""

@@ -7,7 +7,7 @@ nearest form is written, and what is lost is measured while it is. Before / Afte
     the same, act-order                        x → Gather (input channels by group) → MatMulNBits
     x, weight of bitsandbytes' 4 bits          x, codes, scales → MatMulBnb4
     table[V,K], indices → Gather               codes, indices, scales, zero points → GatherBlockQuantized
-    experts[E,K,N], indices → Gather           codes, indices, scales → GatherBlockQuantized → Transpose
+    experts[E,K,N] → Gather (one) → MatMul     as a weight of its own
     weight in 16 bits → MatMul                 weight in 16 bits → Cast → MatMul
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,6 +65,8 @@ _LEAST_HALF_BYTES = 1 << 16
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _EXACT_IN_8_BITS = ("float4_e2m1",)
 """Kinds whose values are halves of small integers, so that 8-bit integers hold them exactly."""
+_BNB_KINDS = {"bnb_fp4": 0, "nf4": 1}
+"""Specified: kind of codes → ``quant_type`` of ``MatMulBnb4``."""
 _PRECISION_NAMES = {"nf4": "nf4", "bnb_fp4": "fp4", "float4_e2m1": "fp4", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
 
 
@@ -143,6 +145,7 @@ def carry_codes(model: ir.Model, ep: str | None = None) -> CarriedCodes:
         model: The model; its coded weights are initializers whose tensors are ``CodedTensor``.
         ep: Execution provider that the result is for; None: any.
     """
+    _separate_experts(model.graph)
     readers = [node for node in model.graph if _coded_of(node) is not None]
     task = EngineTask(
         frozenset(str(node.name) for node in readers), PRECISIONS["int8"], QuantizeOptions(ep=ep, **_NEAREST)
@@ -168,6 +171,62 @@ def carry_codes(model: ir.Model, ep: str | None = None) -> CarriedCodes:
     )  # fmt: skip
 
 
+def _separate_experts(graph: ir.Graph) -> None:
+    """Make the matrix of each expert a weight of its own, where the graph takes it out of the weight of all; in place.
+
+    TorchScript takes it by a ``Gather`` of one index, dynamo by a ``Split`` and a ``Squeeze``.
+    """
+    fresh: FreshNames | None = None
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if not isinstance(tensor, CodedTensor) or not tensor.weight.members:
+            continue
+        if tensor.permutation is not None and tensor.permutation[0] != 0:
+            continue
+        fresh = fresh or FreshNames.of_graph(graph)
+        experts: dict[int, ir.Value] = {}
+        for index, old in list(_taken_experts(value, len(tensor.weight.members))):
+            if index not in experts:
+                own = tensor.expert(index, fresh.take(f"{name}.{index}"))
+                experts[index] = ir.Value(
+                    name=own.name, type=ir.TensorType(own.dtype), shape=ir.Shape(own.shape.numpy()), const_value=own
+                )
+                graph.register_initializer(experts[index])
+            old.replace_all_uses_with(experts[index])
+        _remove_unread(graph, value)
+
+
+def _taken_experts(value: ir.Value, count: int) -> Iterator[tuple[int, ir.Value]]:
+    """Yield which experts are taken out of a weight of all, and the values that hold their matrices."""
+    for node, position in list(value.uses()):
+        if node.op_type == "Gather" and position == 0 and node.attributes.get_int("axis", 0) == 0:
+            index = node.inputs[1].const_value if node.inputs[1] is not None else None
+            if index is not None and not index.shape.numpy():
+                yield int(index.numpy()) % count, node.outputs[0]
+        elif node.op_type == "Split" and node.attributes.get_int("axis", 0) == 0 and len(node.outputs) == count:
+            for number, output in enumerate(node.outputs):
+                for reader, _ in list(output.uses()):
+                    if reader.op_type == "Squeeze" and _has_axis_0_alone(reader):
+                        yield number, reader.outputs[0]
+
+
+def _has_axis_0_alone(squeeze: ir.Node) -> bool:
+    axes = squeeze.inputs[1].const_value if len(squeeze.inputs) > 1 and squeeze.inputs[1] is not None else None
+    return axes is not None and axes.numpy().reshape(-1).tolist() == [0]
+
+
+def _remove_unread(graph: ir.Graph, weight: ir.Value) -> None:
+    """Remove what took matrices out of a weight and is read no more, and the weight where nothing else reads it."""
+    for node in list(weight.consumers()):
+        for reader in [reader for output in node.outputs for reader in output.consumers()]:
+            if reader.op_type == "Squeeze" and not any(output.uses() for output in reader.outputs):
+                graph.remove(reader, safe=True)
+        if not any(output.uses() or output.is_graph_output() for output in node.outputs):
+            graph.remove(node, safe=True)
+    if not weight.uses() and not weight.is_graph_output():
+        graph.initializers.pop(weight.name or "")
+
+
 def _coded_of(node: ir.Node) -> CodedTensor | None:
     """Return the coded weight that a node reads; None where it reads none."""
     value = constant_weight(node)
@@ -183,6 +242,8 @@ class _CodesPacking(Packing):
         self.done: list[CodedWeight] = []
         """Of each node that was replaced, its weight."""
         self.nearest: list[NearestWeight] = []
+        self._bnb_parts: dict[str, tuple[ir.Value, ...]] = {}
+        """Name of a weight → its codes and scales."""
         self._orders: dict[tuple[ir.Value, bytes], ir.Value] = {}
         """Activation and order of its channels → the activation in this order."""
 
@@ -190,7 +251,10 @@ class _CodesPacking(Packing):
         """Replace a node; one whose weight no operator takes stays."""
         tensor = _coded_of(node)
         assert tensor is not None  # the caller looked
-        new = self.replace(node)
+        if tensor.weight.kind in _BNB_KINDS and (operand := operand_of(node)) is not None:
+            new = self._bnb_product(node, operand)
+        else:
+            new = self.replace(node)
         if new is not None:
             self.done.append(tensor.weight)
             new.metadata_props[QUANTIZATION_KEY] = json.dumps(_record_of(new, tensor.weight))
@@ -201,6 +265,47 @@ class _CodesPacking(Packing):
             ordered = self._in_order(node, coded.read_order())
             node.replace_input_with(0, ordered)
         return super()._product(node, operand)
+
+    def _bnb_product(self, node: ir.Node, operand: Operand) -> ir.Node | None:
+        """Replace a product with a weight of bitsandbytes' 4 bits; a table, or one read by its columns, as others."""
+        weight = _tensor_of(operand).weight
+        if node.op_type == "Gather" or not _is_by_rows(operand):
+            return self.replace(node)
+        name = operand.value.name or ""
+        if name not in self._bnb_parts:
+            self._bnb_parts[name] = tuple(self._registered(tensor) for tensor in _bnb_tensors(weight, name))
+        attributes = {
+            "K": weight.depth, "N": weight.rows, "block_size": weight.block_size,
+            "quant_type": _BNB_KINDS[weight.kind],
+        }  # fmt: skip
+        activation, *rest = node.inputs
+        new = ir.node(
+            "MatMulBnb4", [activation, *self._bnb_parts[name]], attributes, domain=DOMAIN, name=node.name
+        )  # fmt: skip
+        bias = rest[1] if len(rest) > 1 else None
+        last = new
+        if bias is not None:
+            self._describe(new, node, self._fresh.take(f"{node.outputs[0].name}_product"))
+            self._graph.insert_before(node, new)
+            last = ir.node("Add", [new.outputs[0], bias], name=self._fresh.take(f"{node.name}/Add"))
+        self._exchange(node, last)
+        return new
+
+    def _describe(self, new: ir.Node, node: ir.Node, name: str) -> None:
+        """Give a new node the module of the one that it replaces, and its output a name."""
+        new.metadata_props.update(node.metadata_props)
+        new.outputs[0].type, new.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
+        new.outputs[0].name = name
+
+    def _exchange(self, node: ir.Node, new: ir.Node) -> None:
+        """Put a new node in the place of another."""
+        name = node.outputs[0].name or ""
+        self._replaced += [value for value in node.inputs if value is not None]
+        self._describe(new, node, self._fresh.take(f"{name}_new"))
+        self._graph.insert_before(node, new)
+        ir.convenience.replace_all_uses_with(node.outputs[0], new.outputs[0], replace_graph_outputs=True)
+        self._graph.remove(node, safe=True)
+        new.outputs[0].name = name
 
     def _in_order(self, node: ir.Node, order: Array) -> ir.Value:
         """Return the activation that a node reads with its channels in another order; made once for all readers."""
@@ -245,10 +350,30 @@ def _tensor_of(operand: Operand) -> CodedTensor:
     return tensor
 
 
+def _is_by_rows(operand: Operand) -> bool:
+    """Say whether a node reads a coded weight such that its rows are output channels, or what is looked up."""
+    return operand.is_transposed == (_tensor_of(operand).permutation is None)
+
+
 def _is_carried(coded: CodedWeight, operand: Operand) -> bool:
-    """Say whether an operator takes the codes of a weight as a node reads it: its rows are output channels."""
-    is_by_rows = operand.is_transposed == (_tensor_of(operand).permutation is None)
-    return is_by_rows and (coded.kind == "integer" or coded.kind in _EXACT_IN_8_BITS)
+    """Say whether integers hold the codes of a weight as a node reads it."""
+    return _is_by_rows(operand) and (coded.kind == "integer" or coded.kind in _EXACT_IN_8_BITS)
+
+
+def _bnb_tensors(weight: CodedWeight, name: str) -> tuple[ir.LazyTensor, ir.LazyTensor]:
+    """Return codes and scales as ``MatMulBnb4`` takes them: flat, the first of two codes in the high half of a byte."""
+
+    def codes() -> ir.TensorProtocol:
+        packed = weight.read().codes.reshape(-1)
+        return ir.Tensor((packed >> 4) | (packed << 4), name=f"{name}_codes")
+
+    def scales() -> ir.TensorProtocol:
+        return ir.Tensor(weight.read().scales.reshape(-1), name=f"{name}_scales")
+
+    return (
+        ir.LazyTensor(codes, ir.DataType.UINT8, ir.Shape([weight.rows * weight.depth // 2]), name=f"{name}_codes"),
+        ir.LazyTensor(scales, ir.DataType.FLOAT, ir.Shape([weight.rows * weight.blocks]), name=f"{name}_scales"),
+    )
 
 
 def _record_of(node: ir.Node, weight: CodedWeight) -> dict[str, object]:

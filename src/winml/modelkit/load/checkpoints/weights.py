@@ -21,7 +21,7 @@ from onnx_ir import tensor_adapters
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from winml.modelkit.errors import CheckpointError
-from winml.modelkit.graph.coded_weights import CodedTensor
+from winml.modelkit.graph.coded_weights import CodedTensor, joined, stacked
 from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.load.checkpoints.quantized.formats import CodedCheckpoint
 from winml.modelkit.load.checkpoints.weight_files import StoredEntry, WeightFiles, stored_entries, tensor_shapes
@@ -487,6 +487,8 @@ def _origin_of_output(
 ) -> StoredTensor | CodedTensor | RecordedOperation:
     """Return where the values of an output come from: a file, where the operation changes nothing or only casts."""
     first = recorded.arguments[0] if recorded.arguments else None
+    if isinstance(first, (list, tuple)) and (coded := _merged_codes(recorded)) is not None:
+        return coded
     if isinstance(first, DeferredTensor) and first.shape == output.shape and output.is_contiguous():
         before = first.origin
         if recorded.operation in _SAME_VALUES and first.dtype == output.dtype:
@@ -500,6 +502,24 @@ def _origin_of_output(
             if before.dtype == before.stored.dtype and first.is_floating_point() and output.is_floating_point():
                 return before.cast(tensor_adapters.from_torch_dtype(output.dtype))
     return recorded
+
+
+def _merged_codes(recorded: RecordedOperation) -> CodedTensor | None:
+    """Return the codes of weights that are merged: of experts as one weight, or the rows of several below each other."""
+    tensors, *rest = recorded.arguments
+    axis = rest[0] if rest else recorded.keywords.get("dim", 0)
+    origins = [tensor.origin if isinstance(tensor, DeferredTensor) else None for tensor in tensors]
+    coded = [origin for origin in origins if isinstance(origin, CodedTensor) and origin.permutation is None]
+    if len(coded) != len(origins) or len({origin.dtype for origin in coded}) != 1:
+        return None
+    weights = [origin.weight for origin in coded]
+    if recorded.operation is aten.stack.default and axis == 0:
+        merged = stacked(weights)
+    elif recorded.operation is aten.cat.default and axis in (len(weights[0].shape) - 2, -2):
+        merged = joined(weights)
+    else:
+        return None
+    return None if merged is None else CodedTensor(merged, dtype=coded[0].dtype)
 
 
 def _without_values(value: object) -> Any:

@@ -14,6 +14,13 @@ from typing import Any
 
 from winml.modelkit.errors import CheckpointError
 from winml.modelkit.graph.coded_weights import CodedTensor
+from winml.modelkit.load.checkpoints.quantized.compressed import compressed_refusal, read_compressed
+from winml.modelkit.load.checkpoints.quantized.floats import (
+    read_bitsandbytes,
+    read_fp8,
+    read_modelopt,
+    read_mxfp4,
+)
 from winml.modelkit.load.checkpoints.quantized.integers import read_awq, read_gptq
 from winml.modelkit.load.checkpoints.quantized.stored import CodedEntries, StoredTensors
 from winml.modelkit.load.checkpoints.weight_files import StoredEntry
@@ -56,6 +63,14 @@ def _awq_refusal(config: Mapping[str, Any]) -> str:
 FORMATS: Mapping[str, QuantizedFormat] = {
     "gptq": QuantizedFormat("gptq", "GPTQ", read_gptq, _gptq_refusal),
     "awq": QuantizedFormat("awq", "AWQ", read_awq, _awq_refusal),
+    "compressed-tensors": QuantizedFormat(
+        "compressed-tensors", "compressed-tensors", read_compressed, compressed_refusal
+    ),
+    "fp8": QuantizedFormat("fp8", "FP8", read_fp8),
+    "fbgemm_fp8": QuantizedFormat("fp8", "FP8 of FBGEMM", read_fp8),
+    "bitsandbytes": QuantizedFormat("bitsandbytes", "bitsandbytes", read_bitsandbytes),
+    "mxfp4": QuantizedFormat("mxfp4", "MXFP4", read_mxfp4),
+    "modelopt": QuantizedFormat("modelopt", "ModelOpt", read_modelopt),
 }
 """By the value of ``quant_method``."""
 

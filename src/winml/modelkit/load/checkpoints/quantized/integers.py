@@ -16,7 +16,7 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.graph.coded_weights import CodedParts, CodedTensor, CodedWeight, pack_codes, unpack_codes
 from winml.modelkit.load.checkpoints.quantized.stored import BlockLayout, CodedEntries, StoredTensors
 
-__all__ = ["read_awq", "read_gptq", "read_integer_weight", "read_packed_weight"]
+__all__ = ["group_order", "read_awq", "read_gptq", "reordered"]
 
 _FLOATS = ("float16", "bfloat16", "float32")
 _WORD = 32
@@ -55,7 +55,7 @@ def read_gptq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
         stored.entry(names["qzeros"], ("int32",), 2)
         stored.refuse_shape(names["qzeros"], (groups, rows * bits // _WORD), f"{module}.scales")
         group_size = math.ceil(depth / groups)
-        order = _group_order(stored, names["g_idx"], group_size) if has_index else None
+        order = group_order(stored, names["g_idx"], group_size) if has_index else None
         layout = BlockLayout.of(stored, module, group_size, depth)
 
         def read(
@@ -67,7 +67,7 @@ def read_gptq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
             zero_points = (zero_points + np.uint8(offset)) & np.uint8((1 << bits) - 1)
             return form.parts(codes, stored.read_float(names["scales"]).T, zero_points.T)
 
-        reading = _reordered(read, order, bits, depth)
+        reading = reordered(read, order, bits, depth)
         weight = CodedWeight(
             "gptq", f"{module}.weight", (rows, depth), "integer", bits, layout.block_size, reading,
             has_zero_points=True, read_order=None if order is None else lambda order=order: order,
@@ -77,7 +77,7 @@ def read_gptq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
     return found
 
 
-def _group_order(stored: StoredTensors, name: str, group_size: int) -> Array | None:
+def group_order(stored: StoredTensors, name: str, group_size: int) -> Array | None:
     """Return the input channels in the order of their groups; None where they are in it.
 
     Raises:
@@ -95,7 +95,7 @@ def _group_order(stored: StoredTensors, name: str, group_size: int) -> Array | N
     return order
 
 
-def _reordered(
+def reordered(
     read: Callable[[], CodedParts], order: Array | None, bits: int, depth: int
 ) -> Callable[[], CodedParts]:
     """Return what reads the codes of each row in another order of the input channels."""

@@ -115,6 +115,19 @@ class StoredTensors:
         """
         return stored_values(self.entries[name], name).read()
 
+    def read_part(self, name: str, part: int | None) -> Array:
+        """Return what of a tensor lies at one place of its first axis; None: all of it.
+
+        Raises:
+            CheckpointError: the file became shorter.
+        """
+        if part is None:
+            return self.read(name)
+        values = stored_values(self.entries[name], name)
+        shape = values.shape[1:]
+        size = math.prod(shape)
+        return values.part(part * size, size).reshape(shape)
+
     def read_float(self, name: str) -> Array:
         """Return the values of a tensor as float32.
 
