@@ -240,7 +240,11 @@ def save_fp8(folder: Path, block: int = 32, method: str = "fp8") -> SavedCheckpo
         tensors = {".weight": codes, name: torch.from_numpy(scales)}
         return CodedLinear(tensors, codes.float().numpy() * whole, codes.view(torch.uint8).numpy(), scales)
 
-    record: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [block, block], "activation_scheme": "dynamic"}
+    record: dict[str, Any] = {
+        "quant_method": "fp8",
+        "weight_block_size": [block, block],
+        "activation_scheme": "dynamic",
+    }
     if not is_blocked:
         weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
         record = {

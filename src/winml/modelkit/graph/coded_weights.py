@@ -273,7 +273,9 @@ class CodedTensor(ir.LazyTensor):
     def transposed(self, permutation: Sequence[int], name: str | None) -> CodedTensor:
         """Return the values with their axes in another order."""
         current = self._permutation or tuple(range(len(self.shape)))
-        return CodedTensor(self.weight, dtype=self.dtype, permutation=[current[axis] for axis in permutation], name=name)
+        return CodedTensor(
+            self.weight, dtype=self.dtype, permutation=[current[axis] for axis in permutation], name=name
+        )
 
     def _read_values(self) -> ir.TensorProtocol:
         values = self.weight.dequantized()

@@ -18,6 +18,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -138,19 +139,22 @@ class NearestWeight(PackedWeight):
         return parts
 
 
-def carry_codes(model: ir.Model, ep: str | None = None) -> CarriedCodes:
+def carry_codes(
+    model: ir.Model, ep: str | None = None, activations: Literal["float32", "int8"] | None = None
+) -> CarriedCodes:
     """Replace the readers of coded weights by operators that take the codes, in place.
 
     Args:
         model: The model; its coded weights are initializers whose tensors are ``CodedTensor``.
         ep: Execution provider that the result is for; None: any.
+        activations: Type of activations in products with codes; None: float32 where there is a fast kernel, else int8.
     """
     _separate_experts(model.graph)
     readers = [node for node in model.graph if _coded_of(node) is not None]
     task = EngineTask(
         frozenset(str(node.name) for node in readers), PRECISIONS["int8"], QuantizeOptions(ep=ep, **_NEAREST)
     )
-    packing = _CodesPacking(model.graph, task)
+    packing = _CodesPacking(model.graph, task, activations)
     for node in readers:
         packing.carry(node)
     packing.remove_unused()
@@ -237,8 +241,9 @@ def _coded_of(node: ir.Node) -> CodedTensor | None:
 class _CodesPacking(Packing):
     """Replaces the readers of coded weights of one graph, in place."""
 
-    def __init__(self, graph: ir.Graph, task: EngineTask) -> None:
+    def __init__(self, graph: ir.Graph, task: EngineTask, activations: str | None) -> None:
         super().__init__(graph, task)
+        self._activations = activations
         self.done: list[CodedWeight] = []
         """Of each node that was replaced, its weight."""
         self.nearest: list[NearestWeight] = []
@@ -341,6 +346,8 @@ class _CodesPacking(Packing):
         return weight
 
     def _accuracy_level(self, weight: PackedWeight) -> int:
+        if self._activations is not None:
+            return COMPUTE_IN_FLOAT if self._activations == "float32" else COMPUTE_IN_INT8
         return COMPUTE_IN_FLOAT if weight.form.bits in _FLOAT_KERNEL_BITS else COMPUTE_IN_INT8
 
 
@@ -481,9 +488,7 @@ def _half_of(node: ir.Node) -> str | None:
 
 def _notes_on_floats(graph: ir.Graph) -> tuple[str, ...]:
     """Say which weights of few bits are written as floats, since a node reads them that takes no codes."""
-    held = {
-        name: value for name, value in graph.initializers.items() if isinstance(value.const_value, CodedTensor)
-    }
+    held = {name: value for name, value in graph.initializers.items() if isinstance(value.const_value, CodedTensor)}
     if not held:
         return ()
     operators = Counter(node.op_type for value in held.values() for node, _ in value.uses())

@@ -373,9 +373,7 @@ class Packing:
         direct = [node for node, _ in operand.value.uses()]
         behind = [user for node in direct if node.op_type == "Transpose" for user, _ in node.outputs[0].uses()]
         return {
-            node.op_type
-            for node in (*direct, *behind)
-            if node.name in self._task.nodes and operand_of(node) == operand
+            node.op_type for node in (*direct, *behind) if node.name in self._task.nodes and operand_of(node) == operand
         }
 
     def _table(self, node: ir.Node, values: ir.Value, weight: PackedWeight) -> ir.Value:

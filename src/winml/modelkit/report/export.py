@@ -163,7 +163,10 @@ def _part_fields(part: ExportedPart) -> Iterator[doc.Field]:
         yield "sources", ", ".join(f"{name} {count}" for name, count in sorted(coverage.sources.items()))
     if part.functions:
         yield "functions", part.functions.words
-    yield "verified", verification_words(part.verification)
+    yield (
+        "verified",
+        verification_words(part.verification) if part.fidelity is None else fidelity_words(part.fidelity),
+    )
     if part.assumed:
         yield "assumed", ", ".join(item.words for item in part.assumed)
 

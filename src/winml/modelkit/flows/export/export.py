@@ -224,7 +224,7 @@ class HTPExporter:
             with OutputFiles() as files:
                 handover = self.handover
                 if handover is None and request is not None and loaded.info.source_format is not None:
-                    handover = handover_of_codes(request, self.config.ep)
+                    handover = handover_of_codes(request, self.config)
                 run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts, handover)
                 for part in loaded.requested_parts:
                     result = export_part(run, result, part, exporter)
@@ -241,6 +241,11 @@ class HTPExporter:
         """
         if target.functions is not None:
             refuse_unregistered(loaded.model, target.functions)
+        if self.config.activations is not None and loaded.info.source_format is None:
+            raise UsageError(
+                f"--activations {self.config.activations}: {loaded.info.name_or_path} has no weights in few bits",
+                hint="Leave it out. The option is for checkpoints that are published in few bits.",
+            )
         for part in loaded.requested_parts:
             if self.config.exporter == "dynamo" and part.open_grids is not None:
                 raise UsageError(

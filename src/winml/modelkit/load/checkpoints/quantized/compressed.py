@@ -19,30 +19,11 @@ from winml.modelkit.load.checkpoints.quantized.floats import (
 from winml.modelkit.load.checkpoints.quantized.integers import group_order, reordered
 from winml.modelkit.load.checkpoints.quantized.stored import BlockLayout, CodedEntries, StoredTensors
 
-__all__ = ["compressed_refusal", "read_compressed"]
+__all__ = ["read_compressed"]
 
 SOURCE = "compressed-tensors"
 _FLOATS = ("float16", "bfloat16", "float32")
-_FORMATS = frozenset({
-    "pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "nvfp4-pack-quantized",
-    "mxfp4-pack-quantized", "mixed-precision", "dense",
-})  # fmt: skip
 _WORD = 32
-
-
-def compressed_refusal(config: Mapping[str, Any]) -> str:
-    """Return what of a config of compressed-tensors is not read; empty where all is."""
-    groups = [group for group in (config.get("config_groups") or {}).values() if isinstance(group, Mapping)]
-    formats = [config.get("format"), *(group.get("format") for group in groups)]
-    for name in formats:
-        if name is not None and name not in _FORMATS:
-            return f"format {name!r}, expected one of {', '.join(sorted(_FORMATS))}"
-    sparsity = config.get("sparsity_config")
-    if isinstance(sparsity, Mapping) and sparsity.get("format") not in (None, "dense"):
-        return f"sparsity_config with format {sparsity['format']!r}, expected dense"
-    if isinstance(transforms := config.get("transform_config"), Mapping) and transforms.get("config_groups"):
-        return "transform_config, which rotates activations; expected none"
-    return ""
 
 
 def read_compressed(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:

@@ -49,7 +49,9 @@ def scales_by_rows(values: Array, rows: int, depth: int, block: tuple[int, int] 
         return np.full((rows, 1), values.reshape(-1)[0], np.float32), depth
     values = values.reshape(len(values), -1)
     high, wide = values.shape
-    size = (block or (math.ceil(rows / high), math.ceil(depth / wide))) if high != rows else (1, math.ceil(depth / wide))
+    size = (
+        (block or (math.ceil(rows / high), math.ceil(depth / wide))) if high != rows else (1, math.ceil(depth / wide))
+    )
     if block is not None and high == math.ceil(rows / block[0]) and wide == math.ceil(depth / block[1]):
         size = block
     return np.repeat(values, size[0], axis=0)[:rows], depth if wide == 1 else size[1]
@@ -87,7 +89,9 @@ def small_float(
     is_known = count in (1, rows) or by_block or (count % rows == 0 and depth % (count // rows) == 0)
     if not is_known:
         expected = f"blocks of {block[0]} × {block[1]}" if block else "one, or one for each output channel or group"
-        raise stored.error(scale, f"has shape {list(places.shape)} for a weight of {rows} × {depth}, expected {expected}")
+        raise stored.error(
+            scale, f"has shape {list(places.shape)} for a weight of {rows} × {depth}, expected {expected}"
+        )
     by_exponent = places.dtype in _EXPONENTS
     group = block[1] if block is not None and by_block else depth // max(1, count // rows)
     layout = BlockLayout.of(stored, parameter, group, depth)
@@ -277,7 +281,9 @@ def _four_bits(stored: StoredTensors, parameter: str, state_name: str, kind: str
         offset = float(state.get("nested_offset", 0))
         nested_size = int(state.get("nested_blocksize", 256))
     except (ValueError, KeyError, TypeError) as error:
-        raise stored.error(state_name, f"is no state of nf4 or fp4 for a matrix ({type(error).__name__}: {error})") from error
+        raise stored.error(
+            state_name, f"is no state of nf4 or fp4 for a matrix ({type(error).__name__}: {error})"
+        ) from error
     absmax = f"{parameter}.absmax"
     stored.entry(parameter, ("uint8",))
     if depth % block_size or block_size < 16 or math.prod(stored.entries[parameter].shape) * 2 != rows * depth:

@@ -1,31 +1,37 @@
 """Decides in which format of few bits a checkpoint is, by its config, and finds its weights.
 
 A format is data: its name in ``quantization_config``, and what reads its tensors. Only headers and small index tensors
-are read here; codes are read when a weight is written or compared. No package of a format is needed.
+are read here; codes are read when a weight is written or compared. No package of a format is needed. Imports no model
+library: what reads the tensors is imported when it runs.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import CheckpointError
-from winml.modelkit.graph.coded_weights import CodedTensor
-from winml.modelkit.load.checkpoints.quantized.compressed import compressed_refusal, read_compressed
-from winml.modelkit.load.checkpoints.quantized.floats import (
-    read_bitsandbytes,
-    read_fp8,
-    read_modelopt,
-    read_mxfp4,
-)
-from winml.modelkit.load.checkpoints.quantized.integers import read_awq, read_gptq
-from winml.modelkit.load.checkpoints.quantized.stored import CodedEntries, StoredTensors
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 from winml.modelkit.load.checkpoints.weight_files import StoredEntry
+from winml.modelkit.options import JsonError, read_json_file
 
-__all__ = ["FORMATS", "CodedCheckpoint", "QuantizedFormat", "quantization_of", "read_coded_checkpoint", "without_quantization"]
+if TYPE_CHECKING:
+    from winml.modelkit.graph.coded_weights import CodedTensor
+
+__all__ = [
+    "FORMATS",
+    "CodedCheckpoint",
+    "QuantizedFormat",
+    "folder_format",
+    "format_of",
+    "quantization_of",
+    "read_coded_checkpoint",
+    "without_quantization",
+]
 
 _CONFIG_KEYS = ("quantization_config", "compression_config")
 """Specified: what transformers calls the record, and what older versions of compressed-tensors do."""
@@ -39,8 +45,8 @@ class QuantizedFormat:
     """As nodes of a graph say it: ``source_format``."""
     words: str
     """For people."""
-    read: Callable[[StoredTensors, Mapping[str, Any]], CodedEntries]
-    """Takes the tensors of a checkpoint and its ``quantization_config``."""
+    reader: str
+    """``module:function`` of this folder that takes the tensors of a checkpoint and its ``quantization_config``."""
     refusal: Callable[[Mapping[str, Any]], str] = lambda _config: ""
     """Says what of a config is not read; empty where all is."""
 
@@ -60,17 +66,35 @@ def _awq_refusal(config: Mapping[str, Any]) -> str:
     return ""
 
 
+def _compressed_refusal(config: Mapping[str, Any]) -> str:
+    groups = [group for group in (config.get("config_groups") or {}).values() if isinstance(group, Mapping)]
+    for name in (config.get("format"), *(group.get("format") for group in groups)):
+        if name is not None and name not in _COMPRESSED:
+            return f"format {name!r}, expected one of {', '.join(sorted(_COMPRESSED))}"
+    sparsity = config.get("sparsity_config")
+    if isinstance(sparsity, Mapping) and sparsity.get("format") not in (None, "dense"):
+        return f"sparsity_config with format {sparsity['format']!r}, expected dense"
+    if isinstance(transforms := config.get("transform_config"), Mapping) and transforms.get("config_groups"):
+        return "transform_config, which rotates activations, expected none"
+    return ""
+
+
+_COMPRESSED = frozenset({
+    "pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized", "mixed-precision", "dense",
+})  # fmt: skip
+
 FORMATS: Mapping[str, QuantizedFormat] = {
-    "gptq": QuantizedFormat("gptq", "GPTQ", read_gptq, _gptq_refusal),
-    "awq": QuantizedFormat("awq", "AWQ", read_awq, _awq_refusal),
+    "gptq": QuantizedFormat("gptq", "GPTQ", "integers:read_gptq", _gptq_refusal),
+    "awq": QuantizedFormat("awq", "AWQ", "integers:read_awq", _awq_refusal),
     "compressed-tensors": QuantizedFormat(
-        "compressed-tensors", "compressed-tensors", read_compressed, compressed_refusal
+        "compressed-tensors", "compressed-tensors", "compressed:read_compressed", _compressed_refusal
     ),
-    "fp8": QuantizedFormat("fp8", "FP8", read_fp8),
-    "fbgemm_fp8": QuantizedFormat("fp8", "FP8 of FBGEMM", read_fp8),
-    "bitsandbytes": QuantizedFormat("bitsandbytes", "bitsandbytes", read_bitsandbytes),
-    "mxfp4": QuantizedFormat("mxfp4", "MXFP4", read_mxfp4),
-    "modelopt": QuantizedFormat("modelopt", "ModelOpt", read_modelopt),
+    "fp8": QuantizedFormat("fp8", "FP8", "floats:read_fp8"),
+    "fbgemm_fp8": QuantizedFormat("fp8", "FP8 of FBGEMM", "floats:read_fp8"),
+    "bitsandbytes": QuantizedFormat("bitsandbytes", "bitsandbytes", "floats:read_bitsandbytes"),
+    "mxfp4": QuantizedFormat("mxfp4", "MXFP4", "floats:read_mxfp4"),
+    "modelopt": QuantizedFormat("modelopt", "ModelOpt", "floats:read_modelopt"),
 }
 """By the value of ``quant_method``."""
 
@@ -133,13 +157,12 @@ def read_coded_checkpoint(
     Raises:
         CheckpointError: the format is unknown, or not read in this form; or its tensors do not fit together.
     """
-    form = _format_of(record, folder)
-    if problem := form.refusal(record):
-        raise CheckpointError(
-            f"{folder}: its quantization_config ({form.words}) says {problem}",
-            hint="Save it in that form, or give the original model and let winml quantize take its bits.",
-        )
-    found = form.read(StoredTensors(entries, folder, form.words), record)
+    form = format_of(record, folder)
+    from winml.modelkit.load.checkpoints.quantized.stored import CodedEntries, StoredTensors
+
+    module, function = form.reader.split(":")
+    read = getattr(importlib.import_module(f"{__package__}.{module}"), function)
+    found: CodedEntries = read(StoredTensors(entries, folder, form.words), record)
     if not found.tensors:
         place = files[0] if len(files) == 1 else f"{folder} ({len(files)} weight files)"
         raise CheckpointError(
@@ -149,17 +172,42 @@ def read_coded_checkpoint(
     return CodedCheckpoint(form, found.tensors, frozenset(found.consumed), tuple(found.notes))
 
 
-def _format_of(record: Mapping[str, Any], folder: Path) -> QuantizedFormat:
+def folder_format(folder: Path) -> QuantizedFormat | None:
+    """Return the format of few bits that the config in a folder names; None where it names none, or cannot be read.
+
+    Raises:
+        CheckpointError: the format is unknown, or not read in this form.
+    """
+    try:
+        content = read_json_file(folder / CHECKPOINT_CONFIG_NAME)
+    except (JsonError, OSError):
+        return None  # who reads the config says so
+    record = quantization_of(content) if isinstance(content, dict) else None
+    return None if record is None else format_of(record, folder)
+
+
+def format_of(record: Mapping[str, Any], folder: Path) -> QuantizedFormat:
+    """Return the format that a ``quantization_config`` names.
+
+    Raises:
+        CheckpointError: it is unknown, or not read in this form; says what is.
+    """
     method = record.get("quant_method")
     if method == "auto-round" or method == "intel/auto-round":
         method = _PACKINGS.get(str(record.get("packing_format")).rpartition(":")[2], method)
     name = method if isinstance(method, str) else None
     if name is None and ("load_in_4bit" in record or "load_in_8bit" in record):
         name = "bitsandbytes"  # as its own versions before quant_method wrote it
-    if name not in FORMATS:
+    if name is None or name not in FORMATS:
         raise CheckpointError(
             f"{folder}: its quantization_config says quant_method {method!r}, which is not read; expected "
             f"{', '.join(FORMATS)}",
             hint="Give the original model and let winml quantize take its bits, or a checkpoint in one of these formats.",
         )
-    return FORMATS[name]
+    form = FORMATS[name]
+    if problem := form.refusal(record):
+        raise CheckpointError(
+            f"{folder}: its quantization_config ({form.words}) says {problem}",
+            hint="Save it in that form, or give the original model and let winml quantize take its bits.",
+        )
+    return form

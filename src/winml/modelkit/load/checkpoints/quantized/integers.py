@@ -58,9 +58,7 @@ def read_gptq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
         order = group_order(stored, names["g_idx"], group_size) if has_index else None
         layout = BlockLayout.of(stored, module, group_size, depth)
 
-        def read(
-            names: Mapping[str, str] = names, bits: int = bits, form: BlockLayout = layout
-        ) -> CodedParts:
+        def read(names: Mapping[str, str] = names, bits: int = bits, form: BlockLayout = layout) -> CodedParts:
             words = torch.from_numpy(stored.read(names["qweight"])).t().contiguous().numpy()
             codes = words.view(np.uint8)
             zero_points = unpack_codes(stored.read(names["qzeros"]).view(np.uint8), bits, 1 << 62)
@@ -95,9 +93,7 @@ def group_order(stored: StoredTensors, name: str, group_size: int) -> Array | No
     return order
 
 
-def reordered(
-    read: Callable[[], CodedParts], order: Array | None, bits: int, depth: int
-) -> Callable[[], CodedParts]:
+def reordered(read: Callable[[], CodedParts], order: Array | None, bits: int, depth: int) -> Callable[[], CodedParts]:
     """Return what reads the codes of each row in another order of the input channels."""
     if order is None:
         return read
