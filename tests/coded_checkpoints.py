@@ -217,7 +217,7 @@ def save_compressed(folder: Path, bits: int = 4, group_size: int = 32, *, symmet
 
 
 def save_fp8(folder: Path, block: int = 32, method: str = "fp8") -> SavedCheckpoint:
-    """Write 8-bit floats: DeepSeek's with a scale for each block of rows and columns, compressed-tensors' for each row."""
+    """Write 8-bit floats: DeepSeek's with a scale for each square block, compressed-tensors' for each row."""
     is_blocked = method == "fp8"
 
     def pack(module: str, weight: Array) -> CodedLinear:

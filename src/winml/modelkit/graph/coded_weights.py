@@ -45,7 +45,7 @@ CODE_TABLES: dict[str, tuple[float, ...]] = {
     ),
     "float4_e2m1": (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0),
 }  # fmt: skip
-"""Specified: values of 4-bit codes, by kind: bitsandbytes' NormalFloat and FP4, and E2M1 of the OCP microscaling formats."""
+"""Specified: values of 4-bit codes by kind: bitsandbytes' NormalFloat and FP4, and E2M1 of the microscaling formats."""
 
 _PIECE_ELEMENTS = 1 << 20
 """Values computed at a time. Chosen: they and their scales take a few MB."""
@@ -96,6 +96,11 @@ class CodedWeight:
         return self.shape[-1]
 
     @property
+    def precision(self) -> str:
+        """What a code is, for people and programs: ``int4``, ``nf4``, ``fp4``, ``float8_e4m3fn`` …"""
+        return f"int{self.bits}" if self.kind == "integer" else self.kind.removeprefix("bnb_")
+
+    @property
     def rows(self) -> int:
         """Rows, of all experts together."""
         return math.prod(self.shape[:-1])
@@ -142,7 +147,8 @@ class CodedWeight:
 
 def _values_of(codes: Array, kind: CodeKind, bits: int, depth: int) -> Array:
     if kind in _FLOAT8:
-        return codes.view(_FLOAT8[kind]).astype(np.float32)
+        floats: Array = codes.view(_FLOAT8[kind]).astype(np.float32)
+        return floats
     numbers = unpack_codes(codes, bits, depth)
     if kind == "integer":
         return numbers.astype(np.float32)

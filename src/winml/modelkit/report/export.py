@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
+from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.graph.bundle import PartDescription
 from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec, OutputTensorSpec
 from winml.modelkit.hierarchy.tagging import Coverage

@@ -175,6 +175,8 @@ class StoredEntry:
     dtype: str
     """As numpy and torch call it (``bfloat16``); in the format's own words, small letters, where they have none."""
     shape: tuple[int, ...]
+    bits: int = 0
+    """Of a value; 0 where the format's word for its type is unknown."""
 
 
 def stored_entries(files: Iterable[Path]) -> dict[str, StoredEntry]:
@@ -184,7 +186,13 @@ def stored_entries(files: Iterable[Path]) -> dict[str, StoredEntry]:
         CheckpointError: a header is malformed.
     """
     return {
-        name: StoredEntry(file, start + entry["data_offsets"][0], _dtype_name(entry["dtype"]), tuple(entry["shape"]))
+        name: StoredEntry(
+            file,
+            start + entry["data_offsets"][0],
+            _dtype_name(entry["dtype"]),
+            tuple(entry["shape"]),
+            _DTYPE_BITS.get(entry["dtype"], 0),
+        )
         for file in files
         for header, start in [_read_header(file)]
         for name, entry in header.items()

@@ -130,7 +130,7 @@ def load_checkpoint(
 
 
 def _deferred_tensors(weights: WeightFiles, coded: CodedCheckpoint | None) -> dict[str, DeferredTensor]:
-    """Return the tensors of a checkpoint by name, none of them read; those in few bits as the numbers they stand for."""
+    """Return the tensors of a checkpoint by name, none of them read; codes as the numbers that they stand for."""
     entries = stored_entries(weights.files)
     if coded is None:
         return deferred_entries(entries)
@@ -505,7 +505,7 @@ def _origin_of_output(
 
 
 def _merged_codes(recorded: RecordedOperation) -> CodedTensor | None:
-    """Return the codes of weights that are merged: of experts as one weight, or the rows of several below each other."""
+    """Return the codes of weights that are merged: experts into one weight, or rows of several below each other."""
     tensors, *rest = recorded.arguments
     axis = rest[0] if rest else recorded.keywords.get("dim", 0)
     origins = [tensor.origin if isinstance(tensor, DeferredTensor) else None for tensor in tensors]

@@ -1,4 +1,4 @@
-"""Reads weights that are small floats or entries of a table, with scales: FP8, MXFP4, NVFP4 and bitsandbytes' 4 bits."""
+"""Reads weights that are small floats or entries of a table: FP8, MXFP4, NVFP4 and bitsandbytes' 4 bits."""
 
 from __future__ import annotations
 
@@ -49,10 +49,8 @@ def scales_by_rows(values: Array, rows: int, depth: int, block: tuple[int, int] 
         return np.full((rows, 1), values.reshape(-1)[0], np.float32), depth
     values = values.reshape(len(values), -1)
     high, wide = values.shape
-    size = (
-        (block or (math.ceil(rows / high), math.ceil(depth / wide))) if high != rows else (1, math.ceil(depth / wide))
-    )
-    if block is not None and high == math.ceil(rows / block[0]) and wide == math.ceil(depth / block[1]):
+    size = (math.ceil(rows / high), math.ceil(depth / wide))
+    if block is not None and (high, wide) == (math.ceil(rows / block[0]), math.ceil(depth / block[1])):
         size = block
     return np.repeat(values, size[0], axis=0)[:rows], depth if wide == 1 else size[1]
 
@@ -144,7 +142,7 @@ def consume_activation_scales(stored: StoredTensors, found: CodedEntries) -> Non
     if scales:
         found.consumed.update(scales)
         found.notes.append(
-            f"The scales of activations in the checkpoint are not used ({len(scales)} tensors): activations stay float32."
+            f"{len(scales)} scales of activations in the checkpoint are not used: activations stay as they are."
         )
 
 

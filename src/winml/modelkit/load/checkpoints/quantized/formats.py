@@ -130,6 +130,8 @@ class CodedCheckpoint:
     """By name of the parameter, as the float checkpoint would call it."""
     consumed: frozenset[str]
     """Names of the tensors in the files that these are made of."""
+    entries: Mapping[str, StoredEntry]
+    """All tensors in the files."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -166,10 +168,11 @@ def read_coded_checkpoint(
     if not found.tensors:
         place = files[0] if len(files) == 1 else f"{folder} ({len(files)} weight files)"
         raise CheckpointError(
-            f"{place}: its config.json says quant_method {record.get('quant_method')!r}, and no tensor is in this format",
-            hint="Take quantization_config out of config.json if the weights are floats, or fetch the checkpoint again.",
+            f"{place}: its config.json says quant_method {record.get('quant_method')!r}, and no tensor has that format",
+            hint="Take quantization_config out of config.json if the weights are floats, or fetch the checkpoint "
+            "again.",
         )
-    return CodedCheckpoint(form, found.tensors, frozenset(found.consumed), tuple(found.notes))
+    return CodedCheckpoint(form, found.tensors, frozenset(found.consumed), entries, tuple(found.notes))
 
 
 def folder_format(folder: Path) -> QuantizedFormat | None:
@@ -202,12 +205,12 @@ def format_of(record: Mapping[str, Any], folder: Path) -> QuantizedFormat:
         raise CheckpointError(
             f"{folder}: its quantization_config says quant_method {method!r}, which is not read; expected "
             f"{', '.join(FORMATS)}",
-            hint="Give the original model and let winml quantize take its bits, or a checkpoint in one of these formats.",
+            hint="Give a checkpoint in one of these formats, or the original model and a --precision.",
         )
     form = FORMATS[name]
     if problem := form.refusal(record):
         raise CheckpointError(
             f"{folder}: its quantization_config ({form.words}) says {problem}",
-            hint="Save it in that form, or give the original model and let winml quantize take its bits.",
+            hint="Give a checkpoint in that form, or the original model and a --precision.",
         )
     return form

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ _BITS = (2, 4, 8)
 """Bits for which ONNX Runtime has operators."""
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Specified by AutoAWQ: nibble of an int32, from the lowest on, that holds the output channels 0 to 7 (they are packed in
-the order 0, 2, 4, 6, 1, 3, 5, 7)."""
+"""Specified by AutoAWQ: nibble of an int32, from the lowest on, that holds the output channels 0 to 7; these are packed
+in the order 0, 2, 4, 6, 1, 3, 5, 7."""
 
 
 def read_gptq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
@@ -68,7 +69,7 @@ def read_gptq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
         reading = reordered(read, order, bits, depth)
         weight = CodedWeight(
             "gptq", f"{module}.weight", (rows, depth), "integer", bits, layout.block_size, reading,
-            has_zero_points=True, read_order=None if order is None else lambda order=order: order,
+            has_zero_points=True, read_order=None if order is None else partial(_itself, order),
         )  # fmt: skip
         found.tensors[weight.key] = CodedTensor(weight)
         found.consumed.update(name for name in names.values() if name in stored.entries)
@@ -90,6 +91,10 @@ def group_order(stored: StoredTensors, name: str, group_size: int) -> Array | No
         sizes = np.bincount(np.clip(index, 0, None))
         odd = next((group for group, size in enumerate(sizes) if size != group_size), 0)
         raise stored.error(name, f"group {odd} has {sizes[odd]} input channels, expected {group_size} in each group")
+    return order
+
+
+def _itself(order: Array) -> Array:
     return order
 
 

@@ -35,7 +35,7 @@ _DTYPES = {
     "f8_e8m0": ir.DataType.FLOAT8E8M0,
 }  # fmt: skip
 
-_RESAVE = "Fetch the checkpoint again, or quantize the original model with winml quantize."
+_RESAVE = "Fetch the checkpoint again, or give the original model and a --precision."
 
 
 def stored_values(entry: StoredEntry, name: str) -> StoredValues:
@@ -166,9 +166,10 @@ class BlockLayout:
             size = math.gcd(group_size, MOST_BLOCK_SIZE)
         if size < LEAST_BLOCK_SIZE:
             raise stored.error(
-                name, f"groups of {group_size} values cannot be divided into blocks of {LEAST_BLOCK_SIZE} or more, which "
-                "operators of ONNX Runtime take"
-            )  # fmt: skip
+                name,
+                f"groups of {group_size} values cannot be divided into the blocks of {LEAST_BLOCK_SIZE} or more that "
+                "operators of ONNX Runtime take",
+            )
         return cls(size, math.ceil(min(group_size, depth) / size), math.ceil(depth / size))
 
     def parts(self, codes: Array, scales: Array, zero_points: Array | None = None) -> CodedParts:
