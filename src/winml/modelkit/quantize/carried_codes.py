@@ -507,7 +507,7 @@ def loss_notes(nearest: Sequence[NearestWeight]) -> tuple[str, ...]:
     total = _decibels(sum(weight.signal for weight in written), sum(weight.lost for weight in written))
     note = (
         f"{len(written)} weights are in the nearest form, 8 bits in blocks of {_NEAREST_BLOCK_SIZE}, since ONNX "
-        f"Runtime's CPU provider has no operator for their codes: SQNR {total:.1f} dB, {ratios[0]:.1f} dB of the worst weight."
+        f"Runtime's CPU provider has no operator for their codes: SQNR {total:.1f} dB, of the worst {ratios[0]:.1f} dB."
     )
     return (note,)
 
