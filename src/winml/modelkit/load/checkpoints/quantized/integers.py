@@ -25,6 +25,7 @@ _WORD = 32
 _BITS = (2, 4, 8)
 """Bits for which ONNX Runtime has operators."""
 
+_LOW_HALVES = 0x0F0F0F0F
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Specified by AutoAWQ: nibble of an int32, from the lowest on, that holds the output channels 0 to 7; these are packed
 in the order 0, 2, 4, 6, 1, 3, 5, 7."""
@@ -161,19 +162,21 @@ def _awq_codes(words: Array) -> Array:
 def _awq_rows(words: Array) -> Array:
     """Return codes of depth × words as rows of output channels, packed along the depth.
 
-    Two input channels are joined into a byte before anything is transposed, which is half the work.
+    Words are transposed whole, four bytes at a time. Of two neighbours in the depth, the low halves of all bytes become
+    four bytes, and so do the high halves. Measured, 4096 × 14336: 0.1 s, and 0.4 s where bytes are transposed.
     """
     depth, width = words.shape
     if depth % 2:
         return pack_codes(np.ascontiguousarray(_awq_codes(words).T), 4)
-    bytes_ = torch.from_numpy(words.view(np.uint8)).reshape(depth // 2, 2, width, 4)
-    even, odd = bytes_[:, 0], bytes_[:, 1]
-    low = (even & 15) | (odd << 4)
-    high = (even >> 4) | (odd & 240)
+    columns = torch.from_numpy(words).t().contiguous()
+    even, odd = columns[:, ::2], columns[:, 1::2]
+    low = (even & _LOW_HALVES) | ((odd & _LOW_HALVES) << 4)
+    high = ((even >> 4) & _LOW_HALVES) | (odd & ~_LOW_HALVES)
     # Place p of a word is in byte p // 2, in its low half where p is even.
+    halves = [half.view(torch.uint8).reshape(width, depth // 2, 4) for half in (low, high)]
     rows = torch.empty((width, 8, depth // 2), dtype=torch.uint8)
     for channel, place in enumerate(_AWQ_PLACES):
-        rows[:, channel] = (high if place % 2 else low)[:, :, place // 2].t()
+        rows[:, channel] = halves[place % 2][:, :, place // 2]
     return rows.reshape(width * 8, depth // 2).numpy()
 
 
