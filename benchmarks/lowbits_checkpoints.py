@@ -120,7 +120,18 @@ def measure(verb: str, checkpoint: Path, folder: Path) -> dict[str, float]:
     """Export or build once; the files are gone afterwards."""
     folder.mkdir()
     output = folder / "model.onnx" if verb == "export" else folder / "built"
-    command = [sys.executable, "-m", "winml.modelkit", verb, "-m", str(checkpoint), "-o", str(output), "--no-verify", "-q"]
+    command = [
+        sys.executable,
+        "-m",
+        "winml.modelkit",
+        verb,
+        "-m",
+        str(checkpoint),
+        "-o",
+        str(output),
+        "--no-verify",
+        "-q",
+    ]
     anonymous, disk = [0], [0]
     started = time.perf_counter()
     cost = run(command, on_start=lambda pid: watch(pid, folder, anonymous, disk))
@@ -152,7 +163,9 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
         folder = Path(temporary)
-        print(f"{'billions':<10}{'format':<8}{'verb':<8}{'checkpoint':<13}{'output':<10}{'wall':<10}{'computing':<11}peak")
+        print(
+            f"{'billions':<10}{'format':<8}{'verb':<8}{'checkpoint':<13}{'output':<10}{'wall':<10}{'computing':<11}peak"
+        )
         for number, (size, name) in enumerate(
             (size, name) for size in options.sizes.split(",") for name in options.formats.split(",")
         ):

@@ -129,9 +129,19 @@ def pack_words(codes: Array, bits: int, order: tuple[int, ...] | None = None) ->
 
 
 def save_gptq(
-    folder: Path, bits: int = 4, group_size: int = 32, *, act_order: bool = False, version: str = "gptq", **changes: Any
+    folder: Path,
+    bits: int = 4,
+    group_size: int = 32,
+    *,
+    act_order: bool = False,
+    shares_order: bool = False,
+    version: str = "gptq",
+    **changes: Any,
 ) -> SavedCheckpoint:
-    """Write a GPTQ checkpoint: codes packed along the input channels, zero points along the output channels."""
+    """Write a GPTQ checkpoint: codes packed along the input channels, zero points along the output channels.
+
+    With act-order each layer has an order of its own, or all of one input size ``shares_order``.
+    """
     drawn = np.random.default_rng(5)
 
     def pack(module: str, weight: Array) -> CodedLinear:
@@ -140,7 +150,8 @@ def save_gptq(
         size = group_size if group_size > 0 else depth
         index = np.arange(depth) // size
         # Act-order: the channels of a group are those that mattered about as much.
-        order = drawn.permutation(depth) if act_order else np.arange(depth)
+        generator = np.random.default_rng(depth) if shares_order else drawn
+        order = generator.permutation(depth) if act_order else np.arange(depth)
         codes = np.empty(weight.shape, np.int64)
         smallest = 1 if version == "gptq" else 0
         codes[:, order], scales, zeros = rounded(weight[:, order], bits, size, smallest_zero=smallest)
