@@ -387,3 +387,90 @@ def save_mxfp4(folder: Path, **changes: Any) -> SavedCheckpoint:
 
     experts = ("experts.gate_up_proj", "experts.down_proj")
     return save_coded(folder, {"quant_method": "mxfp4"}, pack, model=model, coded=experts)
+
+
+def _random_blocks(rows: int, depth: int, kind: str, scale: float) -> Array:
+    """Return the bytes of K-quants with random codes, and scales such that values are of a size."""
+    drawn = np.random.default_rng(rows + depth)
+    size = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[kind]
+    blocks = drawn.integers(0, 256, (rows * depth // 256, size), dtype=np.uint8)
+    halves = np.full(len(blocks), scale / {"Q4_K": 500, "Q5_K": 1000, "Q6_K": 4000}[kind], np.float16).view(np.uint8)
+    place = 208 if kind == "Q6_K" else 0
+    blocks[:, place : place + 2] = halves.reshape(-1, 2)
+    if kind != "Q6_K":
+        offsets = np.full(len(blocks), scale / 60, np.float16).view(np.uint8)
+        blocks[:, 2:4] = offsets.reshape(-1, 2)
+    return blocks.reshape(rows, -1)
+
+
+GGUF_TYPES = {"attn_q": "Q4_K", "attn_k": "Q8_0", "attn_v": "Q6_K", "attn_output": "Q4_0", "ffn_gate": "Q4_K",
+              "ffn_up": "Q6_K", "ffn_down": "Q4_0", "token_embd": "Q6_K"}  # fmt: skip
+
+
+def save_gguf(folder: Path, types: Mapping[str, str] | None = None) -> SavedCheckpoint:
+    """Write a llama as a GGUF file alone, with a tokenizer inside, beside the float checkpoint of its numbers."""
+    import gguf
+
+    kinds = {**GGUF_TYPES, **(types or {})}
+    sizes = {**SIZES, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1}
+    reference = save_decoder(folder / "reference", "llama", **sizes, tie_word_embeddings=True)
+    tensors = load_file(reference / "model.safetensors")
+    (folder / "coded").mkdir()
+    path = folder / "coded" / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    config = json.loads((reference / "config.json").read_text())
+    writer.add_context_length(64)
+    writer.add_embedding_length(256)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(256)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_rope_dimension_count(64)
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    tokenizer = json.loads((reference / "tokenizer.json").read_text())
+    vocabulary = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(vocabulary)
+    writer.add_token_types([3 if token in ("<s>", "</s>") else 1 for token in vocabulary])
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+             "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+             "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
+             "post_attention_layernorm": "ffn_norm"}  # fmt: skip
+    floats, linears = {}, {}
+    for name, tensor in tensors.items():
+        module = name.removesuffix(".weight")
+        part = names.get(module.removeprefix("model.layers.0."), "")
+        own = f"blk.0.{part}.weight" if part else {"model.embed_tokens": "token_embd.weight",
+                                                   "model.norm": "output_norm.weight"}[module]  # fmt: skip
+        weight = tensor.float().numpy()
+        if tensor.dim() == 1:
+            writer.add_tensor(own, weight)
+            floats[name] = tensor.float()
+            continue
+        kind = gguf.GGMLQuantizationType[kinds[part or "token_embd"]]
+        rows, depth = weight.shape
+        heads = {"attn_q": 4, "attn_k": 2}.get(part)
+        # llama.cpp has the two values that a rotation turns beside each other.
+        order = np.arange(rows)
+        if heads:
+            order = order.reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).reshape(-1)
+        if kind.name.endswith("_K"):
+            data = _random_blocks(rows, depth, kind.name, float(weight.std()))
+        else:
+            data = gguf.quants.quantize(np.ascontiguousarray(weight[order]), kind)
+        values = np.empty_like(weight)
+        values[order] = gguf.quants.dequantize(data, kind)
+        writer.add_tensor(own, data, raw_dtype=kind)
+        floats[name] = torch.from_numpy(values)
+        linears[module] = CodedLinear({}, values, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    save_file(floats, reference / "model.safetensors", {"format": "pt"})
+    return SavedCheckpoint(path, reference, linears)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,11 @@ FORMATS: dict[str, Callable[[Path], SavedCheckpoint]] = {
 
 
 @pytest.fixture(scope="module", params=FORMATS)
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A checkpoint of each format, and the file that was made of it."""
     folder = tmp_path_factory.mktemp("coded")
     saved = FORMATS[request.param](folder)
-    yield request.param, saved, export(saved, folder / "out" / "model.onnx")
+    return request.param, saved, export(saved, folder / "out" / "model.onnx")
 
 
 def export(saved: SavedCheckpoint, path: Path, config: WinMLExportConfig = EXACT) -> onnx.ModelProto:

@@ -351,7 +351,7 @@ def _stored_bits(resolved: ResolvedModel) -> StoredBits | None:
             name,
             tensor.weight.source_format,
             tensor.weight.precision,
-            tensor.weight.bits,
+            tensor.weight.published_bits,
             tensor.weight.block_size,
             tensor.weight.has_zero_points,
             tensor.weight.read_order is not None,

@@ -30,8 +30,9 @@ __all__ = [
     "unpack_codes",
 ]
 
-CodeKind = Literal["integer", "nf4", "bnb_fp4", "float4_e2m1", "float8_e4m3fn", "float8_e5m2"]
-"""What a code stands for: an integer (minus its zero point), an entry of a table of 16, or a small float."""
+CodeKind = Literal["integer", "number", "nf4", "bnb_fp4", "float4_e2m1", "float8_e4m3fn", "float8_e5m2"]
+"""What a code stands for: an integer (minus its zero point), an entry of a table of 16, or a small float; a ``number``
+is a float32 for itself, of codes that none of these are."""
 
 CODE_TABLES: dict[str, tuple[float, ...]] = {
     "nf4": (
@@ -62,7 +63,7 @@ class CodedParts:
     scales: Array
     """float32, rows × blocks of a row."""
     zero_points: Array | None = None
-    """uint8, rows × blocks of a row, one in each byte; None: 2 to the power of bits - 1."""
+    """uint8, rows × blocks of a row, one in each byte; or float32; None: 2 to the power of bits - 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +86,10 @@ class CodedWeight:
     read: Callable[[], CodedParts]
     """Reads all of it."""
     has_zero_points: bool = False
+    has_float_zero_points: bool = False
+    """Whether zero points lie between the steps: float32."""
+    stored_type: str = ""
+    """What the format calls its type, such as ``Q4_K``; empty where it has no names."""
     read_order: Callable[[], Array] | None = None
     """Reads which input channel each stored position of a row belongs to (int64); None: as they come."""
     members: tuple[CodedWeight, ...] = ()
@@ -97,8 +102,16 @@ class CodedWeight:
 
     @property
     def precision(self) -> str:
-        """What a code is, for people and programs: ``int4``, ``nf4``, ``fp4``, ``float8_e4m3fn`` …"""
+        """What a code is, for people and programs: ``int4``, ``nf4``, ``fp4``, ``float8_e4m3fn``, ``Q4_K`` …"""
+        if self.stored_type:
+            return self.stored_type
         return f"int{self.bits}" if self.kind == "integer" else self.kind.removeprefix("bnb_")
+
+    @property
+    def published_bits(self) -> int:
+        """Bits of a code in the checkpoint, scales not included."""
+        digit = self.stored_type[1:2]
+        return int(digit) if digit.isdigit() else self.bits
 
     @property
     def rows(self) -> int:
@@ -146,6 +159,8 @@ class CodedWeight:
 
 
 def _values_of(codes: Array, kind: CodeKind, bits: int, depth: int) -> Array:
+    if kind == "number":
+        return np.ascontiguousarray(codes).view(np.float32).copy()
     if kind in _FLOAT8:
         floats: Array = codes.view(_FLOAT8[kind]).astype(np.float32)
         return floats

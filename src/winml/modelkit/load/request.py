@@ -220,6 +220,11 @@ def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
         return ModelSource("config", name, path=path)
     if path.suffix == ".py":
         raise UsageError(f"{name}: names a script but no factory in it", hint=f"Give {name}:NAME_OF_THE_FUNCTION.")
+    if path.suffix == ".gguf":
+        from winml.modelkit.load.checkpoints.quantized.gguf import gguf_folder  # of those who name such a file
+
+        folder = gguf_folder(path)
+        return ModelSource("folder", name, path=folder, weights=check_folder(folder, needs_weights=needs_weights))
     if path.suffix in _WEIGHT_SUFFIXES:
         hint = f"Give the folder that holds it beside its {CHECKPOINT_CONFIG_NAME}: {path.parent}"
         raise ModelPathError(f"{name}: is a weights file, which does not say what model it is", hint=hint)

@@ -287,7 +287,13 @@ def _coded_weights(checkpoint: CheckpointConfig, folder: Path | None) -> CodedCh
     Raises:
         CheckpointError: their format is not read, or they are damaged.
     """
-    if checkpoint.quantization is None or folder is None or (weights := find_weights(folder)) is None:
+    weights = find_weights(folder) if folder is not None else None
+    if folder is None or weights is None:
+        return None
+    if weights.format == "gguf":
+        record = checkpoint.quantization or {"quant_method": "gguf"}
+        return read_coded_checkpoint(record, {}, folder, weights.files)
+    if checkpoint.quantization is None:
         return None
     if weights.format != "safetensors":
         raise CheckpointError(

@@ -38,7 +38,7 @@ from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.hierarchy.tagging import measure_coverage, read_tag
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.quantize.block_quantizers import BlockForm, WeightMatrix
-from winml.modelkit.quantize.declared_options import BlockSize
+from winml.modelkit.quantize.declared_options import Algorithm, BlockSize
 from winml.modelkit.quantize.integer_weights import WeightUse
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import EngineTask, ModulePrecision, constant_weight, float_name
@@ -89,7 +89,8 @@ class CarriedWeight(PackedWeight):
         """Refer to the codes; nothing is read."""
         self.coded = coded
         bits = coded.bits if coded.kind == "integer" else 8
-        form = BlockForm(bits, coded.block_size, is_symmetric=not coded.has_zero_points, algorithm="rtn")
+        algorithm: Algorithm = "hqq" if coded.has_float_zero_points else "rtn"  # by which zero points are floats
+        form = BlockForm(bits, coded.block_size, is_symmetric=not coded.has_zero_points, algorithm=algorithm)
         super().__init__(matrix, form, use, desk, is_table_only=is_table_only)
 
     def compute(self) -> dict[str, Array]:
@@ -107,7 +108,9 @@ class CarriedWeight(PackedWeight):
         if missing := row_bytes - codes.shape[1]:
             codes = np.pad(codes, ((0, 0), (0, missing)))
         zero_points = parts.zero_points
-        packed_points = None if zero_points is None else pack_codes(zero_points, form.bits, fill=middle)
+        packed_points = zero_points
+        if zero_points is not None and not form.has_float_zero_points:
+            packed_points = pack_codes(zero_points, form.bits, fill=middle)
         return self.finished(codes.reshape(len(codes), blocks, -1), scales, packed_points)
 
 
@@ -336,7 +339,9 @@ class _CodesPacking(Packing):
         matrix = WeightMatrix(tensor, operand.is_transposed)
         use = WeightUse.of(operand.value, node)
         is_table_only = readers == {"Gather"}
-        if _is_carried(tensor.weight, operand):
+        # Rows are looked up with whole zero points only.
+        is_taken = not (tensor.weight.has_float_zero_points and "Gather" in readers)
+        if is_taken and _is_carried(tensor.weight, operand):
             return CarriedWeight(tensor.weight, matrix, use, self._desk, is_table_only=is_table_only)
         form = BlockForm(8, _NEAREST_BLOCK_SIZE, is_symmetric=True, algorithm="rtn")
         weight = NearestWeight(matrix, form, use, self._desk, is_table_only=is_table_only)
@@ -383,7 +388,8 @@ def _bnb_tensors(weight: CodedWeight, name: str) -> tuple[ir.LazyTensor, ir.Lazy
 
 def _record_of(node: ir.Node, weight: CodedWeight) -> dict[str, object]:
     """Return what a node says of its weight."""
-    is_carried = "bits" not in node.attributes or weight.kind == "integer"
+    bits = node.attributes.get_int("bits", weight.bits)
+    is_carried = weight.kind != "number" and (node.op_type == "MatMulBnb4" or bits == weight.bits)
     record: dict[str, object] = {"precision": weight.precision if is_carried else "int8", "kind": "operator"}
     if (size := node.attributes.get("block_size")) is not None:
         record["block_size"] = size.as_int()
@@ -506,7 +512,7 @@ def loss_notes(nearest: Sequence[NearestWeight]) -> tuple[str, ...]:
     ratios = sorted(_decibels(weight.signal, weight.lost) for weight in written)
     total = _decibels(sum(weight.signal for weight in written), sum(weight.lost for weight in written))
     note = (
-        f"{len(written)} weights are in the nearest form, 8 bits in blocks of {_NEAREST_BLOCK_SIZE}, since ONNX "
+        f"{count_noun(len(written), 'weight')} in the nearest form, 8 bits in blocks of {_NEAREST_BLOCK_SIZE}, since ONNX "
         f"Runtime's CPU provider has no operator for their codes: SQNR {total:.1f} dB, of the worst {ratios[0]:.1f} dB."
     )
     return (note,)

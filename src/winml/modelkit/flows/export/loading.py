@@ -73,7 +73,8 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
         CheckpointError: the weights cannot be read or are not those of the model.
     """
     weights = resolved.source.weights
-    if resolved.checkpoint is None or request.random_weights or weights is None or weights.format != "safetensors":
+    is_readable = weights is not None and (weights.format == "safetensors" or resolved.coded is not None)
+    if resolved.checkpoint is None or request.random_weights or not is_readable:
         return load_resolved(resolved, request, progress)
     try:
         with local_libraries():

@@ -61,7 +61,7 @@ class WeightFiles:
     """The weights of a checkpoint folder."""
 
     format: str
-    """``safetensors`` or ``pickle``."""
+    """``safetensors``, ``pickle`` or ``gguf``."""
     folder: Path
     """The checkpoint folder."""
     files: tuple[Path, ...]
@@ -79,7 +79,8 @@ def find_weights(folder: Path) -> WeightFiles | None:
             return WeightFiles(kind, folder, (folder / single,))
         if (folder / index).is_file():
             return WeightFiles(kind, folder, _complete_shards(folder / index))
-    return None
+    files = sorted(folder.glob("*.gguf"))
+    return WeightFiles("gguf", folder, tuple(files)) if len(files) == 1 else None
 
 
 def check_index(folder: Path) -> None:

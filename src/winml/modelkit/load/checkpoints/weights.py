@@ -131,10 +131,9 @@ def load_checkpoint(
 
 def _deferred_tensors(weights: WeightFiles, coded: CodedCheckpoint | None) -> dict[str, DeferredTensor]:
     """Return the tensors of a checkpoint by name, none of them read; codes as the numbers that they stand for."""
-    entries = stored_entries(weights.files)
     if coded is None:
-        return deferred_entries(entries)
-    plain = {name: entry for name, entry in entries.items() if name not in coded.consumed}
+        return deferred_entries(stored_entries(weights.files))
+    plain = {name: entry for name, entry in coded.entries.items() if name not in coded.consumed}
     return {**deferred_entries(plain), **{name: _defer(tensor) for name, tensor in coded.tensors.items()}}
 
 

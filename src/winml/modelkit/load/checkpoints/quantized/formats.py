@@ -94,6 +94,7 @@ FORMATS: Mapping[str, QuantizedFormat] = {
     "fbgemm_fp8": QuantizedFormat("fp8", "FP8 of FBGEMM", "floats:read_fp8"),
     "bitsandbytes": QuantizedFormat("bitsandbytes", "bitsandbytes", "floats:read_bitsandbytes"),
     "mxfp4": QuantizedFormat("mxfp4", "MXFP4", "floats:read_mxfp4"),
+    "gguf": QuantizedFormat("gguf", "GGUF", "gguf:read_gguf"),
     "modelopt": QuantizedFormat("modelopt", "ModelOpt", "floats:read_modelopt"),
 }
 """By the value of ``quant_method``."""
@@ -164,7 +165,7 @@ def read_coded_checkpoint(
 
     module, function = form.reader.split(":")
     read = getattr(importlib.import_module(f"{__package__}.{module}"), function)
-    found: CodedEntries = read(StoredTensors(entries, folder, form.words), record)
+    found: CodedEntries = read(StoredTensors(entries, folder, form.words, files), record)
     if not found.tensors:
         place = files[0] if len(files) == 1 else f"{folder} ({len(files)} weight files)"
         raise CheckpointError(
@@ -172,7 +173,9 @@ def read_coded_checkpoint(
             hint="Take quantization_config out of config.json if the weights are floats, or fetch the checkpoint "
             "again.",
         )
-    return CodedCheckpoint(form, found.tensors, frozenset(found.consumed), entries, tuple(found.notes))
+    return CodedCheckpoint(
+        form, found.tensors, frozenset(found.consumed), {**entries, **found.plain}, tuple(found.notes)
+    )
 
 
 def folder_format(folder: Path) -> QuantizedFormat | None:

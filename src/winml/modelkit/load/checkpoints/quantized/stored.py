@@ -51,6 +51,8 @@ class CodedEntries:
     """By name of the parameter, as the float checkpoint would call it."""
     consumed: set[str] = field(default_factory=set)
     """Names of the tensors that these are made of."""
+    plain: dict[str, StoredEntry] = field(default_factory=dict)
+    """Tensors that are no codes, where the reader itself found them: name of the parameter → where it lies."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -62,6 +64,8 @@ class StoredTensors:
     folder: Path
     format: str
     """Name of the format, for messages."""
+    files: Sequence[Path] = ()
+    """The weight files."""
 
     def modules(self, suffix: str) -> Iterator[str]:
         """Yield what stands before a suffix in names that end with it, in the order of the files."""
