@@ -1,8 +1,8 @@
 """What does it cost to make ONNX of a checkpoint that is published in few bits?
 
-Method. Llama-shaped checkpoints are made first, one after the other: random codes with small scales in the layout of the
-format, the embedding and the head in float16, in shards of half a gigabyte, written shard by shard. For each size and
-format these run once after a warm-up on the smallest size, which is not counted:
+Method. Llama-shaped checkpoints are made first, one after the other: random codes with small scales in the layout of
+the format, the embedding and the head in float16, in shards of half a gigabyte, written shard by shard. For each size
+and format these run once after a warm-up on the smallest size, which is not counted:
 
 * ``python -m winml.modelkit export -m CHECKPOINT -o model.onnx --no-verify -q``
 * with ``--build`` also ``python -m winml.modelkit build -m CHECKPOINT -o FOLDER --no-verify -q``

@@ -230,6 +230,53 @@ def test_experts_that_are_merged_keep_their_codes(tmp_path: Path) -> None:
     assert generated(tmp_path / "out.onnx") == reference_tokens(saved)
 
 
+def test_gguf_file_alone_becomes_a_model_with_its_tokenizer(tmp_path: Path) -> None:
+    """Q8_0, Q4_0, Q4_K and Q6_K stand for the same numbers in the file, rows in the order of transformers."""
+    pytest.importorskip("gguf")
+    saved = coded_checkpoints.save_gguf(tmp_path)
+    model = export(saved, tmp_path / "out" / "model.onnx")
+    for module, (node, inputs) in written_codes(model).items():
+        bits, size, depth = attribute(node, "bits"), attribute(node, "block_size"), attribute(node, "K")
+        codes = unpacked(inputs[1], bits)[:, :depth].astype(np.float32)
+        points = inputs.get(3, np.full((len(codes), 1), 2 ** (bits - 1), np.float32))
+        numbers = codes - np.repeat(points, depth // points.shape[1], axis=1)
+        numbers *= np.repeat(inputs[2], size, axis=1)
+        tied = {"lm_head": "model.embed_tokens"}
+        values = saved.linears[tied.get(module, module)].values
+        assert np.abs(numbers - values).max() <= 1e-5 * np.abs(values).max()
+    assert generated(tmp_path / "out" / "model.onnx") == reference_tokens(saved)
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+
+
+def test_gguf_types_without_an_exact_form_are_in_the_nearest(tmp_path: Path) -> None:
+    """Six-bit offsets of five-bit codes are no integers, and 8-bit products take no others."""
+    pytest.importorskip("gguf")
+    saved = coded_checkpoints.save_gguf(tmp_path, {"ffn_gate": "Q5_K"})
+    config = WinMLExportConfig(activations="float32")
+    result = HTPExporter(config).export_checkpoint(ModelRequest(model=str(saved.folder)), tmp_path / "model.onnx")
+    (note,) = [note for note in result.notes if "nearest form" in note]
+    assert float(note.partition("SQNR ")[2].partition(" dB")[0]) > 40
+
+
+@pytest.mark.parametrize(("bits", "symmetric"), [(4, False), (4, True), (8, False)])
+def test_packing_is_that_of_compressed_tensors(tmp_path: Path, bits: int, symmetric: bool) -> None:
+    """The library unpacks to the numbers of the tests what these packed for the reader."""
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+
+    saved = coded_checkpoints.save_compressed(tmp_path, bits, symmetric=symmetric)
+    linear = saved.linears["model.layers.0.self_attn.q_proj"]
+    shape = torch.Size(linear.codes.shape)
+    middle = 2 ** (bits - 1)
+    codes = unpack_from_int32(linear.tensors[".weight_packed"], bits, shape)
+    assert np.array_equal(codes.numpy().astype(int) + middle, linear.codes)
+    if not symmetric:
+        points = linear.tensors[".weight_zero_point"]
+        assert linear.zero_points is not None
+        whole = unpack_from_int32(points, bits, torch.Size(linear.zero_points.shape), packed_dim=0)
+        assert np.array_equal(whole.numpy().astype(int) + middle, linear.zero_points)
+
+
 def test_build_fuses_the_decoder_and_carries_the_codes(tmp_path: Path) -> None:
     """Only ONNX Runtime runs the file, so that its attention is used as well; the text stays the same."""
     saved = coded_checkpoints.save_awq(tmp_path)

@@ -52,6 +52,7 @@ from winml.modelkit.quantize.weight_only_engine import (
     PackingDesk,
     operand_of,
 )
+from winml.modelkit.words import count_noun
 
 __all__ = ["CarriedCodes", "NearestWeight", "carry_codes", "loss_notes"]
 
@@ -81,7 +82,7 @@ class CarriedCodes(StageResult):
     """Weights for whose codes there is no operator; their losses are known once the model was written."""
 
 
-class CarriedWeight(PackedWeight):
+class _CarriedWeight(PackedWeight):
     """The codes of a weight as ``MatMulNBits`` and ``GatherBlockQuantized`` take them."""
 
     def __init__(self, coded: CodedWeight, matrix: WeightMatrix, use: WeightUse, desk: PackingDesk, *,
@@ -342,7 +343,7 @@ class _CodesPacking(Packing):
         # Rows are looked up with whole zero points only.
         is_taken = not (tensor.weight.has_float_zero_points and "Gather" in readers)
         if is_taken and _is_carried(tensor.weight, operand):
-            return CarriedWeight(tensor.weight, matrix, use, self._desk, is_table_only=is_table_only)
+            return _CarriedWeight(tensor.weight, matrix, use, self._desk, is_table_only=is_table_only)
         form = BlockForm(8, _NEAREST_BLOCK_SIZE, is_symmetric=True, algorithm="rtn")
         weight = NearestWeight(matrix, form, use, self._desk, is_table_only=is_table_only)
         self.nearest.append(weight)
@@ -491,15 +492,15 @@ def _half_of(node: ir.Node) -> str | None:
 
 def _notes_on_floats(graph: ir.Graph) -> tuple[str, ...]:
     """Say which weights of few bits are written as floats, since a node reads them that takes no codes."""
-    held = {name: value for name, value in graph.initializers.items() if isinstance(value.const_value, CodedTensor)}
-    if not held:
+    left = {name: value for name, value in graph.initializers.items() if isinstance(value.const_value, CodedTensor)}
+    if not left:
         return ()
-    operators = Counter(node.op_type for value in held.values() for node, _ in value.uses())
+    operators = Counter(node.op_type for value in left.values() for node, _ in value.uses())
     words = ", ".join(f"{count} {name}" for name, count in operators.most_common())
-    count = f"{len(held)} weight{'s' if len(held) > 1 else ''}"
+    count = count_noun(len(left), "weight")
     note = (
         f"{count} of few bits written as floating-point numbers, since no operator that reads them takes codes "
-        f"({words}): {', '.join(list(held)[:3])}."
+        f"({words}): {', '.join(list(left)[:3])}."
     )
     return (note,)
 
@@ -511,9 +512,10 @@ def loss_notes(nearest: Sequence[NearestWeight]) -> tuple[str, ...]:
         return ()
     ratios = sorted(_decibels(weight.signal, weight.lost) for weight in written)
     total = _decibels(sum(weight.signal for weight in written), sum(weight.lost for weight in written))
+    count = count_noun(len(written), "weight")
     note = (
-        f"{count_noun(len(written), 'weight')} in the nearest form, 8 bits in blocks of {_NEAREST_BLOCK_SIZE}, since ONNX "
-        f"Runtime's CPU provider has no operator for their codes: SQNR {total:.1f} dB, of the worst {ratios[0]:.1f} dB."
+        f"{count} in the nearest form, 8 bits in blocks of {_NEAREST_BLOCK_SIZE}, since ONNX Runtime's CPU provider has "
+        f"no operator for the codes: SQNR {total:.1f} dB of all, {ratios[0]:.1f} dB of the worst."
     )
     return (note,)
 

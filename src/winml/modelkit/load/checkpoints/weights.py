@@ -139,17 +139,17 @@ def _deferred_tensors(weights: WeightFiles, coded: CodedCheckpoint | None) -> di
 
 def _realize(model: torch.nn.Module) -> None:
     """Give a model whose parameters and buffers refer to files their values, in place; what is shared stays shared."""
-    held: dict[int, torch.nn.Parameter] = {}
+    realized: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
-        for name, parameter in list(module._parameters.items()):
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             values: Any = parameter  # a parameter is of the class of its tensor
             if isinstance(values, DeferredTensor):
-                if id(values) not in held:
-                    held[id(values)] = torch.nn.Parameter(values.realized(), requires_grad=False)
-                module._parameters[name] = held[id(values)]
-        for name, buffer in list(module._buffers.items()):
+                if id(values) not in realized:
+                    realized[id(values)] = torch.nn.Parameter(values.realized(), requires_grad=False)
+                setattr(module, name, realized[id(values)])
+        for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
             if isinstance(buffer, DeferredTensor):
-                module._buffers[name] = buffer.realized()
+                setattr(module, name, buffer.realized())
 
 
 def _loading_errors() -> tuple[type[Exception], ...]:

@@ -55,7 +55,7 @@ def scales_by_rows(values: Array, rows: int, depth: int, block: tuple[int, int] 
     return np.repeat(values, size[0], axis=0)[:rows], depth if wide == 1 else size[1]
 
 
-def exponents_as_floats(values: Array) -> Array:
+def _exponents_as_floats(values: Array) -> Array:
     """Return the powers of two that E8M0 stands for, float32."""
     return np.ldexp(np.float32(1), values.view(np.uint8).astype(np.int32) - 127).astype(np.float32)
 
@@ -96,7 +96,7 @@ def small_float(
 
     def read(expert: int | None) -> CodedParts:
         raw = stored.read_part(scale, expert if len(places.shape) > 1 or experts == 1 else None)
-        numbers = exponents_as_floats(raw) if by_exponent else raw.astype(np.float32)
+        numbers = _exponents_as_floats(raw) if by_exponent else raw.astype(np.float32)
         found, _ = scales_by_rows(np.atleast_1d(numbers), rows, depth, block)
         return layout.parts(stored.read_part(codes, expert).view(np.uint8), found)
 
@@ -165,7 +165,7 @@ def read_mxfp4(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries
         def read(expert: int, blocks: str = blocks, scales: str = scales) -> CodedParts:
             codes = stored.read_part(blocks, expert)
             exponents = stored.read_part(scales, expert)
-            return CodedParts(codes.reshape(len(codes), -1), exponents_as_floats(exponents))
+            return CodedParts(codes.reshape(len(codes), -1), _exponents_as_floats(exponents))
 
         shape = (rows, count * width * 2)
         members = [
@@ -206,7 +206,7 @@ def packed_e2m1(
 
     def read() -> CodedParts:
         raw = stored.read(scale)
-        numbers = exponents_as_floats(raw) if by_exponent else raw.astype(np.float32)
+        numbers = _exponents_as_floats(raw) if by_exponent else raw.astype(np.float32)
         if whole is not None:
             factor = np.float32(stored.read_float(whole).reshape(-1)[0])
             numbers = numbers / factor if divides else numbers * factor
@@ -224,7 +224,7 @@ def read_modelopt(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntr
     Raises:
         CheckpointError: tensors of a module do not fit together.
     """
-    found = read_fp8(stored_floats(stored), config)
+    found = read_fp8(_stored_floats(stored), config)
     for module in stored.modules(".weight_scale_2"):
         names = (f"{module}.weight", f"{module}.weight_scale", f"{module}.weight_scale_2")
         found.tensors[names[0]] = packed_e2m1(stored, "nvfp4", module, *names, divides=False)
@@ -233,7 +233,7 @@ def read_modelopt(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntr
     return found
 
 
-def stored_floats(stored: StoredTensors) -> StoredTensors:
+def _stored_floats(stored: StoredTensors) -> StoredTensors:
     """Return the tensors without scales of 8-bit floats that belong to codes of 4 bits."""
     plain = {name: entry for name, entry in stored.entries.items() if f"{name}_2" not in stored.entries}
     return StoredTensors(plain, stored.folder, stored.format)

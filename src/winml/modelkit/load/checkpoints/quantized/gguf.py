@@ -64,9 +64,9 @@ def gguf_folder(path: Path) -> Path:
     if key not in _FOLDERS:
         reader = _reader(path)
         config = _config_of(path, reader)
-        held = tempfile.TemporaryDirectory(prefix="winml-gguf-")
-        atexit.register(held.cleanup)
-        folder = Path(held.name)
+        temporary = tempfile.TemporaryDirectory(prefix="winml-gguf-")
+        atexit.register(temporary.cleanup)
+        folder = Path(temporary.name)
         record: dict[str, Any] = {"quant_method": "gguf"}
         try:
             _save_tokenizer(path, folder)
