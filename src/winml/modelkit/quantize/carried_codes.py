@@ -514,8 +514,8 @@ def loss_notes(nearest: Sequence[NearestWeight]) -> tuple[str, ...]:
     total = _decibels(sum(weight.signal for weight in written), sum(weight.lost for weight in written))
     count = count_noun(len(written), "weight")
     note = (
-        f"{count} in the nearest form, 8 bits in blocks of {_NEAREST_BLOCK_SIZE}, since ONNX Runtime's CPU provider has "
-        f"no operator for the codes: SQNR {total:.1f} dB of all, {ratios[0]:.1f} dB of the worst."
+        f"{count} in the nearest form, 8 bits in blocks of {_NEAREST_BLOCK_SIZE}, since ONNX Runtime's CPU provider "
+        f"has no operator for the codes: SQNR {total:.1f} dB of all, {ratios[0]:.1f} dB of the worst."
     )
     return (note,)
 
