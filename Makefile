@@ -60,8 +60,8 @@ release-check: $(READY)
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-# The tests of clusters need Ray, which is large, and are skipped without it: make EXTRAS=demo,eval,ray,test,dev test
-EXTRAS = demo,eval,test,dev
+# The tests of clusters need Ray, which is large, and are skipped without it: make EXTRAS=demo,eval,gguf,ray,test,dev test
+EXTRAS = demo,eval,gguf,test,dev
 
 # The stamp is written last, so an interrupted install is taken up again.
 $(READY): pyproject.toml constraints.txt
@@ -83,12 +83,12 @@ test-oldest:
 	$(PYTHON) scripts/check_python.py
 	$(PYTHON) -m venv --clear .venv-oldest
 	.venv-oldest/bin/python -m pip install --disable-pip-version-check -q uv
-	.venv-oldest/bin/uv pip install --python .venv-oldest/bin/python --resolution lowest-direct -e ".[demo,eval,test]"
+	.venv-oldest/bin/uv pip install --python .venv-oldest/bin/python --resolution lowest-direct -e ".[demo,eval,gguf,test]"
 	.venv-oldest/bin/python -m pytest -n auto $(OF_OTHER_VERSIONS)
 
 # The newest versions there are, whatever constraints.txt says.
 test-newest:
 	$(PYTHON) scripts/check_python.py
 	$(PYTHON) -m venv --clear .venv-newest
-	.venv-newest/bin/python -m pip install --disable-pip-version-check -e ".[demo,eval,test]"
+	.venv-newest/bin/python -m pip install --disable-pip-version-check -e ".[demo,eval,gguf,test]"
 	.venv-newest/bin/python -m pytest -n auto $(OF_OTHER_VERSIONS)

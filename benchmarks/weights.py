@@ -122,10 +122,10 @@ def measure_export(checkpoint: Path, output: Path, dtype: str) -> dict[str, floa
     anonymous, disk = [0], [0]
     started = time.perf_counter()
     command = export_command(checkpoint, output, dtype)
-    cost = run(command, on_start=lambda pid: _watch(pid, output.parent, anonymous, disk))
+    cost = run(command, on_start=lambda pid: watch(pid, output.parent, anonymous, disk))
     os.sync()
     wall = time.perf_counter() - started
-    written = _size_on_disk(output.parent)
+    written = size_on_disk(output.parent)
     shutil.rmtree(output.parent)
     return {
         "wall_s": wall,
@@ -137,7 +137,7 @@ def measure_export(checkpoint: Path, output: Path, dtype: str) -> dict[str, floa
     }
 
 
-def _size_on_disk(folder: Path) -> int:
+def size_on_disk(folder: Path) -> int:
     """Return the bytes of a folder's files; a file of two names counts once, one that goes meanwhile not at all."""
     sizes = {}
     for parent, _, names in os.walk(folder):
@@ -148,7 +148,7 @@ def _size_on_disk(folder: Path) -> int:
     return sum(sizes.values())
 
 
-def _watch(pid: int, folder: Path, anonymous: list[int], disk: list[int]) -> None:
+def watch(pid: int, folder: Path, anonymous: list[int], disk: list[int]) -> None:
     """Note anonymous memory of a process and bytes of the folder it writes to, for as long as it runs."""
 
     def look() -> None:
@@ -162,7 +162,7 @@ def _watch(pid: int, folder: Path, anonymous: list[int], disk: list[int]) -> Non
             if not found:
                 return
             anonymous.append(found[0])
-            disk.append(_size_on_disk(folder))
+            disk.append(size_on_disk(folder))
             time.sleep(0.05)
 
     threading.Thread(target=look, daemon=True).start()

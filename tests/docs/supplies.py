@@ -10,6 +10,7 @@ import contextlib
 import csv
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from checkpoints import save_checkpoint, save_image_processor
+from coded_checkpoints import save_awq
 from e2e.in_process import run_here
 from e2e.workplace import Outcome
 from encoder_decoder import save_encoder_decoder
@@ -184,6 +186,11 @@ def _save_lecture(path: Path) -> None:
     soundfile.write(path, sound, 16_000)
 
 
+def _save_awq(path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(save_awq(Path(folder)).folder, path)
+
+
 def _save_whisper(folder: Path) -> None:
     """Write one that tells times: its tokens from 60 on are times."""
     save_encoder_decoder(folder, "whisper")
@@ -218,6 +225,7 @@ _MAKERS: Mapping[str, Callable[[Path], object]] = {
         path, "bert", "BertForSequenceClassification", text_tokenizer(), labels=_LABELS, **_TEXT
     ),
     "llama": lambda path: save_decoder(path, max_position_embeddings=1024),
+    "llama-awq": _save_awq,
     "gpt2": lambda path: save_decoder(path, "gpt2"),
     "t5": lambda path: save_encoder_decoder(path, "t5", num_layers=1),
     "whisper": _save_whisper,

@@ -32,7 +32,7 @@ def _project() -> dict[str, Any]:
     return project
 
 
-OF_AN_EXTRA = {"evaluate": "eval", "sweep": "ray"}
+OF_AN_EXTRA = {"evaluate": "eval", "load": "gguf", "sweep": "ray"}
 """Room to the extra whose libraries it imports where they are needed, and says how to install."""
 
 

@@ -1,7 +1,8 @@
 """Which graphs are fused for ONNX Runtime although nobody asked the optimizer for anything?
 
 Decoders with a cache, where only ONNX Runtime can run the result in any case: the operators that hold weights in few
-bits are its own, and onnxruntime-genai is built on it. A level that is given decides by itself.
+bits are its own, and onnxruntime-genai is built on it. So are those that a checkpoint in few bits becomes. A level that
+is given decides by itself.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from winml.modelkit.builds.config import idle_quantization, quantize_options
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.graph.files.graph_reading import load_by_reference
+from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.optimize.decoders.interface import DecoderInterface
 from winml.modelkit.optimize.options import OptimizeOptions
+from winml.modelkit.quantize.weight_only_engine import DOMAIN
 
-__all__ = ["is_for_onnxruntime", "is_fused", "optimization_of"]
+__all__ = ["has_codes", "is_for_onnxruntime", "is_fused", "optimization_of"]
 
 _RUNTIME_MODE = "weight-only"
 """Way to quantize whose operators are those of ONNX Runtime."""
@@ -31,7 +34,7 @@ def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) 
         model: The graph as it was exported.
         plan: The build.
     """
-    if not is_for_onnxruntime(plan) or DecoderInterface.of(model) is None:
+    if not (is_for_onnxruntime(plan) or has_codes(model)) or DecoderInterface.of(model) is None:
         return section
     options = section.with_decoder_fusions()
     return options.with_token_windows() if find_layout(plan.config.layout).pads_right else options
@@ -39,7 +42,13 @@ def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) 
 
 def is_fused(model: Path, plan: BuildPlan) -> bool:
     """Say whether a graph that a build made was fused although nobody asked for it."""
-    return is_for_onnxruntime(plan) and DecoderInterface.of(load_by_reference(model)) is not None
+    graph = load_by_reference(model)
+    return (is_for_onnxruntime(plan) or has_codes(graph)) and DecoderInterface.of(graph) is not None
+
+
+def has_codes(model: ir.Model) -> bool:
+    """Say whether a graph holds weights in few bits, in operators of ONNX Runtime alone."""
+    return any(node.domain == DOMAIN and QUANTIZATION_KEY in node.metadata_props for node in model.graph)
 
 
 def is_for_onnxruntime(plan: BuildPlan) -> bool:

@@ -12,13 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from winml.modelkit.builds.config import AUTO_PRECISION, WinMLBuildConfig, loader_section, quantize_options
+from winml.modelkit.builds.config import (
+    AUTO_PRECISION,
+    WinMLBuildConfig,
+    idle_quantization,
+    loader_section,
+    quantize_options,
+)
 from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError, rename_options
 from winml.modelkit.export.config import DEFAULT_OPSETS, WinMLExportConfig
 from winml.modelkit.flows.quantize.calibration_files import refuse_missing_files
 from winml.modelkit.graph.files.named_paths import named_path
+from winml.modelkit.load.checkpoints.quantized.formats import folder_format
 from winml.modelkit.load.load_options import declared_options, is_not_default
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.optimize.options import CONFIG_WORDS, OptimizeOptions
@@ -136,6 +143,8 @@ def plan_build(
     if config.export.input_tensors is not None and request.input_specs is None:
         specs = config.export.input_tensors
         request = dataclasses.replace(request, input_specs=specs, specs_origin="export.input_tensors")
+    if config.quant is not None and not idle_quantization(config.quant):
+        _refuse_fewer_bits(request, quantize_options(config.quant))
     dynamic = request.dynamic.joined(config.export.dynamic.requested_by("export.{}"))
     request = dataclasses.replace(request, dynamic=dynamic, cross_keys=find_layout(config.layout).cross_keys)
     if not verify:
@@ -150,6 +159,23 @@ def plan_build(
         with_companions,
         deploy_only=deploy_only,
     )
+
+
+def _refuse_fewer_bits(request: ModelRequest, options: QuantizeOptions) -> None:
+    """Refuse to quantize a checkpoint on this disk that is in few bits.
+
+    Raises:
+        UsageError: names the precision and the format.
+        CheckpointError: its format is not read.
+    """
+    folder = named_path(request.model.strip())
+    form = folder_format(folder) if folder.is_dir() and not request.random_weights else None
+    if form is not None:
+        raise UsageError(
+            f"--precision {options.base.name}: {request.model} has its weights in few bits already ({form.words})",
+            hint="Leave it out: the codes of the checkpoint are carried over. For another precision, build the model "
+            "that it was quantized from.",
+        )
 
 
 def _for_provider(config: WinMLBuildConfig) -> WinMLBuildConfig:

@@ -202,6 +202,7 @@ def _run_export(task: StageTask) -> tuple[StageOutcome, ...]:
 
 def export_outcomes(plan: BuildPlan, result: ExportResult) -> tuple[StageOutcome, ...]:
     """Return what an export means for a build: one outcome for each part."""
+    from winml.modelkit.compare.words import fidelity_words
     from winml.modelkit.results.words import verification_words
 
     resolved = _resolved_sections(plan, result)
@@ -212,7 +213,8 @@ def export_outcomes(plan: BuildPlan, result: ExportResult) -> tuple[StageOutcome
         return StageOutcome(
             files=tuple(file.path for file in part.files),
             normalizations=1,
-            summary=f"opset {part.opset_produced}, {verification_words(part.verification)}",
+            summary=f"opset {part.opset_produced}, "
+            + (verification_words(part.verification) if part.fidelity is None else fidelity_words(part.fidelity)),
             part=part.name,
             seconds=None if is_single else part.seconds,
             notes=(*(result.model_notes if is_first else ()), *part.notes),
@@ -286,8 +288,8 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
 
 
 def _optimization_of(section: OptimSection, task: StageTask) -> OptimizeOptions:
-    """Return what is done to a file: what the config asks for, and what a layout for ONNX Runtime adds."""
-    if not find_layout(task.plan.config.layout).for_onnxruntime:
+    """Return what is done to a file: what the config asks for, and what is added where only ONNX Runtime runs it."""
+    if not find_layout(task.plan.config.layout).for_onnxruntime and task.plan.onnx_path is not None:
         return section
     from winml.modelkit.builds.decoder_fusions import optimization_of
     from winml.modelkit.graph.files.graph_reading import load_by_reference

@@ -10,9 +10,10 @@ from winml.modelkit.errors import ConfigError
 from winml.modelkit.fields import OPTIONS, declare
 from winml.modelkit.hierarchy.torch_modules import TorchModules, normalized_torch_modules
 
-__all__ = ["ACCEPT_ASSUMPTIONS", "EXPORTER", "DynamicFields", "ExportFields", "ExporterChoice"]
+__all__ = ["ACCEPT_ASSUMPTIONS", "EXPORTER", "Activations", "DynamicFields", "ExportFields", "ExporterChoice"]
 
 ExporterChoice = Literal["auto", "torchscript", "dynamo"]
+Activations = Literal["float32", "int8"]
 
 OLDEST_OPSET = 11
 """Chosen: the oldest opset in which the shape-computing operators the exporter emits take int64 inputs throughout."""
@@ -106,6 +107,13 @@ class ExportFields:
     operation_fallback: bool = declare(
         False,
         "Tag a node without a known scope by the longest scope that its neighbours share, instead of by the root.",
+        OPTIONS,
+    )
+    activations: Activations | None = declare(
+        None,
+        "Of a checkpoint whose weights have few bits: type of activations in products with them. `float32` is exact; "
+        "`int8` rounds them by blocks, which is up to 8 times as fast in 4 bits. float32 in 4 bits, and int8 in 2 and "
+        "8 bits, for which there is no other fast kernel, where left out.",
         OPTIONS,
     )
     verify: bool = declare(True, "Compare ONNX Runtime with PyTorch before the file is put in place.", OPTIONS)

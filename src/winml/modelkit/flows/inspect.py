@@ -39,7 +39,13 @@ from winml.modelkit.load.model import load_resolved, model_info
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import ResolvedModel, resolve_checkpoint, resolve_model
-from winml.modelkit.results.inspected_model import InspectedModel, InspectedPart, WeightsOnDisk
+from winml.modelkit.results.inspected_model import (
+    InspectedModel,
+    InspectedPart,
+    StoredBits,
+    StoredParameter,
+    WeightsOnDisk,
+)
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.verify.reference_run import conditions_as_python, prepared_part
 from winml.modelkit.words import count_words, size_words
@@ -208,10 +214,17 @@ def inspect_model(
         parameters=_parameter_sizes(resolved.model),
         weights=weights,
         modules=sum(1 for _ in resolved.model.modules()),
+        quantization=_stored_bits(resolved),
         tree=tree,
         never_ran=tuple(_never_ran(forward.trace)) if hierarchy and forward.trace is not None else (),
         tree_source=forward.source if hierarchy else "",
-        notes=(*resolved.notes, *weight_notes, *forward.notes, *(tree.notes if tree is not None else ())),
+        notes=(
+            *resolved.notes,
+            *(resolved.coded.notes if resolved.coded else ()),
+            *weight_notes,
+            *forward.notes,
+            *(tree.notes if tree is not None else ()),
+        ),
     )
 
 
@@ -326,6 +339,31 @@ def _stored_weights(resolved: ResolvedModel) -> tuple[WeightsOnDisk | None, tupl
     except CheckpointError as error:
         return None, (error.message,)
     return on_disk, () if files is None else tuple(_damaged_files(files))
+
+
+def _stored_bits(resolved: ResolvedModel) -> StoredBits | None:
+    """Return how many bits each parameter has in the checkpoint; None where none is in codes."""
+    coded = resolved.coded
+    if coded is None:
+        return None
+    parameters = [
+        StoredParameter(
+            name,
+            tensor.weight.source_format,
+            tensor.weight.precision,
+            tensor.weight.published_bits,
+            tensor.weight.block_size,
+            tensor.weight.has_zero_points,
+            tensor.weight.read_order is not None,
+        )
+        for name, tensor in coded.tensors.items()
+    ]
+    left = [
+        StoredParameter(name, None, entry.dtype, entry.bits)
+        for name, entry in coded.entries.items()
+        if name not in coded.consumed and len(entry.shape) > 1
+    ]
+    return StoredBits(coded.format.name, coded.words, (*parameters, *left))
 
 
 def _damaged_files(weights: WeightFiles) -> Iterator[str]:

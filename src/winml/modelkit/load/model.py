@@ -231,6 +231,7 @@ def _checkpoint_parts(
         source.weights,
         dtype=resolved.dtype,
         trust_remote_code=request.trust_remote_code,
+        coded=resolved.coded,
     )
     model = with_plain_outputs(model)
     if resolved.dtype is None:
@@ -256,6 +257,7 @@ def model_info(resolved: ResolvedModel, request: ModelRequest) -> ModelInfo:
         task=decision.task,
         task_rule=decision.rule,
         model_type=resolved.checkpoint.config.model_type,
+        source_format=None if resolved.coded is None else resolved.coded.format.name,
         revision=request.revision,
         random_weights=request.random_weights,
         companions=companion_files(source.path) if source.path is not None else {},

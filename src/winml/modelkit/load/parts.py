@@ -47,6 +47,8 @@ class ModelInfo(Record):
     """transformers' model type."""
     source_kind: str = field(default="live", metadata=entry(skip=True))
     """``folder``, ``config``, ``script``, ``hub`` or ``type`` (no checkpoint); ``live`` for a module handed over."""
+    source_format: str | None = field(default=None, metadata=entry(omit_none=True))
+    """Format in which the checkpoint has weights of few bits, such as ``gptq``; None where it has none."""
     revision: str | None = field(default=None, metadata=entry(omit_none=True))
     """Revision of a Hub id that was asked for."""
     random_weights: bool = field(default=False, metadata=entry(omit_empty=True))

@@ -20,6 +20,7 @@ from winml.modelkit.file_names import BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAM
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec, is_open
 from winml.modelkit.load.checkpoints.hub import snapshot_folder
+from winml.modelkit.load.checkpoints.quantized.formats import folder_format
 from winml.modelkit.load.checkpoints.task import WITH_PAST, canonical_task, canonical_word
 from winml.modelkit.load.checkpoints.weight_files import (
     FORMATS,
@@ -219,6 +220,11 @@ def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
         return ModelSource("config", name, path=path)
     if path.suffix == ".py":
         raise UsageError(f"{name}: names a script but no factory in it", hint=f"Give {name}:NAME_OF_THE_FUNCTION.")
+    if path.suffix == ".gguf":
+        from winml.modelkit.load.checkpoints.quantized.gguf import gguf_folder  # of those who name such a file
+
+        folder = gguf_folder(path)
+        return ModelSource("folder", name, path=folder, weights=check_folder(folder, needs_weights=needs_weights))
     if path.suffix in _WEIGHT_SUFFIXES:
         hint = f"Give the folder that holds it beside its {CHECKPOINT_CONFIG_NAME}: {path.parent}"
         raise ModelPathError(f"{name}: is a weights file, which does not say what model it is", hint=hint)
@@ -292,7 +298,7 @@ def check_folder(folder: Path, *, needs_weights: bool) -> WeightFiles | None:
 
     Raises:
         ModelPathError: it lacks a config or weights; names what it holds instead.
-        CheckpointError: the weights are truncated, or shards are missing.
+        CheckpointError: the weights are truncated, or shards are missing, or in few bits of a format that is not read.
     """
     if not (folder / CHECKPOINT_CONFIG_NAME).is_file():
         config = folder / CHECKPOINT_CONFIG_NAME
@@ -302,6 +308,7 @@ def check_folder(folder: Path, *, needs_weights: bool) -> WeightFiles | None:
         raise ModelPathError(f"{folder}: {problem}", hint=_without_config_hint(folder))
     if not needs_weights:
         return None
+    folder_format(folder)
     weights = find_weights(folder)
     if weights is None:
         readable = " or ".join(single for _, single, _ in FORMATS)

@@ -49,8 +49,9 @@ from winml.modelkit.load.checkpoints.config import (
     with_config_of_class,
 )
 from winml.modelkit.load.checkpoints.hub import snapshot_folder
+from winml.modelkit.load.checkpoints.quantized.formats import CodedCheckpoint, read_coded_checkpoint
 from winml.modelkit.load.checkpoints.task import TaskDecision, resolve_custom_task, resolve_task
-from winml.modelkit.load.checkpoints.weight_files import find_weights, stored_sizes
+from winml.modelkit.load.checkpoints.weight_files import find_weights, stored_entries, stored_sizes
 from winml.modelkit.load.families.family import unused_size_notes
 from winml.modelkit.load.families.input_decisions import decide_parts, refuse_unknown_parts
 from winml.modelkit.load.inputs.axis_names import accepts_shapes
@@ -104,6 +105,9 @@ class ResolvedModel:
 
     is_widened: bool = False
     """Whether its floating point weights have 16 bits and are to be read as float32."""
+
+    coded: CodedCheckpoint | None = None
+    """Its weights in few bits; None where it has none, or random weights stand in for all."""
 
     @property
     def model(self) -> torch.nn.Module:
@@ -162,6 +166,9 @@ def resolve_model(
         model_class = _model_class(checkpoint, decision)
         checkpoint = with_config_of_class(checkpoint, model_class)
         folder = _folder_of_weights(source, request, checkpoint.config)
+        coded = _coded_weights(checkpoint, folder)
+        # What codes stand for is exact in float32 alone.
+        widens_halves = widens_halves or coded is not None
         dtype, is_widened = _read_dtype(checkpoint.config, folder, request, widens_halves=widens_halves)
         model = _build_without_storage(model_class, checkpoint.config, dtype)
         unknown_dtype = dtype is None and folder is not None
@@ -176,6 +183,7 @@ def resolve_model(
         dtype=None if unknown_dtype else dtype or torch.float32,
         model_notes=(*checkpoint.notes, *notes),
         is_widened=is_widened,
+        coded=coded,
     )
 
 
@@ -271,6 +279,28 @@ def _folder_of_weights(source: ModelSource, request: ModelRequest, config: objec
         return None
     refuse_foreign_weights(config, source.path)
     return source.path
+
+
+def _coded_weights(checkpoint: CheckpointConfig, folder: Path | None) -> CodedCheckpoint | None:
+    """Find the weights of few bits, where a checkpoint says that it has some.
+
+    Raises:
+        CheckpointError: their format is not read, or they are damaged.
+    """
+    weights = find_weights(folder) if folder is not None else None
+    if folder is None or weights is None:
+        return None
+    if weights.format == "gguf":
+        record = checkpoint.quantization or {"quant_method": "gguf"}
+        return read_coded_checkpoint(record, {}, folder, weights.files)
+    if checkpoint.quantization is None:
+        return None
+    if weights.format != "safetensors":
+        raise CheckpointError(
+            f"{weights.files[0]}: its config.json has a quantization_config, and codes are read from safetensors only",
+            hint="Save the checkpoint as safetensors.",
+        )
+    return read_coded_checkpoint(checkpoint.quantization, stored_entries(weights.files), folder, weights.files)
 
 
 def _read_dtype(

@@ -12,6 +12,7 @@ from onnx_ir import tensor_adapters
 from onnx_ir.passes import common
 from onnx_ir.passes.common import NameFixPass
 
+from winml.modelkit.graph.coded_weights import CodedTensor
 from winml.modelkit.graph.files.stored_tensors import StoredTensor
 from winml.modelkit.graph.fresh_names import FreshNames, cast_node
 from winml.modelkit.hierarchy.tagging import all_nodes
@@ -490,7 +491,7 @@ def _transpose_weight(graph: ir.Graph, weight: ir.Value, perm: tuple[int, ...]) 
 
 
 def _transposed_tensor(tensor: ir.TensorProtocol, perm: Sequence[int], shape: ir.Shape, name: str) -> ir.TensorProtocol:
-    if isinstance(tensor, StoredTensor):
+    if isinstance(tensor, (StoredTensor, CodedTensor)):
         return tensor.transposed(perm, name)
     if isinstance(tensor, tensor_adapters.TorchTensor):
         # A view. torch copies it when it is written, several times as fast as numpy.

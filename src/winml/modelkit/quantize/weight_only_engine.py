@@ -30,9 +30,14 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import EngineTask, constant_weight
 
 __all__ = [
+    "DOMAIN",
+    "Operand",
+    "PackedParts",
     "PackedWeight",
+    "Packing",
     "PackingDesk",
     "algorithm_notes",
+    "operand_of",
     "quantize_weights",
 ]
 
@@ -151,6 +156,10 @@ class PackedWeight:
             shapes[_PACKED_ZERO_POINTS] = (width, math.ceil(count / per_byte))
         return shapes
 
+    def finished(self, packed: Array, scales: Array, zero_points: Array | None) -> dict[str, Array]:
+        """Return parts by name, from arrays in the layout of ``MatMulNBits``."""
+        return self._finished(_by_name(Blocks(packed, scales, zero_points)))
+
     def _finished(self, parts: dict[str, Array]) -> dict[str, Array]:
         scale_type = self._scale_dtype.numpy()
         return {
@@ -205,7 +214,7 @@ _REDUCED = {"alpha": 1.0, "beta": 1.0, "transA": 0}
 def quantize_weights(model: ir.Model, task: EngineTask) -> ir.Model:
     """Return the model with the weights of the named nodes in few bits; the given model is not changed."""
     quantized = model.clone()
-    packing = _Packing(quantized.graph, task)
+    packing = Packing(quantized.graph, task)
     for node in list(quantized.graph):
         if node.name in task.nodes:
             packing.replace(node)
@@ -234,7 +243,7 @@ def algorithm_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str,
 
 
 @dataclass(frozen=True)
-class _Operand:
+class Operand:
     """The weight of a node, and how the node sees it."""
 
     value: ir.Value
@@ -243,7 +252,7 @@ class _Operand:
     """Whether it has width × depth."""
 
 
-class _Packed(NamedTuple):
+class PackedParts(NamedTuple):
     """A weight in few bits, as it stands in the graph."""
 
     weight: PackedWeight
@@ -251,28 +260,29 @@ class _Packed(NamedTuple):
     """Values, scales and, where there are any, zero points."""
 
 
-class _Packing:
-    """One graph, in place."""
+class Packing:
+    """Replaces nodes of one graph by those that take weights of few bits, in place."""
 
     def __init__(self, graph: ir.Graph, task: EngineTask) -> None:
+        """Take a graph, and which of its nodes are replaced; nothing is changed yet."""
         self._graph = graph
         self._task = task
         self._desk = PackingDesk()
         self._fresh = FreshNames.of_graph(graph)
-        self._packed: dict[tuple[str, bool], _Packed] = {}
+        self._packed: dict[tuple[str, bool], PackedParts] = {}
         """Name of a weight and whether it is transposed → the same in few bits."""
         self._tables: dict[str, ir.Value] = {}
         """Name of the values of a weight → the same with two axes, as a Gather wants them."""
         self._replaced: list[ir.Value] = []
 
-    def replace(self, node: ir.Node) -> None:
-        """Replace a node; one that has no form with few bits stays."""
-        operand = _operand_of(node)
+    def replace(self, node: ir.Node) -> ir.Node | None:
+        """Replace a node and return the new one; one that has no form with few bits stays."""
+        operand = operand_of(node)
         if operand is None:
-            return
+            return None
         new = self._product(node, operand) if node.op_type != "Gather" else self._lookup(node, operand)
         if new is None:
-            return
+            return None
         new.metadata_props.update(node.metadata_props)
         new.outputs[0].type, new.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
         self._replaced += [value for value in node.inputs if value is not None]
@@ -281,6 +291,7 @@ class _Packing:
         ir.convenience.replace_all_uses_with(node.outputs[0], new.outputs[0], replace_graph_outputs=True)
         self._graph.remove(node, safe=True)
         new.outputs[0].name = name
+        return new
 
     def remove_unused(self) -> None:
         """Remove the weights that nothing reads any more, their transpositions, and blocks that no node took."""
@@ -298,7 +309,7 @@ class _Packing:
             if value.is_initializer() and not value.uses() and not value.is_graph_output():
                 self._graph.initializers.pop(value.name or "", None)
 
-    def _product(self, node: ir.Node, operand: _Operand) -> ir.Node:
+    def _product(self, node: ir.Node, operand: Operand) -> ir.Node:
         packed = self._packed_weight(node, operand)
         matrix, parts = packed.weight.matrix, packed.parts
         bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
@@ -310,11 +321,16 @@ class _Packing:
             "N": matrix.width,
             "bits": packed.weight.form.bits,
             "block_size": packed.weight.form.block_size,
-            "accuracy_level": COMPUTE_IN_INT8,
+            "accuracy_level": self._accuracy_level(packed.weight),
         }
         return ir.node("MatMulNBits", inputs, attributes, domain=DOMAIN, name=node.name)
 
-    def _lookup(self, node: ir.Node, operand: _Operand) -> ir.Node | None:
+    def _accuracy_level(self, weight: PackedWeight) -> int:
+        """Return how exactly products with a weight are computed."""
+        del weight
+        return COMPUTE_IN_INT8
+
+    def _lookup(self, node: ir.Node, operand: Operand) -> ir.Node | None:
         packed = self._packed_weight(node, operand)
         form = packed.weight.form
         if packed.weight.matrix.depth % form.block_size:
@@ -331,26 +347,33 @@ class _Packing:
             "GatherBlockQuantized", [table, node.inputs[1], *others], attributes, domain=DOMAIN, name=node.name
         )
 
-    def _packed_weight(self, node: ir.Node, operand: _Operand) -> _Packed:
+    def _packed_weight(self, node: ir.Node, operand: Operand) -> PackedParts:
         """Return a weight in few bits: the one that another node reads already, or a new one."""
         key = (operand.value.name or "", operand.is_transposed)
         if key not in self._packed:
-            matrix = WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
-            readers = self._readers_of(operand)
-            form = _block_form(self._task, matrix.depth, is_table="Gather" in readers)
-            use = WeightUse.of(operand.value, node)
-            weight = PackedWeight(matrix, form, use, self._desk, is_table_only=readers == {"Gather"})
-            self._packed[key] = _Packed(weight, tuple(self._registered(tensor) for tensor in weight.tensors()))
+            weight = self._weight_of(node, operand, self._readers_of(operand))
+            self._packed[key] = PackedParts(weight, tuple(self._registered(tensor) for tensor in weight.tensors()))
         return self._packed[key]
 
-    def _readers_of(self, operand: _Operand) -> set[str]:
+    def _weight_of(self, node: ir.Node, operand: Operand, readers: set[str]) -> PackedWeight:
+        """Return a weight in few bits.
+
+        Args:
+            node: The first node that reads it.
+            operand: The weight.
+            readers: Operators of the nodes that read it.
+        """
+        matrix = WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
+        form = _block_form(self._task, matrix.depth, is_table="Gather" in readers)
+        use = WeightUse.of(operand.value, node)
+        return PackedWeight(matrix, form, use, self._desk, is_table_only=readers == {"Gather"})
+
+    def _readers_of(self, operand: Operand) -> set[str]:
         """Return the operators among the nodes of the task that read a weight in this orientation."""
         direct = [node for node, _ in operand.value.uses()]
         behind = [user for node in direct if node.op_type == "Transpose" for user, _ in node.outputs[0].uses()]
         return {
-            node.op_type
-            for node in (*direct, *behind)
-            if node.name in self._task.nodes and _operand_of(node) == operand
+            node.op_type for node in (*direct, *behind) if node.name in self._task.nodes and operand_of(node) == operand
         }
 
     def _table(self, node: ir.Node, values: ir.Value, weight: PackedWeight) -> ir.Value:
@@ -410,7 +433,7 @@ def _block_form(task: EngineTask, depth: int, *, is_table: bool) -> BlockForm:
     return BlockForm(bits, size, is_symmetric=is_symmetric, algorithm=algorithm)
 
 
-def _operand_of(node: ir.Node) -> _Operand | None:
+def operand_of(node: ir.Node) -> Operand | None:
     """Return the weight of a node that has a form with few bits; None for others."""
     weight = constant_weight(node)
     if weight is None or len(weight.const_value.shape) != 2 or weight.is_graph_input():  # type: ignore[union-attr]
@@ -418,7 +441,7 @@ def _operand_of(node: ir.Node) -> _Operand | None:
     if node.op_type == "Gather":
         axis = node.attributes.get("axis")
         on_rows = axis is None or axis.as_int() == 0
-        return _Operand(weight, is_transposed=True) if on_rows and node.inputs[0] is weight else None
+        return Operand(weight, is_transposed=True) if on_rows and node.inputs[0] is weight else None
     read = node.inputs[1]
     is_transposed = read is not weight  # read behind a Transpose
     if node.op_type == "Gemm":
@@ -428,7 +451,7 @@ def _operand_of(node: ir.Node) -> _Operand | None:
         is_transposed ^= bool(passed.get("transB", 0))
     maker = read.producer() if read is not None else None
     is_read = read is weight or (maker is not None and maker.inputs[0] is weight)
-    return _Operand(weight, is_transposed) if is_read else None
+    return Operand(weight, is_transposed) if is_read else None
 
 
 def _has_plain_bias(node: ir.Node) -> bool:

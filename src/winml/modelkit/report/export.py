@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
+from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.graph.bundle import PartDescription
 from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec, OutputTensorSpec
 from winml.modelkit.hierarchy.tagging import Coverage
@@ -163,7 +164,10 @@ def _part_fields(part: ExportedPart) -> Iterator[doc.Field]:
         yield "sources", ", ".join(f"{name} {count}" for name, count in sorted(coverage.sources.items()))
     if part.functions:
         yield "functions", part.functions.words
-    yield "verified", verification_words(part.verification)
+    yield (
+        "verified",
+        verification_words(part.verification) if part.fidelity is None else fidelity_words(part.fidelity),
+    )
     if part.assumed:
         yield "assumed", ", ".join(item.words for item in part.assumed)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +19,7 @@ from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ProviderFit, 
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.report import document as doc
 from winml.modelkit.report.module_tree import DisplayedModule, TreeLimits, displayed_modules, displayed_rows
-from winml.modelkit.results.inspected_model import InspectedModel
+from winml.modelkit.results.inspected_model import InspectedModel, StoredBits, StoredParameter
 from winml.modelkit.results.words import at_root_words
 from winml.modelkit.words import count_noun, count_words, shape_words, size_words
 
@@ -30,6 +32,8 @@ __all__ = ["model_inspection_document", "onnx_inspection_document", "provider_fi
 _Module = ModuleNode | TracedModule
 """A module of the tree; one that never ran is a traced one."""
 
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+"""A layer or an expert in the name of a parameter."""
 _FIRST_DISPLAYED = 4
 """Number of first values shown, equal ones counted once. Chosen: a grid has three."""
 
@@ -46,7 +50,8 @@ def model_inspection_document(record: InspectedModel, limits: TreeLimits | None 
         words = f"{len(record.tree)} modules of {record.tree.registered} registered, from {record.tree_source}"
         fields.append(("hierarchy", words))
     tree = [] if record.tree is None else [_module_tree(record.tree, record.never_ran, limits or TreeLimits())]
-    return doc.Document([doc.Fields([*fields, *doc.note_fields(record.notes)]), *tree])
+    bits = [] if record.quantization is None else [_bits_table(record.quantization)]
+    return doc.Document([doc.Fields([*fields, *doc.note_fields(record.notes)]), *bits, *tree])
 
 
 def _model_fields(record: InspectedModel) -> Iterator[doc.Field]:
@@ -101,6 +106,37 @@ def _weight_fields(record: InspectedModel) -> Iterator[doc.Field]:
     files = f"{len(weights.files)} files" if len(weights.files) > 1 else weights.files[0].name
     yield "weights", f"{files}, {weights.format}, {size_words(weights.size_bytes)}{stored}"
     yield from (("file", str(file), doc.Detail.VERBOSE) for file in weights.files)
+    if record.quantization is not None:
+        yield "quantization", record.quantization.words
+
+
+def _bits_table(stored: StoredBits) -> doc.Table:
+    """Return format and bits by parameter, those of equal layers once."""
+    groups: dict[StoredParameter, list[str]] = {}
+    for item in stored.parameters:
+        groups.setdefault(replace(item, name=_NUMBER.sub("*", item.name)), []).append(item.name)
+    rows: list[list[doc.Cell]] = [
+        [
+            names[0] if len(names) == 1 else kind.name,
+            len(names),
+            kind.format or "–",
+            kind.precision,
+            kind.bits,
+            kind.block_size,
+            ", ".join(["zero points"] * kind.has_zero_points + ["act-order"] * kind.is_reordered),
+        ]
+        for kind, names in groups.items()
+    ]
+    kinds = doc.columns(
+        ("weights", "name"),
+        ("count", "count"),
+        ("format", "text"),
+        ("type", "text"),
+        ("bits", "count"),
+        ("block", "count"),
+        ("with", "text"),
+    )
+    return doc.Table(kinds, rows)
 
 
 def _dtype_words(counts: Mapping[str, int]) -> str:

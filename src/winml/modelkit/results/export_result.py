@@ -157,6 +157,7 @@ class ExportedPart:
             "nodes": self.coverage.nodes,
             "coverage": self.coverage.as_record(),
             "verification": self.verification.as_record() if self.verification else None,
+            **({"fidelity": self.fidelity.as_record()} if self.fidelity else {}),
             "functions": self.functions.as_record() if self.functions else None,
             "steps": [step.as_record() for step in self.steps],
             "notes": list(self.notes),

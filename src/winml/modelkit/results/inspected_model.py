@@ -17,7 +17,7 @@ from winml.modelkit.load.checkpoints.weight_files import StoredSize
 from winml.modelkit.load.parts import ModelInfo
 from winml.modelkit.records import Record, entry
 
-__all__ = ["InspectedModel", "InspectedPart", "WeightsOnDisk"]
+__all__ = ["InspectedModel", "InspectedPart", "StoredBits", "StoredParameter", "WeightsOnDisk"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,36 @@ class WeightsOnDisk:
     """Size of all files."""
     stored: tuple[StoredSize, ...]
     """Parameters per dtype; empty for pickles, whose headers do not list them."""
+
+
+@dataclass(frozen=True)
+class StoredParameter(Record):
+    """A parameter of two or more axes in a checkpoint that has weights of few bits."""
+
+    name: str
+    """As the float checkpoint would call it."""
+    format: str | None
+    """Format of its codes, such as ``gptq``; None for one that is no code."""
+    precision: str
+    """``int4``, ``nf4``, ``float8_e4m3fn`` …, or the type of one that is no code."""
+    bits: int
+    block_size: int | None = field(default=None, metadata=entry(omit_none=True))
+    """Values that share a scale in the operators of the file."""
+    has_zero_points: bool = field(default=False, metadata=entry(omit_empty=True))
+    is_reordered: bool = field(default=False, metadata=entry(omit_empty=True))
+    """Whether its groups hold input channels in an order of their own (act-order)."""
+
+
+@dataclass(frozen=True)
+class StoredBits(Record):
+    """In how few bits a checkpoint has its weights."""
+
+    format: str
+    """Name of the format: ``gptq``."""
+    words: str
+    """For people: ``GPTQ, 4 bits in blocks of 128 (224 weights)``."""
+    parameters: tuple[StoredParameter, ...]
+    """In the order of the files."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +93,8 @@ class InspectedModel:
     """None where there are no local weight files."""
     modules: int
     """Number of registered modules, with those that never run."""
+    quantization: StoredBits | None = None
+    """In how few bits the checkpoint has its weights; None where it has no codes."""
     tree: ModuleTree | None = None
     """The hierarchy as an export would build it; None where it was not requested."""
     never_ran: tuple[TracedModule, ...] = ()
@@ -113,6 +145,7 @@ class InspectedModel:
                 "dtypes": _size_records(self.parameters),
             },
             "weights": None if self.weights is None else _weights_record(self.weights),
+            **({} if self.quantization is None else {"quantization": self.quantization.as_record()}),
             "modules": self.modules,
             "notes": list(self.notes),
         }

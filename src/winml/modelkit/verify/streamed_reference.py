@@ -20,6 +20,8 @@ from onnx_ir import tensor_adapters
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from winml.modelkit.arrays import Array
+from winml.modelkit.graph.coded_weights import CodedTensor, CodedWeight
 from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.load.checkpoints.weights import DeferredTensor, NotDeferrableError, RecordedOperation, UnreadTensor
 from winml.modelkit.verify.reference_run import PreparedPart, conditions_as_python, prepared_part, run_reference
@@ -211,6 +213,13 @@ class _Source:
         is_plain = isinstance(origin, StoredTensor) and origin.permutation is None and self.deferred.dim() > 0
         return origin.stored if isinstance(origin, StoredTensor) and is_plain else None
 
+    @property
+    def coded(self) -> CodedWeight | None:
+        """The codes whose rows are its own; None where it has none."""
+        origin = self.deferred.origin
+        is_plain = isinstance(origin, CodedTensor) and origin.permutation is None and self.deferred.dim() == 2
+        return origin.weight if isinstance(origin, CodedTensor) and is_plain else None
+
     def read(self) -> torch.Tensor:
         """Return the values.
 
@@ -232,7 +241,13 @@ class _Source:
             CheckpointError: the file became shorter.
         """
         count, width = self.deferred.shape
-        stored = self.stored
+        stored, coded = self.stored, self.coded
+        if coded is not None and self.kept is None:
+            parts = coded.read()
+            step = max(1, self.scratch.piece_bytes // (width * 4))
+            for start in range(0, count, step):
+                yield self._numbers(coded.values_of_rows(parts, slice(start, start + step)))
+            return
         if stored is None or self.kept is not None or not stored.size:
             yield self.read()
             return
@@ -246,11 +261,17 @@ class _Source:
         Raises:
             CheckpointError: the file became shorter.
         """
-        stored = self.stored
-        if stored is None or self.kept is not None or not indices.numel():
+        stored, coded = self.stored, self.coded
+        if (stored is None and coded is None) or self.kept is not None or not indices.numel():
             return self.read()[indices]
         requested, places = torch.unique(indices, return_inverse=True)
+        if coded is not None:
+            return self._numbers(coded.values_of_rows(coded.read(), requested.numpy()))[places]
+        assert stored is not None  # one of the two is there
         return torch.cat([_read(_row_slice(stored, int(row), 1), self.deferred.dtype) for row in requested])[places]
+
+    def _numbers(self, values: Array) -> torch.Tensor:
+        return torch.from_numpy(values).to(self.deferred.dtype)
 
 
 @dataclass(frozen=True, eq=False)

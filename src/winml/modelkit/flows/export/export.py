@@ -19,6 +19,7 @@ from torch import nn
 from winml.modelkit.errors import UsageError, WinMLError, rename_options
 from winml.modelkit.export.config import PYTHON_WORDS, ExporterUse, WinMLExportConfig, first_choice
 from winml.modelkit.export.state_restoration import module_left_as_found, process_left_as_found
+from winml.modelkit.flows.export.coded_checkpoints import handover_of_codes
 from winml.modelkit.flows.export.graph_making import ExportRun, ExportTarget, calls_of_all_parts
 from winml.modelkit.flows.export.loading import closing_sizes, load_for_export
 from winml.modelkit.flows.export.part_export import export_part
@@ -161,7 +162,7 @@ class HTPExporter:
             return replace(loaded, model_notes=(*notes, *loaded.model_notes)), use
 
         try:
-            return self._export_parts(load, target)
+            return self._export_parts(load, target, request=request)
         except WinMLError as error:
             # Each turn fixes a size that was open, so that there is a last one.
             frozen = frozen_by_default(error.frozen, parts)
@@ -192,6 +193,7 @@ class HTPExporter:
         load: Callable[[], tuple[LoadedModel, ExporterUse]],
         target: ExportTarget,
         live_module: nn.Module | None = None,
+        request: ModelRequest | None = None,
     ) -> ExportResult:
         """Load a model and export its parts, one at a time; what the forwards leave behind is put back."""
         started = datetime.now(timezone.utc)
@@ -220,7 +222,10 @@ class HTPExporter:
             if loaded.info.source_kind in CHECKPOINT_KINDS:
                 left_as_found.enter_context(local_files_only())
             with OutputFiles() as files:
-                run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts, self.handover)
+                handover = self.handover
+                if handover is None and request is not None and loaded.info.source_format is not None:
+                    handover = handover_of_codes(request, self.config)
+                run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts, handover)
                 for part in loaded.requested_parts:
                     result = export_part(run, result, part, exporter)
         result = replace(result, model_notes=(*result.model_notes, *retained.notes))
@@ -236,6 +241,11 @@ class HTPExporter:
         """
         if target.functions is not None:
             refuse_unregistered(loaded.model, target.functions)
+        if self.config.activations is not None and loaded.info.source_format is None:
+            raise UsageError(
+                f"--activations {self.config.activations}: {loaded.info.name_or_path} has no weights in few bits",
+                hint="Leave it out. The option is for checkpoints that are published in few bits.",
+            )
         for part in loaded.requested_parts:
             if self.config.exporter == "dynamo" and part.open_grids is not None:
                 raise UsageError(

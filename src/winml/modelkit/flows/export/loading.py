@@ -21,11 +21,9 @@ from winml.modelkit.errors import ExportError
 from winml.modelkit.export.config import ExporterUse, WinMLExportConfig, first_choice
 from winml.modelkit.graph.specs import DynamicDimension
 from winml.modelkit.load.caches.inputs import PAST_KEY
-from winml.modelkit.load.checkpoints.weight_files import stored_entries
 from winml.modelkit.load.checkpoints.weights import (
     DeferredTensor,
     NotDeferrableError,
-    deferred_entries,
     load_checkpoint,
 )
 from winml.modelkit.load.library_access import local_files_only, local_libraries
@@ -75,7 +73,8 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
         CheckpointError: the weights cannot be read or are not those of the model.
     """
     weights = resolved.source.weights
-    if resolved.checkpoint is None or request.random_weights or weights is None or weights.format != "safetensors":
+    is_readable = weights is not None and (weights.format == "safetensors" or resolved.coded is not None)
+    if resolved.checkpoint is None or request.random_weights or not is_readable:
         return load_resolved(resolved, request, progress)
     try:
         with local_libraries():
@@ -117,7 +116,8 @@ def _load_weights(
         weights,
         dtype=resolved.dtype,
         trust_remote_code=request.trust_remote_code,
-        tensors=deferred_entries(stored_entries(weights.files)) if deferred else None,
+        coded=resolved.coded,
+        is_deferred=deferred,
     )
     return with_plain_outputs(model), notes
 
@@ -210,9 +210,11 @@ def _load(request: ModelRequest, config: WinMLExportConfig, *, is_handed_over: b
     if resolved.is_widened:
         request = replace(request, dtype="fp32")
     weight_bytes, use = parameter_bytes(resolved.model), first_choice(config)
+    is_handed_over = is_handed_over or resolved.coded is not None
     are_read = config.verify and not is_handed_over
     are_large = weight_bytes > (LARGE_WEIGHTS_BYTES if are_read else LARGE_UNREAD_BYTES)
-    if use.name == "torchscript" and not are_large:
+    # Codes of few bits are carried over by reference, whatever their size.
+    if use.name == "torchscript" and not are_large and resolved.coded is None:
         return load_resolved(resolved, request), use
     # A graph that is handed over is compared without them.
     if are_read:

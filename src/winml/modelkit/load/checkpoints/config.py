@@ -17,6 +17,7 @@ from typing import Any
 from winml.modelkit.errors import CheckpointError, RemoteCodeError, UsageError, failed_import, first_line
 from winml.modelkit.file_names import MODEL_CARD_NAME
 from winml.modelkit.graph.files.front_matter import FrontMatterError, front_matter_value
+from winml.modelkit.load.checkpoints.quantized.formats import quantization_of, without_quantization
 from winml.modelkit.load.checkpoints.task import tasks_for
 from winml.modelkit.load.checkpoints.weight_files import FORMATS
 from winml.modelkit.options import JsonError, nearest, read_json_file
@@ -139,6 +140,8 @@ class CheckpointConfig:
     """Auto class → ``module.Class`` of the checkpoint's own code that may run; empty when transformers' is used."""
     notes: tuple[str, ...] = ()
     """Sentences for the user."""
+    quantization: Mapping[str, Any] | None = None
+    """What it says of weights in few bits; the config itself says nothing of it, and is that of the float model."""
 
 
 def load_config(path: Path, name: str, *, trust_remote_code: bool) -> CheckpointConfig:
@@ -169,11 +172,12 @@ def load_config(path: Path, name: str, *, trust_remote_code: bool) -> Checkpoint
     if references and trust_remote_code:
         own = references
         notes.append(f"running code of {name}, as --trust-remote-code allows: {', '.join(sorted(set(own.values())))}")
-    content, dropped = _without_foreign_references(content, path)
+    quantization = quantization_of(content)
+    content, dropped = _without_foreign_references(without_quantization(content), path)
     notes += dropped
     config = _build_config(path, content, model_type, own.get(_AUTO_CONFIG))
     models = {key: reference for key, reference in own.items() if key != _AUTO_CONFIG}
-    return CheckpointConfig(config, path.parent, models, tuple(notes))
+    return CheckpointConfig(config, path.parent, models, tuple(notes), quantization)
 
 
 def default_config(model_type: str) -> CheckpointConfig:

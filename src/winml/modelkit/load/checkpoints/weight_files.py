@@ -61,7 +61,7 @@ class WeightFiles:
     """The weights of a checkpoint folder."""
 
     format: str
-    """``safetensors`` or ``pickle``."""
+    """``safetensors``, ``pickle`` or ``gguf``."""
     folder: Path
     """The checkpoint folder."""
     files: tuple[Path, ...]
@@ -79,7 +79,8 @@ def find_weights(folder: Path) -> WeightFiles | None:
             return WeightFiles(kind, folder, (folder / single,))
         if (folder / index).is_file():
             return WeightFiles(kind, folder, _complete_shards(folder / index))
-    return None
+    files = sorted(folder.glob("*.gguf"))
+    return WeightFiles("gguf", folder, tuple(files)) if len(files) == 1 else None
 
 
 def check_index(folder: Path) -> None:
@@ -175,6 +176,8 @@ class StoredEntry:
     dtype: str
     """As numpy and torch call it (``bfloat16``); in the format's own words, small letters, where they have none."""
     shape: tuple[int, ...]
+    bits: int = 0
+    """Of a value; 0 where the format's word for its type is unknown."""
 
 
 def stored_entries(files: Iterable[Path]) -> dict[str, StoredEntry]:
@@ -184,7 +187,13 @@ def stored_entries(files: Iterable[Path]) -> dict[str, StoredEntry]:
         CheckpointError: a header is malformed.
     """
     return {
-        name: StoredEntry(file, start + entry["data_offsets"][0], _dtype_name(entry["dtype"]), tuple(entry["shape"]))
+        name: StoredEntry(
+            file,
+            start + entry["data_offsets"][0],
+            _dtype_name(entry["dtype"]),
+            tuple(entry["shape"]),
+            _DTYPE_BITS.get(entry["dtype"], 0),
+        )
         for file in files
         for header, start in [_read_header(file)]
         for name, entry in header.items()

@@ -21,7 +21,9 @@ from onnx_ir import tensor_adapters
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from winml.modelkit.errors import CheckpointError
+from winml.modelkit.graph.coded_weights import CodedTensor, joined, stacked
 from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
+from winml.modelkit.load.checkpoints.quantized.formats import CodedCheckpoint
 from winml.modelkit.load.checkpoints.weight_files import StoredEntry, WeightFiles, stored_entries, tensor_shapes
 
 __all__ = [
@@ -69,7 +71,8 @@ def load_checkpoint(
     *,
     dtype: torch.dtype | None = None,
     trust_remote_code: bool = False,
-    tensors: Mapping[str, torch.Tensor] | None = None,
+    coded: CodedCheckpoint | None = None,
+    is_deferred: bool = False,
 ) -> tuple[torch.nn.Module, tuple[str, ...]]:
     """Load weight files into a new model of ``model_class``; without a dtype, in that they were saved in.
 
@@ -79,21 +82,24 @@ def load_checkpoint(
         weights: The weight files.
         dtype: Type of floating point parameters.
         trust_remote_code: Whether code that the checkpoint brings along may run.
-        tensors: What stands in for the tensors of the files, by the names they have there.
+        coded: Its weights in few bits; None where it has none.
+        is_deferred: Whether parameters and buffers become tensors that refer to the files instead of holding values.
 
     Returns:
         The model, in evaluation mode, and notes for the user.
 
     Raises:
         CheckpointError: a file cannot be read, holds code, or lacks weights of the model or has them in other shapes.
+        NotDeferrableError: the values are needed to load them.
     """
+    tensors = _deferred_tensors(weights, coded) if is_deferred or coded is not None else None
     try:
         with warnings.catch_warnings():
             # torch asks to report pickles of newer protocols to it, which nobody here can act on.
             warnings.filterwarnings("ignore", message="Detected pickle protocol", category=UserWarning)
             model, loading = model_class.from_pretrained(
                 str(weights.folder) if tensors is None else None,
-                state_dict=None if tensors is None else dict(tensors),
+                state_dict=tensors,
                 config=config,
                 dtype=dtype or "auto",
                 local_files_only=True,
@@ -114,10 +120,36 @@ def load_checkpoint(
     except _loading_errors() as error:
         raise _loading_error(model_class, weights, error) from error
     _check_shapes(loading["mismatched_keys"], weights)
-    _check_scales(loading["unexpected_keys"], weights)
+    if coded is None:
+        _check_scales(loading["unexpected_keys"], weights)
     notes = _check_missing(loading["missing_keys"], model, config, weights)
-    notes += [*_notes_on_unused(loading["unexpected_keys"]), *_notes_on_casts(model, config, weights)]
+    notes += [*_notes_on_unused(loading["unexpected_keys"]), *([] if coded else _notes_on_casts(model, weights))]
+    if coded is not None and not is_deferred:
+        _realize(model)
     return model.eval(), tuple(notes)
+
+
+def _deferred_tensors(weights: WeightFiles, coded: CodedCheckpoint | None) -> dict[str, DeferredTensor]:
+    """Return the tensors of a checkpoint by name, none of them read; codes as the numbers that they stand for."""
+    if coded is None:
+        return deferred_entries(stored_entries(weights.files))
+    plain = {name: entry for name, entry in coded.entries.items() if name not in coded.consumed}
+    return {**deferred_entries(plain), **{name: _defer(tensor) for name, tensor in coded.tensors.items()}}
+
+
+def _realize(model: torch.nn.Module) -> None:
+    """Give a model whose parameters and buffers refer to files their values, in place; what is shared stays shared."""
+    realized: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            values: Any = parameter  # a parameter is of the class of its tensor
+            if isinstance(values, DeferredTensor):
+                if id(values) not in realized:
+                    realized[id(values)] = torch.nn.Parameter(values.realized(), requires_grad=False)
+                setattr(module, name, realized[id(values)])
+        for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+            if isinstance(buffer, DeferredTensor):
+                setattr(module, name, buffer.realized())
 
 
 def _loading_errors() -> tuple[type[Exception], ...]:
@@ -202,12 +234,12 @@ def _why_missing(class_name: str, architectures: Sequence[str]) -> str:
     return f"Either it was saved from another class: choose another --task; or {incomplete}"
 
 
-def _notes_on_casts(model: torch.nn.Module, config: object, weights: WeightFiles) -> list[str]:
+def _notes_on_casts(model: torch.nn.Module, weights: WeightFiles) -> list[str]:
     """Return a note where weights of a floating point type are stored as integers or as small floats.
 
     They are taken as the numbers they are. Integer weights may be intended; a missing scale is more likely.
     """
-    if weights.format != "safetensors" or getattr(config, "quantization_config", None) is not None:
+    if weights.format != "safetensors":
         return []
     stored = stored_entries(weights.files)
     cast = {
@@ -372,7 +404,7 @@ class UnreadTensor(torch.Tensor):
 class DeferredTensor(UnreadTensor):
     """A tensor of a checkpoint, or computed of such tensors, that is read when its values are needed."""
 
-    origin: StoredTensor | RecordedOperation
+    origin: StoredTensor | CodedTensor | RecordedOperation
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # as torch documents and calls it
@@ -411,13 +443,13 @@ class DeferredTensor(UnreadTensor):
         Raises:
             CheckpointError: the file became shorter.
         """
-        if isinstance(self.origin, StoredTensor):
+        if isinstance(self.origin, (StoredTensor, CodedTensor)):
             return _from_numpy(self.origin)
         return self.origin.compute(_realize_deferred)
 
     def by_reference(self, name: str) -> ir.TensorProtocol:
         """Return the tensor for a graph; its values are read when it is written."""
-        if isinstance(self.origin, StoredTensor):
+        if isinstance(self.origin, (StoredTensor, CodedTensor)):
             return self.origin.named(name)
 
         def evaluate() -> ir.TensorProtocol:
@@ -444,19 +476,49 @@ def _defer_entry(name: str, entry: StoredEntry) -> DeferredTensor:
     return DeferredTensor(StoredTensor(stored), torch.empty(entry.shape, dtype=dtype, device="meta"))
 
 
-def _origin_of_output(recorded: RecordedOperation, output: torch.Tensor) -> StoredTensor | RecordedOperation:
+def _defer(tensor: CodedTensor) -> DeferredTensor:
+    dtype = tensor_adapters.to_torch_dtype(tensor.dtype)
+    return DeferredTensor(tensor, torch.empty(tuple(tensor.shape.numpy()), dtype=dtype, device="meta"))
+
+
+def _origin_of_output(
+    recorded: RecordedOperation, output: torch.Tensor
+) -> StoredTensor | CodedTensor | RecordedOperation:
     """Return where the values of an output come from: a file, where the operation changes nothing or only casts."""
     first = recorded.arguments[0] if recorded.arguments else None
+    if isinstance(first, (list, tuple)) and (coded := _merged_codes(recorded)) is not None:
+        return coded
     if isinstance(first, DeferredTensor) and first.shape == output.shape and output.is_contiguous():
         before = first.origin
         if recorded.operation in _SAME_VALUES and first.dtype == output.dtype:
             return before
-        if recorded.operation is aten._to_copy.default and isinstance(before, StoredTensor):
+        if recorded.operation is aten._to_copy.default and isinstance(before, (StoredTensor, CodedTensor)):
             if first.dtype == output.dtype:
                 return before
+            if isinstance(before, CodedTensor):
+                exact = before.dtype == ir.DataType.FLOAT
+                return before.cast(tensor_adapters.from_torch_dtype(output.dtype)) if exact else recorded
             if before.dtype == before.stored.dtype and first.is_floating_point() and output.is_floating_point():
                 return before.cast(tensor_adapters.from_torch_dtype(output.dtype))
     return recorded
+
+
+def _merged_codes(recorded: RecordedOperation) -> CodedTensor | None:
+    """Return the codes of weights that are merged: experts into one weight, or rows of several below each other."""
+    tensors, *rest = recorded.arguments
+    axis = rest[0] if rest else recorded.keywords.get("dim", 0)
+    origins = [tensor.origin if isinstance(tensor, DeferredTensor) else None for tensor in tensors]
+    coded = [origin for origin in origins if isinstance(origin, CodedTensor) and origin.permutation is None]
+    if len(coded) != len(origins) or len({origin.dtype for origin in coded}) != 1:
+        return None
+    weights = [origin.weight for origin in coded]
+    if recorded.operation is aten.stack.default and axis == 0:
+        merged = stacked(weights)
+    elif recorded.operation is aten.cat.default and axis in (len(weights[0].shape) - 2, -2):
+        merged = joined(weights)
+    else:
+        return None
+    return None if merged is None else CodedTensor(merged, dtype=coded[0].dtype)
 
 
 def _without_values(value: object) -> Any:
@@ -471,7 +533,7 @@ def _realize_deferred(value: object) -> Any:
     return value.realized() if isinstance(value, DeferredTensor) else value
 
 
-def _from_numpy(tensor: StoredTensor) -> torch.Tensor:
+def _from_numpy(tensor: StoredTensor | CodedTensor) -> torch.Tensor:
     """Return the values; numpy and torch share no names for the small float types, only their bytes."""
     dtype = tensor_adapters.to_torch_dtype(tensor.dtype)
     values = tensor.numpy()

@@ -1,0 +1,306 @@
+"""Weights that are stored in few bits: their codes, scales and zero points, read from a file when they are needed.
+
+A coded weight knows how it is stored and how its codes become floating-point numbers. In a graph it stands as a tensor
+of these numbers, by reference, until a step replaces its readers by operators that take the codes themselves. Knows no
+format of checkpoints and no operator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Array
+
+__all__ = [
+    "CODE_TABLES",
+    "CodeKind",
+    "CodedParts",
+    "CodedTensor",
+    "CodedWeight",
+    "joined",
+    "pack_codes",
+    "stacked",
+    "unpack_codes",
+]
+
+CodeKind = Literal["integer", "number", "nf4", "bnb_fp4", "float4_e2m1", "float8_e4m3fn", "float8_e5m2"]
+"""What a code stands for: an integer (minus its zero point), an entry of a table of 16, or a small float; a ``number``
+is a float32 for itself, of codes that none of these are."""
+
+CODE_TABLES: dict[str, tuple[float, ...]] = {
+    "nf4": (
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ),
+    "bnb_fp4": (
+        0.0, 0.005208333333333333, 0.6666666666666666, 1.0, 0.3333333333333333, 0.5, 0.16666666666666666, 0.25,
+        -0.0, -0.005208333333333333, -0.6666666666666666, -1.0, -0.3333333333333333, -0.5, -0.16666666666666666, -0.25,
+    ),
+    "float4_e2m1": (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0),
+}  # fmt: skip
+"""Specified: values of 4-bit codes by kind: bitsandbytes' NormalFloat and FP4, and E2M1 of the microscaling formats."""
+
+_PIECE_ELEMENTS = 1 << 20
+"""Values computed at a time. Chosen: they and their scales take a few MB."""
+
+_FLOAT8 = {"float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
+
+
+@dataclass(frozen=True)
+class CodedParts:
+    """The codes of a weight in memory; rows are output channels."""
+
+    codes: Array
+    """uint8, rows × bytes of a row. Codes of less than eight bits stand from the lowest bits of a byte on."""
+    scales: Array
+    """float32, rows × blocks of a row."""
+    zero_points: Array | None = None
+    """uint8, rows × blocks of a row, one in each byte; or float32; None: 2 to the power of bits - 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class CodedWeight:
+    """A weight in few bits, as a checkpoint has it.
+
+    Its rows are output channels: rows × depth, or for experts experts × rows × depth, read as all rows one below the
+    other. A row is divided into blocks of equal size, of which the last may be shorter.
+    """
+
+    source_format: str
+    """Name of the format it comes from, such as ``gptq``."""
+    key: str
+    """Name of its parameter in the checkpoint, for messages."""
+    shape: tuple[int, ...]
+    kind: CodeKind
+    bits: int
+    block_size: int
+    """Values of a row that share a scale. A scale for several rows is repeated for each."""
+    read: Callable[[], CodedParts]
+    """Reads all of it."""
+    has_zero_points: bool = False
+    has_float_zero_points: bool = False
+    """Whether zero points lie between the steps: float32."""
+    stored_type: str = ""
+    """What the format calls its type, such as ``Q4_K``; empty where it has no names."""
+    read_order: Callable[[], Array] | None = None
+    """Reads which input channel each stored position of a row belongs to (int64); None: as they come."""
+    members: tuple[CodedWeight, ...] = ()
+    """Of experts, the weight of each."""
+
+    @property
+    def depth(self) -> int:
+        """Values of a row: input channels."""
+        return self.shape[-1]
+
+    @property
+    def precision(self) -> str:
+        """What a code is, for people and programs: ``int4``, ``nf4``, ``fp4``, ``float8_e4m3fn``, ``Q4_K`` …"""
+        if self.stored_type:
+            return self.stored_type
+        return f"int{self.bits}" if self.kind == "integer" else self.kind.removeprefix("bnb_")
+
+    @property
+    def published_bits(self) -> int:
+        """Bits of a code in the checkpoint, scales not included."""
+        digit = self.stored_type[1:2]
+        return int(digit) if digit.isdigit() else self.bits
+
+    @property
+    def rows(self) -> int:
+        """Rows, of all experts together."""
+        return math.prod(self.shape[:-1])
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a row."""
+        return math.ceil(self.depth / self.block_size)
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the codes alone take."""
+        return self.rows * math.ceil(self.depth * self.bits / 8)
+
+    def dequantized(self) -> Array:
+        """Return the numbers that the codes stand for, float32."""
+        parts = self.read()
+        values: Array = np.empty((self.rows, self.depth), np.float32)
+        for start in range(0, self.rows, step := max(1, _PIECE_ELEMENTS // max(1, self.depth))):
+            rows = slice(start, start + step)
+            values[rows] = self.values_of_rows(parts, rows)
+        return values.reshape(self.shape)
+
+    def values_of_rows(self, parts: CodedParts, rows: slice | Array) -> Array:
+        """Return the numbers that the codes of some rows stand for, float32.
+
+        Args:
+            parts: What was read.
+            rows: Which rows, of all experts together.
+        """
+        values = _values_of(parts.codes[rows], self.kind, self.bits, self.depth)
+        if self.kind == "integer":
+            if parts.zero_points is None:
+                values -= np.float32(1 << (self.bits - 1))
+            else:
+                values -= np.repeat(parts.zero_points[rows], self.block_size, axis=1)[:, : self.depth]
+        values *= np.repeat(parts.scales[rows], self.block_size, axis=1)[:, : self.depth]
+        if self.read_order is not None:
+            ordered = np.empty_like(values)
+            ordered[:, self.read_order()] = values
+            return ordered
+        return values
+
+
+def _values_of(codes: Array, kind: CodeKind, bits: int, depth: int) -> Array:
+    if kind == "number":
+        return np.ascontiguousarray(codes).view(np.float32).copy()
+    if kind in _FLOAT8:
+        floats: Array = codes.view(_FLOAT8[kind]).astype(np.float32)
+        return floats
+    numbers = unpack_codes(codes, bits, depth)
+    if kind == "integer":
+        return numbers.astype(np.float32)
+    return np.asarray(CODE_TABLES[kind], np.float32)[numbers]
+
+
+def unpack_codes(packed: Array, bits: int, count: int) -> Array:
+    """Return codes one in each byte; packed along the last axis, the first in the lowest bits of a byte.
+
+    Args:
+        packed: uint8.
+        bits: Of a code: 1, 2, 4 or 8.
+        count: Codes of a row.
+    """
+    if bits == 8:
+        return packed[..., :count]
+    per_byte = 8 // bits
+    codes = np.empty((*packed.shape, per_byte), np.uint8)
+    for place in range(per_byte):
+        codes[..., place] = (packed >> (bits * place)) & ((1 << bits) - 1)
+    return codes.reshape(*packed.shape[:-1], -1)[..., :count]
+
+
+def pack_codes(codes: Array, bits: int, fill: int = 0) -> Array:
+    """Return codes packed along the last axis, the first in the lowest bits of a byte; the last byte is filled up."""
+    if bits == 8:
+        return codes
+    per_byte = 8 // bits
+    if missing := -codes.shape[-1] % per_byte:
+        padding = [(0, 0)] * (codes.ndim - 1) + [(0, missing)]
+        codes = np.pad(codes, padding, constant_values=fill)
+    split = codes.reshape(*codes.shape[:-1], -1, per_byte)
+    packed = split[..., 0].copy()
+    for place in range(1, per_byte):
+        packed |= split[..., place] << (bits * place)
+    return packed
+
+
+def stacked(members: Sequence[CodedWeight]) -> CodedWeight | None:
+    """Return the weights of experts as one; None where they are not stored alike."""
+    first = members[0]
+    if any(len(member.shape) != 2 or member.shape != first.shape for member in members) or not _are_alike(members):
+        return None
+    return replace(
+        first, shape=(len(members), *first.shape), read=lambda: _read_below_each_other(members), members=tuple(members)
+    )
+
+
+def joined(weights: Sequence[CodedWeight]) -> CodedWeight | None:
+    """Return weights with their rows below each other, those of each expert; None where they are not stored alike."""
+    first = weights[0]
+    if any(weight.depth != first.depth or len(weight.members) != len(first.members) for weight in weights):
+        return None
+    if first.members:
+        experts = [joined(group) for group in zip(*(weight.members for weight in weights), strict=True)]
+        return None if None in experts else stacked([expert for expert in experts if expert is not None])
+    if not _are_alike(weights):
+        return None
+    rows = sum(weight.rows for weight in weights)
+    return replace(first, shape=(rows, first.depth), read=lambda: _read_below_each_other(weights))
+
+
+def _are_alike(weights: Sequence[CodedWeight]) -> bool:
+    """Say whether the codes of weights mean the same, in the same order of input channels."""
+    forms = {
+        (weight.source_format, weight.kind, weight.bits, weight.block_size, weight.has_zero_points)
+        for weight in weights
+    }
+    return len(forms) == 1 and all(weight.read_order is None for weight in weights)
+
+
+def _read_below_each_other(weights: Sequence[CodedWeight]) -> CodedParts:
+    parts = [weight.read() for weight in weights]
+    points = [part.zero_points for part in parts if part.zero_points is not None]
+    return CodedParts(
+        np.concatenate([part.codes for part in parts]),
+        np.concatenate([part.scales for part in parts]),
+        np.concatenate(points) if points else None,
+    )
+
+
+class CodedTensor(ir.LazyTensor):
+    """The numbers that a coded weight stands for, computed when they are read; cast and with axes in another order.
+
+    Args:
+        weight: The weight.
+        dtype: Element type; a narrower one than float32 rounds.
+        permutation: Order of the axes of the weight in the tensor; None: as they are.
+        name: Name in the graph.
+    """
+
+    def __init__(
+        self,
+        weight: CodedWeight,
+        *,
+        dtype: ir.DataType = ir.DataType.FLOAT,
+        permutation: Sequence[int] | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Refer to the weight; nothing is read."""
+        order = tuple(permutation) if permutation is not None else tuple(range(len(weight.shape)))
+        shape = ir.Shape([weight.shape[axis] for axis in order], frozen=True)
+        super().__init__(self._read_values, dtype, shape, name=name)
+        self.weight = weight
+        self._permutation = None if order == tuple(sorted(order)) else order
+
+    @property
+    def permutation(self) -> tuple[int, ...] | None:
+        """Order of the axes of the weight in the tensor; None: as they are."""
+        return self._permutation
+
+    def expert(self, index: int, name: str) -> CodedTensor:
+        """Return the matrix of one expert; the first axis must be theirs."""
+        order = self._permutation or (0, 1, 2)
+        assert order[0] == 0
+        member = self.weight.members[index]
+        return CodedTensor(member, dtype=self.dtype, permutation=[axis - 1 for axis in order[1:]], name=name)
+
+    def named(self, name: str) -> CodedTensor:
+        """Return the same values under another name."""
+        return CodedTensor(self.weight, dtype=self.dtype, permutation=self._permutation, name=name)
+
+    def cast(self, dtype: ir.DataType) -> CodedTensor:
+        """Return the values in another element type; the tensor must still be float32."""
+        assert self.dtype == ir.DataType.FLOAT  # else a rounding would be lost
+        return CodedTensor(self.weight, dtype=dtype, permutation=self._permutation, name=self.name)
+
+    def transposed(self, permutation: Sequence[int], name: str | None) -> CodedTensor:
+        """Return the values with their axes in another order."""
+        current = self._permutation or tuple(range(len(self.shape)))
+        return CodedTensor(
+            self.weight, dtype=self.dtype, permutation=[current[axis] for axis in permutation], name=name
+        )
+
+    def _read_values(self) -> ir.TensorProtocol:
+        values = self.weight.dequantized()
+        if self._permutation is not None:
+            values = values.transpose(self._permutation)
+        with np.errstate(over="ignore"):
+            return ir.Tensor(np.asarray(values, self.dtype.numpy(), order="C"), dtype=self.dtype, name=self.name)

@@ -1,0 +1,146 @@
+"""Reads checkpoints of the library compressed-tensors: packed and plain integers, small floats with scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from winml.modelkit.graph.coded_weights import CodedParts, CodedTensor, CodedWeight, unpack_codes
+from winml.modelkit.load.checkpoints.quantized.floats import (
+    FLOAT8,
+    consume_activation_scales,
+    packed_e2m1,
+    scales_by_rows,
+    small_float,
+)
+from winml.modelkit.load.checkpoints.quantized.integers import group_order, reordered
+from winml.modelkit.load.checkpoints.quantized.stored import BlockLayout, CodedEntries, StoredTensors
+
+__all__ = ["read_compressed"]
+
+SOURCE = "compressed-tensors"
+_FLOATS = ("float16", "bfloat16", "float32")
+_WORD = 32
+
+
+def read_compressed(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
+    """Return the weights of a checkpoint of compressed-tensors.
+
+    What a module has decides how it is read: ``weight_packed`` of int32 holds integers, of uint8 4-bit floats;
+    ``weight`` of int8 or an 8-bit float with a ``weight_scale`` beside it holds one code in each byte.
+
+    Raises:
+        CheckpointError: tensors of a module do not fit together, or its bits have no operator.
+    """
+    found = CodedEntries()
+    block = _block_structure(config)
+    for module in stored.modules(".weight_packed"):
+        name = f"{module}.weight_packed"
+        if stored.entries[name].dtype == "uint8":
+            whole = f"{module}.weight_global_scale"
+            whole_name = whole if whole in stored.entries else None
+            scale = f"{module}.weight_scale"
+            found.tensors[f"{module}.weight"] = packed_e2m1(
+                stored, SOURCE, module, name, scale, whole_name, divides=True
+            )  # fmt: skip
+        else:
+            found.tensors[f"{module}.weight"] = _packed(stored, module)
+        found.consumed.update(_of_module(stored, module))
+    for module in stored.modules(".weight_scale"):
+        name = f"{module}.weight"
+        dtype = stored.entries[name].dtype if name in stored.entries else ""
+        if dtype in FLOAT8:
+            found.tensors[name] = small_float(stored, SOURCE, name, name, f"{name}_scale", block)
+        elif dtype == "int8":
+            found.tensors[name] = _plain(stored, module, block)
+        elif name not in found.tensors:
+            raise stored.error(f"{name}_scale", f"belongs to {name}, which is {dtype or 'missing'}")
+        found.consumed.update(_of_module(stored, module))
+    consume_activation_scales(stored, found)
+    return found
+
+
+def _of_module(stored: StoredTensors, module: str) -> list[str]:
+    parts = ("", "_packed", "_scale", "_zero_point", "_shape", "_g_idx", "_global_scale")
+    return [name for part in parts if (name := f"{module}.weight{part}") in stored.entries]
+
+
+def _block_structure(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    for group in (config.get("config_groups") or {}).values():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        structure = weights.get("block_structure") if isinstance(weights, Mapping) else None
+        if isinstance(structure, list) and len(structure) == 2:
+            return int(structure[0]), int(structure[1])
+    return None
+
+
+def _packed(stored: StoredTensors, module: str) -> CodedTensor:
+    """Return a weight of integers that are packed along the input channels, zero points along the output channels."""
+    names = {part: f"{module}.weight_{part}" for part in ("packed", "scale", "zero_point", "shape", "g_idx")}
+    rows, words = stored.entry(names["packed"], ("int32",), 2).shape
+    stored.entry(names["shape"], ("int64", "int32"), 1)
+    height, depth = (int(size) for size in stored.read(names["shape"]))
+    bits = next((bits for bits in (2, 4, 8) if math.ceil(depth * bits / _WORD) == words), None)
+    if height != rows or bits is None:
+        raise stored.error(
+            names["packed"],
+            f"has shape {[rows, words]}, and no 2, 4 or 8 bits make that of the {height} × {depth} of {names['shape']}",
+        )
+    scales = stored.entry(names["scale"], _FLOATS, 2)
+    groups = scales.shape[1]
+    stored.refuse_shape(names["scale"], (rows, groups), names["packed"])
+    has_zero_points = names["zero_point"] in stored.entries
+    if has_zero_points:
+        stored.entry(names["zero_point"], ("int32",), 2)
+        stored.refuse_shape(names["zero_point"], (math.ceil(rows * bits / _WORD), groups), names["scale"])
+    layout = BlockLayout.of(stored, module, math.ceil(depth / groups), depth)
+    order = group_order(stored, names["g_idx"], math.ceil(depth / groups)) if names["g_idx"] in stored.entries else None
+
+    def read() -> CodedParts:
+        codes = stored.read(names["packed"]).view(np.uint8)[:, : math.ceil(depth * bits / 8)]
+        points = None
+        if has_zero_points:
+            packed = np.ascontiguousarray(stored.read(names["zero_point"]).T)
+            points = unpack_codes(packed.view(np.uint8), bits, rows).T
+        return layout.parts(codes, stored.read_float(names["scale"]), points)
+
+    weight = CodedWeight(
+        SOURCE, f"{module}.weight", (rows, depth), "integer", bits, layout.block_size,
+        reordered(read, order, bits, depth), has_zero_points=has_zero_points,
+        read_order=None if order is None else lambda: order,
+    )  # fmt: skip
+    return CodedTensor(weight)
+
+
+def _plain(stored: StoredTensors, module: str, block: tuple[int, int] | None) -> CodedTensor:
+    """Return a weight of signed 8-bit integers."""
+    names = {part: f"{module}.weight{part}" for part in ("", "_scale", "_zero_point")}
+    rows, depth = stored.entry(names[""], ("int8",), 2).shape
+    stored.entry(names["_scale"], _FLOATS)
+    shape = stored.entries[names["_scale"]].shape
+    count = math.prod(shape)
+    by_block = block is not None and count == math.ceil(rows / block[0]) * math.ceil(depth / block[1])
+    if not (count in (1, rows) or by_block or count % rows == 0):
+        raise stored.error(names["_scale"], f"has shape {list(shape)} for a weight of {rows} × {depth}")
+    group = block[1] if block is not None and by_block else math.ceil(depth / max(1, count // rows))
+    layout = BlockLayout.of(stored, module, group, depth)
+    has_zero_points = names["_zero_point"] in stored.entries
+    if has_zero_points:
+        stored.entry(names["_zero_point"], ("int8",))
+        stored.refuse_shape(names["_zero_point"], shape, names["_scale"])
+
+    def read() -> CodedParts:
+        scales, _ = scales_by_rows(stored.read_float(names["_scale"]), rows, depth, block)
+        points = None
+        if has_zero_points:
+            found, _ = scales_by_rows(stored.read_float(names["_zero_point"]), rows, depth, block)
+            points = (found + 128).astype(np.uint8)
+        return layout.parts(stored.read(names[""]).view(np.uint8) ^ np.uint8(128), scales, points)
+
+    weight = CodedWeight(
+        SOURCE, names[""], (rows, depth), "integer", 8, layout.block_size, read, has_zero_points=has_zero_points
+    )
+    return CodedTensor(weight)

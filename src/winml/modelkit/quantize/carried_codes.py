@@ -1,0 +1,524 @@
+"""Carries weights that a checkpoint has in few bits over into operators that take their codes.
+
+Each weight is read and rearranged when the file is written. Where ONNX Runtime has no operator for a kind of codes, the
+nearest form is written, and what is lost is measured while it is. Before / After::
+
+    x, weight[K,N] → MatMul                    x, codes, scales, zero points → MatMulNBits
+    the same, act-order                        x → Gather (input channels by group) → MatMulNBits
+    x, weight of bitsandbytes' 4 bits          x, codes, scales → MatMulBnb4
+    table[V,K], indices → Gather               codes, indices, scales, zero points → GatherBlockQuantized
+    experts[E,K,N] → Gather (one) → MatMul     as a weight of its own
+    weight in 16 bits → MatMul                 weight in 16 bits → Cast → MatMul
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Array
+from winml.modelkit.graph.coded_weights import (
+    CODE_TABLES,
+    CodedParts,
+    CodedTensor,
+    CodedWeight,
+    pack_codes,
+    unpack_codes,
+)
+from winml.modelkit.graph.files.stored_tensors import StoredTensor
+from winml.modelkit.graph.fresh_names import FreshNames, cast_node
+from winml.modelkit.graph.stage import StageResult
+from winml.modelkit.hierarchy.tagging import measure_coverage, read_tag
+from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.quantize.block_quantizers import BlockForm, WeightMatrix
+from winml.modelkit.quantize.declared_options import Algorithm, BlockSize
+from winml.modelkit.quantize.integer_weights import WeightUse
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.planning import EngineTask, ModulePrecision, constant_weight, float_name
+from winml.modelkit.quantize.precisions import PRECISIONS
+from winml.modelkit.quantize.weight_only_engine import (
+    COMPUTE_IN_INT8,
+    DOMAIN,
+    Operand,
+    PackedWeight,
+    Packing,
+    PackingDesk,
+    operand_of,
+)
+from winml.modelkit.words import count_noun
+
+__all__ = ["CarriedCodes", "NearestWeight", "carry_codes", "loss_notes"]
+
+COMPUTE_IN_FLOAT = 1
+"""Specified: ``accuracy_level`` of ``MatMulNBits`` at which activations stay float32. Measured with ONNX Runtime 1.31
+(4096 × 4096, two threads, one row): 2.8 ms in 4 bits, 0.34 ms with activations in 8 bits. Of 2 and 8 bits there is no
+such kernel, and the weight would be dequantized in every run (100 ms)."""
+_FLOAT_KERNEL_BITS = (4,)
+_NEAREST_BLOCK_SIZE: BlockSize = 32
+"""Of the nearest form, in 8 bits. Measured: 45 dB of 8-bit floats remain."""
+_LEAST_HALF_BYTES = 1 << 16
+"""Weights of 16 bits from this size on stay in 16 bits in the file. Chosen: scales and biases are no burden."""
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_EXACT_IN_8_BITS = ("float4_e2m1",)
+"""Kinds whose values are halves of small integers, so that 8-bit integers hold them exactly."""
+_BNB_KINDS = {"bnb_fp4": 0, "nf4": 1}
+"""Specified: kind of codes → ``quant_type`` of ``MatMulBnb4``."""
+
+
+@dataclass(frozen=True)
+class CarriedCodes(StageResult):
+    """The result of carrying codes over."""
+
+    modules: tuple[ModulePrecision, ...] = ()
+    """Modules that have nodes with weights, in the order of the graph."""
+    nearest: tuple[NearestWeight, ...] = ()
+    """Weights for whose codes there is no operator; their losses are known once the model was written."""
+
+
+class _CarriedWeight(PackedWeight):
+    """The codes of a weight as ``MatMulNBits`` and ``GatherBlockQuantized`` take them."""
+
+    def __init__(self, coded: CodedWeight, matrix: WeightMatrix, use: WeightUse, desk: PackingDesk, *,
+                 is_table_only: bool) -> None:  # fmt: skip
+        """Refer to the codes; nothing is read."""
+        self.coded = coded
+        bits = coded.bits if coded.kind == "integer" else 8
+        algorithm: Algorithm = "hqq" if coded.has_float_zero_points else "rtn"  # by which zero points are floats
+        form = BlockForm(bits, coded.block_size, is_symmetric=not coded.has_zero_points, algorithm=algorithm)
+        super().__init__(matrix, form, use, desk, is_table_only=is_table_only)
+
+    def compute(self) -> dict[str, Array]:
+        """Return all parts by name.
+
+        Raises:
+            CheckpointError: the file became shorter.
+        """
+        parts, form = self.coded.read(), self.form
+        codes, scales, middle = parts.codes, parts.scales, 1 << (form.bits - 1)
+        if self.coded.kind in _EXACT_IN_8_BITS:
+            codes, scales = _as_integers(self.coded, parts)
+        blocks = form.block_count(self.coded.depth)
+        row_bytes = blocks * form.block_size // form.values_per_byte
+        if missing := row_bytes - codes.shape[1]:
+            codes = np.pad(codes, ((0, 0), (0, missing)))
+        zero_points = parts.zero_points
+        packed_points = zero_points
+        if zero_points is not None and not form.has_float_zero_points:
+            packed_points = pack_codes(zero_points, form.bits, fill=middle)
+        return self.finished(codes.reshape(len(codes), blocks, -1), scales, packed_points)
+
+
+def _as_integers(coded: CodedWeight, parts: CodedParts) -> tuple[Array, Array]:
+    """Return 4-bit floats as 8-bit integers that stand for twice their values, and half their scales."""
+    table = (np.asarray(CODE_TABLES[coded.kind]) * 2 + 128).astype(np.uint8)
+    return table[unpack_codes(parts.codes, 4, coded.depth)], parts.scales / 2
+
+
+class NearestWeight(PackedWeight):
+    """A weight for whose codes there is no operator, in 8 bits by blocks; knows what was lost once it was computed."""
+
+    lost: float = 0.0
+    """Sum of the squares of what was lost."""
+    signal: float = 0.0
+    """Sum of the squares of the weight; 0 before it was written."""
+
+    def compute(self) -> dict[str, Array]:
+        """Return all parts by name."""
+        parts = super().compute()
+        values = self.matrix.tensor.numpy().astype(np.float32, copy=False)
+        values = values if self.matrix.is_transposed else values.T
+        packed, scales, *points = parts.values()
+        width, count, size = packed.shape
+        steps = packed.astype(np.float32) - (points[0].reshape(width, count, 1) if points else np.float32(128))
+        steps *= scales.reshape(width, count, 1)
+        error = steps.reshape(width, count * size)[:, : self.matrix.depth] - values
+        self.lost, self.signal = float(np.vdot(error, error)), float(np.vdot(values, values))
+        return parts
+
+
+def carry_codes(
+    model: ir.Model, ep: str | None = None, activations: Literal["float32", "int8"] | None = None
+) -> CarriedCodes:
+    """Replace the readers of coded weights by operators that take the codes, in place.
+
+    Args:
+        model: The model; its coded weights are initializers whose tensors are ``CodedTensor``.
+        ep: Execution provider that the result is for; None: any.
+        activations: Type of activations in products with codes; None: float32 where there is a fast kernel, else int8.
+    """
+    _separate_experts(model.graph)
+    readers = [node for node in model.graph if _coded_of(node) is not None]
+    task = EngineTask(frozenset(str(node.name) for node in readers), PRECISIONS["int8"], QuantizeOptions(ep=ep))
+    packing = _CodesPacking(model.graph, task, activations)
+    for node in readers:
+        packing.carry(node)
+    packing.remove_unused()
+    _retain_halves(model.graph)
+    if packing.done:
+        model.opset_imports.setdefault(DOMAIN, 1)
+    modules = _modules_of(model.graph)
+    notes = _notes_on_floats(model.graph)
+    formats = dict.fromkeys(weight.source_format for weight in packing.done)
+    if packing.done:
+        record = {
+            "requested": {"precision": "as in the checkpoint", "source_format": ", ".join(formats)},
+            "modules": [module.as_record() for module in modules],
+        }
+        model.metadata_props[QUANTIZATION_KEY] = json.dumps(record, ensure_ascii=False)
+    return CarriedCodes(
+        model, bool(packing.done), notes, measure_coverage(model), modules, tuple(packing.nearest)
+    )  # fmt: skip
+
+
+def _separate_experts(graph: ir.Graph) -> None:
+    """Make the matrix of each expert a weight of its own, where the graph takes it out of the weight of all; in place.
+
+    TorchScript takes it by a ``Gather`` of one index, dynamo by a ``Split`` and a ``Squeeze``.
+    """
+    fresh: FreshNames | None = None
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if not isinstance(tensor, CodedTensor) or not tensor.weight.members:
+            continue
+        if tensor.permutation is not None and tensor.permutation[0] != 0:
+            continue
+        fresh = fresh or FreshNames.of_graph(graph)
+        experts: dict[int, ir.Value] = {}
+        for index, old in list(_taken_experts(value, len(tensor.weight.members))):
+            if index not in experts:
+                own = tensor.expert(index, fresh.take(f"{name}.{index}"))
+                experts[index] = ir.Value(
+                    name=own.name, type=ir.TensorType(own.dtype), shape=ir.Shape(own.shape.numpy()), const_value=own
+                )
+                graph.register_initializer(experts[index])
+            old.replace_all_uses_with(experts[index])
+        _remove_unread(graph, value)
+
+
+def _taken_experts(value: ir.Value, count: int) -> Iterator[tuple[int, ir.Value]]:
+    """Yield which experts are taken out of a weight of all, and the values that hold their matrices."""
+    for node, position in list(value.uses()):
+        if node.op_type == "Gather" and position == 0 and node.attributes.get_int("axis", 0) == 0:
+            index = node.inputs[1].const_value if node.inputs[1] is not None else None
+            if index is not None and not index.shape.numpy():
+                yield int(index.numpy()) % count, node.outputs[0]
+        elif node.op_type == "Split" and node.attributes.get_int("axis", 0) == 0 and len(node.outputs) == count:
+            for number, output in enumerate(node.outputs):
+                for reader, _ in list(output.uses()):
+                    if reader.op_type == "Squeeze" and _has_axis_0_alone(reader):
+                        yield number, reader.outputs[0]
+
+
+def _has_axis_0_alone(squeeze: ir.Node) -> bool:
+    axes = squeeze.inputs[1].const_value if len(squeeze.inputs) > 1 and squeeze.inputs[1] is not None else None
+    return axes is not None and axes.numpy().reshape(-1).tolist() == [0]
+
+
+def _remove_unread(graph: ir.Graph, weight: ir.Value) -> None:
+    """Remove what took matrices out of a weight and is read no more, and the weight where nothing else reads it."""
+    for node in list(weight.consumers()):
+        for reader in [reader for output in node.outputs for reader in output.consumers()]:
+            if reader.op_type == "Squeeze" and not any(output.uses() for output in reader.outputs):
+                graph.remove(reader, safe=True)
+        if not any(output.uses() or output.is_graph_output() for output in node.outputs):
+            graph.remove(node, safe=True)
+    if not weight.uses() and not weight.is_graph_output():
+        graph.initializers.pop(weight.name or "")
+
+
+def _coded_of(node: ir.Node) -> CodedTensor | None:
+    """Return the coded weight that a node reads; None where it reads none."""
+    value = constant_weight(node)
+    tensor = value.const_value if value is not None else None
+    return tensor if isinstance(tensor, CodedTensor) else None
+
+
+class _CodesPacking(Packing):
+    """Replaces the readers of coded weights of one graph, in place."""
+
+    def __init__(self, graph: ir.Graph, task: EngineTask, activations: str | None) -> None:
+        super().__init__(graph, task)
+        self._activations = activations
+        self.done: list[CodedWeight] = []
+        """Of each node that was replaced, its weight."""
+        self.nearest: list[NearestWeight] = []
+        self._bnb_parts: dict[str, tuple[ir.Value, ...]] = {}
+        """Name of a weight → its codes and scales."""
+        self._orders: dict[tuple[ir.Value, bytes], ir.Value] = {}
+        """Activation and order of its channels → the activation in this order."""
+
+    def carry(self, node: ir.Node) -> None:
+        """Replace a node; one whose weight no operator takes stays."""
+        tensor = _coded_of(node)
+        assert tensor is not None  # the caller looked
+        if tensor.weight.kind in _BNB_KINDS and (operand := operand_of(node)) is not None:
+            new = self._bnb_product(node, operand)
+        else:
+            new = self.replace(node)
+        if new is not None:
+            self.done.append(tensor.weight)
+            new.metadata_props[QUANTIZATION_KEY] = json.dumps(_record_of(new, tensor.weight))
+
+    def _product(self, node: ir.Node, operand: Operand) -> ir.Node:
+        coded = _tensor_of(operand).weight
+        if coded.read_order is not None and _is_carried(coded, operand):
+            ordered = self._in_order(node, coded.read_order())
+            node.replace_input_with(0, ordered)
+        return super()._product(node, operand)
+
+    def _bnb_product(self, node: ir.Node, operand: Operand) -> ir.Node | None:
+        """Replace a product with a weight of bitsandbytes' 4 bits; a table, or one read by its columns, as others."""
+        weight = _tensor_of(operand).weight
+        if node.op_type == "Gather" or not _is_by_rows(operand):
+            return self.replace(node)
+        name = operand.value.name or ""
+        if name not in self._bnb_parts:
+            self._bnb_parts[name] = tuple(self._registered(tensor) for tensor in _bnb_tensors(weight, name))
+        attributes = {
+            "K": weight.depth, "N": weight.rows, "block_size": weight.block_size,
+            "quant_type": _BNB_KINDS[weight.kind],
+        }  # fmt: skip
+        activation, *rest = node.inputs
+        new = ir.node(
+            "MatMulBnb4", [activation, *self._bnb_parts[name]], attributes, domain=DOMAIN, name=node.name
+        )  # fmt: skip
+        bias = rest[1] if len(rest) > 1 else None
+        last = new
+        if bias is not None:
+            self._describe(new, node, self._fresh.take(f"{node.outputs[0].name}_product"))
+            self._graph.insert_before(node, new)
+            last = ir.node("Add", [new.outputs[0], bias], name=self._fresh.take(f"{node.name}/Add"))
+        self._exchange(node, last)
+        return new
+
+    def _describe(self, new: ir.Node, node: ir.Node, name: str) -> None:
+        """Give a new node the module of the one that it replaces, and its output a name."""
+        new.metadata_props.update(node.metadata_props)
+        new.outputs[0].type, new.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
+        new.outputs[0].name = name
+
+    def _exchange(self, node: ir.Node, new: ir.Node) -> None:
+        """Put a new node in the place of another."""
+        name = node.outputs[0].name or ""
+        self._replaced += [value for value in node.inputs if value is not None]
+        self._describe(new, node, self._fresh.take(f"{name}_new"))
+        self._graph.insert_before(node, new)
+        ir.convenience.replace_all_uses_with(node.outputs[0], new.outputs[0], replace_graph_outputs=True)
+        self._graph.remove(node, safe=True)
+        new.outputs[0].name = name
+
+    def _in_order(self, node: ir.Node, order: Array) -> ir.Value:
+        """Return the activation that a node reads with its channels in another order; made once for all readers."""
+        activation = node.inputs[0]
+        assert activation is not None
+        key = (activation, order.tobytes())
+        if key not in self._orders:
+            indices = self._registered(ir.tensor(order, ir.DataType.INT64, name=f"{node.name}_input_order"))
+            gather = ir.node(
+                "Gather", [activation, indices], {"axis": -1}, name=self._fresh.take(f"{node.name}/Gather")
+            )
+            gather.metadata_props.update(node.metadata_props)
+            gather.outputs[0].name = self._fresh.take(f"{activation.name}_by_group")
+            gather.outputs[0].type, gather.outputs[0].shape = activation.type, activation.shape
+            maker = activation.producer()
+            if maker is not None:
+                self._graph.insert_after(maker, gather)
+            else:
+                self._graph.insert_before(node, gather)
+            self._orders[key] = gather.outputs[0]
+        return self._orders[key]
+
+    def _weight_of(self, node: ir.Node, operand: Operand, readers: set[str]) -> PackedWeight:
+        tensor = _tensor_of(operand)
+        matrix = WeightMatrix(tensor, operand.is_transposed)
+        use = WeightUse.of(operand.value, node)
+        is_table_only = readers == {"Gather"}
+        # Rows are looked up with whole zero points only.
+        is_taken = not (tensor.weight.has_float_zero_points and "Gather" in readers)
+        if is_taken and _is_carried(tensor.weight, operand):
+            return _CarriedWeight(tensor.weight, matrix, use, self._desk, is_table_only=is_table_only)
+        form = BlockForm(8, _NEAREST_BLOCK_SIZE, is_symmetric=True, algorithm="rtn")
+        weight = NearestWeight(matrix, form, use, self._desk, is_table_only=is_table_only)
+        self.nearest.append(weight)
+        return weight
+
+    def _accuracy_level(self, weight: PackedWeight) -> int:
+        if self._activations is not None:
+            return COMPUTE_IN_FLOAT if self._activations == "float32" else COMPUTE_IN_INT8
+        return COMPUTE_IN_FLOAT if weight.form.bits in _FLOAT_KERNEL_BITS else COMPUTE_IN_INT8
+
+
+def _tensor_of(operand: Operand) -> CodedTensor:
+    tensor = operand.value.const_value
+    assert isinstance(tensor, CodedTensor)
+    return tensor
+
+
+def _is_by_rows(operand: Operand) -> bool:
+    """Say whether a node reads a coded weight such that its rows are output channels, or what is looked up."""
+    return operand.is_transposed == (_tensor_of(operand).permutation is None)
+
+
+def _is_carried(coded: CodedWeight, operand: Operand) -> bool:
+    """Say whether integers hold the codes of a weight as a node reads it."""
+    return _is_by_rows(operand) and (coded.kind == "integer" or coded.kind in _EXACT_IN_8_BITS)
+
+
+def _bnb_tensors(weight: CodedWeight, name: str) -> tuple[ir.LazyTensor, ir.LazyTensor]:
+    """Return codes and scales as ``MatMulBnb4`` takes them: flat, the first of two codes in the high half of a byte."""
+
+    def codes() -> ir.TensorProtocol:
+        packed = weight.read().codes.reshape(-1)
+        return ir.Tensor((packed >> 4) | (packed << 4), name=f"{name}_codes")
+
+    def scales() -> ir.TensorProtocol:
+        return ir.Tensor(weight.read().scales.reshape(-1), name=f"{name}_scales")
+
+    return (
+        ir.LazyTensor(codes, ir.DataType.UINT8, ir.Shape([weight.rows * weight.depth // 2]), name=f"{name}_codes"),
+        ir.LazyTensor(scales, ir.DataType.FLOAT, ir.Shape([weight.rows * weight.blocks]), name=f"{name}_scales"),
+    )
+
+
+def _record_of(node: ir.Node, weight: CodedWeight) -> dict[str, object]:
+    """Return what a node says of its weight."""
+    bits = node.attributes.get_int("bits", weight.bits)
+    is_carried = weight.kind != "number" and (node.op_type == "MatMulBnb4" or bits == weight.bits)
+    record: dict[str, object] = {"precision": weight.precision if is_carried else "int8", "kind": "operator"}
+    if (size := node.attributes.get("block_size")) is not None:
+        record["block_size"] = size.as_int()
+    record["source_format"] = weight.source_format
+    if not is_carried:
+        record["source_precision"] = weight.precision
+    return record
+
+
+# --- Weights that the checkpoint left in 16 bits stay in 16 bits in the file.
+
+
+def _retain_halves(graph: ir.Graph) -> None:
+    """Store weights of 16 bits that were to be written as float32 as they are, with a Cast where they are read."""
+    fresh: FreshNames | None = None
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if not isinstance(tensor, StoredTensor) or tensor.dtype != ir.DataType.FLOAT:
+            continue
+        if tensor.stored.dtype not in _HALVES or tensor.nbytes < 2 * _LEAST_HALF_BYTES or value.is_graph_output():
+            continue
+        fresh = fresh or FreshNames.of_graph(graph)
+        value.const_value = StoredTensor(tensor.stored, permutation=tensor.permutation, name=name)
+        value.type = ir.TensorType(tensor.stored.dtype)
+        uses = list(value.uses())
+        whole: ir.Value | None = None
+        for node, index in uses:
+            if node.op_type == "Gather" and index == 0 and not node.domain:
+                _cast_rows(graph, node, fresh)
+                continue
+            if whole is None:
+                cast = cast_node(value, ir.DataType.FLOAT, node, fresh)
+                graph.insert_before(_first_of(graph, uses), cast)
+                whole = cast.outputs[0]
+            node.replace_input_with(index, whole)
+
+
+def _cast_rows(graph: ir.Graph, node: ir.Node, fresh: FreshNames) -> None:
+    """Cast the rows that a node looks up in a table of 16 bits."""
+    table, output = node.inputs[0], node.outputs[0]
+    assert table is not None  # it is the table
+    name = output.name
+    cast = cast_node(output, ir.DataType.FLOAT, node, fresh)
+    graph.insert_after(node, cast)
+    ir.convenience.replace_all_uses_with(output, cast.outputs[0], replace_graph_outputs=True)
+    cast.replace_input_with(0, output)
+    output.name, cast.outputs[0].name = cast.outputs[0].name, name
+    output.type = table.type
+
+
+def _first_of(graph: ir.Graph, uses: Sequence[tuple[ir.Node, int]]) -> ir.Node:
+    """Return the first of some nodes in the order of a graph."""
+    nodes = {node for node, _ in uses}
+    return next(node for node in graph if node in nodes)
+
+
+# --- What came of it, module by module.
+
+
+def _modules_of(graph: ir.Graph) -> tuple[ModulePrecision, ...]:
+    reached: defaultdict[tuple[str, str], int] = defaultdict(int)
+    left: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    order: dict[tuple[str, str], None] = {}
+    for node in graph:
+        tag = read_tag(node)
+        name = "" if tag is None else tag.tag
+        if (text := node.metadata_props.get(QUANTIZATION_KEY)) is not None:
+            key = (name, str(json.loads(text)["precision"]))
+            reached[key] += 1
+            order.setdefault(key)
+        elif (half := _half_of(node)) is not None:
+            left[name][half] += 1
+            order.setdefault((name, ""))
+    modules = []
+    for name, precision in order:
+        if precision:
+            modules.append(ModulePrecision(name, precision, reached[name, precision], {}))
+        else:
+            kept = tuple(left[name])
+            count = sum(left[name].values())
+            modules.append(ModulePrecision(name, kept[0], 0, {"as in the checkpoint": count}, kept))
+    return tuple(modules)
+
+
+def _half_of(node: ir.Node) -> str | None:
+    """Return the name of the precision of a weight that is no code; None where a node has none."""
+    value = constant_weight(node)
+    if value is None:
+        for read in node.inputs[:2]:
+            maker = read.producer() if read is not None else None
+            while maker is not None and maker.op_type in ("Cast", "Transpose"):
+                source = maker.inputs[0]
+                if source is not None and source.is_initializer() and source.dtype in _HALVES:
+                    return float_name(source.dtype.name)
+                maker = source.producer() if source is not None else None
+        return None
+    return float_name(value.dtype.name) if value.dtype is not None else None
+
+
+def _notes_on_floats(graph: ir.Graph) -> tuple[str, ...]:
+    """Say which weights of few bits are written as floats, since a node reads them that takes no codes."""
+    left = {name: value for name, value in graph.initializers.items() if isinstance(value.const_value, CodedTensor)}
+    if not left:
+        return ()
+    operators = Counter(node.op_type for value in left.values() for node, _ in value.uses())
+    words = ", ".join(f"{count} {name}" for name, count in operators.most_common())
+    count = count_noun(len(left), "weight")
+    note = (
+        f"{count} of few bits written as floating-point numbers, since no operator that reads them takes codes "
+        f"({words}): {', '.join(list(left)[:3])}."
+    )
+    return (note,)
+
+
+def loss_notes(nearest: Sequence[NearestWeight]) -> tuple[str, ...]:
+    """Say what was lost where there was no operator for the codes, of weights that were written."""
+    written = [weight for weight in nearest if weight.signal]
+    if not written:
+        return ()
+    ratios = sorted(_decibels(weight.signal, weight.lost) for weight in written)
+    total = _decibels(sum(weight.signal for weight in written), sum(weight.lost for weight in written))
+    count = count_noun(len(written), "weight")
+    note = (
+        f"{count} in the nearest form, 8 bits in blocks of {_NEAREST_BLOCK_SIZE}, since ONNX Runtime's CPU provider "
+        f"has no operator for the codes: SQNR {total:.1f} dB of all, {ratios[0]:.1f} dB of the worst."
+    )
+    return (note,)
+
+
+def _decibels(signal: float, lost: float) -> float:
+    return 10 * math.log10(signal / lost) if lost and signal else math.inf
