@@ -1,8 +1,8 @@
 """What does a provider make of quantized files, of ours and of ONNX Runtime's own recipe for it?
 
 Method. Models of small size (seeded random weights; MiniLM with its real ones where its package is installed) are saved
-as checkpoints with a tokenizer or processor and exported with fixed sizes. Each graph is quantized from the same samples,
-which the tokenizer or processor makes (a decoder: its own runs while it continues texts):
+as checkpoints with a tokenizer or processor and exported with fixed sizes. Each graph is quantized from the same
+samples, which the tokenizer or processor makes (a decoder: its own runs while it continues texts):
 
 * ours: ``winml quantize --mode qdq --ep qnn``, in w8a8, w8a16, ``mixed`` (w8a8, with those modules in w8a16 that lose
   most alone, half of them, as ``winml quantize --sensitivity`` ranks them) and ``smooth`` (w8a16, ``--smooth-quant 0``)
