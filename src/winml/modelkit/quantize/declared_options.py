@@ -12,10 +12,12 @@ from typing import Literal
 from winml.modelkit.fields import COMPARISON, declare, read_columns
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, CalibrationMethod, ModeName, PrecisionName
 
-__all__ = ["SENSITIVITY", "Algorithm", "BlockSize", "QuantizeFields", "SensitivityFields"]
+__all__ = ["DATA_ALGORITHMS", "SENSITIVITY", "Algorithm", "BlockSize", "QuantizeFields", "SensitivityFields"]
 
-Algorithm = Literal["rtn", "hqq", "k_quant"]
+Algorithm = Literal["rtn", "hqq", "k_quant", "gptq", "awq", "auto"]
 BlockSize = Literal[16, 32, 64, 128, 256]
+DATA_ALGORITHMS: frozenset[Algorithm] = frozenset({"gptq", "awq", "auto"})
+"""Those that run the model on samples."""
 
 _GROUP, _RANGES = "Quantization", "Calibration"
 SENSITIVITY = "Sensitivity"
@@ -91,12 +93,15 @@ class QuantizeFields:
         "rtn",
         "Weight-only: how scales are found. `rtn` rounds to the nearest step; `hqq` and `k_quant` search for better "
         "ones, which takes 5 to 20 times as long. With `hqq`, tables that rows are looked up in and weights in 8 bits "
-        "are rounded: their kernels take no zero point between the steps.",
+        "are rounded: their kernels take no zero point between the steps. `gptq` and `awq` run the model on samples, "
+        "layer by layer, and keep the error of the outputs of each product small; `auto` takes, for each module, the "
+        "algorithm with the smallest such error. Tables are rounded.",
         _GROUP,
     )
     calibration_data: str | None = declare(
         None,
-        "Where the ranges of activations come from, for `qdq`: an `.npz` file or a folder of them, one array per input "
+        "Samples for `qdq`, which finds the ranges of activations with them, and for the algorithms that need samples: "
+        "an `.npz` file or a folder of them, one array per input "
         "of the graph and one file a sample; or a dataset for the tokenizer or image processor beside the model: .txt, "
         ".csv, .jsonl, .parquet, a folder of images, or a name at the Hub. Random values where left out.",
         _RANGES,
@@ -120,7 +125,7 @@ class QuantizeFields:
     )
     samples: int | None = declare(
         None,
-        "Samples to find the ranges with, and to compare the result on. 128 of the data and 16 that are made or random "
+        "Samples to calibrate with, and to compare the result on. 128 of the data and 16 that are made or random "
         "(fewer of large models) where left out.",
         _RANGES,
         minimum=1,

@@ -12,7 +12,7 @@ import pydantic
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.options import Options, record_of
-from winml.modelkit.quantize.declared_options import QuantizeFields
+from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, QuantizeFields
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.precisions import MODES, PRECISIONS, Mode, Precision, mode_for
 from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
         pass
 else:
     _Fields = record_of(QuantizeFields)
+
+
+_OF_SAMPLES = ("calibration_data", "split", "columns", "samples")
+"""Options that say which samples the model is run on."""
 
 
 class QuantizeOptions(_Fields):
@@ -81,6 +85,24 @@ class QuantizeOptions(_Fields):
         """
         return any(MODES[mode].needs_ranges for _, mode in self.requested_modes())
 
+    @property
+    def solves_weights(self) -> bool:
+        """Whether blocks of weights are found with samples.
+
+        Raises:
+            UsageError: a precision cannot be reached with the mode.
+        """
+        return self.algorithm in DATA_ALGORITHMS and "weight-only" in self.modes()
+
+    @property
+    def needs_samples(self) -> bool:
+        """Whether the model is run on samples to quantize it.
+
+        Raises:
+            UsageError: a precision cannot be reached with the mode.
+        """
+        return self.needs_ranges or self.solves_weights
+
     def refuse_contradictions(self) -> None:
         """Refuse options that go with none of the modes in use, or not with each other.
 
@@ -99,7 +121,8 @@ class QuantizeOptions(_Fields):
                 "--asymmetric: integer kernels take one zero point for a weight, and qdq gives each channel a scale",
                 hint="Give --per-tensor with it, or leave it out.",
             )
-        if self.symmetric and self.algorithm != "rtn" and "dynamic" not in modes and "qdq" not in modes:
+        searched = self.algorithm in ("hqq", "k_quant")
+        if self.symmetric and searched and "dynamic" not in modes and "qdq" not in modes:
             raise UsageError(
                 f"--symmetric: --algorithm {self.algorithm} finds a zero point for each block",
                 hint="Give --algorithm rtn with it, or leave it out.",
@@ -129,6 +152,8 @@ class QuantizeOptions(_Fields):
         ):
             value = getattr(self, name)
             readers = [mode for mode, rules in MODES.items() if name in rules.options]
+            if self.solves_weights and name in _OF_SAMPLES:
+                continue
             default = type(self).model_fields[name].get_default(call_default_factory=True, validated_data={})
             if value != default and not set(readers) & set(modes):
                 raise UsageError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import onnx
@@ -22,6 +22,7 @@ from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.quantize.attention_masks import make_masks_finite, narrow_masks
+from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
 from winml.modelkit.quantize.integer_weights import (
     has_non_finite_scales,
     refuse_non_finite_weights,
@@ -34,6 +35,7 @@ from winml.modelkit.quantize.planning import (
     ModulePrecision,
     PlannedNode,
     QuantizationPlan,
+    WeightKey,
     constant_weight,
     float_name,
     plan_quantization,
@@ -41,11 +43,12 @@ from winml.modelkit.quantize.planning import (
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
 from winml.modelkit.quantize.qdq_placement import QdqPlacement, place_quantized_values
 from winml.modelkit.quantize.unit_placement import place_units
-from winml.modelkit.quantize.weight_only_engine import algorithm_notes
+from winml.modelkit.quantize.weight_only_engine import BlockWeight, algorithm_notes, block_weights
 
 __all__ = [
     "QuantizeResult",
     "RangeSource",
+    "WeightSolver",
     "mark_quantized_nodes",
     "quantize",
 ]
@@ -179,8 +182,22 @@ class RangeSource(Protocol):
         """Return what the ranges come from, JSON-ready."""
 
 
+class WeightSolver(Protocol):
+    """Finds blocks of weights by running the model on samples."""
+
+    def solve(self, model: ir.Model, weights: Sequence[BlockWeight]) -> Mapping[WeightKey, SolvedWeight]:
+        """Return the blocks of weights of a model."""
+
+    def as_record(self) -> Mapping[str, Any]:
+        """Return what they come from, JSON-ready."""
+
+
 def quantize(
-    model: ir.Model, options: QuantizeOptions, modules: GraphModules, calibration: RangeSource | None = None
+    model: ir.Model,
+    options: QuantizeOptions,
+    modules: GraphModules,
+    calibration: RangeSource | None = None,
+    solver: WeightSolver | None = None,
 ) -> QuantizeResult:
     """Let modules of a graph compute with fewer bits.
 
@@ -189,6 +206,7 @@ def quantize(
         options: What is asked for.
         modules: The module of each node.
         calibration: Finds the ranges of activations, where a mode needs them.
+        solver: Finds the blocks of weights, where the algorithm needs samples.
 
     Returns:
         The quantized model, and what came of it in each module.
@@ -214,11 +232,18 @@ def quantize(
         ranges = calibration.measure(model, tuple(dict.fromkeys(measured)))
         if provider.finite_masks:
             ranges = narrow_masks(model, ranges, _bits_of_units(placements))
+    tasks = {
+        (mode, precision): EngineTask(
+            nodes, precision, options, placements.get((mode, precision), QdqPlacement()), ranges, provider
+        )
+        for (mode, precision), nodes in _groups(plan, provider).items()
+    }
+    if options.solves_weights:
+        tasks = _solved_tasks(model, tasks, solver)
     quantized = model
     try:
-        for (mode, precision), nodes in _groups(plan, provider).items():
-            placement = placements.get((mode, precision), QdqPlacement())
-            quantized = _run_engine(quantized, mode, EngineTask(nodes, precision, options, placement, ranges, provider))
+        for (mode, _), task in tasks.items():
+            quantized = _run_engine(quantized, mode, task)
     except QuantizeError:
         refuse_non_finite_weights(model, plan.nodes)  # the likeliest reason, with its module
         raise
@@ -235,9 +260,26 @@ def quantize(
             hint="Choose another --mode or --precision.",
         )
     quantized.metadata_props[QUANTIZATION_KEY] = json.dumps(
-        _record(options, outcome, calibration if measured else None), ensure_ascii=False
+        _record(options, outcome, solver if options.solves_weights else calibration if measured else None),
+        ensure_ascii=False,
     )
     return QuantizeResult(quantized, changed=True, notes=notes, coverage=measure_coverage(quantized), modules=outcome)
+
+
+def _solved_tasks(
+    model: ir.Model, tasks: Mapping[tuple[Mode, Precision], EngineTask], solver: WeightSolver | None
+) -> dict[tuple[Mode, Precision], EngineTask]:
+    """Return the tasks with the blocks of their weights, of those that keep weights in blocks."""
+    if solver is None:
+        raise InternalError("an algorithm needs samples, and nothing was passed that runs the model on them")
+    weights = [
+        weight for (mode, _), task in tasks.items() if mode == "weight-only" for weight in block_weights(model.graph, task)
+    ]
+    solved = solver.solve(model, weights)
+    return {
+        (mode, precision): replace(task, solved=solved) if mode == "weight-only" else task
+        for (mode, precision), task in tasks.items()
+    }
 
 
 def _groups(plan: QuantizationPlan, provider: Placement) -> dict[tuple[Mode, Precision], frozenset[str]]:
@@ -314,7 +356,7 @@ def _module_outcomes(
 
 
 def _record(
-    options: QuantizeOptions, outcome: Sequence[ModulePrecision], calibration: RangeSource | None
+    options: QuantizeOptions, outcome: Sequence[ModulePrecision], calibration: RangeSource | WeightSolver | None
 ) -> dict[str, object]:
     # Where the data lay on this machine says nothing on others; what is to be said of it stands in the calibration.
     requested = {

@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -16,6 +17,7 @@ from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.tagging import all_nodes
+from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import Placement, placement_for
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
@@ -28,6 +30,7 @@ __all__ = [
     "ModulePrecision",
     "PlannedNode",
     "QuantizationPlan",
+    "WeightKey",
     "constant_weight",
     "float_name",
     "plan_quantization",
@@ -250,6 +253,14 @@ def _reasons(planned: Sequence[PlannedNode]) -> str:
 # --- What an engine is asked to do with some nodes of a graph.
 
 
+class WeightKey(NamedTuple):
+    """A weight as products read it."""
+
+    name: str
+    is_transposed: bool
+    """Whether it has width × depth."""
+
+
 @dataclass(frozen=True)
 class EngineTask:
     """Nodes of one graph that get one precision."""
@@ -264,6 +275,8 @@ class EngineTask:
     """Name of a value → its smallest and largest value; those of the placement that have their own."""
     provider: Placement = field(default_factory=lambda: placement_for(None))
     """What the provider takes."""
+    solved: Mapping[WeightKey, SolvedWeight] = field(default_factory=dict)
+    """Weights whose blocks were found with calibration data."""
 
     @property
     def is_per_channel(self) -> bool:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -25,14 +25,18 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.graph.files.writing import ReshapedTensor
 from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.quantize.block_quantizers import BlockForm, Blocks, Slab, WeightMatrix, quantize_blocks
+from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
+from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS
 from winml.modelkit.quantize.integer_weights import WeightUse
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.planning import EngineTask, constant_weight
+from winml.modelkit.quantize.planning import EngineTask, WeightKey, constant_weight
 
 __all__ = [
+    "BlockWeight",
     "PackedWeight",
     "PackingDesk",
     "algorithm_notes",
+    "block_weights",
     "quantize_weights",
 ]
 
@@ -80,7 +84,14 @@ class PackedWeight:
     """A weight matrix in blocks of few bits, as tensors whose values are computed when they are read."""
 
     def __init__(
-        self, matrix: WeightMatrix, form: BlockForm, use: WeightUse, desk: PackingDesk, *, is_table_only: bool = False
+        self,
+        matrix: WeightMatrix,
+        form: BlockForm,
+        use: WeightUse,
+        desk: PackingDesk,
+        *,
+        is_table_only: bool = False,
+        solved: SolvedWeight | None = None,
     ) -> None:
         """Refer to the matrix; nothing is read.
 
@@ -91,7 +102,9 @@ class PackedWeight:
             desk: Holds the parts that were quantized last.
             is_table_only: Whether rows are looked up in it and nothing else reads it. Its values then have two axes, as
                 ``GatherBlockQuantized`` wants them, instead of the three of ``MatMulNBits``.
+            solved: Its blocks, where they were found with calibration data.
         """
+        self.solved = solved
         self.is_table_only = is_table_only
         self.matrix, self.form, self._use, self._desk = matrix, form, use, desk
         self._scale_dtype = matrix.tensor.dtype
@@ -102,6 +115,8 @@ class PackedWeight:
         Raises:
             QuantizeError: a value of the weight is NaN or infinite.
         """
+        if self.solved is not None:
+            return self._finished(_by_name(self.solved.read()))
         by_depth = self.matrix.is_read_by_depth
         slabs = self.matrix.slabs(self.form.block_size * self.form.values_per_byte if by_depth else 1)
         if len(slabs) == 1:
@@ -242,6 +257,11 @@ class _Operand:
     is_transposed: bool
     """Whether it has width × depth."""
 
+    @property
+    def key(self) -> WeightKey:
+        """The weight as it is read."""
+        return WeightKey(self.value.name or "", self.is_transposed)
+
 
 class _Packed(NamedTuple):
     """A weight in few bits, as it stands in the graph."""
@@ -259,8 +279,10 @@ class _Packing:
         self._task = task
         self._desk = PackingDesk()
         self._fresh = FreshNames.of_graph(graph)
-        self._packed: dict[tuple[str, bool], _Packed] = {}
-        """Name of a weight and whether it is transposed → the same in few bits."""
+        self._packed: dict[WeightKey, _Packed] = {}
+        """A weight → the same in few bits."""
+        self._divided: dict[tuple[ir.Value, int], ir.Value] = {}
+        """A value and the array it is divided by → what came of it."""
         self._tables: dict[str, ir.Value] = {}
         """Name of the values of a weight → the same with two axes, as a Gather wants them."""
         self._replaced: list[ir.Value] = []
@@ -302,7 +324,13 @@ class _Packing:
         packed = self._packed_weight(node, operand)
         matrix, parts = packed.weight.matrix, packed.parts
         bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
-        inputs: list[ir.Value | None] = [node.inputs[0], *parts]
+        solved = packed.weight.solved
+        scale = None if solved is None else solved.input_scale
+        assert node.inputs[0] is not None  # a product has two
+        inputs: list[ir.Value | None] = [
+            node.inputs[0] if scale is None else self._divided_input(node, node.inputs[0], scale),
+            *parts,
+        ]
         if bias is not None:
             inputs += [None] * (5 - len(inputs)) + [bias]
         attributes = {
@@ -313,6 +341,54 @@ class _Packing:
             "accuracy_level": COMPUTE_IN_INT8,
         }
         return ir.node("MatMulNBits", inputs, attributes, domain=DOMAIN, name=node.name)
+
+    def _divided_input(self, node: ir.Node, value: ir.Value, scale: Array) -> ir.Value:
+        """Return an input of products divided by a scale for each channel.
+
+        The scale goes into the weight of the normalization that makes the value, where that is exact; else a ``Mul`` is
+        put before the products.
+        """
+        key = (value, id(scale))
+        if key not in self._divided:
+            inverse = (1 / scale).astype(_numpy_type(value, scale))
+            if not self._divide_normalization(value, scale):
+                factor = self._registered(ir.tensor(inverse, name=f"{value.name}_inverse_scale"))
+                product = ir.node("Mul", [value, factor], name=self._fresh.take(f"{node.name}/Mul"))
+                product.metadata_props.update(node.metadata_props)
+                product.outputs[0].name = self._fresh.take(f"{value.name}_divided")
+                product.outputs[0].type, product.outputs[0].shape = value.type, value.shape
+                self._graph.insert_before(node, product)
+                value = product.outputs[0]
+            self._divided[key] = value
+        return self._divided[key]
+
+    def _divide_normalization(self, value: ir.Value, scale: Array) -> bool:
+        """Divide what makes a value by a scale for each channel, in place; False where that is not exact.
+
+        Must not fire when anything but products that take the divided value reads it.
+        """
+        maker = value.producer()
+        if maker is None or value.is_graph_output() or maker.outputs[0] is not value:
+            return False
+        for reader, _ in value.uses():
+            operand = _operand_of(reader) if reader.name in self._task.nodes and reader.op_type != "Gather" else None
+            solved = None if operand is None else self._task.solved.get(operand.key)
+            if solved is None or solved.input_scale is not scale or reader.inputs[0] is not value:
+                return False
+        places = _CHANNEL_WEIGHTS.get(maker.op_type, ())
+        weights = [(place, read) for place, read in enumerate(maker.inputs) if place in places and read is not None]
+        # A product of a value and a weight, in either order.
+        weights = [(place, read) for place, read in weights if maker.op_type != "Mul" or read.is_initializer()]
+        if not weights or not all(_is_channel_weight(read, len(scale)) for _, read in weights):
+            return False
+        for place, read in weights:
+            assert read.const_value is not None  # just checked
+            numbers = read.const_value.numpy()
+            divided = ir.tensor((numbers / scale).astype(numbers.dtype), name=f"{read.name}_divided")
+            maker.replace_input_with(place, self._registered(divided))
+            if not read.uses() and not read.is_graph_output():
+                self._graph.initializers.pop(read.name or "", None)
+        return True
 
     def _lookup(self, node: ir.Node, operand: _Operand) -> ir.Node | None:
         packed = self._packed_weight(node, operand)
@@ -333,25 +409,17 @@ class _Packing:
 
     def _packed_weight(self, node: ir.Node, operand: _Operand) -> _Packed:
         """Return a weight in few bits: the one that another node reads already, or a new one."""
-        key = (operand.value.name or "", operand.is_transposed)
+        key = operand.key
         if key not in self._packed:
             matrix = WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
-            readers = self._readers_of(operand)
-            form = _block_form(self._task, matrix.depth, is_table="Gather" in readers)
+            readers = {reader.op_type for reader in _readers_of(operand, self._task)}
+            solved = self._task.solved.get(key)
+            form = _block_form(self._task, matrix.depth, is_table="Gather" in readers) if solved is None else solved.form
             use = WeightUse.of(operand.value, node)
-            weight = PackedWeight(matrix, form, use, self._desk, is_table_only=readers == {"Gather"})
+            is_table = readers == {"Gather"}
+            weight = PackedWeight(matrix, form, use, self._desk, is_table_only=is_table, solved=solved)
             self._packed[key] = _Packed(weight, tuple(self._registered(tensor) for tensor in weight.tensors()))
         return self._packed[key]
-
-    def _readers_of(self, operand: _Operand) -> set[str]:
-        """Return the operators among the nodes of the task that read a weight in this orientation."""
-        direct = [node for node, _ in operand.value.uses()]
-        behind = [user for node in direct if node.op_type == "Transpose" for user, _ in node.outputs[0].uses()]
-        return {
-            node.op_type
-            for node in (*direct, *behind)
-            if node.name in self._task.nodes and _operand_of(node) == operand
-        }
 
     def _table(self, node: ir.Node, values: ir.Value, weight: PackedWeight) -> ir.Value:
         """Return the values of a weight with two axes.
@@ -396,6 +464,8 @@ def _block_form(task: EngineTask, depth: int, *, is_table: bool) -> BlockForm:
             none where a row has an odd number of blocks in 4 bits.
     """
     bits, algorithm = task.precision.weight_bits, task.options.algorithm
+    if algorithm in DATA_ALGORITHMS:
+        algorithm = "rtn"  # of weights that are solved, the form; of tables, which are not, the algorithm
     size: int = task.options.block_size or BLOCK_SIZES[bits]
     if is_table:
         while depth % size and size > LEAST_BLOCK_SIZE:
@@ -435,6 +505,70 @@ def _has_plain_bias(node: ir.Node) -> bool:
     """Say whether a Gemm has no bias, or one value for each output channel."""
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     return bias is None or (bias.shape is not None and len(bias.shape) == 1 and bias.shape[0] != 1)
+
+
+_CHANNEL_WEIGHTS = {
+    "Mul": (0, 1),
+    "LayerNormalization": (1, 2),
+    "RMSNormalization": (1,),
+    "SimplifiedLayerNormalization": (1,),
+    "SkipSimplifiedLayerNormalization": (2,),
+    "SkipLayerNormalization": (2, 3),
+}
+"""Operators whose first output is multiplied with one value for each channel → positions of the weights that stand for
+it, and of what is added afterwards. The bias of ``SkipLayerNormalization``, its fifth input, is added before."""
+
+
+def _is_channel_weight(value: ir.Value, size: int) -> bool:
+    """Say whether a value is a constant for each channel that one node reads and no run replaces."""
+    tensor = value.const_value
+    is_free = value.is_initializer() and not value.is_graph_input() and not value.is_graph_output()
+    return is_free and tensor is not None and tuple(tensor.shape.numpy()) == (size,) and len(value.uses()) == 1
+
+
+def _numpy_type(value: ir.Value, scale: Array) -> Any:
+    return scale.dtype if value.dtype is None else value.dtype.numpy()
+
+
+def _readers_of(operand: _Operand, task: EngineTask) -> tuple[ir.Node, ...]:
+    """Return the nodes of a task that read a weight in this orientation, each once."""
+    direct = [node for node, _ in operand.value.uses()]
+    behind = [user for node in direct if node.op_type == "Transpose" for user, _ in node.outputs[0].uses()]
+    found = (node for node in (*direct, *behind) if node.name in task.nodes and _operand_of(node) == operand)
+    return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class BlockWeight:
+    """A weight that is to be kept in blocks, and the products that read it."""
+
+    key: WeightKey
+    matrix: WeightMatrix
+    form: BlockForm
+    products: tuple[ir.Node, ...]
+    """In the order of the graph; a weight that rows are looked up in as well has the others here only."""
+
+    @property
+    def inputs(self) -> tuple[ir.Value, ...]:
+        """What it is multiplied with, each once."""
+        return tuple(dict.fromkeys(value for node in self.products if (value := node.inputs[0]) is not None))
+
+
+def block_weights(graph: ir.Graph, task: EngineTask) -> tuple[BlockWeight, ...]:
+    """Return the weights of a task that products read, in the order of the graph."""
+    found: dict[WeightKey, BlockWeight] = {}
+    for node in graph:
+        operand = _operand_of(node) if node.name in task.nodes else None
+        if operand is None or operand.key in found:
+            continue
+        readers = _readers_of(operand, task)
+        products = tuple(reader for reader in readers if reader.op_type != "Gather")
+        if not products:
+            continue
+        matrix = WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
+        form = _block_form(task, matrix.depth, is_table=len(products) < len(readers))
+        found[operand.key] = BlockWeight(operand.key, matrix, form, products)
+    return tuple(found.values())
 
 
 def _tensor_of(value: ir.Value) -> ir.TensorProtocol:

@@ -120,8 +120,9 @@ class Calibration:
         """What to say of the data, one sentence each; complete once it was read."""
         if self.has_data:
             return self._sample_feeds.notes if self._sample_feeds is not None else ()
+        found = "ranges of activations" if self.options.needs_ranges else f"blocks of weights ({self.options.algorithm})"
         note = (
-            f"The ranges of activations come from {self.count} {_KINDS_OF_SAMPLES[self._is_made]}, not from data: real "
+            f"The {found} come from {self.count} {_KINDS_OF_SAMPLES[self._is_made]}, not from data: real "
             "data may give other answers than the comparison shows. Give --calibration-data before you use the result."
         )
         return (note,)
@@ -130,7 +131,8 @@ class Calibration:
     def words(self) -> str:
         """The data, for people."""
         words = "sample" if self.count == 1 else "samples"
-        return f"{self.count} {words} of {self._name if self.has_data else _SOURCES[self._is_made]}, {self.method}"
+        how = self.method if self.options.needs_ranges else self.options.algorithm
+        return f"{self.count} {words} of {self._name if self.has_data else _SOURCES[self._is_made]}, {how}"
 
     def as_record(self) -> dict[str, object]:
         """Return what the ranges come from, JSON-ready."""
@@ -235,7 +237,7 @@ class Calibration:
 def calibration_of(
     options: QuantizeOptions, model_folder: Path, sizes: Mapping[str, int], seed: int
 ) -> Calibration | None:
-    """Return where the ranges come from that options need; None where they need none.
+    """Return where the samples come from that options need; None where they need none.
 
     Args:
         options: What is asked for.
@@ -243,7 +245,7 @@ def calibration_of(
         sizes: Sizes of open dimensions, for random values.
         seed: Of what is drawn.
     """
-    return Calibration(options, model_folder, sizes, seed) if options.needs_ranges else None
+    return Calibration(options, model_folder, sizes, seed) if options.needs_samples else None
 
 
 def refuse_missing_data(calibration: Calibration) -> None:

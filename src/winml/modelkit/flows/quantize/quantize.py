@@ -6,6 +6,7 @@ PyTorch and imports none.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,9 @@ from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphW
 from winml.modelkit.flows.module_functions import graph_modules, source_notes
 from winml.modelkit.flows.quality_samples import SampleRequest
 from winml.modelkit.flows.quantize.calibration_data import Calibration, calibration_of, refuse_missing_data
+from winml.modelkit.flows.quantize.layer_calibration import LayerCalibration
 from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.normalize.pipeline import normalize
 from winml.modelkit.optimize.options import OptimizeOptions
@@ -169,12 +172,14 @@ def quantize_file(
     calibration = calibration_of(options, folder, work.sizes, task.seed)
     if calibration is not None:
         refuse_missing_data(calibration)
-    work = replace(work, processors=folder, calibration=calibration, notes=[])
-    try:
-        done = transform_file(task, work, on_step, checked)
-    finally:
+    with contextlib.ExitStack() as stack:
+        solver = None
         if calibration is not None:
-            calibration.close()
+            stack.callback(calibration.close)
+            if options.solves_weights:
+                solver = LayerCalibration(calibration, options.algorithm, stack.enter_context(temporary_folder()))
+        work = replace(work, processors=folder, calibration=calibration, solver=solver, notes=[])
+        done = transform_file(task, work, on_step, checked)
     file = replace(
         done.file,
         notes=(
@@ -206,7 +211,9 @@ class Quantization(GraphWork[QuantizeResult]):
     processors: Path | None = None
     """Folder of what makes arrays of the samples that are compared; None: none is looked for."""
     calibration: Calibration | None = None
-    """Where the ranges of activations come from, where a mode needs them."""
+    """Where the samples come from, where the model is run to quantize it."""
+    solver: LayerCalibration | None = None
+    """What finds blocks of weights, where the algorithm needs samples."""
     notes: list[str] = field(default_factory=list)
     used: frozenset[str] = frozenset()
     """Precisions that modules have now; none before the work."""
@@ -241,7 +248,7 @@ class Quantization(GraphWork[QuantizeResult]):
             )
         modules = graph_modules(model, self.source.stem)
         self.notes += source_notes(modules)
-        result = quantize(model, self.options, modules, self.calibration)
+        result = quantize(model, self.options, modules, self.calibration, self.solver)
         self.used = frozenset(module.requested for module in result.modules if module.quantized)
         return result
 
