@@ -18,7 +18,7 @@ decibels as every verb prints them, size, and the time of a run over that of the
 
 Tables in Markdown, then one line of JSON.
 
-    python benchmarks/lowbits.py --cache FOLDER [--minutes 20] [--rows perplexity,budget,encoder]
+    python benchmarks/lowbits.py --cache FOLDER [--minutes 20] [--hidden 384] [--rows perplexity,budget,encoder]
         [--algorithms rtn,hqq,k_quant,gptq,awq,auto] [--budgets 3.5bits,4.5bits,6bits] [--windows 64]
         [--genai-python PYTHON]
 """
@@ -36,12 +36,11 @@ import argparse  # noqa: E402  # behind the line above, as everything here
 import json  # noqa: E402
 import math  # noqa: E402
 import random  # noqa: E402
-import subprocess  # noqa: E402
 import sysconfig  # noqa: E402
 import time  # noqa: E402
 from typing import Any  # noqa: E402
 
-VOCABULARY, WINDOW, BATCH, HIDDEN, LAYERS = 2048, 256, 8, 384, 6
+VOCABULARY, WINDOW, BATCH, LAYERS = 2048, 256, 8, 6
 HELD_OUT = 20
 """Every so many-th file of the corpus is not trained on."""
 CALIBRATION_WINDOWS = 64
@@ -88,7 +87,7 @@ def train_tokenizer(texts: list[str], folder: Path) -> Any:
     return fast
 
 
-def train_decoder(folder: Path, minutes: float) -> None:
+def train_decoder(folder: Path, minutes: float, hidden: int) -> None:
     """Train the decoder and write it with its tokenizer, the held-out windows and the calibration text."""
     import numpy as np
     import torch
@@ -109,8 +108,8 @@ def train_decoder(folder: Path, minutes: float) -> None:
     count = len(rest) // WINDOW
     np.save(folder / "held_out.npy", rest[: count * WINDOW].reshape(count, WINDOW))
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=1024, num_hidden_layers=LAYERS,
-        num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=False,
+        vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=hidden // 3 * 8, num_hidden_layers=LAYERS,
+        num_attention_heads=hidden // 64, num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=False,
         bos_token_id=0, eos_token_id=0, pad_token_id=0,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
@@ -144,5 +143,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--hidden", type=int, default=384)
     arguments = parser.parse_args()
-    train_decoder(arguments.cache / "decoder", arguments.minutes)
+    train_decoder(arguments.cache / "decoder", arguments.minutes, arguments.hidden)

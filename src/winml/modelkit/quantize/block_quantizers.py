@@ -66,7 +66,7 @@ def round_to_nearest_steps(matrix: Array, bits: int, block_size: int, *, is_symm
 
     Args:
         matrix: float32, depth × width, in any memory order; blocks divide the depth.
-        bits: 4 or 8.
+        bits: 2, 4 or 8.
         block_size: Values of a column that share a scale; a power of two.
         is_symmetric: Whether blocks have no zero point.
     """
@@ -80,7 +80,9 @@ def round_to_nearest_steps(matrix: Array, bits: int, block_size: int, *, is_symm
     for columns, blocks in _pieces(matrix, block_size):
         values = np.ascontiguousarray(matrix[blocks.start * block_size : blocks.stop * block_size, columns].T)
         steps, scales, zero_points = _rounded(values.reshape(-1, block_size), bits, is_symmetric=is_symmetric)
-        packed = steps if per_byte == 1 else steps[:, ::2] | steps[:, 1::2] << 4
+        packed = steps[:, ::per_byte].copy()
+        for place in range(1, per_byte):
+            packed |= steps[:, place::per_byte] << (place * bits)
         shape = (columns.stop - columns.start, blocks.stop - blocks.start)
         rounded.packed[columns, blocks] = packed.reshape(*shape, -1)
         rounded.scales[columns, blocks] = scales.reshape(shape)
@@ -230,18 +232,9 @@ def _k_quant(matrix: Array, form: BlockForm) -> Blocks:
     padded = np.pad(matrix, ((0, count * form.block_size - depth), (0, 0)))
     rows = np.ascontiguousarray(padded.T).reshape(-1, form.block_size)
     values, scales, zero_points = weight_only.quant_tensor_k_quant_cpu(rows, form.bits, form.block_size)
-    product, initializers = weight_only.make_matmul_weight_only_node(
-        node=_product_node(),
-        weight_shape=(depth, width),
-        num_bits=form.bits,
-        group_size=form.block_size,
-        k_blocks=count,
-        q_weight=values.astype(np.uint8),
-        scale=scales.astype(np.float32),
-        zero_point=None,  # it packs those of an odd number of blocks across output channels
-    )
-    packed, scales = _arrays(product, initializers)
-    return Blocks(packed, scales, _packed_zero_points(zero_points.astype(np.uint8).reshape(width, count), form))
+    steps = values.astype(np.uint8).reshape(width, count, form.block_size)
+    zero_points = zero_points.astype(np.uint8).reshape(width, count)
+    return pack_blocks(steps, scales.astype(np.float32).reshape(width, count), zero_points, form)
 
 
 def _product_node() -> onnx.NodeProto:

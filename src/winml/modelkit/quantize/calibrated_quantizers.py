@@ -203,7 +203,11 @@ def _best_grid(targets: Array, importance: Array, form: BlockForm) -> tuple[Arra
             zero = np.full_like(scale, middle)
         else:
             scale = (high - low) * np.float32(shrink) / most
-            zero = np.clip(np.rint(np.divide(-low * np.float32(shrink), scale, out=np.zeros_like(scale), where=scale != 0)), 0, most)
+            zero = np.clip(
+                np.rint(np.divide(-low * np.float32(shrink), scale, out=np.zeros_like(scale), where=scale != 0)),
+                0,
+                most,
+            )
         inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
         steps = np.clip(np.rint(targets * inverse) + zero, 0, most)
         difference = (steps - zero) * scale - targets

@@ -12,7 +12,7 @@ from typing import Literal
 from winml.modelkit.fields import COMPARISON, declare, read_columns
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, CalibrationMethod, ModeName, PrecisionName
 
-__all__ = ["DATA_ALGORITHMS", "SENSITIVITY", "Algorithm", "BlockSize", "QuantizeFields", "SensitivityFields"]
+__all__ = ["BUDGET", "DATA_ALGORITHMS", "SENSITIVITY", "Algorithm", "BlockSize", "QuantizeFields", "SensitivityFields"]
 
 Algorithm = Literal["rtn", "hqq", "k_quant", "gptq", "awq", "auto"]
 BlockSize = Literal[16, 32, 64, 128, 256]
@@ -20,6 +20,8 @@ DATA_ALGORITHMS: frozenset[Algorithm] = frozenset({"gptq", "awq", "auto"})
 """Those that run the model on samples."""
 
 _GROUP, _RANGES = "Quantization", "Calibration"
+BUDGET = "Budget"
+"""Heading in the help of what chooses bits by module."""
 SENSITIVITY = "Sensitivity"
 """Heading in the help of what is measured."""
 _MOST_JOBS = 64
@@ -30,6 +32,12 @@ def _read_rules(text: str) -> object:
     from winml.modelkit.options import read_json
 
     return read_json(text, "--per-module")[0]
+
+
+def _read_block_sizes(text: str) -> object:
+    from winml.modelkit.options import read_json
+
+    return read_json(text, "--block-sizes")[0]
 
 
 @dataclass(kw_only=True)
@@ -89,6 +97,14 @@ class QuantizeFields:
         "Weight-only: values of a weight that share a scale. 32 in 4 bits and 64 in 8 bits where left out.",
         _GROUP,
     )
+    block_sizes: dict[str, BlockSize] = declare(
+        {},
+        'Weight-only: block size by selector, such as {"BertPooler": 128}; of several that match a module the first '
+        "wins, and all win over `block_size`. On the command line a file or text.",
+        _GROUP,
+        metavar="JSON",
+        read=_read_block_sizes,
+    )
     algorithm: Algorithm = declare(
         "rtn",
         "Weight-only: how scales are found. `rtn` rounds to the nearest step; `hqq` and `k_quant` search for better "
@@ -134,6 +150,22 @@ class QuantizeFields:
         None,
         "How a range is made of the values seen: all of them, or without those that are rare. `minmax` where left out.",
         _RANGES,
+    )
+    budget: str | None = declare(
+        None,
+        "Choose 2, 4, 8, 16 or 32 bits and the block size of each module by measured sensitivity: mean bits of a "
+        "quantized weight, scales included, such as `4.5bits`; or `smallest`, the smallest file that reaches "
+        "`--min-sqnr`.",
+        BUDGET,
+        metavar="BITS",
+        min_length=1,
+    )
+    max_size: str | None = declare(
+        None,
+        "As `--budget`, with the size of all weights as the limit, such as `1.2GB` or `900MB`.",
+        BUDGET,
+        metavar="SIZE",
+        min_length=1,
     )
     ep: str | None = declare(
         None,

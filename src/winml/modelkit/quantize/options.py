@@ -5,7 +5,9 @@ Declared in ``declared_options.py``. Imports nothing heavy.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pydantic
@@ -16,8 +18,9 @@ from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, QuantizeFi
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.precisions import MODES, PRECISIONS, Mode, Precision, mode_for
 from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
+from winml.modelkit.words import size_words
 
-__all__ = ["QuantizeOptions"]
+__all__ = ["BitBudget", "QuantizeOptions"]
 
 if TYPE_CHECKING:
 
@@ -25,6 +28,43 @@ if TYPE_CHECKING:
         pass
 else:
     _Fields = record_of(QuantizeFields)
+
+
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+
+
+@dataclass(frozen=True)
+class BitBudget:
+    """A limit by which bits are chosen for each module; without one, the least that reaches a quality."""
+
+    mean_bits: float | None = None
+    """Of the weights that are quantized, scales and zero points included."""
+    max_bytes: int | None = None
+    """Of all weights of a model."""
+
+    @property
+    def words(self) -> str:
+        """The limit as it is told."""
+        if self.mean_bits is not None:
+            return f"{self.mean_bits:g} bits"
+        return "the smallest" if self.max_bytes is None else size_words(self.max_bytes)
+
+
+def _read_budget(text: str) -> BitBudget:
+    if text == "smallest":
+        return BitBudget()
+    found = _NUMBER.fullmatch(text.strip())
+    if found is None or found[2] not in ("bit", "bits") or not float(found[1]):
+        raise UsageError(f"--budget {text!r}: expected bits of a weight, or smallest", hint="Such as --budget 4.5bits.")
+    return BitBudget(mean_bits=float(found[1]))
+
+
+def _read_size(text: str) -> int:
+    found = _NUMBER.fullmatch(text.strip())
+    if found is None or found[2] not in _UNITS or not float(found[1]):
+        raise UsageError(f"--max-size {text!r}: expected a size", hint="Such as 900MB or 1.2GB.")
+    return round(float(found[1]) * _UNITS[found[2]])
 
 
 _OF_SAMPLES = ("calibration_data", "split", "columns", "samples")
@@ -51,7 +91,18 @@ class QuantizeOptions(_Fields):
     @property
     def base(self) -> Precision:
         """The precision of every module that nothing else is said of."""
-        return PRECISIONS[self.precision or "int8"]
+        return PRECISIONS[self.precision or ("int8" if self.bit_budget is None else "int4")]
+
+    @property
+    def bit_budget(self) -> BitBudget | None:
+        """The limit by which bits are chosen for each module; None where the options say them.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
+        if self.budget is not None:
+            return _read_budget(self.budget)
+        return None if self.max_size is None else BitBudget(max_bytes=_read_size(self.max_size))
 
     def requested_modes(self) -> Iterator[tuple[Precision, Mode]]:
         """Yield each precision that is asked for with the way to it, each once.
@@ -110,6 +161,7 @@ class QuantizeOptions(_Fields):
             UsageError: an option that no mode in use reads, a zero point for each channel, or an algorithm that cannot
                 do what is asked of it.
         """
+        self._refuse_beside_budget()
         requested = list(self.requested_modes())
         modes = self.modes()
         if not modes:
@@ -131,6 +183,26 @@ class QuantizeOptions(_Fields):
             raise UsageError(
                 "--algorithm hqq: ONNX Runtime has a form of it for weights in 4 bits only",
                 hint="Give --algorithm k_quant, or --precision int4.",
+            )
+
+    def _refuse_beside_budget(self) -> None:
+        budget = self.bit_budget
+        if budget is None:
+            return
+        chosen = {
+            "--max-size": self.budget is not None and self.max_size is not None,
+            "--precision": self.precision is not None,
+            "--mode": self.mode not in (None, "weight-only"),
+            "--per-module": bool(self.per_module),
+            "--block-size": self.block_size is not None or bool(self.block_sizes),
+        }
+        for flag, is_stated in chosen.items():
+            if is_stated:
+                name = "--budget" if self.budget is not None else "--max-size"
+                raise UsageError(f"{flag}: {name} chooses bits and blocks of each module", hint="Give one of them.")
+        if budget == BitBudget() and self.min_sqnr_db is None:
+            raise UsageError(
+                "--budget smallest: nothing says what the outputs have to reach", hint="Add --min-sqnr, such as 25."
             )
 
     def _refuse_bits(self, requested: Sequence[tuple[Precision, Mode]]) -> None:

@@ -36,6 +36,7 @@ from winml.modelkit.quantize.planning import (
     PlannedNode,
     QuantizationPlan,
     WeightKey,
+    block_sizes_of,
     constant_weight,
     float_name,
     plan_quantization,
@@ -234,7 +235,13 @@ def quantize(
             ranges = narrow_masks(model, ranges, _bits_of_units(placements))
     tasks = {
         (mode, precision): EngineTask(
-            nodes, precision, options, placements.get((mode, precision), QdqPlacement()), ranges, provider
+            nodes,
+            precision,
+            options,
+            placements.get((mode, precision), QdqPlacement()),
+            ranges,
+            provider,
+            block_sizes_of(plan, options, modules),
         )
         for (mode, precision), nodes in _groups(plan, provider).items()
     }
@@ -273,7 +280,10 @@ def _solved_tasks(
     if solver is None:
         raise InternalError("an algorithm needs samples, and nothing was passed that runs the model on them")
     weights = [
-        weight for (mode, _), task in tasks.items() if mode == "weight-only" for weight in block_weights(model.graph, task)
+        weight
+        for (mode, _), task in tasks.items()
+        if mode == "weight-only"
+        for weight in block_weights(model.graph, task)
     ]
     solved = solver.solve(model, weights)
     return {

@@ -31,6 +31,7 @@ __all__ = [
     "PlannedNode",
     "QuantizationPlan",
     "WeightKey",
+    "block_sizes_of",
     "constant_weight",
     "float_name",
     "plan_quantization",
@@ -227,6 +228,19 @@ class _ModulePrecisions:
         return self._base, "" if self._base.modes else "left at fp32"
 
 
+def block_sizes_of(plan: QuantizationPlan, options: QuantizeOptions, modules: GraphModules) -> Mapping[str, int]:
+    """Return name of a node → the block size of its weight, of those of modules with a rule.
+
+    Raises:
+        UsageError: a selector names no module.
+    """
+    rules = [(modules.selected_tags(text), size) for text, size in options.block_sizes.items()]
+    found = (
+        (node.name, next((size for tags, size in rules if _is_within_any(node.tag, tags)), 0)) for node in plan.nodes
+    )
+    return {name: size for name, size in found if size}
+
+
 def _is_within_any(tag: str, tags: frozenset[str]) -> bool:
     return any(address.is_within(tag, other) for other in tags)
 
@@ -275,6 +289,8 @@ class EngineTask:
     """Name of a value → its smallest and largest value; those of the placement that have their own."""
     provider: Placement = field(default_factory=lambda: placement_for(None))
     """What the provider takes."""
+    block_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Name of a node → the block size of its weight, where a rule says it."""
     solved: Mapping[WeightKey, SolvedWeight] = field(default_factory=dict)
     """Weights whose blocks were found with calibration data."""
 

@@ -1,4 +1,4 @@
-"""Keeps weights in 4 or 8 bits by blocks; activations stay float.
+"""Keeps weights in 2, 4 or 8 bits by blocks; activations stay float.
 
 Works on the graph alone: each weight is read and quantized when the result is written. Before / After::
 
@@ -205,7 +205,7 @@ COMPUTE_IN_INT8 = 4
 """Specified: ``accuracy_level`` of ``MatMulNBits`` at which activations are rounded to 8 bits, block by block.
 Measured with ONNX Runtime 1.31 (VNNI, one thread, one row): 4.8 instead of 2.2 times as fast as float32 in 4 bits, 1.9
 instead of 0.04 in 8; 0.1 dB less in 4 bits."""
-BLOCK_SIZES = {4: 32, 8: 64}
+BLOCK_SIZES = {2: 32, 4: 32, 8: 64}
 """By bits. Measured on MiniLM with real sentences: 16 costs a fifth of the size in 4 bits for 2.6 dB more, and 64 is
 no smaller than by a tenth; in 8 bits 128 loses 4 dB against 32, which is 11 % larger."""
 LEAST_BLOCK_SIZE = 16
@@ -414,7 +414,8 @@ class _Packing:
             matrix = WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
             readers = {reader.op_type for reader in _readers_of(operand, self._task)}
             solved = self._task.solved.get(key)
-            form = _block_form(self._task, matrix.depth, is_table="Gather" in readers) if solved is None else solved.form
+            form = _block_form(self._task, node, matrix.depth, is_table="Gather" in readers)
+            form = form if solved is None else solved.form
             use = WeightUse.of(operand.value, node)
             is_table = readers == {"Gather"}
             weight = PackedWeight(matrix, form, use, self._desk, is_table_only=is_table, solved=solved)
@@ -454,26 +455,27 @@ class _Packing:
         return value
 
 
-def _block_form(task: EngineTask, depth: int, *, is_table: bool) -> BlockForm:
+def _block_form(task: EngineTask, node: ir.Node, depth: int, *, is_table: bool) -> BlockForm:
     """Return how a task wants a weight to be kept.
 
     Args:
         task: The task.
+        node: The first that reads it.
         depth: Number of values each output channel is summed from; of a table, the size of its rows.
         is_table: Whether rows are looked up in the weight. Blocks then divide the rows, and zero points are whole, or
-            none where a row has an odd number of blocks in 4 bits.
+            none where the blocks of a row do not fill bytes.
     """
     bits, algorithm = task.precision.weight_bits, task.options.algorithm
     if algorithm in DATA_ALGORITHMS:
         algorithm = "rtn"  # of weights that are solved, the form; of tables, which are not, the algorithm
-    size: int = task.options.block_size or BLOCK_SIZES[bits]
+    size: int = task.block_sizes.get(node.name or "") or task.options.block_size or BLOCK_SIZES[bits]
     if is_table:
         while depth % size and size > LEAST_BLOCK_SIZE:
             size //= 2
     if algorithm == "hqq" and (is_table or bits != 4):
         algorithm = "rtn"  # ONNX Runtime has no kernel for zero points between the steps there
     is_symmetric = bool(task.is_symmetric)
-    if is_table and bits == 4 and depth // size % 2:
+    if is_table and depth // size % (8 // bits):
         # Measured: ONNX Runtime 1.23 reads the zero points of an odd number of blocks without the half byte that fills
         # a row, as later versions and MatMulNBits do not. Without zero points all answer alike.
         is_symmetric, algorithm = True, "rtn"
@@ -566,7 +568,7 @@ def block_weights(graph: ir.Graph, task: EngineTask) -> tuple[BlockWeight, ...]:
         if not products:
             continue
         matrix = WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
-        form = _block_form(task, matrix.depth, is_table=len(products) < len(readers))
+        form = _block_form(task, node, matrix.depth, is_table=len(products) < len(readers))
         found[operand.key] = BlockWeight(operand.key, matrix, form, products)
     return tuple(found.values())
 

@@ -52,6 +52,10 @@ change beyond."""
 RANDOM_SAMPLES = 16
 """Sets of random values where there is no data. Chosen: more of them say no more about real data."""
 
+SOLVING_SAMPLES = 128
+"""Samples made for algorithms that find blocks of weights, where there is no data. Chosen: as many as are read of data;
+a product with 1536 inputs needs more rows than the tokens of 16 sentences."""
+
 _OTHER_SAMPLES = 1_000_003
 """Added to the seed: what ranges come from is not what the result is judged on."""
 _SOURCES = {True: "its processor", False: "random values"}
@@ -93,7 +97,7 @@ class Calibration:
         """
         requested = self.options.samples
         if not self.has_data:
-            return requested or RANDOM_SAMPLES
+            return requested or (SOLVING_SAMPLES if self.options.solves_weights else RANDOM_SAMPLES)
         if self._sample_feeds is not None:
             data_set = self._sample_feeds.data_set
             return len(data_set) - len(data_set.unreadable)
@@ -120,7 +124,9 @@ class Calibration:
         """What to say of the data, one sentence each; complete once it was read."""
         if self.has_data:
             return self._sample_feeds.notes if self._sample_feeds is not None else ()
-        found = "ranges of activations" if self.options.needs_ranges else f"blocks of weights ({self.options.algorithm})"
+        found = (
+            "ranges of activations" if self.options.needs_ranges else f"blocks of weights ({self.options.algorithm})"
+        )
         note = (
             f"The {found} come from {self.count} {_KINDS_OF_SAMPLES[self._is_made]}, not from data: real "
             "data may give other answers than the comparison shows. Give --calibration-data before you use the result."

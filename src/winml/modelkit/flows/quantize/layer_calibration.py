@@ -8,6 +8,7 @@ between layers and the blocks that were found lie on disk: memory holds one laye
 from __future__ import annotations
 
 import math
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,8 +73,13 @@ class LayerCalibration:
             InputError: a file is damaged.
             QuantizeError: the model does not run on the data, or an input of a product is NaN or infinite.
         """
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            return self._solved(model, weights, _HeldValues(Path(folder)))
+
+    def _solved(
+        self, model: ir.Model, weights: Sequence[BlockWeight], values: _HeldValues
+    ) -> dict[WeightKey, SolvedWeight]:
         cutter = Cutter(model)
-        values = _HeldValues(self.folder / "values")
         self._take_samples(model, values)
         solved: dict[WeightKey, SolvedWeight] = {}
         layers = _layers(model, cutter, weights)
@@ -117,7 +123,6 @@ class _HeldValues:
     """Values of each sample, by name."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir()
         self._folder = folder
         self._numbers: dict[str, int] = {}
         self.count = 0
@@ -366,7 +371,9 @@ class _LayerSolver:
         self, group: Sequence[BlockWeight], matrices: Sequence[Array], sums: _Statistics, *, shares_input: bool
     ) -> Iterator[_Candidate]:
         forms = [weight.form for weight in group]
-        wanted = {"gptq": ("gptq",), "awq": ("awq",)}.get(self._algorithm, ("rtn", "k_quant", "gptq", "awq", "awq+gptq"))
+        wanted = {"gptq": ("gptq",), "awq": ("awq",)}.get(
+            self._algorithm, ("rtn", "k_quant", "gptq", "awq", "awq+gptq")
+        )
         judged = sums.judged
 
         def candidate(algorithm: str, blocks: Sequence[Blocks], used: Sequence[BlockForm], scale: Array | None) -> Any:
@@ -393,7 +400,9 @@ class _LayerSolver:
         if "rtn" in wanted:
             yield candidate("rtn", rounded(None, forms), forms, None)
         if "k_quant" in wanted and not any(form.is_symmetric for form in forms):
-            searched = [BlockForm(form.bits, form.block_size, is_symmetric=False, algorithm="k_quant") for form in forms]
+            searched = [
+                BlockForm(form.bits, form.block_size, is_symmetric=False, algorithm="k_quant") for form in forms
+            ]
             yield candidate("k_quant", rounded(None, searched), searched, None)
         if "gptq" in wanted:
             yield candidate("gptq", solved(None), forms, None)
@@ -415,7 +424,9 @@ class _LayerSolver:
 
         def read() -> Blocks:
             with np.load(path, allow_pickle=False) as stored:
-                return Blocks(stored["packed"], stored["scales"], stored["zero_points"] if "zero_points" in stored else None)
+                return Blocks(
+                    stored["packed"], stored["scales"], stored["zero_points"] if "zero_points" in stored else None
+                )
 
         return read
 

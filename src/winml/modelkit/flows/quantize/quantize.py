@@ -32,16 +32,18 @@ from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.quantize.half_float_engine import clipped_values
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
+from winml.modelkit.quantize.pipeline import QuantizeResult, WeightSolver, quantize
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.planning import refuse_quantized
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, Mode
+from winml.modelkit.results.quantization_budget import BudgetSearch
 from winml.modelkit.results.transformed_file import Calibrated, GraphSummary, QuantizedFile
 from winml.modelkit.runtime.host import available_bytes, has_integer_dot_products, is_x86
 from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.words import size_words
 
 __all__ = [
+    "FoundBits",
     "Quantization",
     "kernel_notes",
     "prepare",
@@ -148,6 +150,17 @@ LEAST_SAVING = 0.9
 """Share of the size of the source from which on a note says that little was won. Chosen: what scales take is less."""
 
 
+@dataclass(frozen=True)
+class FoundBits:
+    """A search that chose bits for each module, and what it used."""
+
+    search: BudgetSearch
+    calibration: Calibration | None
+    """Where samples come from, where the algorithm needs them; closed when the file is written."""
+    solver: WeightSolver | None
+    """Finds the blocks that were measured."""
+
+
 def quantize_file(
     task: GraphFileTask,
     work: Quantization,
@@ -155,6 +168,7 @@ def quantize_file(
     checked: CheckedSource | None = None,
     *,
     processors: Path | None = None,
+    found: FoundBits | None = None,
 ) -> QuantizedFile:
     """Quantize an ONNX file as a task says; see :func:`~winml.modelkit.quantize_onnx`.
 
@@ -165,18 +179,19 @@ def quantize_file(
         checked: The source, where a plan has read it.
         processors: Folder of the tokenizer, image processor or feature extractor that makes calibration data arrays;
             None: that of the source.
+        found: The search that chose the options, where there was one, and what it used.
     """
     options = work.options
     options.refuse_contradictions()
     folder = processors or task.source.absolute().parent
-    calibration = calibration_of(options, folder, work.sizes, task.seed)
+    calibration = calibration_of(options, folder, work.sizes, task.seed) if found is None else found.calibration
     if calibration is not None:
         refuse_missing_data(calibration)
     with contextlib.ExitStack() as stack:
-        solver = None
+        solver = None if found is None else found.solver
         if calibration is not None:
             stack.callback(calibration.close)
-            if options.solves_weights:
+            if options.solves_weights and solver is None:
                 solver = LayerCalibration(calibration, options.algorithm, stack.enter_context(temporary_folder()))
         work = replace(work, processors=folder, calibration=calibration, solver=solver, notes=[])
         done = transform_file(task, work, on_step, checked)
@@ -193,6 +208,7 @@ def quantize_file(
         **vars(file),
         precision=options.base.name,
         modes=options.modes(),
+        budget=None if found is None else found.search,
         modules=done.result.modules,
         calibration=None if calibration is None else Calibrated(calibration.words, calibration.as_record()),
     )
@@ -212,7 +228,7 @@ class Quantization(GraphWork[QuantizeResult]):
     """Folder of what makes arrays of the samples that are compared; None: none is looked for."""
     calibration: Calibration | None = None
     """Where the samples come from, where the model is run to quantize it."""
-    solver: LayerCalibration | None = None
+    solver: WeightSolver | None = None
     """What finds blocks of weights, where the algorithm needs samples."""
     notes: list[str] = field(default_factory=list)
     used: frozenset[str] = frozenset()
