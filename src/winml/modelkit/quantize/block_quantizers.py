@@ -272,7 +272,7 @@ def _unpacked_bytes(packed: Array, form: BlockForm) -> Array:
     if form.values_per_byte == 1:
         return packed
     shifts = np.arange(form.values_per_byte, dtype=np.uint8) * np.uint8(form.bits)
-    steps = packed[..., None] >> shifts & np.uint8(2**form.bits - 1)
+    steps: Array = packed[..., None] >> shifts & np.uint8(2**form.bits - 1)
     return steps.reshape(*packed.shape[:-1], -1)
 
 

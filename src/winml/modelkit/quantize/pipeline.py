@@ -199,6 +199,7 @@ def quantize(
     modules: GraphModules,
     calibration: RangeSource | None = None,
     solver: WeightSolver | None = None,
+    reasons: Mapping[str, str] | None = None,
 ) -> QuantizeResult:
     """Let modules of a graph compute with fewer bits.
 
@@ -208,6 +209,7 @@ def quantize(
         modules: The module of each node.
         calibration: Finds the ranges of activations, where a mode needs them.
         solver: Finds the blocks of weights, where the algorithm needs samples.
+        reasons: Tag of a module → why it has its bits, where they were chosen by measurements.
 
     Returns:
         The quantized model, and what came of it in each module.
@@ -259,7 +261,7 @@ def quantize(
     carried = carry_tags(model, quantized)
     reached = mark_quantized_nodes(model, quantized, plan.nodes)
     notes = (*carried.notes, *shared_weight_notes(model, reached, quantized), *algorithm_notes(quantized, options))
-    outcome = _module_outcomes(model, plan.nodes, reached)
+    outcome = _module_outcomes(model, plan.nodes, reached, reasons or {})
     if not any(module.quantized for module in outcome):
         reasons = dict.fromkeys(reason for module in outcome for reason in module.left)
         raise QuantizeError(
@@ -341,7 +343,7 @@ def _run_engine(model: ir.Model, mode: Mode, task: EngineTask) -> ir.Model:
 
 
 def _module_outcomes(
-    model: ir.Model, planned: Sequence[PlannedNode], reached: frozenset[str]
+    model: ir.Model, planned: Sequence[PlannedNode], reached: frozenset[str], reasons: Mapping[str, str]
 ) -> tuple[ModulePrecision, ...]:
     weights = {node.name: constant_weight(node) for node in all_nodes(model)}
     by_module: defaultdict[tuple[str, str], list[PlannedNode]] = defaultdict(list)
@@ -361,7 +363,8 @@ def _module_outcomes(
                     None
                 )
         quantized = len(nodes) - sum(left.values())
-        outcomes.append(ModulePrecision(tag, requested, quantized, dict(left), tuple(retained) or (FLOAT32,)))
+        kept = tuple(retained) or (FLOAT32,)
+        outcomes.append(ModulePrecision(tag, requested, quantized, dict(left), kept, reasons.get(tag, "")))
     return tuple(outcomes)
 
 

@@ -235,10 +235,11 @@ def block_sizes_of(plan: QuantizationPlan, options: QuantizeOptions, modules: Gr
         UsageError: a selector names no module.
     """
     rules = [(modules.selected_tags(text), size) for text, size in options.block_sizes.items()]
-    found = (
-        (node.name, next((size for tags, size in rules if _is_within_any(node.tag, tags)), 0)) for node in plan.nodes
-    )
-    return {name: size for name, size in found if size}
+
+    def size_of(tag: str) -> int:
+        return next((size for tags, size in rules if _is_within_any(tag, tags)), 0)
+
+    return {node.name: size for node in plan.nodes if (size := size_of(node.tag))}
 
 
 def _is_within_any(tag: str, tags: frozenset[str]) -> bool:
@@ -344,6 +345,8 @@ class ModulePrecision(Record):
     """Why others keep theirs → how many."""
     kept: tuple[str, ...] = field(default=(FLOAT32,), metadata=entry(skip=True))
     """Names of the precisions of the weights of those others, as they stand in the file."""
+    why: str = field(default="", metadata=entry(omit_empty=True))
+    """Why it has these bits, where they were chosen by measurements."""
 
     @property
     @recorded(entry(before="quantized"))

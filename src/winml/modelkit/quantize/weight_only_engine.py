@@ -10,9 +10,11 @@ Works on the graph alone: each weight is read and quantized when the result is w
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array
 from winml.modelkit.graph.files.writing import ReshapedTensor
 from winml.modelkit.graph.fresh_names import FreshNames
+from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.quantize.block_quantizers import BlockForm, Blocks, Slab, WeightMatrix, quantize_blocks
 from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS
@@ -230,7 +233,12 @@ def quantize_weights(model: ir.Model, task: EngineTask) -> ir.Model:
 
 
 def algorithm_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str, ...]:
-    """Say of how many weights the scales were found in another way than the options ask for, and why."""
+    """Say of how many weights the scales were found in another way than the options ask for, and why.
+
+    Where the options leave the way open, say what was taken.
+    """
+    if options.algorithm in DATA_ALGORITHMS:
+        return _solved_notes(quantized, options)
     if options.algorithm != "hqq":
         return ()
     searched: dict[ir.Value | None, bool] = {}
@@ -246,6 +254,21 @@ def algorithm_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str,
         "Runtime has kernels for zero points between the steps only in 4 bits, and not where rows are looked up."
     )
     return (note,)
+
+
+def _solved_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str, ...]:
+    """Say which algorithms were taken, and how many tables were rounded."""
+    records = (json.loads(node.metadata_props.get(QUANTIZATION_KEY, "{}")) for node in quantized.graph)
+    counts = Counter(record["algorithm"] for record in records if "algorithm" in record)
+    tables = sum(node.domain == DOMAIN and node.op_type == "GatherBlockQuantized" for node in quantized.graph)
+    notes = []
+    if counts and set(counts) != {options.algorithm}:
+        words = ", ".join(f"{name} {count}" for name, count in counts.most_common())
+        notes.append(f"Products by the algorithm that quantized their weights: {words}.")
+    if tables:
+        verb = "table was" if tables == 1 else "tables were"
+        notes.append(f"{tables} {verb} rounded to the nearest step (rtn): rows are looked up and not multiplied.")
+    return tuple(notes)
 
 
 @dataclass(frozen=True)
@@ -295,7 +318,7 @@ class _Packing:
         new = self._product(node, operand) if node.op_type != "Gather" else self._lookup(node, operand)
         if new is None:
             return
-        new.metadata_props.update(node.metadata_props)
+        new.metadata_props.update({**node.metadata_props, **new.metadata_props})
         new.outputs[0].type, new.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
         self._replaced += [value for value in node.inputs if value is not None]
         name = node.outputs[0].name
@@ -340,7 +363,16 @@ class _Packing:
             "block_size": packed.weight.form.block_size,
             "accuracy_level": COMPUTE_IN_INT8,
         }
-        return ir.node("MatMulNBits", inputs, attributes, domain=DOMAIN, name=node.name)
+        product = ir.node("MatMulNBits", inputs, attributes, domain=DOMAIN, name=node.name)
+        if solved is not None:
+            record = {
+                "precision": self._task.precision.name,
+                "kind": "operator",
+                "block_size": packed.weight.form.block_size,
+                "algorithm": solved.algorithm,
+            }
+            product.metadata_props[QUANTIZATION_KEY] = json.dumps(record)
+        return product
 
     def _divided_input(self, node: ir.Node, value: ir.Value, scale: Array) -> ir.Value:
         """Return an input of products divided by a scale for each channel.

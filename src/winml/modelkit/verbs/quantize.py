@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,7 +14,7 @@ from winml.modelkit.fields import declare, fields_of
 from winml.modelkit.file_names import measured_path
 from winml.modelkit.quantize.declared_options import SENSITIVITY, QuantizeFields, SensitivityFields
 from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
-from winml.modelkit.verbs.file_to_file import FileVerb, PlannedPart, WeightsRequest, find_source, only_part
+from winml.modelkit.verbs.file_to_file import FilePlan, FileVerb, PlannedPart, WeightsRequest, find_source, only_part
 
 if TYPE_CHECKING:
     from winml.modelkit.flows.graph_file import GraphFileTask
@@ -60,7 +60,11 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions"], SensitivityFields, _Mea
     split: str | None = declare(None, "Split of `dataset`.", SENSITIVITY, in_command=False)
     columns: Mapping[str, str] = declare({}, "Column of `dataset` by role.", SENSITIVITY, in_command=False)
     exclude_list: Path | None = declare(None, "Write these modules to a file for `--per-module`.", SENSITIVITY)
-    report: Path | None = declare(None, "Also write a page with chart and table, to open in a browser.", SENSITIVITY)
+    report: Path | None = declare(
+        None,
+        "Also write a page with chart and table, to open in a browser; also with `--budget` and `--max-size`.",
+        SENSITIVITY,
+    )
 
     @classmethod
     def options_record(cls) -> type[QuantizeOptions]:
@@ -104,11 +108,34 @@ class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "Quantization", "Qu
 
         request.options.refuse_contradictions()
         for field in fields_of(QuantizeRequest):
+            if field.name == "report" and request.options.bit_budget is not None:
+                continue
             is_unused = field.group == SENSITIVITY and not request.sensitivity
             if is_unused and getattr(request, field.name) != field.default:
                 flag = field.flag
-                raise UsageError(f"{flag} is for --sensitivity", hint=f"Add --sensitivity, or leave {flag} out.")
+                others = " and for --budget and --max-size" if field.name == "report" else ""
+                raise UsageError(
+                    f"{flag} is for --sensitivity{others}", hint=f"Add --sensitivity, or leave {flag} out."
+                )
         refuse_missing_files(request.options)
+
+    def plan(self, request: QuantizeRequest) -> FilePlan[QuantizeRequest, Quantization]:
+        plan = super().plan(request)
+        if request.report is None:
+            return plan
+        from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
+
+        if len(plan.parts) > 1:
+            raise UsageError(
+                f"--report {request.report}: {', '.join(plan.parts)} are quantized, and a page is for one of them",
+                hint=f"Name one: --submodel {next(iter(plan.parts))}.",
+            )
+        if request.report.absolute() in {file.path.absolute() for file in plan.writes}:
+            raise UsageError("--output and --report name one file", hint="Give each a file of its own.")
+        refuse_inputs([request.report], plan.reads)
+        refuse_existing([request.report], overwrite=request.overwrite)
+        page = PlannedFile(request.report, request.report.exists())
+        return replace(plan, writes=(*plan.writes, page))
 
     def work(self, request: QuantizeRequest, task: GraphFileTask, options: QuantizeOptions) -> Quantization:
         from winml.modelkit.flows.quantize.quantize import Quantization
@@ -282,6 +309,17 @@ def _refuse_graph(request: QuantizeRequest, model: Path, outputs: Sequence[Path]
 def _refuse_combinations(request: QuantizeRequest) -> None:
     from winml.modelkit.hierarchy.selector import Selector
 
+    if request.options.bit_budget is not None:
+        raise UsageError(
+            "--sensitivity measures and writes no model, and --budget and --max-size write one",
+            hint="Give one of them.",
+        )
+    if request.options.solves_weights:
+        raise UsageError(
+            f"--sensitivity: --algorithm {request.options.algorithm} quantizes a module by what the modules before it "
+            "make, and each is measured alone",
+            hint="Give --algorithm rtn, hqq or k_quant.",
+        )
     unused = {
         "--external-data" if request.external_data else "--no-external-data": request.external_data is not None,
         "--no-verify": not request.verify,

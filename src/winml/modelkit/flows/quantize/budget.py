@@ -92,7 +92,9 @@ def quantize_within_budget(
         )
         chosen, search = _search(request)
         found = FoundBits(search, calibration, solver)
-        return quantize_file(task, replace(work, options=chosen), on_step, checked, processors=processors, found=found)
+        reasons = {module.tag: module.why for module in search.modules}
+        chosen_work = replace(work, options=chosen, reasons=reasons)
+        return quantize_file(task, chosen_work, on_step, checked, processors=processors, found=found)
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,8 @@ class _Study:
 
     def _parameters(self, part: ModulePart) -> int:
         initializers = self._graph.model.graph.initializers
-        return sum(initializers[name].const_value.size for name in self._weights_of(part))  # type: ignore[union-attr]
+        tensors = (initializers[name].const_value for name in self._weights_of(part))
+        return sum(tensor.size for tensor in tensors if tensor is not None)
 
     def choose(self, budget: BitBudget) -> tuple[QuantizeOptions, BudgetSearch]:
         """Return the options of the best form within the limit, and the search."""
@@ -292,9 +295,10 @@ class _Study:
         fitting = [forms for forms in found if self._bytes_of(forms) <= limit]
         if not fitting:
             least = min(map(self._bytes_of, found))
+            flag = "--max-size" if budget.max_bytes is not None else "--budget"
             raise UsageError(
-                f"{'--max-size' if budget.max_bytes else '--budget'} {budget.words}: with the fewest bits the weights of "
-                f"the modules take {size_words(least)}, {8 * least / self._all_parameters:.2f} bits each",
+                f"{flag} {budget.words}: with the fewest bits the weights of the modules take {size_words(least)}, "
+                f"{8 * least / self._all_parameters:.2f} bits each",
                 hint="Allow more, or leave modules out of the limit with --exclude.",
             )
         return max(fitting, key=lambda forms: _quality(self._measured(forms)))

@@ -11,7 +11,7 @@ import math
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -289,10 +289,14 @@ def _dequantized(key: WeightKey, value: ir.Value, found: SolvedWeight) -> ir.Laz
         whole = np.ascontiguousarray(matrix.T if key.is_transposed else matrix).reshape(tensor.shape.numpy())
         return ir.Tensor(whole.astype(tensor.dtype.numpy(), copy=False), dtype=tensor.dtype, name=key.name)
 
-    return ir.LazyTensor(read, tensor.dtype, tensor.shape, name=key.name)
+    return ir.LazyTensor(read, tensor.dtype, ir.Shape(tensor.shape.numpy()), name=key.name)
 
 
 # --- The weights of one layer.
+
+
+_CANDIDATES = ("rtn", "k_quant", "gptq", "awq", "awq+gptq")
+"""What ``auto`` compares; all take the same bytes. Zero points of hqq take four bytes, so it is not among them."""
 
 
 class _Candidate(NamedTuple):
@@ -328,7 +332,7 @@ class _LayerSolver:
         for weight in weights:
             groups[tuple(value.name or "" for value in weight.inputs)].append(weight)
         statistics = self._measured(groups, run)
-        solved = {}
+        solved: dict[WeightKey, SolvedWeight] = {}
         for names, group in groups.items():
             solved |= self._solved_group(group, statistics.pop(names), shares_input=len(names) == 1)
         return solved
@@ -346,11 +350,13 @@ class _LayerSolver:
             is_judging = self._judges and sample % JUDGING == JUDGING - 1
             for names, sums in found.items():
                 for name in names:
-                    try:
-                        (sums.judged if is_judging else sums.fitted).add(arrays[name])
-                    except QuantizeError as error:
-                        error.message = f"{_words(groups[names][0])}: {error.message}"
-                        raise
+                    if not np.isfinite(arrays[name]).all():
+                        raise QuantizeError(
+                            f"an input of {_words(groups[names][0])} is NaN or infinite (sample {sample + 1} of the "
+                            "calibration data)",
+                            hint="Give data the model takes with --calibration-data, or --exclude the module.",
+                        )
+                    (sums.judged if is_judging else sums.fitted).add(arrays[name])
         return found
 
     def _solved_group(
@@ -371,9 +377,7 @@ class _LayerSolver:
         self, group: Sequence[BlockWeight], matrices: Sequence[Array], sums: _Statistics, *, shares_input: bool
     ) -> Iterator[_Candidate]:
         forms = [weight.form for weight in group]
-        wanted = {"gptq": ("gptq",), "awq": ("awq",)}.get(
-            self._algorithm, ("rtn", "k_quant", "gptq", "awq", "awq+gptq")
-        )
+        wanted = _CANDIDATES if self._algorithm == "auto" else (self._algorithm,)
         judged = sums.judged
 
         def candidate(algorithm: str, blocks: Sequence[Blocks], used: Sequence[BlockForm], scale: Array | None) -> Any:
@@ -400,9 +404,7 @@ class _LayerSolver:
         if "rtn" in wanted:
             yield candidate("rtn", rounded(None, forms), forms, None)
         if "k_quant" in wanted and not any(form.is_symmetric for form in forms):
-            searched = [
-                BlockForm(form.bits, form.block_size, is_symmetric=False, algorithm="k_quant") for form in forms
-            ]
+            searched = [replace(form, algorithm="k_quant") for form in forms]
             yield candidate("k_quant", rounded(None, searched), searched, None)
         if "gptq" in wanted:
             yield candidate("gptq", solved(None), forms, None)
@@ -424,9 +426,8 @@ class _LayerSolver:
 
         def read() -> Blocks:
             with np.load(path, allow_pickle=False) as stored:
-                return Blocks(
-                    stored["packed"], stored["scales"], stored["zero_points"] if "zero_points" in stored else None
-                )
+                parts = dict(stored)
+            return Blocks(parts["packed"], parts["scales"], parts.get("zero_points"))
 
         return read
 

@@ -230,6 +230,8 @@ class Quantization(GraphWork[QuantizeResult]):
     """Where the samples come from, where the model is run to quantize it."""
     solver: WeightSolver | None = None
     """What finds blocks of weights, where the algorithm needs samples."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Tag of a module → why it has its bits, where they were chosen by measurements."""
     notes: list[str] = field(default_factory=list)
     used: frozenset[str] = frozenset()
     """Precisions that modules have now; none before the work."""
@@ -264,7 +266,7 @@ class Quantization(GraphWork[QuantizeResult]):
             )
         modules = graph_modules(model, self.source.stem)
         self.notes += source_notes(modules)
-        result = quantize(model, self.options, modules, self.calibration, self.solver)
+        result = quantize(model, self.options, modules, self.calibration, self.solver, self.reasons)
         self.used = frozenset(module.requested for module in result.modules if module.quantized)
         return result
 
