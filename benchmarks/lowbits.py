@@ -58,7 +58,7 @@ def corpus() -> tuple[list[str], list[str]]:
         for path in sorted(library.rglob("*.py"))
         if not {"site-packages", "test", "tests", "idle_test", "lib2to3"}.intersection(path.relative_to(library).parts)
     ]
-    random.Random(0).shuffle(paths)
+    random.Random(0).shuffle(paths)  # noqa: S311  # an order
     texts = [path.read_text(encoding="utf-8", errors="ignore") for path in paths]
     texts = [text for text in texts if len(text) > 200]
     return (
@@ -82,7 +82,8 @@ def train_tokenizer(texts: list[str], folder: Path) -> Any:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<s>", pad_token="<s>")
+    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), "<s>")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
     fast.save_pretrained(folder)
     return fast
 
@@ -109,8 +110,8 @@ def train_decoder(folder: Path, minutes: float, hidden: int) -> None:
     np.save(folder / "held_out.npy", rest[: count * WINDOW].reshape(count, WINDOW))
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=hidden // 3 * 8, num_hidden_layers=LAYERS,
-        num_attention_heads=hidden // 64, num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=False,
-        bos_token_id=0, eos_token_id=0, pad_token_id=0,
+        num_attention_heads=hidden // 64, num_key_value_heads=2, max_position_embeddings=1024,
+        tie_word_embeddings=False, bos_token_id=0, eos_token_id=0, pad_token_id=0,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)

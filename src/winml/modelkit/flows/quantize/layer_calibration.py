@@ -164,9 +164,15 @@ def _layers(model: ir.Model, cutter: Cutter, weights: Sequence[BlockWeight]) -> 
     """
     nodes = list(model.graph)
     position = {node: place for place, node in enumerate(nodes)}
-    bytes_at: defaultdict[int, int] = defaultdict(int)
+    groups: defaultdict[tuple[ir.Value, ...], list[BlockWeight]] = defaultdict(list)
     for weight in weights:
-        bytes_at[position[weight.products[0]]] += 4 * weight.matrix.depth * weight.matrix.width
+        groups[weight.inputs].append(weight)
+    bytes_at: defaultdict[int, int] = defaultdict(int)
+    inside: set[int] = set()  # places between weights with the same inputs, which are found together
+    for group in groups.values():
+        places = sorted(position[weight.products[0]] for weight in group)
+        bytes_at[places[-1]] += sum(4 * weight.matrix.depth * weight.matrix.width for weight in group)
+        inside.update(range(places[0], places[-1]))
     last = max(position[node] for weight in weights for node in weight.products)
     crossing = _crossing(nodes, cutter)
     limit = min(LAYER_BYTES, sum(bytes_at.values()) // FEWEST_LAYERS)
@@ -174,11 +180,14 @@ def _layers(model: ir.Model, cutter: Cutter, weights: Sequence[BlockWeight]) -> 
     ends = sorted(bytes_at)
     for index, place in enumerate(ends):
         held += bytes_at[place]
-        following = ends[index + 1] if index + 1 < len(ends) else last
-        if place != ends[-1] and held + bytes_at[following] <= limit:
-            continue
-        # Between this product and the next one, the first place that the fewest values cross.
-        stop = last if place == ends[-1] else min(range(place, following), key=lambda end: (crossing[end], end))
+        stop = last
+        if place != ends[-1]:
+            following = ends[index + 1]
+            places = [end for end in range(place, following) if end not in inside]
+            if not places or held + bytes_at[following] <= limit:
+                continue
+            # Between this product and the next one, the first place that the fewest values cross.
+            stop = min(places, key=lambda end: (crossing[end], end))
         members = nodes[start : stop + 1]
         layers.append(_Layer(cutter.cut_exactly(members), frozenset(members)))
         start, held = stop + 1, 0
