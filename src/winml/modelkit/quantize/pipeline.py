@@ -263,9 +263,9 @@ def quantize(
     notes = (*carried.notes, *shared_weight_notes(model, reached, quantized), *algorithm_notes(quantized, options))
     outcome = _module_outcomes(model, plan.nodes, reached, reasons or {})
     if not any(module.quantized for module in outcome):
-        reasons = dict.fromkeys(reason for module in outcome for reason in module.left)
+        causes = dict.fromkeys(reason for module in outcome for reason in module.left)
         raise QuantizeError(
-            f"no node was quantized: {'; '.join(reasons) or 'none of those to be changed has a weight'}",
+            f"no node was quantized: {'; '.join(causes) or 'none of those to be changed has a weight'}",
             hint="Choose another --mode or --precision.",
         )
     quantized.metadata_props[QUANTIZATION_KEY] = json.dumps(

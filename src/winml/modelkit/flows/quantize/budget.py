@@ -34,7 +34,7 @@ from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import escape
-from winml.modelkit.progress import StepEvent
+from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.quantize.bit_allocation import Choice, allocate
 from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
@@ -58,7 +58,6 @@ def quantize_within_budget(
     checked: CheckedSource | None = None,
     *,
     processors: Path | None = None,
-    progress: Callable[[str], None] | None = None,
 ) -> QuantizedFile:
     """Quantize an ONNX file; where a limit is stated, with the bits for each module that keep it and lose least.
 
@@ -69,7 +68,6 @@ def quantize_within_budget(
         checked: The source, where a plan has read it.
         processors: Folder of the tokenizer, image processor or feature extractor that makes samples; None: that of the
             source.
-        progress: Called after each measurement of the search with what was measured.
 
     Raises:
         UsageError: the limit is below what the fewest bits take, or the file names no modules.
@@ -87,10 +85,16 @@ def quantize_within_budget(
         solver = None
         if calibration is not None:
             solver = _SolvedOnce(LayerCalibration(calibration, options.algorithm, blocks))
-        request = _Request(
-            task.source, options, work.sizes, task.seed, folder, solver, progress or (lambda _words: None)
-        )
-        chosen, search = _search(request)
+        clock = StepClock((_SEARCH,), on_step)
+
+        def tell(words: str) -> None:
+            if on_step is not None:
+                on_step(StepEvent(1, 1, f"{_SEARCH}: {words}"))
+
+        request = _Request(task.source, options, work.sizes, task.seed, folder, solver, tell)
+        with clock.step(_SEARCH) as step:
+            chosen, search = _search(request)
+            step.summary = f"{search.measured} forms measured: {search.form}, {search.mean_bits:.2f} bits"
         found = FoundBits(search, calibration, solver)
         reasons = {module.tag: module.why for module in search.modules}
         chosen_work = replace(work, options=chosen, reasons=reasons)
@@ -111,6 +115,7 @@ class _Form:
 
 FORMS = (_Form("int2", 32), _Form("int4", 128), _Form("int4", 32), _Form("int8", 64), _Form("bf16"), _Form(FLOAT32))
 """Chosen, from the fewest bits. Scales are as wide as the weights were: with float32, 3.1, 4.3, 5.1 and 8.6 bits."""
+_SEARCH = "search for bits"
 _OTHER_SAMPLES = 700_001
 """Added to the seed: forms are chosen by samples that the file is not judged on."""
 _FRONTIER = 6

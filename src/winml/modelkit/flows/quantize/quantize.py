@@ -192,7 +192,9 @@ def quantize_file(
         if calibration is not None:
             stack.callback(calibration.close)
             if options.solves_weights and solver is None:
-                solver = LayerCalibration(calibration, options.algorithm, stack.enter_context(temporary_folder()))
+                on_step, told = _told_within_step(on_step)
+                folder_of_blocks = stack.enter_context(temporary_folder())
+                solver = LayerCalibration(calibration, options.algorithm, folder_of_blocks, told)
         work = replace(work, processors=folder, calibration=calibration, solver=solver, notes=[])
         done = transform_file(task, work, on_step, checked)
     file = replace(
@@ -212,6 +214,25 @@ def quantize_file(
         modules=done.result.modules,
         calibration=None if calibration is None else Calibrated(calibration.words, calibration.as_record()),
     )
+
+
+def _told_within_step(
+    on_step: Callable[[StepEvent], None] | None,
+) -> tuple[Callable[[StepEvent], None] | None, Callable[[str], None]]:
+    """Return what is told of steps, and what is told words of the step that is running: both tell ``on_step``."""
+    if on_step is None:
+        return None, lambda _words: None
+    running: list[StepEvent] = []
+
+    def listen(event: StepEvent) -> None:
+        running[:] = [event] if event.finished is None else []
+        on_step(event)
+
+    def tell(words: str) -> None:
+        for event in running:
+            on_step(replace(event, name=f"{event.name}: {words}"))
+
+    return listen, tell
 
 
 @dataclass
