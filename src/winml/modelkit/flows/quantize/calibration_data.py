@@ -137,8 +137,12 @@ class Calibration:
     def words(self) -> str:
         """The data, for people."""
         words = "sample" if self.count == 1 else "samples"
-        how = self.method if self.options.needs_ranges else self.options.algorithm
-        return f"{self.count} {words} of {self._name if self.has_data else _SOURCES[self._is_made]}, {how}"
+        return f"{self.count} {words} of {self._name if self.has_data else _SOURCES[self._is_made]}, {self._use}"
+
+    @property
+    def _use(self) -> str:
+        """What is done with the samples: how ranges are made of values, or the algorithm that finds weights."""
+        return self.method if self.options.needs_ranges else self.options.algorithm
 
     def as_record(self) -> dict[str, object]:
         """Return what the ranges come from, JSON-ready."""
@@ -148,7 +152,7 @@ class Calibration:
             "data": self._name if self.has_data else "processor" if self._is_made else "random",
             **split,
             "samples": self.count,
-            "method": self.method,
+            "method": self._use,
         }
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ class LayerCalibration:
 
     def as_record(self) -> dict[str, object]:
         """Return what the blocks come from, JSON-ready."""
-        return {**self.calibration.as_record(), "method": self.algorithm}
+        return self.calibration.as_record()
 
     def solve(self, model: ir.Model, weights: Sequence[BlockWeight]) -> dict[WeightKey, SolvedWeight]:
         """Return the blocks of weights of a model; the model stays as it is.
