@@ -37,8 +37,6 @@ class SolvedWeight:
     """Reads the blocks from where they are held."""
     input_scale: Array | None
     """float32, depth: what the inputs are divided by; None: nothing. Weights with the same inputs share the array."""
-    error: float
-    """Squared error of the outputs on the calibration data over their squared size."""
 
 
 # --- What is held of the inputs of a product.
@@ -62,7 +60,8 @@ class InputStatistics:
     def add(self, values: Array) -> None:
         """Add rows, in place; the last axis is the depth."""
         rows = values.reshape(-1, values.shape[-1]).astype(np.float32, copy=False)
-        self.gram += rows.T @ rows
+        for start in range(0, len(self.gram), _PIECE):  # a product of the whole is as large as the sum
+            self.gram[start : start + _PIECE] += rows[:, start : start + _PIECE].T @ rows
         self.absolute += np.abs(rows).sum(axis=0, dtype=np.float64)
         self.rows += len(rows)
 
@@ -136,16 +135,13 @@ def factor_in_place(gram: Array) -> Array:
     return gram
 
 
-def gptq_blocks(matrix: Array, statistics: InputStatistics, form: BlockForm) -> tuple[Blocks, Array]:
+def gptq_blocks(matrix: Array, statistics: InputStatistics, form: BlockForm) -> Blocks:
     """Round a matrix so that the error of its outputs is small, not that of its values.
 
     Args:
         matrix: float32, depth × width.
         statistics: Of its inputs; its Gram matrix is used up.
         form: How values are kept; zero points are whole numbers.
-
-    Returns:
-        The blocks, and what they stand for: float32, depth × width.
     """
     depth, width = matrix.shape
     factor = statistics.gram
@@ -175,8 +171,7 @@ def gptq_blocks(matrix: Array, statistics: InputStatistics, form: BlockForm) -> 
             errors[start + row] = error
             carried[row + 1 :] += block[row, row + 1 :, None] * error
         scales[number], zero_points[number] = scale, zero_point
-    blocks = pack_blocks(steps.T.reshape(width, count, -1), scales.T, zero_points.T.astype(np.uint8), form)
-    return blocks, matrix - errors
+    return pack_blocks(steps.T.reshape(width, count, -1), scales.T, zero_points.T.astype(np.uint8), form)
 
 
 def _best_grid(targets: Array, importance: Array, form: BlockForm) -> tuple[Array, Array]:

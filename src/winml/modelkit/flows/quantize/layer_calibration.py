@@ -371,6 +371,8 @@ class _LayerSolver:
     def _solved_group(
         self, group: Sequence[BlockWeight], sums: _Statistics, *, shares_input: bool
     ) -> dict[WeightKey, SolvedWeight]:
+        if self._algorithm == "gptq":
+            return self._by_gptq(group, sums.fitted)
         matrices = [_matrix(weight) for weight in group]
         best: _Candidate | None = None
         for candidate in self._candidates(group, matrices, sums, shares_input=shares_input):
@@ -378,9 +380,18 @@ class _LayerSolver:
                 best = candidate
         assert best is not None  # every algorithm has a candidate
         return {
-            weight.key: SolvedWeight(best.algorithm, form, self._held(blocks), best.scale, error)
-            for weight, form, blocks, error in zip(group, best.forms, best.blocks, best.errors, strict=True)
+            weight.key: SolvedWeight(best.algorithm, form, self._held(blocks), best.scale)
+            for weight, form, blocks in zip(group, best.forms, best.blocks, strict=True)
         }
+
+    def _by_gptq(self, group: Sequence[BlockWeight], statistics: InputStatistics) -> dict[WeightKey, SolvedWeight]:
+        """Return the blocks of weights, one at a time: the last one uses the sums up, so that there is no copy."""
+        solved = {}
+        for weight in group:
+            sums = statistics if weight is group[-1] else _copied(statistics)
+            found = self._held(gptq_blocks(_matrix(weight), sums, weight.form))
+            solved[weight.key] = SolvedWeight("gptq", weight.form, found, None)
+        return solved
 
     def _candidates(
         self, group: Sequence[BlockWeight], matrices: Sequence[Array], sums: _Statistics, *, shares_input: bool
@@ -406,7 +417,7 @@ class _LayerSolver:
         def solved(scale: Array | None) -> list[Blocks]:
             fitted = sums.fitted if scale is None else sums.fitted.scaled(scale)
             return [
-                gptq_blocks(matrix if scale is None else matrix * scale[:, None], _copied(fitted), form)[0]
+                gptq_blocks(matrix if scale is None else matrix * scale[:, None], _copied(fitted), form)
                 for matrix, form in zip(matrices, forms, strict=True)
             ]
 
