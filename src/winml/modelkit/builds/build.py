@@ -212,7 +212,11 @@ def _is_handed_over(plan: BuildPlan) -> bool:
     section = plan.config.quant
     if plan.onnx_path is not None or section is None or idle_quantization(section):
         return False
-    return all(MODES[mode].is_by_tensor for _, mode in quantize_options(section).requested_modes())
+    options = quantize_options(section)
+    # What looks at more than one weight at a time, runs the graph, which a file holds.
+    if options.needs_samples or options.bit_budget is not None:
+        return False
+    return all(MODES[mode].is_by_tensor for _, mode in options.requested_modes())
 
 
 def _run_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:

@@ -345,7 +345,7 @@ def _quantize_options(plan: BuildPlan) -> dict[str, object]:
     assert plan.config.quant is not None  # skipped otherwise
     options = quantize_options(plan.config.quant)
     data = options.calibration_data
-    is_drawn = options.needs_ranges and (data is None or calibration_kind(data) == "data set")
+    is_drawn = options.needs_samples and (data is None or calibration_kind(data) == "data set")
     seed = {"seed": plan.request.seed} if is_drawn else {}  # decides the values that ranges are found with
     return {"quant": _quantization_record(plan, options), "verify": plan.verify, **seed}
 
@@ -356,13 +356,14 @@ def _idle_quantization(config: WinMLBuildConfig) -> str:
 
 def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphFileTask
-    from winml.modelkit.flows.quantize.quantize import Quantization, quantize_file
+    from winml.modelkit.flows.quantize.budget import quantize_within_budget
+    from winml.modelkit.flows.quantize.quantize import Quantization
     from winml.modelkit.load.request import processor_folder
 
     section = task.plan.config.quant
     assert section is not None  # skipped otherwise
     assert task.source is not None  # an earlier stage ran, or the build starts from an ONNX file
-    result = quantize_file(
+    result = quantize_within_budget(
         GraphFileTask(
             task.source,
             task.output,

@@ -78,6 +78,7 @@ def run_verb(
     request: FileRequest[Any],
     options: Mapping[str, Any],
     describe: Callable[[RecordT], Document],
+    write: Callable[[RecordT], list[Path]] = lambda _record: [],
 ) -> None:
     """Make the plan of a request; print it where that is all that is asked for, else run it and print its record.
 
@@ -86,6 +87,7 @@ def run_verb(
         request: What is requested.
         options: Those of the command: ``dry_run``, ``quiet``, ``debug`` and ``format_``.
         describe: Describes the record of one file for people.
+        write: Writes what is requested beside the result of a file, or of a folder with one; returns the files.
 
     Raises:
         WinMLError: the request is refused, or the work failed.
@@ -100,10 +102,12 @@ def run_verb(
 
     with library_output_to_stderr():
         result = verb.run(plan, None if options["quiet"] else show_step)
+        record = next(iter(result.parts.values())) if isinstance(result, TransformedFolder) else result
+        written = write(record)
     if isinstance(result, TransformedFolder):
-        show_result(result.as_record(), options, lambda: folder_document(result, describe))
+        show_result(result.as_record(), options, lambda: folder_document(result, describe).with_files(written))
     else:
-        show_result(result.as_record(), options, lambda: describe(result))
+        show_result(result.as_record(), options, lambda: describe(result).with_files(written))
 
 
 def show_plan(plan: Plan, options: Mapping[str, object]) -> None:

@@ -27,7 +27,7 @@ def show_step(event: StepEvent) -> None:
     is_terminal = own_stderr().isatty()
     if event.finished is None:
         if is_terminal:
-            tell(f"{head} …", end="")
+            tell(f"{head} …", start="\r", end="")  # over what the same step was at before
         return
     line = f"{head:<28} {event.finished.seconds:6.2f} s  {event.finished.summary}"
     # The carriage return writes over the line of the running step, which is shorter.

@@ -29,8 +29,10 @@ __all__ = [
     "NearestSteps",
     "Slab",
     "WeightMatrix",
+    "pack_blocks",
     "quantize_blocks",
     "round_to_nearest_steps",
+    "unpack_blocks",
     "values_in_file",
 ]
 
@@ -64,7 +66,7 @@ def round_to_nearest_steps(matrix: Array, bits: int, block_size: int, *, is_symm
 
     Args:
         matrix: float32, depth × width, in any memory order; blocks divide the depth.
-        bits: 4 or 8.
+        bits: 2, 4 or 8.
         block_size: Values of a column that share a scale; a power of two.
         is_symmetric: Whether blocks have no zero point.
     """
@@ -78,7 +80,9 @@ def round_to_nearest_steps(matrix: Array, bits: int, block_size: int, *, is_symm
     for columns, blocks in _pieces(matrix, block_size):
         values = np.ascontiguousarray(matrix[blocks.start * block_size : blocks.stop * block_size, columns].T)
         steps, scales, zero_points = _rounded(values.reshape(-1, block_size), bits, is_symmetric=is_symmetric)
-        packed = steps if per_byte == 1 else steps[:, ::2] | steps[:, 1::2] << 4
+        packed = steps[:, ::per_byte].copy()
+        for place in range(1, per_byte):
+            packed |= steps[:, place::per_byte] << (place * bits)
         shape = (columns.stop - columns.start, blocks.stop - blocks.start)
         rounded.packed[columns, blocks] = packed.reshape(*shape, -1)
         rounded.scales[columns, blocks] = scales.reshape(shape)
@@ -228,18 +232,9 @@ def _k_quant(matrix: Array, form: BlockForm) -> Blocks:
     padded = np.pad(matrix, ((0, count * form.block_size - depth), (0, 0)))
     rows = np.ascontiguousarray(padded.T).reshape(-1, form.block_size)
     values, scales, zero_points = weight_only.quant_tensor_k_quant_cpu(rows, form.bits, form.block_size)
-    product, initializers = weight_only.make_matmul_weight_only_node(
-        node=_product_node(),
-        weight_shape=(depth, width),
-        num_bits=form.bits,
-        group_size=form.block_size,
-        k_blocks=count,
-        q_weight=values.astype(np.uint8),
-        scale=scales.astype(np.float32),
-        zero_point=None,  # it packs those of an odd number of blocks across output channels
-    )
-    packed, scales = _arrays(product, initializers)
-    return Blocks(packed, scales, _packed_zero_points(zero_points.astype(np.uint8).reshape(width, count), form))
+    steps = values.astype(np.uint8).reshape(width, count, form.block_size)
+    zero_points = zero_points.astype(np.uint8).reshape(width, count)
+    return pack_blocks(steps, scales.astype(np.float32).reshape(width, count), zero_points, form)
 
 
 def _product_node() -> onnx.NodeProto:
@@ -258,13 +253,54 @@ def _packed_zero_points(zero_points: Array, form: BlockForm, unused: int = 0) ->
     Args:
         zero_points: One in a byte.
         form: How many a byte holds.
-        unused: What stands where an odd number of blocks leaves half a byte.
+        unused: What stands where the blocks leave a part of a byte.
     """
-    if form.values_per_byte == 1:
-        return zero_points
-    even = np.pad(zero_points, ((0, 0), (0, zero_points.shape[1] % 2)), constant_values=unused)
-    packed: Array = even[:, ::2] | even[:, 1::2] << 4
+    missing = -zero_points.shape[1] % form.values_per_byte
+    return _packed_bytes(np.pad(zero_points, ((0, 0), (0, missing)), constant_values=unused), form)
+
+
+def _packed_bytes(steps: Array, form: BlockForm) -> Array:
+    """Return steps of one in a byte with as many in a byte as there is room for, along the last axis."""
+    packed = steps[..., :: form.values_per_byte].copy()
+    for place in range(1, form.values_per_byte):
+        packed |= steps[..., place :: form.values_per_byte] << (place * form.bits)
     return packed
+
+
+def _unpacked_bytes(packed: Array, form: BlockForm) -> Array:
+    """Return the steps of bytes, one in a byte, along the last axis."""
+    if form.values_per_byte == 1:
+        return packed
+    shifts = np.arange(form.values_per_byte, dtype=np.uint8) * np.uint8(form.bits)
+    steps: Array = packed[..., None] >> shifts & np.uint8(2**form.bits - 1)
+    return steps.reshape(*packed.shape[:-1], -1)
+
+
+def pack_blocks(steps: Array, scales: Array, zero_points: Array, form: BlockForm) -> Blocks:
+    """Return blocks of what a quantizer found.
+
+    Args:
+        steps: uint8, width × blocks × values of a block, one in a byte.
+        scales: float32, width × blocks.
+        zero_points: uint8, width × blocks; the middle where the form is symmetric.
+        form: How the values are kept.
+    """
+    packed = _packed_zero_points(zero_points, form) if form.has_zero_points else None
+    return Blocks(_packed_bytes(steps, form), np.ascontiguousarray(scales), packed)
+
+
+def unpack_blocks(blocks: Blocks, form: BlockForm, depth: int) -> Array:
+    """Return what blocks stand for: float32, depth × width."""
+    steps = _unpacked_bytes(blocks.packed, form).astype(np.float32)
+    width, count = steps.shape[:2]
+    if blocks.zero_points is None:
+        steps -= np.float32(2 ** (form.bits - 1))
+    elif blocks.zero_points.dtype == np.uint8:
+        steps -= _unpacked_bytes(blocks.zero_points, form)[:, :count, None]
+    else:
+        steps -= blocks.zero_points[:, :, None]
+    steps *= blocks.scales[:, :, None]
+    return steps.reshape(width, -1)[:, :depth].T
 
 
 _ALGORITHMS: Mapping[Algorithm, Callable[[Array, BlockForm], Blocks]] = {

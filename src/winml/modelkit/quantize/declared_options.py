@@ -12,12 +12,16 @@ from typing import Literal
 from winml.modelkit.fields import COMPARISON, declare, read_columns
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, CalibrationMethod, ModeName, PrecisionName
 
-__all__ = ["SENSITIVITY", "Algorithm", "BlockSize", "QuantizeFields", "SensitivityFields"]
+__all__ = ["BUDGET", "DATA_ALGORITHMS", "SENSITIVITY", "Algorithm", "BlockSize", "QuantizeFields", "SensitivityFields"]
 
-Algorithm = Literal["rtn", "hqq", "k_quant"]
+Algorithm = Literal["rtn", "hqq", "k_quant", "gptq", "awq", "auto"]
 BlockSize = Literal[16, 32, 64, 128, 256]
+DATA_ALGORITHMS: frozenset[Algorithm] = frozenset({"gptq", "awq", "auto"})
+"""Those that run the model on samples."""
 
 _GROUP, _RANGES = "Quantization", "Calibration"
+BUDGET = "Budget"
+"""Heading in the help of what chooses bits by module."""
 SENSITIVITY = "Sensitivity"
 """Heading in the help of what is measured."""
 _MOST_JOBS = 64
@@ -28,6 +32,12 @@ def _read_rules(text: str) -> object:
     from winml.modelkit.options import read_json
 
     return read_json(text, "--per-module")[0]
+
+
+def _read_block_sizes(text: str) -> object:
+    from winml.modelkit.options import read_json
+
+    return read_json(text, "--block-sizes")[0]
 
 
 @dataclass(kw_only=True)
@@ -87,16 +97,27 @@ class QuantizeFields:
         "Weight-only: values of a weight that share a scale. 32 in 4 bits and 64 in 8 bits where left out.",
         _GROUP,
     )
+    block_sizes: dict[str, BlockSize] = declare(
+        {},
+        'Weight-only: block size by selector, such as {"BertPooler": 128}; of several that match a module the first '
+        "wins, and all win over `block_size`. On the command line a file or text.",
+        _GROUP,
+        metavar="JSON",
+        read=_read_block_sizes,
+    )
     algorithm: Algorithm = declare(
         "rtn",
         "Weight-only: how scales are found. `rtn` rounds to the nearest step; `hqq` and `k_quant` search for better "
         "ones, which takes 5 to 20 times as long. With `hqq`, tables that rows are looked up in and weights in 8 bits "
-        "are rounded: their kernels take no zero point between the steps.",
+        "are rounded: their kernels take no zero point between the steps. `gptq` and `awq` run the model on samples, "
+        "layer by layer, and keep the error of the outputs of each product small; `auto` takes, for each module, the "
+        "algorithm with the smallest such error. Tables are rounded.",
         _GROUP,
     )
     calibration_data: str | None = declare(
         None,
-        "Where the ranges of activations come from, for `qdq`: an `.npz` file or a folder of them, one array per input "
+        "Samples for `qdq`, which finds the ranges of activations with them, and for the algorithms that need samples: "
+        "an `.npz` file or a folder of them, one array per input "
         "of the graph and one file a sample; or a dataset for the tokenizer or image processor beside the model: .txt, "
         ".csv, .jsonl, .parquet, a folder of images, or a name at the Hub. Random values where left out.",
         _RANGES,
@@ -120,7 +141,7 @@ class QuantizeFields:
     )
     samples: int | None = declare(
         None,
-        "Samples to find the ranges with, and to compare the result on. 128 of the data and 16 that are made or random "
+        "Samples to calibrate with, and to compare the result on. 128 of the data and 16 that are made or random "
         "(fewer of large models) where left out.",
         _RANGES,
         minimum=1,
@@ -156,6 +177,22 @@ class QuantizeFields:
         "8-bit quantization, which changes no output in float.",
         _RANGES,
         spelling="--cross-layer-equalization",
+    )
+    budget: str | None = declare(
+        None,
+        "Choose 2, 4, 8, 16 or 32 bits and the block size of each module by measured sensitivity: mean bits of a "
+        "quantized weight, scales included, such as `4.5bits`; or `smallest`, the smallest file that reaches "
+        "`--min-sqnr`.",
+        BUDGET,
+        metavar="BITS",
+        min_length=1,
+    )
+    max_size: str | None = declare(
+        None,
+        "As `--budget`, with the size of all weights as the limit, such as `1.2GB` or `900MB`.",
+        BUDGET,
+        metavar="SIZE",
+        min_length=1,
     )
     ep: str | None = declare(
         None,

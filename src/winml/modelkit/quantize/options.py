@@ -5,14 +5,16 @@ Declared in ``declared_options.py``. Imports nothing heavy.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pydantic
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.options import Options, record_of
-from winml.modelkit.quantize.declared_options import QuantizeFields
+from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, QuantizeFields
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.precisions import (
     INTEGER_ACTIVATIONS,
@@ -23,8 +25,9 @@ from winml.modelkit.quantize.precisions import (
     mode_for,
 )
 from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
+from winml.modelkit.words import size_words
 
-__all__ = ["QuantizeOptions"]
+__all__ = ["BitBudget", "QuantizeOptions"]
 
 if TYPE_CHECKING:
 
@@ -32,6 +35,47 @@ if TYPE_CHECKING:
         pass
 else:
     _Fields = record_of(QuantizeFields)
+
+
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+
+
+@dataclass(frozen=True)
+class BitBudget:
+    """A limit by which bits are chosen for each module; without one, the least that reaches a quality."""
+
+    mean_bits: float | None = None
+    """Of the weights that are quantized, scales and zero points included."""
+    max_bytes: int | None = None
+    """Of all weights of a model."""
+
+    @property
+    def words(self) -> str:
+        """The limit as it is told."""
+        if self.mean_bits is not None:
+            return f"{self.mean_bits:g} bits"
+        return "the smallest" if self.max_bytes is None else size_words(self.max_bytes)
+
+
+def _read_budget(text: str) -> BitBudget:
+    if text == "smallest":
+        return BitBudget()
+    found = _NUMBER.fullmatch(text.strip())
+    if found is None or found[2] not in ("bit", "bits") or not float(found[1]):
+        raise UsageError(f"--budget {text!r}: expected bits of a weight, or smallest", hint="Such as --budget 4.5bits.")
+    return BitBudget(mean_bits=float(found[1]))
+
+
+def _read_size(text: str) -> int:
+    found = _NUMBER.fullmatch(text.strip())
+    if found is None or found[2] not in _UNITS or not float(found[1]):
+        raise UsageError(f"--max-size {text!r}: expected a size", hint="Such as 900MB or 1.2GB.")
+    return round(float(found[1]) * _UNITS[found[2]])
+
+
+_OF_SAMPLES = ("calibration_data", "split", "columns", "samples")
+"""Options that say which samples the model is run on."""
 
 
 class QuantizeOptions(_Fields):
@@ -54,7 +98,18 @@ class QuantizeOptions(_Fields):
     @property
     def base(self) -> Precision:
         """The precision of every module that nothing else is said of."""
-        return PRECISIONS[self.precision or "int8"]
+        return PRECISIONS[self.precision or ("int8" if self.bit_budget is None else "int4")]
+
+    @property
+    def bit_budget(self) -> BitBudget | None:
+        """The limit by which bits are chosen for each module; None where the options say them.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
+        if self.budget is not None:
+            return _read_budget(self.budget)
+        return None if self.max_size is None else BitBudget(max_bytes=_read_size(self.max_size))
 
     def requested_modes(self) -> Iterator[tuple[Precision, Mode]]:
         """Yield each precision that is asked for with the way to it, each once.
@@ -89,6 +144,24 @@ class QuantizeOptions(_Fields):
         is_smoothed = self.smooth_quant is not None and bool(INTEGER_ACTIVATIONS.intersection(self.modes()))
         return is_smoothed or any(MODES[mode].needs_ranges for _, mode in self.requested_modes())
 
+    @property
+    def solves_weights(self) -> bool:
+        """Whether blocks of weights are found with samples.
+
+        Raises:
+            UsageError: a precision cannot be reached with the mode.
+        """
+        return self.algorithm in DATA_ALGORITHMS and "weight-only" in self.modes()
+
+    @property
+    def needs_samples(self) -> bool:
+        """Whether the model is run on samples to quantize it.
+
+        Raises:
+            UsageError: a precision cannot be reached with the mode.
+        """
+        return self.needs_ranges or self.solves_weights
+
     def refuse_contradictions(self) -> None:
         """Refuse options that go with none of the modes in use, or not with each other.
 
@@ -96,6 +169,7 @@ class QuantizeOptions(_Fields):
             UsageError: an option that no mode in use reads, a zero point for each channel, or an algorithm that cannot
                 do what is asked of it.
         """
+        self._refuse_beside_budget()
         requested = list(self.requested_modes())
         modes = self.modes()
         if not modes:
@@ -108,7 +182,8 @@ class QuantizeOptions(_Fields):
                 "--asymmetric: integer kernels take one zero point for a weight, and qdq gives each channel a scale",
                 hint="Give --per-tensor with it, or leave it out.",
             )
-        if self.symmetric and self.algorithm != "rtn" and "dynamic" not in modes and "qdq" not in modes:
+        searched = self.algorithm in ("hqq", "k_quant")
+        if self.symmetric and searched and "dynamic" not in modes and "qdq" not in modes:
             raise UsageError(
                 f"--symmetric: --algorithm {self.algorithm} finds a zero point for each block",
                 hint="Give --algorithm rtn with it, or leave it out.",
@@ -117,6 +192,26 @@ class QuantizeOptions(_Fields):
             raise UsageError(
                 "--algorithm hqq: ONNX Runtime has a form of it for weights in 4 bits only",
                 hint="Give --algorithm k_quant, or --precision int4.",
+            )
+
+    def _refuse_beside_budget(self) -> None:
+        budget = self.bit_budget
+        if budget is None:
+            return
+        chosen = {
+            "--max-size": self.budget is not None and self.max_size is not None,
+            "--precision": self.precision is not None,
+            "--mode": self.mode not in (None, "weight-only"),
+            "--per-module": bool(self.per_module),
+            "--block-size": self.block_size is not None or bool(self.block_sizes),
+        }
+        for flag, is_stated in chosen.items():
+            if is_stated:
+                name = "--budget" if self.budget is not None else "--max-size"
+                raise UsageError(f"{flag}: {name} chooses bits and blocks of each module", hint="Give one of them.")
+        if budget == BitBudget() and self.min_sqnr_db is None:
+            raise UsageError(
+                "--budget smallest: nothing says what the outputs have to reach", hint="Add --min-sqnr, such as 25."
             )
 
     def _refuse_bits(self, requested: Sequence[tuple[Precision, Mode]]) -> None:
@@ -149,6 +244,8 @@ class QuantizeOptions(_Fields):
         ):
             value = getattr(self, name)
             readers = [mode for mode, rules in MODES.items() if name in rules.options]
+            if self.solves_weights and name in _OF_SAMPLES:
+                continue
             default = type(self).model_fields[name].get_default(call_default_factory=True, validated_data={})
             if value != default and not set(readers) & set(modes):
                 raise UsageError(

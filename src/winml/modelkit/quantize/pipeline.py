@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import onnx
@@ -23,6 +23,7 @@ from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.quantize.attention_masks import make_masks_finite, mask_values, narrow_masks
+from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
 from winml.modelkit.quantize.equalization import Equalization, equalize
 from winml.modelkit.quantize.integer_weights import (
     has_non_finite_scales,
@@ -36,6 +37,8 @@ from winml.modelkit.quantize.planning import (
     ModulePrecision,
     PlannedNode,
     QuantizationPlan,
+    WeightKey,
+    block_sizes_of,
     constant_weight,
     float_name,
     plan_quantization,
@@ -43,12 +46,13 @@ from winml.modelkit.quantize.planning import (
 from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, MODES, PRECISIONS, Mode, Precision
 from winml.modelkit.quantize.qdq_placement import QdqPlacement, place_quantized_values
 from winml.modelkit.quantize.unit_placement import place_units
-from winml.modelkit.quantize.weight_only_engine import algorithm_notes
+from winml.modelkit.quantize.weight_only_engine import BlockWeight, algorithm_notes, block_weights
 
 __all__ = [
     "MeasuredValue",
     "QuantizeResult",
     "RangeSource",
+    "WeightSolver",
     "mark_quantized_nodes",
     "quantize",
 ]
@@ -197,8 +201,23 @@ class RangeSource(Protocol):
         """Return what the ranges come from, JSON-ready."""
 
 
+class WeightSolver(Protocol):
+    """Finds blocks of weights by running the model on samples."""
+
+    def solve(self, model: ir.Model, weights: Sequence[BlockWeight]) -> Mapping[WeightKey, SolvedWeight]:
+        """Return the blocks of weights of a model."""
+
+    def as_record(self) -> Mapping[str, Any]:
+        """Return what they come from, JSON-ready."""
+
+
 def quantize(
-    model: ir.Model, options: QuantizeOptions, modules: GraphModules, calibration: RangeSource | None = None
+    model: ir.Model,
+    options: QuantizeOptions,
+    modules: GraphModules,
+    calibration: RangeSource | None = None,
+    solver: WeightSolver | None = None,
+    reasons: Mapping[str, str] | None = None,
 ) -> QuantizeResult:
     """Let modules of a graph compute with fewer bits.
 
@@ -207,6 +226,8 @@ def quantize(
         options: What is asked for.
         modules: The module of each node.
         calibration: Finds the ranges of activations, where a mode needs them.
+        solver: Finds the blocks of weights, where the algorithm needs samples.
+        reasons: Tag of a module → why it has its bits, where they were chosen by measurements.
 
     Returns:
         The quantized model, and what came of it in each module.
@@ -238,11 +259,24 @@ def quantize(
         ranges = calibration.ranges(model, measured)
         if provider.finite_masks:
             ranges = narrow_masks(model, ranges, _bits_of_units(placements))
+    tasks = {
+        (mode, precision): EngineTask(
+            nodes,
+            precision,
+            options,
+            placements.get((mode, precision), QdqPlacement()),
+            ranges,
+            provider,
+            block_sizes_of(plan, options, modules),
+        )
+        for (mode, precision), nodes in _groups(plan, provider).items()
+    }
+    if options.solves_weights:
+        tasks = _solved_tasks(model, tasks, solver)
     quantized = model
     try:
-        for (mode, precision), nodes in _groups(plan, provider).items():
-            placement = placements.get((mode, precision), QdqPlacement())
-            quantized = _run_engine(quantized, mode, EngineTask(nodes, precision, options, placement, ranges, provider))
+        for (mode, _), task in tasks.items():
+            quantized = _run_engine(quantized, mode, task)
     except QuantizeError:
         refuse_non_finite_weights(model, plan.nodes)  # the likeliest reason, with its module
         raise
@@ -256,17 +290,41 @@ def quantize(
         *shared_weight_notes(model, reached, quantized),
         *algorithm_notes(quantized, options),
     )
-    outcome = _module_outcomes(model, plan.nodes, reached)
+    outcome = _module_outcomes(model, plan.nodes, reached, reasons or {})
     if not any(module.quantized for module in outcome):
-        reasons = dict.fromkeys(reason for module in outcome for reason in module.left)
+        causes = dict.fromkeys(reason for module in outcome for reason in module.left)
         raise QuantizeError(
-            f"no node was quantized: {'; '.join(reasons) or 'none of those to be changed has a weight'}",
+            f"no node was quantized: {'; '.join(causes) or 'none of those to be changed has a weight'}",
             hint="Choose another --mode or --precision.",
         )
     quantized.metadata_props[QUANTIZATION_KEY] = json.dumps(
-        _record(options, outcome, calibration if measured or equalized.count else None), ensure_ascii=False
+        _record(
+            options,
+            outcome,
+            solver if options.solves_weights else calibration if measured or equalized.count else None,
+        ),
+        ensure_ascii=False,
     )
     return QuantizeResult(quantized, changed=True, notes=notes, coverage=measure_coverage(quantized), modules=outcome)
+
+
+def _solved_tasks(
+    model: ir.Model, tasks: Mapping[tuple[Mode, Precision], EngineTask], solver: WeightSolver | None
+) -> dict[tuple[Mode, Precision], EngineTask]:
+    """Return the tasks with the blocks of their weights, of those that keep weights in blocks."""
+    if solver is None:
+        raise InternalError("an algorithm needs samples, and nothing was passed that runs the model on them")
+    weights = [
+        weight
+        for (mode, _), task in tasks.items()
+        if mode == "weight-only"
+        for weight in block_weights(model.graph, task)
+    ]
+    solved = solver.solve(model, weights)
+    return {
+        (mode, precision): replace(task, solved=solved) if mode == "weight-only" else task
+        for (mode, precision), task in tasks.items()
+    }
 
 
 def _groups(plan: QuantizationPlan, provider: Placement) -> dict[tuple[Mode, Precision], frozenset[str]]:
@@ -337,7 +395,7 @@ def _run_engine(model: ir.Model, mode: Mode, task: EngineTask) -> ir.Model:
 
 
 def _module_outcomes(
-    model: ir.Model, planned: Sequence[PlannedNode], reached: frozenset[str]
+    model: ir.Model, planned: Sequence[PlannedNode], reached: frozenset[str], reasons: Mapping[str, str]
 ) -> tuple[ModulePrecision, ...]:
     weights = {node.name: constant_weight(node) for node in all_nodes(model)}
     by_module: defaultdict[tuple[str, str], list[PlannedNode]] = defaultdict(list)
@@ -357,12 +415,13 @@ def _module_outcomes(
                     None
                 )
         quantized = len(nodes) - sum(left.values())
-        outcomes.append(ModulePrecision(tag, requested, quantized, dict(left), tuple(retained) or (FLOAT32,)))
+        kept = tuple(retained) or (FLOAT32,)
+        outcomes.append(ModulePrecision(tag, requested, quantized, dict(left), kept, reasons.get(tag, "")))
     return tuple(outcomes)
 
 
 def _record(
-    options: QuantizeOptions, outcome: Sequence[ModulePrecision], calibration: RangeSource | None
+    options: QuantizeOptions, outcome: Sequence[ModulePrecision], calibration: RangeSource | WeightSolver | None
 ) -> dict[str, object]:
     # Where the data lay on this machine says nothing on others; what is to be said of it stands in the calibration.
     requested = {

@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -16,6 +17,7 @@ from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.tagging import all_nodes
+from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import Placement, placement_for
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
@@ -28,6 +30,8 @@ __all__ = [
     "ModulePrecision",
     "PlannedNode",
     "QuantizationPlan",
+    "WeightKey",
+    "block_sizes_of",
     "constant_weight",
     "float_name",
     "plan_quantization",
@@ -224,6 +228,20 @@ class _ModulePrecisions:
         return self._base, "" if self._base.modes else "left at fp32"
 
 
+def block_sizes_of(plan: QuantizationPlan, options: QuantizeOptions, modules: GraphModules) -> Mapping[str, int]:
+    """Return name of a node → the block size of its weight, of those of modules with a rule.
+
+    Raises:
+        UsageError: a selector names no module.
+    """
+    rules = [(modules.selected_tags(text), size) for text, size in options.block_sizes.items()]
+
+    def size_of(tag: str) -> int:
+        return next((size for tags, size in rules if _is_within_any(tag, tags)), 0)
+
+    return {node.name: size for node in plan.nodes if (size := size_of(node.tag))}
+
+
 def _is_within_any(tag: str, tags: frozenset[str]) -> bool:
     return any(address.is_within(tag, other) for other in tags)
 
@@ -250,6 +268,14 @@ def _reasons(planned: Sequence[PlannedNode]) -> str:
 # --- What an engine is asked to do with some nodes of a graph.
 
 
+class WeightKey(NamedTuple):
+    """A weight as products read it."""
+
+    name: str
+    is_transposed: bool
+    """Whether it has width × depth."""
+
+
 @dataclass(frozen=True)
 class EngineTask:
     """Nodes of one graph that get one precision."""
@@ -264,6 +290,10 @@ class EngineTask:
     """Name of a value → its smallest and largest value; those of the placement that have their own."""
     provider: Placement = field(default_factory=lambda: placement_for(None))
     """What the provider takes."""
+    block_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Name of a node → the block size of its weight, where a rule says it."""
+    solved: Mapping[WeightKey, SolvedWeight] = field(default_factory=dict)
+    """Weights whose blocks were found with calibration data."""
 
     @property
     def is_per_channel(self) -> bool:
@@ -315,6 +345,8 @@ class ModulePrecision(Record):
     """Why others keep theirs → how many."""
     kept: tuple[str, ...] = field(default=(FLOAT32,), metadata=entry(skip=True))
     """Names of the precisions of the weights of those others, as they stand in the file."""
+    why: str = field(default="", metadata=entry(omit_empty=True))
+    """Why it has these bits, where they were chosen by measurements."""
 
     @property
     @recorded(entry(before="quantized"))

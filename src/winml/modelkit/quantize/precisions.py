@@ -115,11 +115,11 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         | CALIBRATION_OPTIONS,
     ),
     "weight-only": ModeRules(
-        "weights in 4 or 8 bits by blocks, activations stay float (MatMulNBits)",
+        "weights in 2, 4 or 8 bits by blocks, activations stay float (MatMulNBits)",
         frozenset({"MatMul", "Gemm", "Gather"}),
         least_opset=13,
         engine=f"{_ENGINES}.weight_only_engine:quantize_weights",
-        options=frozenset({"symmetric", "block_size", "algorithm"}),
+        options=frozenset({"symmetric", "block_size", "block_sizes", "algorithm", "budget", "max_size"}),
         is_by_tensor=True,
     ),
     "float": ModeRules(
@@ -148,6 +148,7 @@ _BUILT_IN = {
         Precision("w8a16", 8, ("qdq",), "8-bit weights, 16-bit activations", 12.0, activation_bits=16),
         Precision("w16a16", 16, ("qdq",), "16-bit weights and activations", 20.0, activation_bits=16),
         Precision("int4", 4, ("weight-only",), "4-bit weights by blocks", 4.0),
+        Precision("int2", 2, ("weight-only",), "2-bit weights by blocks", 0.0),
         Precision("fp16", 16, ("float",), "16-bit floating point", 40.0),
         Precision("bf16", 16, ("float",), "bfloat16", 30.0),
         Precision("fp32", 32, (), "left as it is", 100.0),

@@ -1,4 +1,4 @@
-"""Keeps weights in 4 or 8 bits by blocks; activations stay float.
+"""Keeps weights in 2, 4 or 8 bits by blocks; activations stay float.
 
 Works on the graph alone: each weight is read and quantized when the result is written. Before / After::
 
@@ -10,13 +10,15 @@ Works on the graph alone: each weight is read and quantized when the result is w
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -24,19 +26,24 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array
 from winml.modelkit.graph.files.writing import ReshapedTensor
 from winml.modelkit.graph.fresh_names import FreshNames
+from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.quantize.block_quantizers import BlockForm, Blocks, Slab, WeightMatrix, quantize_blocks
+from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
+from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS
 from winml.modelkit.quantize.integer_weights import WeightUse
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.planning import EngineTask, constant_weight
+from winml.modelkit.quantize.planning import EngineTask, WeightKey, constant_weight
 
 __all__ = [
     "DOMAIN",
+    "BlockWeight",
     "Operand",
     "PackedParts",
     "PackedWeight",
     "Packing",
     "PackingDesk",
     "algorithm_notes",
+    "block_weights",
     "operand_of",
     "quantize_weights",
 ]
@@ -85,7 +92,14 @@ class PackedWeight:
     """A weight matrix in blocks of few bits, as tensors whose values are computed when they are read."""
 
     def __init__(
-        self, matrix: WeightMatrix, form: BlockForm, use: WeightUse, desk: PackingDesk, *, is_table_only: bool = False
+        self,
+        matrix: WeightMatrix,
+        form: BlockForm,
+        use: WeightUse,
+        desk: PackingDesk,
+        *,
+        is_table_only: bool = False,
+        solved: SolvedWeight | None = None,
     ) -> None:
         """Refer to the matrix; nothing is read.
 
@@ -96,7 +110,9 @@ class PackedWeight:
             desk: Holds the parts that were quantized last.
             is_table_only: Whether rows are looked up in it and nothing else reads it. Its values then have two axes, as
                 ``GatherBlockQuantized`` wants them, instead of the three of ``MatMulNBits``.
+            solved: Its blocks, where they were found with calibration data.
         """
+        self.solved = solved
         self.is_table_only = is_table_only
         self.matrix, self.form, self._use, self._desk = matrix, form, use, desk
         self._scale_dtype = matrix.tensor.dtype
@@ -107,6 +123,8 @@ class PackedWeight:
         Raises:
             QuantizeError: a value of the weight is NaN or infinite.
         """
+        if self.solved is not None:
+            return self._finished(_by_name(self.solved.read()))
         by_depth = self.matrix.is_read_by_depth
         slabs = self.matrix.slabs(self.form.block_size * self.form.values_per_byte if by_depth else 1)
         if len(slabs) == 1:
@@ -199,7 +217,7 @@ COMPUTE_IN_INT8 = 4
 """Specified: ``accuracy_level`` of ``MatMulNBits`` at which activations are rounded to 8 bits, block by block.
 Measured with ONNX Runtime 1.31 (VNNI, one thread, one row): 4.8 instead of 2.2 times as fast as float32 in 4 bits, 1.9
 instead of 0.04 in 8; 0.1 dB less in 4 bits."""
-BLOCK_SIZES = {4: 32, 8: 64}
+BLOCK_SIZES = {2: 32, 4: 32, 8: 64}
 """By bits. Measured on MiniLM with real sentences: 16 costs a fifth of the size in 4 bits for 2.6 dB more, and 64 is
 no smaller than by a tenth; in 8 bits 128 loses 4 dB against 32, which is 11 % larger."""
 LEAST_BLOCK_SIZE = 16
@@ -224,7 +242,12 @@ def quantize_weights(model: ir.Model, task: EngineTask) -> ir.Model:
 
 
 def algorithm_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str, ...]:
-    """Say of how many weights the scales were found in another way than the options ask for, and why."""
+    """Say of how many weights the scales were found in another way than the options ask for, and why.
+
+    Where the options leave the way open, say what was taken.
+    """
+    if options.algorithm in DATA_ALGORITHMS:
+        return _solved_notes(quantized, options)
     if options.algorithm != "hqq":
         return ()
     searched: dict[ir.Value | None, bool] = {}
@@ -242,6 +265,21 @@ def algorithm_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str,
     return (note,)
 
 
+def _solved_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str, ...]:
+    """Say which algorithms were taken, and how many tables were rounded."""
+    records = (json.loads(node.metadata_props.get(QUANTIZATION_KEY, "{}")) for node in quantized.graph)
+    counts = Counter(record["algorithm"] for record in records if "algorithm" in record)
+    tables = sum(node.domain == DOMAIN and node.op_type == "GatherBlockQuantized" for node in quantized.graph)
+    notes = []
+    if counts and set(counts) != {options.algorithm}:
+        words = ", ".join(f"{name} {count}" for name, count in counts.most_common())
+        notes.append(f"Products by the algorithm that quantized their weights: {words}.")
+    if tables:
+        verb = "table was" if tables == 1 else "tables were"
+        notes.append(f"{tables} {verb} rounded to the nearest step (rtn): rows are looked up and not multiplied.")
+    return tuple(notes)
+
+
 @dataclass(frozen=True)
 class Operand:
     """The weight of a node, and how the node sees it."""
@@ -250,6 +288,11 @@ class Operand:
     """The initializer."""
     is_transposed: bool
     """Whether it has width × depth."""
+
+    @property
+    def key(self) -> WeightKey:
+        """The weight as it is read."""
+        return WeightKey(self.value.name or "", self.is_transposed)
 
 
 class PackedParts(NamedTuple):
@@ -269,8 +312,10 @@ class Packing:
         self._task = task
         self._desk = PackingDesk()
         self._fresh = FreshNames.of_graph(graph)
-        self._packed: dict[tuple[str, bool], PackedParts] = {}
-        """Name of a weight and whether it is transposed → the same in few bits."""
+        self._packed: dict[WeightKey, PackedParts] = {}
+        """A weight → the same in few bits."""
+        self._divided: dict[tuple[ir.Value, int], ir.Value] = {}
+        """A value and the array it is divided by → what came of it."""
         self._tables: dict[str, ir.Value] = {}
         """Name of the values of a weight → the same with two axes, as a Gather wants them."""
         self._replaced: list[ir.Value] = []
@@ -283,7 +328,7 @@ class Packing:
         new = self._product(node, operand) if node.op_type != "Gather" else self._lookup(node, operand)
         if new is None:
             return None
-        new.metadata_props.update(node.metadata_props)
+        new.metadata_props.update({**node.metadata_props, **new.metadata_props})
         new.outputs[0].type, new.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
         self._replaced += [value for value in node.inputs if value is not None]
         name = node.outputs[0].name
@@ -313,7 +358,13 @@ class Packing:
         packed = self._packed_weight(node, operand)
         matrix, parts = packed.weight.matrix, packed.parts
         bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
-        inputs: list[ir.Value | None] = [node.inputs[0], *parts]
+        solved = packed.weight.solved
+        scale = None if solved is None else solved.input_scale
+        assert node.inputs[0] is not None  # a product has two
+        inputs: list[ir.Value | None] = [
+            node.inputs[0] if scale is None else self._divided_input(node, node.inputs[0], scale),
+            *parts,
+        ]
         if bias is not None:
             inputs += [None] * (5 - len(inputs)) + [bias]
         attributes = {
@@ -323,7 +374,64 @@ class Packing:
             "block_size": packed.weight.form.block_size,
             "accuracy_level": self._accuracy_level(packed.weight),
         }
-        return ir.node("MatMulNBits", inputs, attributes, domain=DOMAIN, name=node.name)
+        product = ir.node("MatMulNBits", inputs, attributes, domain=DOMAIN, name=node.name)
+        if solved is not None:
+            record = {
+                "precision": self._task.precision.name,
+                "kind": "operator",
+                "block_size": packed.weight.form.block_size,
+                "algorithm": solved.algorithm,
+            }
+            product.metadata_props[QUANTIZATION_KEY] = json.dumps(record)
+        return product
+
+    def _divided_input(self, node: ir.Node, value: ir.Value, scale: Array) -> ir.Value:
+        """Return an input of products divided by a scale for each channel.
+
+        The scale goes into the weight of the normalization that makes the value, where that is exact; else a ``Mul`` is
+        put before the products.
+        """
+        key = (value, id(scale))
+        if key not in self._divided:
+            inverse = (1 / scale).astype(_numpy_type(value, scale))
+            if not self._divide_normalization(value, scale):
+                factor = self._registered(ir.tensor(inverse, name=f"{value.name}_inverse_scale"))
+                product = ir.node("Mul", [value, factor], name=self._fresh.take(f"{node.name}/Mul"))
+                product.metadata_props.update(node.metadata_props)
+                product.outputs[0].name = self._fresh.take(f"{value.name}_divided")
+                product.outputs[0].type, product.outputs[0].shape = value.type, value.shape
+                self._graph.insert_before(node, product)
+                value = product.outputs[0]
+            self._divided[key] = value
+        return self._divided[key]
+
+    def _divide_normalization(self, value: ir.Value, scale: Array) -> bool:
+        """Divide what makes a value by a scale for each channel, in place; False where that is not exact.
+
+        Must not fire when anything but products that take the divided value reads it.
+        """
+        maker = value.producer()
+        if maker is None or value.is_graph_output() or maker.outputs[0] is not value:
+            return False
+        for reader, _ in value.uses():
+            operand = operand_of(reader) if reader.name in self._task.nodes and reader.op_type != "Gather" else None
+            solved = None if operand is None else self._task.solved.get(operand.key)
+            if solved is None or solved.input_scale is not scale or reader.inputs[0] is not value:
+                return False
+        places = _CHANNEL_WEIGHTS.get(maker.op_type, ())
+        weights = [(place, read) for place, read in enumerate(maker.inputs) if place in places and read is not None]
+        # A product of a value and a weight, in either order.
+        weights = [(place, read) for place, read in weights if maker.op_type != "Mul" or read.is_initializer()]
+        if not weights or not all(_is_channel_weight(read, len(scale)) for _, read in weights):
+            return False
+        for place, read in weights:
+            assert read.const_value is not None  # just checked
+            numbers = read.const_value.numpy()
+            divided = ir.tensor((numbers / scale).astype(numbers.dtype), name=f"{read.name}_divided")
+            maker.replace_input_with(place, self._registered(divided))
+            if not read.uses() and not read.is_graph_output():
+                self._graph.initializers.pop(read.name or "", None)
+        return True
 
     def _accuracy_level(self, weight: PackedWeight) -> int:
         """Return how exactly products with a weight are computed."""
@@ -349,9 +457,10 @@ class Packing:
 
     def _packed_weight(self, node: ir.Node, operand: Operand) -> PackedParts:
         """Return a weight in few bits: the one that another node reads already, or a new one."""
-        key = (operand.value.name or "", operand.is_transposed)
+        key = operand.key
         if key not in self._packed:
-            weight = self._weight_of(node, operand, self._readers_of(operand))
+            readers = {reader.op_type for reader in _readers_of(operand, self._task)}
+            weight = self._weight_of(node, operand, readers)
             self._packed[key] = PackedParts(weight, tuple(self._registered(tensor) for tensor in weight.tensors()))
         return self._packed[key]
 
@@ -364,17 +473,11 @@ class Packing:
             readers: Operators of the nodes that read it.
         """
         matrix = WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
-        form = _block_form(self._task, matrix.depth, is_table="Gather" in readers)
+        solved = self._task.solved.get(operand.key)
+        form = _block_form(self._task, node, matrix.depth, is_table="Gather" in readers)
+        form = form if solved is None else solved.form
         use = WeightUse.of(operand.value, node)
-        return PackedWeight(matrix, form, use, self._desk, is_table_only=readers == {"Gather"})
-
-    def _readers_of(self, operand: Operand) -> set[str]:
-        """Return the operators among the nodes of the task that read a weight in this orientation."""
-        direct = [node for node, _ in operand.value.uses()]
-        behind = [user for node in direct if node.op_type == "Transpose" for user, _ in node.outputs[0].uses()]
-        return {
-            node.op_type for node in (*direct, *behind) if node.name in self._task.nodes and operand_of(node) == operand
-        }
+        return PackedWeight(matrix, form, use, self._desk, is_table_only=readers == {"Gather"}, solved=solved)
 
     def _table(self, node: ir.Node, values: ir.Value, weight: PackedWeight) -> ir.Value:
         """Return the values of a weight with two axes.
@@ -409,24 +512,27 @@ class Packing:
         return value
 
 
-def _block_form(task: EngineTask, depth: int, *, is_table: bool) -> BlockForm:
+def _block_form(task: EngineTask, node: ir.Node, depth: int, *, is_table: bool) -> BlockForm:
     """Return how a task wants a weight to be kept.
 
     Args:
         task: The task.
+        node: The first that reads it.
         depth: Number of values each output channel is summed from; of a table, the size of its rows.
         is_table: Whether rows are looked up in the weight. Blocks then divide the rows, and zero points are whole, or
-            none where a row has an odd number of blocks in 4 bits.
+            none where the blocks of a row do not fill bytes.
     """
     bits, algorithm = task.precision.weight_bits, task.options.algorithm
-    size: int = task.options.block_size or BLOCK_SIZES[bits]
+    if algorithm in DATA_ALGORITHMS:
+        algorithm = "rtn"  # of weights that are solved, the form; of tables, which are not, the algorithm
+    size: int = task.block_sizes.get(node.name or "") or task.options.block_size or BLOCK_SIZES[bits]
     if is_table:
         while depth % size and size > LEAST_BLOCK_SIZE:
             size //= 2
     if algorithm == "hqq" and (is_table or bits != 4):
         algorithm = "rtn"  # ONNX Runtime has no kernel for zero points between the steps there
     is_symmetric = bool(task.is_symmetric)
-    if is_table and bits == 4 and depth // size % 2:
+    if is_table and depth // size % (8 // bits):
         # Measured: ONNX Runtime 1.23 reads the zero points of an odd number of blocks without the half byte that fills
         # a row, as later versions and MatMulNBits do not. Without zero points all answer alike.
         is_symmetric, algorithm = True, "rtn"
@@ -458,6 +564,70 @@ def _has_plain_bias(node: ir.Node) -> bool:
     """Say whether a Gemm has no bias, or one value for each output channel."""
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     return bias is None or (bias.shape is not None and len(bias.shape) == 1 and bias.shape[0] != 1)
+
+
+_CHANNEL_WEIGHTS = {
+    "Mul": (0, 1),
+    "LayerNormalization": (1, 2),
+    "RMSNormalization": (1,),
+    "SimplifiedLayerNormalization": (1,),
+    "SkipSimplifiedLayerNormalization": (2,),
+    "SkipLayerNormalization": (2, 3),
+}
+"""Operators whose first output is multiplied with one value for each channel → positions of the weights that stand for
+it, and of what is added afterwards. The bias of ``SkipLayerNormalization``, its fifth input, is added before."""
+
+
+def _is_channel_weight(value: ir.Value, size: int) -> bool:
+    """Say whether a value is a constant for each channel that one node reads and no run replaces."""
+    tensor = value.const_value
+    is_free = value.is_initializer() and not value.is_graph_input() and not value.is_graph_output()
+    return is_free and tensor is not None and tuple(tensor.shape.numpy()) == (size,) and len(value.uses()) == 1
+
+
+def _numpy_type(value: ir.Value, scale: Array) -> Any:
+    return scale.dtype if value.dtype is None else value.dtype.numpy()
+
+
+def _readers_of(operand: Operand, task: EngineTask) -> tuple[ir.Node, ...]:
+    """Return the nodes of a task that read a weight in this orientation, each once."""
+    direct = [node for node, _ in operand.value.uses()]
+    behind = [user for node in direct if node.op_type == "Transpose" for user, _ in node.outputs[0].uses()]
+    found = (node for node in (*direct, *behind) if node.name in task.nodes and operand_of(node) == operand)
+    return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class BlockWeight:
+    """A weight that is to be kept in blocks, and the products that read it."""
+
+    key: WeightKey
+    matrix: WeightMatrix
+    form: BlockForm
+    products: tuple[ir.Node, ...]
+    """In the order of the graph; a weight that rows are looked up in as well has the others here only."""
+
+    @property
+    def inputs(self) -> tuple[ir.Value, ...]:
+        """What it is multiplied with, each once."""
+        return tuple(dict.fromkeys(value for node in self.products if (value := node.inputs[0]) is not None))
+
+
+def block_weights(graph: ir.Graph, task: EngineTask) -> tuple[BlockWeight, ...]:
+    """Return the weights of a task that products read, in the order of the graph."""
+    found: dict[WeightKey, BlockWeight] = {}
+    for node in graph:
+        operand = operand_of(node) if node.name in task.nodes else None
+        if operand is None or operand.key in found:
+            continue
+        readers = _readers_of(operand, task)
+        products = tuple(reader for reader in readers if reader.op_type != "Gather")
+        if not products:
+            continue
+        matrix = WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
+        form = _block_form(task, node, matrix.depth, is_table=len(products) < len(readers))
+        found[operand.key] = BlockWeight(operand.key, matrix, form, products)
+    return tuple(found.values())
 
 
 def _tensor_of(value: ir.Value) -> ir.TensorProtocol:

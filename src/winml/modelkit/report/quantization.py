@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.compare.words import fidelity_words, nearness_words, samples_words
 from winml.modelkit.hierarchy import address
 from winml.modelkit.report import document as doc
+from winml.modelkit.results.quantization_budget import BudgetSearch
 from winml.modelkit.results.quantization_sensitivity import (
     ExcludeList,
     MeasuredVariant,
@@ -20,7 +22,7 @@ from winml.modelkit.results.transformed_file import QuantizedFile
 from winml.modelkit.results.words import coverage_words
 from winml.modelkit.words import size_words
 
-__all__ = ["form_words", "latency_words", "quantization_document", "sensitivity_document"]
+__all__ = ["budget_document", "form_words", "latency_words", "quantization_document", "sensitivity_document"]
 
 
 # --- A quantization: precision by module, what was left and why, sizes, and what it costs.
@@ -38,7 +40,8 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
     ratio = before.size_bytes / max(after.size_bytes, 1)
     fields: list[doc.Field] = [
         ("precision", f"{result.precision} ({', '.join(result.modes)})"),
-        *([("ranges", result.calibration.words)] if result.calibration is not None else []),
+        *([("samples", result.calibration.words)] if result.calibration is not None else []),
+        *([("budget", _budget_words(result.budget))] if result.budget is not None else []),
         ("quantized", f"{result.quantized} of {result.quantized + left} nodes with weights{_mixture_words(result)}"),
         *(("left", f"{count} {reason}") for reason, count in result.left.items()),
         ("nodes", f"{before.nodes} → {after.nodes}"),
@@ -57,6 +60,7 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
     return doc.Document(
         [
             doc.Fields(fields),
+            *(_budget_blocks(result.budget) if result.budget is not None else ()),
             doc.Table(
                 doc.columns(("module", "name"), "requested", "actual", ("quantized", "count"), "left"),
                 [
@@ -73,6 +77,79 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
                 rest=f"… and {len(modules) - DISPLAYED_MODULES} more modules (--verbose shows all)",
             ),
         ]
+    )
+
+
+def budget_document(result: QuantizedFile) -> doc.Document:
+    """Describe on a page which bits were chosen, and what other sizes give."""
+    document = quantization_document(result)
+    return replace(
+        document,
+        title=result.model_path.name,
+        subject="bits by module",
+        introduction="Each module was quantized alone in each form; the forms were chosen so that the whole keeps the "
+        "limit and loses least. The signal-to-quantization-noise ratio is that of the model's worst output.",
+    )
+
+
+def _budget_words(search: BudgetSearch) -> str:
+    return (
+        f"{search.limit}: {search.form}, {search.mean_bits:.2f} bits of a weight in the mean; {search.measured} forms "
+        f"measured on {search.samples} samples"
+    )
+
+
+def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
+    forms = list(dict.fromkeys(name for module in search.modules for name in module.alone_db))
+    yield doc.Dots(
+        [
+            doc.Dot(
+                name=f"{trial.form}, {trial.mean_bits:.2f} bits",
+                grade="best" if trial.is_chosen else "fair" if trial.form != "mixed" else "good",
+                value=trial.sqnr_db,
+                low=None,
+                high=None,
+                size=3.0 if trial.is_chosen else 1.0,
+                bar=float(trial.size_bytes),
+                bar_words=size_words(trial.size_bytes),
+            )
+            for trial in search.frontier
+            if trial.sqnr_db is not None
+        ],
+        heading="Size against quality",
+        value_title="SQNR dB",
+        bar_title="weights",
+        value_line=0.0,
+        bar_line=None,
+    )
+    yield doc.Table(
+        doc.columns("form", ("mean bits", "bits"), ("weights", "bytes"), ("SQNR dB", "decibels"), "chosen"),
+        [
+            [trial.form, trial.mean_bits, trial.size_bytes, trial.sqnr_db, "chosen" if trial.is_chosen else ""]
+            for trial in search.frontier
+        ],
+        name="frontier",
+        heading="Forms of the whole model",
+        detail=doc.Detail.VERBOSE,
+    )
+    yield doc.Table(
+        [
+            *doc.columns(("module", "name"), "form", ("parameters", "parameters"), ("size", "bytes")),
+            *(doc.Column(f"{name} dB", "decibels") for name in forms),
+        ],
+        [
+            [
+                module.tag,
+                module.form,
+                module.parameters,
+                module.size_bytes,
+                *(module.alone_db.get(name) for name in forms),
+            ]
+            for module in search.modules
+        ],
+        name="bits",
+        heading="Bits by module; dB with this module alone in a form",
+        detail=doc.Detail.VERBOSE,
     )
 
 

@@ -22,6 +22,7 @@ from winml.modelkit.hierarchy.tagging import Coverage
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.quantize.planning import ModulePrecision
 from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.results.quantization_budget import BudgetSearch
 from winml.modelkit.words import count_noun
 
 __all__ = [
@@ -262,6 +263,8 @@ class QuantizedFile(TransformedFile, schema_version=1):
     """None where no mode needed ranges."""
     modules: tuple[ModulePrecision, ...]
     """Modules that have nodes with weights, in the order of the graph."""
+    budget: BudgetSearch | None = field(default=None, metadata=entry(omit_none=True))
+    """How bits were chosen for each module; None where the options say them."""
 
     @property
     @recorded(entry(before="calibration"))

@@ -60,7 +60,11 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions"], SensitivityFields, _Mea
     split: str | None = declare(None, "Split of `dataset`.", SENSITIVITY, in_command=False)
     columns: Mapping[str, str] = declare({}, "Column of `dataset` by role.", SENSITIVITY, in_command=False)
     exclude_list: Path | None = declare(None, "Write these modules to a file for `--per-module`.", SENSITIVITY)
-    report: Path | None = declare(None, "Also write a page with chart and table, to open in a browser.", SENSITIVITY)
+    report: Path | None = declare(
+        None,
+        "Also write a page with chart and table, to open in a browser; also with `--budget` and `--max-size`.",
+        SENSITIVITY,
+    )
 
     @classmethod
     def options_record(cls) -> type[QuantizeOptions]:
@@ -104,14 +108,21 @@ class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "Quantization", "Qu
 
         request.options.refuse_contradictions()
         for field in fields_of(QuantizeRequest):
+            if field.name == "report" and request.options.bit_budget is not None:
+                continue
             is_unused = field.group == SENSITIVITY and not request.sensitivity
             if is_unused and getattr(request, field.name) != field.default:
                 flag = field.flag
-                raise UsageError(f"{flag} is for --sensitivity", hint=f"Add --sensitivity, or leave {flag} out.")
+                others = " and for --budget and --max-size" if field.name == "report" else ""
+                raise UsageError(
+                    f"{flag} is for --sensitivity{others}", hint=f"Add --sensitivity, or leave {flag} out."
+                )
         refuse_missing_files(request.options)
 
     def plan(self, request: QuantizeRequest) -> FilePlan[QuantizeRequest, Quantization]:
         plan = super().plan(request)
+        if request.report is not None:
+            plan = _with_page(plan, request.report, overwrite=request.overwrite)
         cache = _cache_of(request)
         if cache is not None and plan.folder is not None:
             if len(plan.parts) > 1:
@@ -138,10 +149,33 @@ class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "Quantization", "Qu
         folder: FoundFolder | None,
         on_step: Callable[[StepEvent], None] | None,
     ) -> QuantizedFile:
-        from winml.modelkit.flows.quantize.quantize import quantize_file
+        from winml.modelkit.flows.quantize.budget import quantize_within_budget
 
         processors = folder.path if folder is not None else None
-        return quantize_file(part.task, part.work, on_step, part.checked, processors=processors)
+        return quantize_within_budget(part.task, part.work, on_step, part.checked, processors=processors)
+
+
+def _with_page(
+    plan: FilePlan[QuantizeRequest, Quantization], report: Path, *, overwrite: bool
+) -> FilePlan[QuantizeRequest, Quantization]:
+    """Return the plan with the page of a search for bits.
+
+    Raises:
+        UsageError: several parts are quantized, or the page is one of the other files.
+        OutputExistsError: it is there, and may not be replaced.
+    """
+    from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
+
+    if len(plan.parts) > 1:
+        raise UsageError(
+            f"--report {report}: {', '.join(plan.parts)} are quantized, and a page is for one of them",
+            hint=f"Name one: --submodel {next(iter(plan.parts))}.",
+        )
+    if report.absolute() in {file.path.absolute() for file in plan.writes}:
+        raise UsageError("--output and --report name one file", hint="Give each a file of its own.")
+    refuse_inputs([report], plan.reads)
+    refuse_existing([report], overwrite=overwrite)
+    return replace(plan, writes=(*plan.writes, PlannedFile(report, report.exists())))
 
 
 def _cache_of(request: QuantizeRequest) -> Path | None:
@@ -317,6 +351,17 @@ def _refuse_graph(request: QuantizeRequest, model: Path, outputs: Sequence[Path]
 def _refuse_combinations(request: QuantizeRequest) -> None:
     from winml.modelkit.hierarchy.selector import Selector
 
+    if request.options.bit_budget is not None:
+        raise UsageError(
+            "--sensitivity measures and writes no model, and --budget and --max-size write one",
+            hint="Give one of them.",
+        )
+    if request.options.solves_weights:
+        raise UsageError(
+            f"--sensitivity: --algorithm {request.options.algorithm} quantizes a module by what the modules before it "
+            "make, and each is measured alone",
+            hint="Give --algorithm rtn, hqq or k_quant.",
+        )
     unused = {
         "--external-data" if request.external_data else "--no-external-data": request.external_data is not None,
         "--no-verify": not request.verify,

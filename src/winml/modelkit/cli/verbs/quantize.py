@@ -39,6 +39,8 @@ Examples:
   winml quantize -m model.onnx -o int8.onnx --exclude BertPooler --exclude 'encoder.layer.0.**'
   winml quantize -m model.onnx -o mixed.onnx --per-module rules.json
   winml quantize -m model.onnx -o qdq.onnx --mode qdq --calibration-data samples
+  winml quantize -m built -o built-int4 -p int4 --algorithm gptq --calibration-data texts.jsonl
+  winml quantize -m built -o built-mixed --budget 4.5bits --report page.html
   winml quantize -m model.onnx --sensitivity --report page.html
   winml quantize -m model.onnx --sensitivity --target sqnr_db=30 --exclude-list rules.json
   winml quantize -m model.onnx --sensitivity --target accuracy=0.9 --dataset reviews.csv
@@ -59,7 +61,18 @@ def command(**options: Any) -> None:
     if request.sensitivity:
         _measure(request, options)
         return
-    run_verb(QUANTIZE, request, options, _described)
+    run_verb(QUANTIZE, request, options, _described, lambda result: _write_page(result, options))
+
+
+def _write_page(result: QuantizedFile, options: Mapping[str, Any]) -> list[Path]:
+    """Write the page of a search for bits, where one is requested."""
+    if options["report"] is None:
+        return []
+    from winml.modelkit.report.html import render_html
+    from winml.modelkit.report.quantization import budget_document
+
+    texts = {options["report"]: lambda: render_html(budget_document(result))}
+    return write_files(texts, overwrite=options["overwrite"])
 
 
 def _described(result: QuantizedFile) -> Document:

@@ -66,6 +66,10 @@ change beyond."""
 RANDOM_SAMPLES = 16
 """Sets of random values where there is no data. Chosen: more of them say no more about real data."""
 
+SOLVING_SAMPLES = 128
+"""Samples made for algorithms that find blocks of weights, where there is no data. Chosen: as many as are read of data;
+a product with 1536 inputs needs more rows than the tokens of 16 sentences."""
+
 _OTHER_SAMPLES = 1_000_003
 """Added to the seed: what ranges come from is not what the result is judged on."""
 DECODING_SAMPLES = 128
@@ -115,6 +119,8 @@ class Calibration:
         """
         requested = self.options.samples
         if not self.has_data:
+            if requested is None and self.options.solves_weights:
+                return SOLVING_SAMPLES
             return requested or (DECODING_SAMPLES if self._kind == "decoding" else RANDOM_SAMPLES)
         if self._sample_feeds is not None:
             data_set = self._sample_feeds.data_set
@@ -142,8 +148,11 @@ class Calibration:
         """What to say of the data, one sentence each; complete once it was read."""
         if self.has_data:
             return self._sample_feeds.notes if self._sample_feeds is not None else ()
+        found = (
+            "ranges of activations" if self.options.needs_ranges else f"blocks of weights ({self.options.algorithm})"
+        )
         note = (
-            f"The ranges of activations come from {self.count} {_KINDS_OF_SAMPLES[self._kind]}, not from data: real "
+            f"The {found} come from {self.count} {_KINDS_OF_SAMPLES[self._kind]}, not from data: real "
             "data may give other answers than the comparison shows. Give --calibration-data before you use the result."
         )
         return (note,)
@@ -152,7 +161,12 @@ class Calibration:
     def words(self) -> str:
         """The data, for people."""
         words = "sample" if self.count == 1 else "samples"
-        return f"{self.count} {words} of {self._name if self.has_data else _SOURCES[self._kind]}, {self.method}"
+        return f"{self.count} {words} of {self._name if self.has_data else _SOURCES[self._kind]}, {self._use}"
+
+    @property
+    def _use(self) -> str:
+        """What is done with the samples: how ranges are made of values, or the algorithm that finds weights."""
+        return self.method if self.options.needs_ranges else self.options.algorithm
 
     def as_record(self) -> dict[str, object]:
         """Return what the ranges come from, JSON-ready."""
@@ -162,7 +176,7 @@ class Calibration:
             "data": self._name if self.has_data else self._kind,
             **split,
             "samples": self.count,
-            "method": self.method,
+            "method": self._use,
         }
 
     def request(self) -> dict[str, object]:
@@ -224,8 +238,16 @@ class Calibration:
 
     @functools.cached_property
     def _decodes(self) -> bool:
-        """Whether the graph is a decoder with a cache that runs as one: then its own runs are the samples."""
-        if self.source is None or self.has_data or not any(item.cache for item in inputs_of_file(self.source)):
+        """Whether the graph is a decoder with a cache that runs as one: then its own runs are the samples of ranges.
+
+        Algorithms that find blocks of weights take whole prompts, of which each run has many tokens.
+        """
+        if (
+            self.source is None
+            or self.has_data
+            or self.options.solves_weights
+            or not any(item.cache for item in inputs_of_file(self.source))
+        ):
             return False
         samples = decoding_samples(self.source, self.model_folder, self.sizes, 1, self.seed)
         with contextlib.suppress(WinMLError):
@@ -290,7 +312,7 @@ class Calibration:
 def calibration_of(
     options: QuantizeOptions, model_folder: Path, sizes: Mapping[str, int], seed: int, source: Path
 ) -> Calibration | None:
-    """Return where the ranges come from that options need; None where they need none.
+    """Return where the samples come from that options need; None where they need none.
 
     Args:
         options: What is asked for.
@@ -299,7 +321,7 @@ def calibration_of(
         seed: Of what is drawn.
         source: File of the float graph.
     """
-    return Calibration(options, model_folder, sizes, seed, source) if options.needs_ranges else None
+    return Calibration(options, model_folder, sizes, seed, source) if options.needs_samples else None
 
 
 def refuse_missing_data(calibration: Calibration) -> None:

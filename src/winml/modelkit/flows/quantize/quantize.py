@@ -6,6 +6,7 @@ PyTorch and imports none.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,11 +21,14 @@ from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphW
 from winml.modelkit.flows.module_functions import graph_modules, source_notes
 from winml.modelkit.flows.quality_samples import SampleRequest
 from winml.modelkit.flows.quantize.calibration_data import (
+    Calibration,
     CalibrationStatistics,
     calibration_of,
     refuse_missing_data,
 )
+from winml.modelkit.flows.quantize.layer_calibration import LayerCalibration
 from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.normalize.pipeline import normalize
 from winml.modelkit.optimize.options import OptimizeOptions
@@ -33,16 +37,18 @@ from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.quantize.half_float_engine import clipped_values
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
+from winml.modelkit.quantize.pipeline import QuantizeResult, WeightSolver, quantize
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.planning import refuse_quantized
 from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, MODES, Mode
+from winml.modelkit.results.quantization_budget import BudgetSearch
 from winml.modelkit.results.transformed_file import Calibrated, GraphSummary, QuantizedFile
 from winml.modelkit.runtime.host import available_bytes, has_integer_dot_products, is_x86
 from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.words import size_words
 
 __all__ = [
+    "FoundBits",
     "Quantization",
     "kernel_notes",
     "prepare",
@@ -146,6 +152,17 @@ LEAST_SAVING = 0.9
 """Share of the size of the source from which on a note says that little was won. Chosen: what scales take is less."""
 
 
+@dataclass(frozen=True)
+class FoundBits:
+    """A search that chose bits for each module, and what it used."""
+
+    search: BudgetSearch
+    calibration: Calibration | None
+    """Where samples come from, where the algorithm needs them; closed when the file is written."""
+    solver: WeightSolver | None
+    """Finds the blocks that were measured."""
+
+
 def quantize_file(
     task: GraphFileTask,
     work: Quantization,
@@ -153,6 +170,7 @@ def quantize_file(
     checked: CheckedSource | None = None,
     *,
     processors: Path | None = None,
+    found: FoundBits | None = None,
     statistics_folder: Path | None = None,
 ) -> QuantizedFile:
     """Quantize an ONNX file as a task says; see :func:`~winml.modelkit.quantize_onnx`.
@@ -164,23 +182,32 @@ def quantize_file(
         checked: The source, where a plan has read it.
         processors: Folder of the tokenizer, image processor or feature extractor that makes calibration data arrays;
             None: that of the source.
+        found: The search that chose the options, where there was one, and what it used.
         statistics_folder: Folder where statistics of activations are stored, each model and set of samples in a file
             of its own; None: only a file that the options name.
     """
     options = work.options
     options.refuse_contradictions()
     folder = processors or task.source.absolute().parent
-    calibration = calibration_of(options, folder, work.sizes, task.seed, task.source)
+    if found is None:
+        calibration = calibration_of(options, folder, work.sizes, task.seed, task.source)
+    else:
+        calibration = found.calibration
     statistics = None
     if calibration is not None:
         refuse_missing_data(calibration)
-        statistics = CalibrationStatistics(calibration, task.source, statistics_folder)
-    work = replace(work, processors=folder, calibration=statistics, notes=[])
-    try:
-        done = transform_file(task, work, on_step, checked)
-    finally:
+        if options.needs_ranges:
+            statistics = CalibrationStatistics(calibration, task.source, statistics_folder)
+    with contextlib.ExitStack() as stack:
+        solver = None if found is None else found.solver
         if calibration is not None:
-            calibration.close()
+            stack.callback(calibration.close)
+            if options.solves_weights and solver is None:
+                on_step, told = _told_within_step(on_step)
+                folder_of_blocks = stack.enter_context(temporary_folder())
+                solver = LayerCalibration(calibration, options.algorithm, folder_of_blocks, told)
+        work = replace(work, processors=folder, calibration=calibration, statistics=statistics, solver=solver, notes=[])
+        done = transform_file(task, work, on_step, checked)
     file = replace(
         done.file,
         notes=(
@@ -194,9 +221,29 @@ def quantize_file(
         **vars(file),
         precision=options.base.name,
         modes=options.modes(),
+        budget=None if found is None else found.search,
         modules=done.result.modules,
         calibration=None if calibration is None else Calibrated(calibration.words, calibration.as_record()),
     )
+
+
+def _told_within_step(
+    on_step: Callable[[StepEvent], None] | None,
+) -> tuple[Callable[[StepEvent], None] | None, Callable[[str], None]]:
+    """Return what is told of steps, and what is told words of the step that is running: both tell ``on_step``."""
+    if on_step is None:
+        return None, lambda _words: None
+    running: list[StepEvent] = []
+
+    def listen(event: StepEvent) -> None:
+        running[:] = [event] if event.finished is None else []
+        on_step(event)
+
+    def tell(words: str) -> None:
+        for event in running:
+            on_step(replace(event, name=f"{event.name}: {words}"))
+
+    return listen, tell
 
 
 @dataclass
@@ -211,8 +258,14 @@ class Quantization(GraphWork[QuantizeResult]):
     """Sizes of open dimensions to compare at; of the others, some are tried."""
     processors: Path | None = None
     """Folder of what makes arrays of the samples that are compared; None: none is looked for."""
-    calibration: CalibrationStatistics | None = None
-    """Where the statistics of activations come from, where they are needed."""
+    calibration: Calibration | None = None
+    """Where the samples come from, where the model is run to quantize it."""
+    statistics: CalibrationStatistics | None = None
+    """Statistics of activations over these samples, where they are needed."""
+    solver: WeightSolver | None = None
+    """What finds blocks of weights, where the algorithm needs samples."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Tag of a module → why it has its bits, where they were chosen by measurements."""
     notes: list[str] = field(default_factory=list)
     used: frozenset[str] = frozenset()
     """Precisions that modules have now; none before the work."""
@@ -247,7 +300,7 @@ class Quantization(GraphWork[QuantizeResult]):
             )
         modules = graph_modules(model, self.source.stem)
         self.notes += source_notes(modules)
-        result = quantize(model, self.options, modules, self.calibration)
+        result = quantize(model, self.options, modules, self.statistics, self.solver, self.reasons)
         self.used = frozenset(module.requested for module in result.modules if module.quantized)
         return result
 
@@ -273,9 +326,8 @@ class Quantization(GraphWork[QuantizeResult]):
                 f"{size_words(available)} of memory are available."
             )
             return None
-        calibration = self.calibration.calibration if self.calibration is not None else None
-        if calibration is not None and calibration.has_data:
-            return refuse_unfaithful(source, written, self.least_sqnr_db, calibration.samples_to_compare)
+        if self.calibration is not None and self.calibration.has_data:
+            return refuse_unfaithful(source, written, self.least_sqnr_db, self.calibration.samples_to_compare)
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
         request = SampleRequest(run, self.processors, count=self.options.samples, tries_sizes=True, model=source)
         fidelity = refuse_unfaithful(source, written, self.least_sqnr_db, request.read)

@@ -1,0 +1,486 @@
+"""Finds the blocks of weights with samples, layer by layer: GPTQ, AWQ, or for each module what errs least.
+
+The graph is cut into layers. Each is run on what the quantized layers before it make of the samples; of the inputs of
+its products only sums are held. Then its weights are quantized, and it is run again with what they have become. Values
+between layers and the blocks that were found lie on disk: memory holds one layer and the sums of its inputs.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.errors import QuantizeError, StageError
+from winml.modelkit.flows.quantize.calibration_data import Calibration
+from winml.modelkit.graph.cutting import Cut, Cutter, cut_model
+from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.quantize.block_quantizers import BlockForm, Blocks, quantize_blocks, unpack_blocks
+from winml.modelkit.quantize.calibrated_quantizers import (
+    InputStatistics,
+    SolvedWeight,
+    awq_scale,
+    gptq_blocks,
+    relative_error,
+)
+from winml.modelkit.quantize.declared_options import Algorithm
+from winml.modelkit.quantize.planning import WeightKey
+from winml.modelkit.quantize.weight_only_engine import BlockWeight
+from winml.modelkit.runtime.graph_inputs import GraphInput, described_inputs
+from winml.modelkit.runtime.sessions import Session
+
+__all__ = ["LayerCalibration"]
+
+LAYER_BYTES = 500_000_000
+"""Weights of a layer that is run at a time, as float32, unless one product has more. Chosen: half a layer of a 7 B
+decoder; with the sums of its inputs and a session it stays below 3 GB."""
+FEWEST_LAYERS = 24
+"""Chosen: a small model is cut as well, so that later layers see what the quantized ones before them make."""
+JUDGING = 4
+"""Every so many-th sample is left out of what an algorithm sees, where several are compared by their errors on these.
+Chosen: three quarters of the samples find nearly the same blocks."""
+
+
+@dataclass(frozen=True)
+class LayerCalibration:
+    """Runs a model on samples, layer by layer."""
+
+    calibration: Calibration
+    algorithm: Algorithm
+    folder: Path
+    """A folder that lies at least as long as the blocks are read."""
+    on_progress: Callable[[str], None] = field(default=lambda _words: None, compare=False)
+    """Called with what was done, after each layer."""
+
+    def as_record(self) -> dict[str, object]:
+        """Return what the blocks come from, JSON-ready."""
+        return self.calibration.as_record()
+
+    def solve(self, model: ir.Model, weights: Sequence[BlockWeight]) -> dict[WeightKey, SolvedWeight]:
+        """Return the blocks of weights of a model; the model stays as it is.
+
+        Raises:
+            UsageError: data does not fit the inputs.
+            InputError: a file is damaged.
+            QuantizeError: the model does not run on the data, or an input of a product is NaN or infinite.
+        """
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            return self._solved(model, weights, _HeldValues(Path(folder)))
+
+    def _solved(
+        self, model: ir.Model, weights: Sequence[BlockWeight], values: _HeldValues
+    ) -> dict[WeightKey, SolvedWeight]:
+        cutter = Cutter(model)
+        self._take_samples(model, values)
+        solved: dict[WeightKey, SolvedWeight] = {}
+        layers = _layers(model, cutter, weights)
+        for number, layer in enumerate(layers, 1):
+            run = _LayerRun(model, layer, self.folder, values)
+            own = [weight for weight in weights if weight.products[0] in layer.members and weight.key not in solved]
+            if own:
+                solver = _LayerSolver(self.algorithm, self.folder, values.count)
+                solved |= solver.solve(own, run)
+            if number < len(layers):
+                run.advance({weight.key: solved[weight.key] for weight in weights if weight.key in solved})
+            values.retain(_read_later(layers[number:]))
+            self.on_progress(f"layer {number} of {len(layers)}")
+        return solved
+
+    def _take_samples(self, model: ir.Model, values: _HeldValues) -> None:
+        inputs = _inputs_of(model)
+        for number, sample in enumerate(self.calibration.read_samples(inputs)):
+            for name, array in sample.items():
+                values.put(name, number, array)
+            values.count = number + 1
+
+
+def _inputs_of(model: ir.Model) -> tuple[GraphInput, ...]:
+    """Return the inputs of a graph as an open session would describe them."""
+    values = [value for value in model.graph.inputs if not value.is_initializer()]
+    types = {}
+    shapes: dict[str, list[int | str | None]] = {}
+    for value in values:
+        element = "float" if value.dtype is None else value.dtype.name.lower()
+        types[value.name or ""] = f"tensor({element})"
+        sizes = () if value.shape is None else value.shape
+        shapes[value.name or ""] = [size if isinstance(size, int) else size.value for size in sizes]
+    return described_inputs(types, shapes, model.metadata_props)
+
+
+# --- Values between layers, on disk.
+
+
+class _HeldValues:
+    """Values of each sample, by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers: dict[str, int] = {}
+        self.count = 0
+        """Number of samples."""
+
+    def put(self, name: str, sample: int, array: Array) -> None:
+        """Hold a value of a sample."""
+        number = self._numbers.setdefault(name, len(self._numbers))
+        np.save(self._path(number, sample), array, allow_pickle=False)
+
+    def read(self, names: Iterable[str], sample: int) -> dict[str, Array]:
+        """Return values of a sample."""
+        return {name: np.load(self._path(self._numbers[name], sample), allow_pickle=False) for name in names}
+
+    def retain(self, names: Iterable[str]) -> None:
+        """Remove all values but these."""
+        for name in self._numbers.keys() - set(names):
+            number = self._numbers[name]
+            for sample in range(self.count):
+                self._path(number, sample).unlink(missing_ok=True)
+
+    def _path(self, number: int, sample: int) -> Path:
+        return self._folder / f"{number}_{sample}.npy"
+
+
+# --- Layers: pieces of the graph between which few values travel.
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    cut: Cut
+    members: frozenset[ir.Node]
+
+
+def _layers(model: ir.Model, cutter: Cutter, weights: Sequence[BlockWeight]) -> list[_Layer]:
+    """Cut the graph where few values travel on, after the products of at most ``LAYER_BYTES`` of weights.
+
+    What comes after the last product is left out.
+    """
+    nodes = list(model.graph)
+    position = {node: place for place, node in enumerate(nodes)}
+    groups: defaultdict[tuple[ir.Value, ...], list[BlockWeight]] = defaultdict(list)
+    for weight in weights:
+        groups[weight.inputs].append(weight)
+    bytes_at: defaultdict[int, int] = defaultdict(int)
+    inside: set[int] = set()  # places between weights with the same inputs, which are found together
+    for group in groups.values():
+        places = sorted(position[weight.products[0]] for weight in group)
+        bytes_at[places[-1]] += sum(4 * weight.matrix.depth * weight.matrix.width for weight in group)
+        inside.update(range(places[0], places[-1]))
+    last = max(position[node] for weight in weights for node in weight.products)
+    crossing = _crossing(nodes, cutter)
+    limit = min(LAYER_BYTES, sum(bytes_at.values()) // FEWEST_LAYERS)
+    layers, start, held = [], 0, 0
+    ends = sorted(bytes_at)
+    for index, place in enumerate(ends):
+        held += bytes_at[place]
+        stop = last
+        if place != ends[-1]:
+            following = ends[index + 1]
+            places = [end for end in range(place, following) if end not in inside]
+            if not places or held + bytes_at[following] <= limit:
+                continue
+            # Between this product and the next one, the first place that the fewest values cross.
+            stop = min(places, key=lambda end: (crossing[end], end))
+        members = nodes[start : stop + 1]
+        layers.append(_Layer(cutter.cut_exactly(members), frozenset(members)))
+        start, held = stop + 1, 0
+    return layers
+
+
+def _crossing(nodes: Sequence[ir.Node], cutter: Cutter) -> list[int]:
+    """Return for each node how many values that it or nodes before it make are read after it."""
+    position = {node: place for place, node in enumerate(nodes)}
+    change = [0] * (len(nodes) + 1)
+    for place, node in enumerate(nodes):
+        for value in node.outputs:
+            last = max((position[reader] for reader in cutter.readers(value)), default=place)
+            change[place] += 1
+            change[last] -= 1
+    total, crossing = 0, []
+    for step in change[: len(nodes)]:
+        total += step
+        crossing.append(total)
+    return crossing
+
+
+def _read_later(layers: Sequence[_Layer]) -> set[str]:
+    return {value.name or "" for layer in layers for value in layer.cut.inputs}
+
+
+# --- One layer, run twice.
+
+
+class _LayerRun:
+    """Runs a layer on the samples."""
+
+    def __init__(self, model: ir.Model, layer: _Layer, folder: Path, values: _HeldValues) -> None:
+        self._layer, self._values = layer, values
+        self._path = folder / "layer.onnx"
+        self._graph = cut_model(model, layer.cut)
+
+    def observe(self, names: Sequence[str]) -> Iterator[Arrays]:
+        """Yield values of the layer by name for each sample."""
+        made = {value.name: value for node in self._graph.graph for value in node.outputs}
+        passed = [name for name in names if name not in made]  # inputs of the layer are not computed again
+        with _outputs(self._graph, [made[name] for name in names if name in made]) as computed:
+            session = self._session() if computed else None
+            for sample in range(self._values.count):
+                feeds = self._feeds(sample)
+                yield {
+                    **{name: feeds[name] for name in passed},
+                    **(self._run(session, feeds, computed) if session is not None else {}),
+                }
+
+    def advance(self, solved: Mapping[WeightKey, SolvedWeight]) -> None:
+        """Hold what the layer makes of the samples with the weights that were found."""
+        initializers = self._graph.graph.initializers
+        for key, found in solved.items():
+            if key.name in initializers:
+                initializers[key.name].const_value = _dequantized(key, initializers[key.name], found)
+        names = [value.name or "" for value in self._layer.cut.outputs]
+        session = self._session()
+        for sample in range(self._values.count):
+            for name, array in self._run(session, self._feeds(sample), names).items():
+                self._values.put(name, sample, array)
+
+    def _feeds(self, sample: int) -> dict[str, Array]:
+        return self._values.read([value.name or "" for value in self._layer.cut.inputs], sample)
+
+    def _session(self) -> Session:
+        for path in self._path.parent.glob("layer*"):
+            path.unlink()
+        write_model(self._graph, self._path, external=True)
+        return Session(self._path, prepack=False)
+
+    def _run(self, session: Session, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
+        try:
+            return session.run(feeds, names)
+        except StageError as error:
+            reason = error.message.partition(f"{self._path.name}: ")[2] or error.message
+            raise QuantizeError(
+                f"the model does not run on the calibration data: {reason}",
+                hint="Give values that the model takes: --calibration-data.",
+            ) from error
+
+
+class _outputs:  # noqa: N801  # a context manager
+    """Make values the outputs of a graph as long as the block lasts; yields their names."""
+
+    def __init__(self, model: ir.Model, values: Sequence[ir.Value]) -> None:
+        self._outputs, self._values = model.graph.outputs, values
+
+    def __enter__(self) -> list[str]:
+        self._before = list(self._outputs)
+        self._outputs[:] = self._values
+        return [value.name or "" for value in self._values]
+
+    def __exit__(self, *_error: object) -> None:
+        self._outputs[:] = self._before
+
+
+def _dequantized(key: WeightKey, value: ir.Value, found: SolvedWeight) -> ir.LazyTensor:
+    """Return a weight with the values that its blocks stand for."""
+    assert value.const_value is not None
+    tensor = value.const_value
+
+    def read() -> ir.TensorProtocol:
+        depth = tensor.shape.numpy()[-1 if key.is_transposed else -2]
+        matrix = unpack_blocks(found.read(), found.form, depth)
+        if found.input_scale is not None:
+            matrix = matrix / found.input_scale[:, None]
+        whole = np.ascontiguousarray(matrix.T if key.is_transposed else matrix).reshape(tensor.shape.numpy())
+        return ir.Tensor(whole.astype(tensor.dtype.numpy(), copy=False), dtype=tensor.dtype, name=key.name)
+
+    return ir.LazyTensor(read, tensor.dtype, ir.Shape(tensor.shape.numpy()), name=key.name)
+
+
+# --- The weights of one layer.
+
+
+_CANDIDATES = ("rtn", "k_quant", "gptq", "awq", "awq+gptq")
+"""What ``auto`` compares; all take the same bytes. Zero points of hqq take four bytes, so it is not among them."""
+
+
+class _Candidate(NamedTuple):
+    algorithm: str
+    blocks: Sequence[Blocks]
+    """Of each weight of a group."""
+    forms: Sequence[BlockForm]
+    scale: Array | None
+    errors: Sequence[float]
+
+
+@dataclass
+class _Statistics:
+    """What is held of one input: that of the samples an algorithm sees, and that of those it is judged on."""
+
+    fitted: InputStatistics
+    judged: InputStatistics
+
+
+class _LayerSolver:
+    """Quantizes the weights of a layer."""
+
+    def __init__(self, algorithm: Algorithm, folder: Path, samples: int) -> None:
+        self._algorithm = algorithm
+        self._folder = folder / "blocks"
+        self._folder.mkdir(exist_ok=True)
+        # With few samples, what is left out would be missed.
+        self._judges = algorithm == "auto" and samples >= 2 * JUDGING
+
+    def solve(self, weights: Sequence[BlockWeight], run: _LayerRun) -> dict[WeightKey, SolvedWeight]:
+        """Return the blocks of weights, group by group of those that are multiplied with the same values."""
+        groups: defaultdict[tuple[str, ...], list[BlockWeight]] = defaultdict(list)
+        for weight in weights:
+            groups[tuple(value.name or "" for value in weight.inputs)].append(weight)
+        statistics = self._measured(groups, run)
+        solved: dict[WeightKey, SolvedWeight] = {}
+        for names, group in groups.items():
+            solved |= self._solved_group(group, statistics.pop(names), shares_input=len(names) == 1)
+        return solved
+
+    def _measured(
+        self, groups: Mapping[tuple[str, ...], Sequence[BlockWeight]], run: _LayerRun
+    ) -> dict[tuple[str, ...], _Statistics]:
+        found = {}
+        for names, group in groups.items():
+            depth = group[0].matrix.depth
+            fitted = InputStatistics.of_depth(depth)
+            found[names] = _Statistics(fitted, InputStatistics.of_depth(depth) if self._judges else fitted)
+        observed = list(dict.fromkeys(name for names in groups for name in names))
+        for sample, arrays in enumerate(run.observe(observed)):
+            is_judging = self._judges and sample % JUDGING == JUDGING - 1
+            for names, sums in found.items():
+                for name in names:
+                    if not np.isfinite(arrays[name]).all():
+                        raise QuantizeError(
+                            f"an input of {_words(groups[names][0])} is NaN or infinite (sample {sample + 1} of the "
+                            "calibration data)",
+                            hint="Give data the model takes with --calibration-data, or --exclude the module.",
+                        )
+                    (sums.judged if is_judging else sums.fitted).add(arrays[name])
+        return found
+
+    def _solved_group(
+        self, group: Sequence[BlockWeight], sums: _Statistics, *, shares_input: bool
+    ) -> dict[WeightKey, SolvedWeight]:
+        if self._algorithm == "gptq":
+            return self._by_gptq(group, sums.fitted)
+        matrices = [_matrix(weight) for weight in group]
+        best: _Candidate | None = None
+        for candidate in self._candidates(group, matrices, sums, shares_input=shares_input):
+            if best is None or sum(candidate.errors) < sum(best.errors):
+                best = candidate
+        assert best is not None  # every algorithm has a candidate
+        return {
+            weight.key: SolvedWeight(best.algorithm, form, self._held(blocks), best.scale)
+            for weight, form, blocks in zip(group, best.forms, best.blocks, strict=True)
+        }
+
+    def _by_gptq(self, group: Sequence[BlockWeight], statistics: InputStatistics) -> dict[WeightKey, SolvedWeight]:
+        """Return the blocks of weights, one at a time: the last one uses the sums up, so that there is no copy."""
+        solved = {}
+        for weight in group:
+            sums = statistics if weight is group[-1] else _copied(statistics)
+            found = self._held(gptq_blocks(_matrix(weight), sums, weight.form))
+            solved[weight.key] = SolvedWeight("gptq", weight.form, found, None)
+        return solved
+
+    def _candidates(
+        self, group: Sequence[BlockWeight], matrices: Sequence[Array], sums: _Statistics, *, shares_input: bool
+    ) -> Iterator[_Candidate]:
+        forms = [weight.form for weight in group]
+        wanted = _CANDIDATES if self._algorithm == "auto" else (self._algorithm,)
+        judged = sums.judged
+
+        def candidate(algorithm: str, blocks: Sequence[Blocks], used: Sequence[BlockForm], scale: Array | None) -> Any:
+            errors = []
+            for matrix, found, form in zip(matrices, blocks, used, strict=True):
+                rounded = unpack_blocks(found, form, len(matrix))
+                rounded = rounded if scale is None else rounded / scale[:, None]
+                errors.append(relative_error(rounded - matrix, matrix, judged))
+            return _Candidate(algorithm, blocks, used, scale, errors)
+
+        def rounded(scale: Array | None, used: Sequence[BlockForm]) -> list[Blocks]:
+            return [
+                quantize_blocks(matrix if scale is None else matrix * scale[:, None], form)
+                for matrix, form in zip(matrices, used, strict=True)
+            ]
+
+        def solved(scale: Array | None) -> list[Blocks]:
+            fitted = sums.fitted if scale is None else sums.fitted.scaled(scale)
+            return [
+                gptq_blocks(matrix if scale is None else matrix * scale[:, None], _copied(fitted), form)
+                for matrix, form in zip(matrices, forms, strict=True)
+            ]
+
+        if "rtn" in wanted:
+            yield candidate("rtn", rounded(None, forms), forms, None)
+        if "k_quant" in wanted and not any(form.is_symmetric for form in forms):
+            searched = [replace(form, algorithm="k_quant") for form in forms]
+            yield candidate("k_quant", rounded(None, searched), searched, None)
+        if "gptq" in wanted:
+            yield candidate("gptq", solved(None), forms, None)
+        if "awq" not in wanted:
+            return
+        # A weight with several inputs, or whose rows are looked up as well, has nothing to divide.
+        may_scale = shares_input and all(_is_for_products(weight) for weight in group)
+        scale = awq_scale(matrices, sums.fitted, forms) if may_scale else None
+        if scale is not None or "rtn" not in wanted:
+            yield candidate("awq" if scale is not None else "rtn", rounded(scale, forms), forms, scale)
+        if scale is not None and "awq+gptq" in wanted:
+            yield candidate("awq+gptq", solved(scale), forms, scale)
+
+    def _held(self, blocks: Blocks) -> Callable[[], Blocks]:
+        """Put blocks on disk; return what reads them."""
+        path = self._folder / f"{len(list(self._folder.iterdir()))}.npz"
+        parts = {name: array for name, array in blocks._asdict().items() if array is not None}
+        np.savez(path, **parts)
+
+        def read() -> Blocks:
+            with np.load(path, allow_pickle=False) as stored:
+                parts = dict(stored)
+            return Blocks(parts["packed"], parts["scales"], parts.get("zero_points"))
+
+        return read
+
+
+def _matrix(weight: BlockWeight) -> Array:
+    """Return a weight as it is multiplied from the left: float32, depth × width."""
+    matrix = weight.matrix.tensor.numpy().reshape(weight.matrix.tensor.shape.numpy()[-2:]).astype(np.float32)
+    if not math.isfinite(float(np.abs(matrix).max(initial=0))):
+        raise QuantizeError(
+            f"{_words(weight)} has values that are NaN or infinite",
+            hint="Repair the checkpoint it comes from, or leave the module as it is with --exclude.",
+        )
+    return matrix.T if weight.matrix.is_transposed else matrix
+
+
+def _copied(statistics: InputStatistics) -> InputStatistics:
+    """Return statistics whose Gram matrix may be used up."""
+    return InputStatistics(statistics.gram.copy(), statistics.absolute, statistics.rows)
+
+
+def _is_for_products(weight: BlockWeight) -> bool:
+    return not any(node.op_type == "Gather" for value in _initializers(weight) for node, _ in value.uses())
+
+
+def _initializers(weight: BlockWeight) -> Iterator[ir.Value]:
+    for node in weight.products:
+        for value in node.inputs:
+            maker = value.producer() if value is not None else None
+            value = maker.inputs[0] if maker is not None and maker.op_type == "Transpose" else value
+            if value is not None and value.name == weight.key.name:
+                yield value
+
+
+def _words(weight: BlockWeight) -> str:
+    tag = read_tag(weight.products[0])
+    return f"weight {weight.key.name} of module {tag.tag if tag is not None else '(unknown)'}"

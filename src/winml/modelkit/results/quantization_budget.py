@@ -1,0 +1,71 @@
+"""Which bits were chosen for each module to keep a limit, and what other limits would give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from winml.modelkit.records import Record, entry
+
+__all__ = ["BudgetChoice", "BudgetSearch", "BudgetTrial"]
+
+
+@dataclass(frozen=True)
+class BudgetChoice(Record):
+    """The form that was chosen for one module."""
+
+    tag: str
+    precision: str
+    block_size: int | None = field(metadata=entry(omit_none=True))
+    """Values that share a scale; None where the weight stays floating-point."""
+    parameters: int
+    size_bytes: int
+    """Of its weights in this form, scales included."""
+    alone_db: dict[str, float | None]
+    """Name of each form that was measured → SQNR of the worst output with this module alone in it; null where it was
+    not run."""
+
+    @property
+    def form(self) -> str:
+        """The form, in a few words."""
+        return self.precision if self.block_size is None else f"{self.precision}/{self.block_size}"
+
+    @property
+    def why(self) -> str:
+        """What the form and those with fewer and more bits cost alone, in a few words."""
+        words = (f"{name} {db:.1f} dB" for name, db in self.alone_db.items() if db is not None)
+        return f"alone: {', '.join(words)}"
+
+
+@dataclass(frozen=True)
+class BudgetTrial(Record):
+    """One form of the whole model."""
+
+    form: str
+    """``mixed``, or the one form of all modules."""
+    mean_bits: float = field(metadata=entry(digits=3))
+    size_bytes: int
+    """Of all weights of the model."""
+    sqnr_db: float | None
+    """Of the worst output, on the samples that forms are chosen by; null where it does not run."""
+    is_chosen: bool = False
+
+
+@dataclass(frozen=True)
+class BudgetSearch(Record):
+    """The search for bits by module that keep a limit."""
+
+    limit: str
+    """The limit, in words."""
+    mean_bits: float = field(metadata=entry(digits=3))
+    """Of the weights that modules could have chosen for, scales included."""
+    form: str
+    """``mixed``, or the one form of all modules where no mixture was better."""
+    modules: tuple[BudgetChoice, ...]
+    frontier: tuple[BudgetTrial, ...]
+    """Forms of the whole that were measured, by size."""
+    measured: int
+    """Forms that were made, run and compared."""
+    samples: int
+    """Samples that forms were chosen by; the file is judged on others."""
+    source: str
+    """Where these samples come from."""

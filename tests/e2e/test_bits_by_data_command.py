@@ -1,0 +1,103 @@
+"""``winml quantize`` with calibration samples and with a budget, from a shell: files, summaries, pages, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+from e2e.in_process import run_here
+
+TEXTS = "".join(f"{json.dumps({'text': f'a b c d {number} e f g h i j k'})}\n" for number in range(6))
+
+
+@pytest.fixture
+def texts(here: Path) -> Path:
+    """Calibration texts in the current folder."""
+    (here / "texts.jsonl").write_text(TEXTS, encoding="utf-8")
+    return here / "texts.jsonl"
+
+
+def operators(path: Path) -> list[str]:
+    """Return the operators of a file."""
+    return [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["gptq", "awq", "auto"])
+def test_built_decoder_is_quantized_with_samples_and_generates(llama: Path, here: Path, algorithm: str) -> None:
+    """Every module keeps its tag, the record names the algorithm, and text is generated with the result."""
+    done = run_here(
+        "quantize", "-m", llama, "-o", "out", "-p", "int4", "--algorithm", algorithm, "--min-sqnr", "-100",
+        "--format", "json",
+    )  # fmt: skip
+    assert 0 == done.code, done.err
+    record = json.loads(done.out)
+    assert 100.0 == record["coverage"]["percent"]
+    assert algorithm == record["calibration"]["method"]
+    assert "MatMulNBits" in operators(here / "out" / "model.onnx")
+    assert "MatMul" in operators(llama / "model.onnx")
+    written = run_here("generate", "out", "--prompt", "a b", "--max-new-tokens", "3")
+    assert 0 == written.code, written.err
+
+
+@pytest.mark.slow
+def test_budget_writes_a_mixture_a_page_and_reasons(small_file: Path, here: Path) -> None:
+    """The limit is kept, ``inspect`` lists the bits of each module, and the page stands beside the file."""
+    done = run_here(
+        "quantize", "-m", small_file, "-o", "mixed.onnx", "--budget", "6bits", "--min-sqnr", "-100",
+        "--report", "page.html", "--format", "json",
+    )  # fmt: skip
+    assert 0 == done.code, done.err
+    record = json.loads(done.out)
+    assert record["budget"]["mean_bits"] <= 6
+    assert (here / "page.html").read_text(encoding="utf-8").count("<html") == 1
+    tree = json.loads(run_here("inspect", "mixed.onnx", "-H", "--format", "json").out)
+    assert tree["records"]["winml.quantization"]["modules"] == record["modules"]
+    assert all(module["why"].startswith("alone: ") for module in record["modules"])
+    repeated = run_here("quantize", "-m", small_file, "-o", "other.onnx", "--budget", "6bits", "--report", "page.html")
+    assert 2 == repeated.code
+    assert not (here / "other.onnx").exists()
+
+
+def test_plan_of_a_budget_writes_nothing(small_file: Path, here: Path) -> None:
+    """The plan names the file and the page."""
+    done = run_here(
+        "quantize", "-m", small_file, "-o", "mixed.onnx", "--budget", "6bits", "--report", "page.html", "--dry-run",
+        "--format", "json",
+    )  # fmt: skip
+    assert 0 == done.code, done.err
+    named = {Path(file["path"]).name for file in json.loads(done.out)["writes"]}
+    assert {"mixed.onnx", "page.html"} <= named
+    assert [] == list(here.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--budget", "4.5"],
+        ["--budget", "4bits", "-p", "int4"],
+        ["--max-size", "big"],
+        ["--max-size", "1kB"],
+        ["--report", "page.html"],
+        ["-p", "int4", "--calibration-data", "texts.jsonl"],
+        ["-p", "int4", "--algorithm", "gptq", "--calibration-data", "missing.npz"],
+        ["--mode", "dynamic", "--algorithm", "awq"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.usefixtures("texts")
+def test_wrong_usage_ends_with_2_and_writes_nothing(small_file: Path, here: Path, words: list[str]) -> None:
+    """Each is refused in a sentence."""
+    done = run_here("quantize", "-m", small_file, "-o", "out.onnx", *words)
+    assert 2 == done.code, done.err
+    assert not (here / "out.onnx").exists()
+
+
+@pytest.mark.parametrize("words", [["-p", "int4", "--algorithm", "gptq"], ["--budget", "4bits"]], ids=" ".join)
+@pytest.mark.usefixtures("here")
+def test_sensitivity_is_refused_with_samples_and_budgets(small_file: Path, words: list[str]) -> None:
+    """Modules are measured alone without either."""
+    assert 2 == run_here("quantize", "-m", small_file, "--sensitivity", *words).code

@@ -1,0 +1,109 @@
+"""Bits are chosen for each module so that the whole keeps a limit and loses least."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from graphs import parse
+from weighted_graphs import weight
+from winml.modelkit import quantize_onnx
+from winml.modelkit.errors import QuantizeError, UsageError, WinMLError
+from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.results.quantization_budget import BudgetSearch
+
+_WEIGHTS = ", ".join([weight("w_1", 128, 128), weight("w_2", 128, 128), weight("w_b", 128)])
+NET = f"""m (float[N, 128] x) => (float[N, 128] y) <{_WEIGHTS}, float[1] small = {{0.02}}> {{
+    a = MatMul (x, w_1)
+    r = Relu (a)
+    s = Mul (r, small)
+    b = Gemm (x, w_2, w_b)
+    y = Add (s, b) }}"""
+"""Two modules, of which the first hardly matters."""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """The net in a file."""
+    ir.save(parse(NET), tmp_path / "in.onnx")
+    return tmp_path / "in.onnx"
+
+
+def searched(source: Path, **options: Any) -> BudgetSearch:
+    """Return the search of a quantization."""
+    options = {"min_sqnr_db": -100.0, **options}
+    result = quantize_onnx(source, source.with_name("out.onnx"), overwrite=True, **options)
+    assert result.budget is not None
+    return result.budget
+
+
+@pytest.mark.parametrize("bits", [3.5, 4.5, 6.0, 9.0])
+def test_budget_is_kept_and_never_worse_than_uniform(source: Path, bits: float) -> None:
+    """Mean bits are below the limit, and no uniform file below it has better outputs on the samples of the search."""
+    search = searched(source, budget=f"{bits}bits")
+    assert search.mean_bits <= bits
+    chosen = next(trial for trial in search.frontier if trial.is_chosen)
+    assert chosen.sqnr_db is not None
+    others = [trial.sqnr_db for trial in search.frontier if trial.form != "mixed" and trial.mean_bits <= bits]
+    assert all(chosen.sqnr_db >= other for other in others if other is not None)
+
+
+def test_module_that_matters_gets_the_bits(source: Path) -> None:
+    """The one whose noise hardly reaches the output has fewer; the file says bits and reasons by module."""
+    search = searched(source, budget="6bits")
+    sizes = {module.tag: module.size_bytes / module.parameters for module in search.modules}
+    assert sizes["/M/MatMul"] < sizes["/M/Gemm"]
+    written = onnx.load(source.with_name("out.onnx"))
+    onnx.checker.check_model(written)
+    record = json.loads({entry.key: entry.value for entry in written.metadata_props}[QUANTIZATION_KEY])
+    assert {module.tag: module.precision for module in search.modules} == {
+        module["tag"]: module["requested"] for module in record["modules"]
+    }
+    assert all(module["why"] for module in record["modules"])
+
+
+def test_size_of_the_file_is_a_limit(source: Path) -> None:
+    """All weights together keep it."""
+    search = searched(source, max_size="30kB")
+    assert next(trial for trial in search.frontier if trial.is_chosen).size_bytes <= 30_000
+
+
+def test_smallest_reaches_the_quality(source: Path) -> None:
+    """The file reaches the minimum on the samples of the search, and every smaller uniform one does not."""
+    search = searched(source, budget="smallest", min_sqnr_db=25.0)
+    chosen = next(trial for trial in search.frontier if trial.is_chosen)
+    assert chosen.sqnr_db is not None
+    assert chosen.sqnr_db >= 25.0
+    smaller = [trial for trial in search.frontier if trial.size_bytes < chosen.size_bytes and trial.form != "mixed"]
+    assert all(trial.sqnr_db is None or trial.sqnr_db < 30 for trial in smaller)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"budget": "4"}, UsageError),
+        ({"budget": "-1bits"}, UsageError),
+        ({"budget": "0bits"}, UsageError),
+        ({"budget": "1bits"}, UsageError),
+        ({"max_size": "10"}, UsageError),
+        ({"max_size": "1kB"}, UsageError),
+        ({"budget": "4bits", "max_size": "10MB"}, UsageError),
+        ({"budget": "4bits", "precision": "int4"}, UsageError),
+        ({"budget": "4bits", "mode": "dynamic"}, UsageError),
+        ({"budget": "4bits", "per_module": {"x": "int8"}}, UsageError),
+        ({"budget": "4bits", "block_size": 32}, UsageError),
+        ({"budget": "smallest", "min_sqnr_db": None}, UsageError),
+        ({"budget": "smallest", "min_sqnr_db": 500.0}, QuantizeError),
+    ],
+    ids=str,
+)
+def test_limits_that_cannot_be_kept_are_refused(source: Path, options: dict[str, Any], error: type[WinMLError]) -> None:
+    """Each says what is wrong; nothing is written."""
+    with pytest.raises(error):
+        searched(source, **options)
+    assert not source.with_name("out.onnx").exists()
