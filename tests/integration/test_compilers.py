@@ -152,6 +152,16 @@ def test_open_sizes_are_refused_by_a_provider_that_plans_its_memory(tmp_path: Pa
     assert 0 == winml(QNN_PACKAGES, "compile", "-m", fixed, "-o", tmp_path / "npu.onnx", "--ep", "qnn")[0]
 
 
+@needs(QNN_PACKAGES)
+def test_misspelled_option_of_a_provider_is_refused(model: Path, tmp_path: Path) -> None:
+    """QNN itself ignores what it does not know; the nearest name that its library holds is the way out."""
+    output = tmp_path / "npu.onnx"
+    misspelled = ("--ep", "qnn", "--ep-options", "soc_modl=60")
+    code, _, err = winml(QNN_PACKAGES, "compile", "-m", model, "-o", output, *misspelled)
+    assert (2, False) == (code, output.exists())
+    assert "soc_model" in err.replace("soc_modl", "")
+
+
 @needs(OPENVINO_PACKAGES)
 @pytest.mark.parametrize("embed", ["--embed", "--no-embed"])
 def test_plug_in_of_openvino_reads_back_what_it_compiled(model: Path, tmp_path: Path, embed: str) -> None:

@@ -28,6 +28,7 @@ from winml.modelkit.runtime.plug_ins import (
     fitting_kind,
     installed_plug_ins,
     library_version,
+    refuse_misspelled_options,
     stand_in_kind,
 )
 from winml.modelkit.runtime.sessions import CPU
@@ -111,6 +112,8 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
     device_option = provider.device_options.get(chosen) if device is not None or is_plug_in else None
     all_options = {**dict([device_option] if device_option else []), **options}
     stand_in = stand_in_kind(provider, all_options) if is_plug_in else ""
+    if is_plug_in:
+        refuse_misspelled_options(provider, options)
     return ChosenProvider(provider, chosen, all_options, stand_in)
 
 

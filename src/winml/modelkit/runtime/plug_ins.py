@@ -6,6 +6,7 @@ provider stands in ``execution_providers``. What a graph is run with is chosen i
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import importlib.util
@@ -127,6 +128,41 @@ def register_plug_in(provider: ExecutionProvider) -> None:
             f"--ep-library: {Path(provider.library).name} offers {other}, not {provider.name}",
             hint=f"Name it so: --ep-library {min(offered)}={provider.library} --ep {min(offered)}.",
         )
+
+
+def refuse_misspelled_options(provider: ExecutionProvider, options: Mapping[str, str]) -> None:
+    """Refuse options that a plug-in does not know, where its library has a name that is nearly the same.
+
+    A library holds the names of its options as text. Many plug-ins ignore a name they do not know, QNN's among them. A
+    name that resembles none is passed on: it may be put together when the library runs.
+
+    Args:
+        provider: Its plug-in is registered.
+        options: Those that the user passed, by name.
+
+    Raises:
+        UsageError: an option is misspelled; names the nearest.
+    """
+    paths = {
+        device.ep_metadata.get("library_path") for device in ort.get_ep_devices() if device.ep_name == provider.name
+    }
+    path = next((Path(path) for path in paths if path), None)
+    if not options or path is None or not path.is_file():
+        return
+    library = path.read_bytes()
+    for key in options:
+        if key.encode() in library or key.encode("utf-16-le") in library:
+            continue
+        names = {match.decode() for match in re.findall(rb"(?<![\w])[A-Za-z][A-Za-z0-9_]{3,48}(?![\w])", library)}
+        if close := difflib.get_close_matches(key, names, n=1, cutoff=_MISSPELLED):
+            raise UsageError(
+                f"--ep-options {key}={options[key]}: {path.name} knows no such option",
+                hint=f"Did you mean {close[0]}? The documentation of {provider.name} lists its options.",
+            )
+
+
+_MISSPELLED = 0.8
+"""Likeness from which on a name is one that was misspelled. Chosen: one or two letters of ten."""
 
 
 def library_version(provider: ExecutionProvider) -> str:
