@@ -27,7 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import CheckedValue, compare_outputs
 from winml.modelkit.errors import ExportError, VerificationError, first_line
-from winml.modelkit.export.torchscript.tracing import asserts_only
+from winml.modelkit.export.source_lines import asserts_only
 from winml.modelkit.graph.assumptions import Assumption, Place, branch_taken, size_taken, values_taken
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.parts import ModelPart

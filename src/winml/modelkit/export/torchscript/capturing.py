@@ -48,12 +48,12 @@ from winml.modelkit.export.capture import (
 from winml.modelkit.export.complex_pairs import complex_as_pairs
 from winml.modelkit.export.fake_parameters import fresh_shape_envs, weight_by_reference
 from winml.modelkit.export.preparation import FlatForward
+from winml.modelkit.export.source_lines import asserts_only
 from winml.modelkit.export.state_restoration import quiet_torch
 from winml.modelkit.export.torchscript.tracing import (
     ModuleScopes,
     NumbersTaken,
     TracedLoops,
-    asserts_only,
     booleans_as_numbers,
     is_noted_elsewhere,
     masks_without_vmap,

@@ -7,11 +7,9 @@ number are noted.
 
 from __future__ import annotations
 
-import ast
 import dis
 import functools
 import inspect
-import linecache
 import re
 import sys
 import warnings
@@ -19,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
@@ -33,6 +30,7 @@ from torch.onnx._internal.torchscript_exporter import utils as exporter
 from winml.modelkit.errors import ExportError
 from winml.modelkit.export.fake_parameters import is_fake
 from winml.modelkit.export.preparation import has_hooks
+from winml.modelkit.export.source_lines import asserts_only
 from winml.modelkit.graph.assumptions import Place
 from winml.modelkit.hierarchy.torch_modules import module_of_error
 from winml.modelkit.runtime.shared_settings import attribute_replaced
@@ -41,7 +39,6 @@ __all__ = [
     "ModuleScopes",
     "NumbersTaken",
     "TracedLoops",
-    "asserts_only",
     "booleans_as_numbers",
     "is_noted_elsewhere",
     "masks_without_vmap",
@@ -51,36 +48,6 @@ __all__ = [
     "tensors_rounded_as_numbers",
     "untraced_shape_computation",
 ]
-
-# --- Which lines of a script only assert something? A value that is read there decides nothing in the graph.
-
-
-def asserts_only(file: str, line: int) -> bool:
-    """Say whether a line only asserts: ``assert``, or an ``if`` that does nothing but raise.
-
-    False where the source is not at hand.
-    """
-    return line in _lines_of_assertions(file)
-
-
-@cache
-def _lines_of_assertions(file: str) -> frozenset[int]:
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError, RecursionError):
-        return frozenset()
-    asserting: set[int] = set()
-    deciding: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and not node.orelse and all(isinstance(item, ast.Raise) for item in node.body):
-            asserting.update(range(node.test.lineno, (node.test.end_lineno or node.test.lineno) + 1))
-        if isinstance(node, ast.stmt) and not hasattr(node, "body"):
-            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            # ``assert (size := int(n)) > 0`` keeps what it read.
-            keeps = any(isinstance(part, ast.NamedExpr) for part in ast.walk(node))
-            (asserting if isinstance(node, (ast.Assert, ast.Raise)) and not keeps else deciding).update(lines)
-    return frozenset(asserting - deciding)
-
 
 # --- Which lines take a traced tensor for a number: ``if n > 3``, ``range(n)``, ``len(x)``? Is it a value, or a size?
 
