@@ -248,7 +248,9 @@ class Compilation(GraphWork[CompileResult]):
         if not self.chosen.provider.compiles:
             return refuse_different(source, written, seed, sizes=self.sizes)
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
-        request = SampleRequest(run, source.absolute().parent, count=SAMPLES, tries_sizes=True, model=source)
+        # Of a decoder, the float file writes the texts that are read.
+        model = self.reference or source
+        request = SampleRequest(run, source.absolute().parent, count=SAMPLES, tries_sizes=True, model=model)
         draws, expected, samples = reference_outputs(source, request.read)
         provider = self.chosen
         try:

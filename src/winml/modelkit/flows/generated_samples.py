@@ -21,7 +21,7 @@ import numpy as np
 import onnxruntime as ort
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.preprocessing import (
     FEWEST_WORDS,
     Preprocessor,
@@ -31,7 +31,7 @@ from winml.modelkit.evaluate.preprocessing import (
     vocabulary,
 )
 from winml.modelkit.evaluate.processors import kinds_for, missing_processors, open_processor
-from winml.modelkit.graph.bundle import read_part_description
+from winml.modelkit.graph.bundle import PartDescription, read_part_description
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph, GraphCache
 from winml.modelkit.runtime.decoding.encoder_decoder import EncoderDecoder
 from winml.modelkit.runtime.decoding.inputs import TOKEN_IDS
@@ -181,7 +181,7 @@ def _texts(
     described = read_part_description(source)
     names = described.part_names if described is not None else ()
     if described is not None and _ENCODER in names and described.name != _ENCODER:
-        encoder = Session(source.with_name(source.name.replace(described.name, _ENCODER)))
+        encoder = Session(_encoder_of(source, described))
         model = EncoderDecoder(encoder, session)
         first = model.text.first if model.text is not None else _first_token(processors)
         for number, tokens in enumerate(token_texts(model.decoder.inputs, processors, seed)):
@@ -192,6 +192,22 @@ def _texts(
     batch = next(item.shape[0] for item in decoder.inputs if item.name == TOKEN_IDS)
     for tokens in token_texts(decoder.inputs, processors, seed):
         yield _Text(decoder, np.tile(tokens[:PROMPT_TOKENS], (batch if isinstance(batch, int) else 1, 1)), None)
+
+
+def _encoder_of(source: Path, decoder: PartDescription) -> Path:
+    """Return the file of the encoder: of the same stage by its name, else one beside it that says it is the encoder.
+
+    Raises:
+        InputError: there is none.
+    """
+    named = source.with_name(source.name.replace(decoder.name, _ENCODER))
+    if named != source and named.is_file():
+        return named
+    for path in sorted(source.parent.glob("*.onnx")):
+        described = read_part_description(path)
+        if described is not None and (described.name, described.part_names) == (_ENCODER, decoder.part_names):
+            return path
+    raise InputError(f"{source}: the encoder of this decoder is not beside it", hint="Name the folder of a build.")
 
 
 def encoder_feeds(inputs: Sequence[GraphInput], processors: Path, sizes: Mapping[str, int], seed: int) -> Arrays:
