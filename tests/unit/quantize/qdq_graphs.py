@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graphs import parse
 from winml.modelkit.arrays import Array
-from winml.modelkit.flows.quantize.activation_statistics import measure_channels, measure_ranges
+from winml.modelkit.flows.quantize.activation_statistics import channel_rows, measure_channels, measure_ranges
 from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
 from winml.modelkit.quantize.options import QuantizeOptions
@@ -33,6 +33,10 @@ class FixedSamples:
     def channel_maxima(self, model: ir.Model, axes: Mapping[str, int]) -> Mapping[str, Array]:
         """Return the largest absolute value of each channel."""
         return measure_channels(model, axes, lambda _: self.samples)
+
+    def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
+        """Return rows of values."""
+        return channel_rows(model, names, lambda _: self.samples)
 
     def as_record(self) -> dict[str, Any]:
         """Say what they are."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,8 +62,9 @@ def _samples(shape: tuple[int, ...], count: int = 4) -> FixedSamples:
 
 def _equalized(model: ir.Model, samples: FixedSamples, **options: Any) -> tuple[ir.Model, Equalization]:
     changed = model.clone()
-    names = frozenset(node.name or "" for node in changed.graph if node.op_type in ("MatMul", "Conv", "Gemm"))
-    done = equalize(changed, names, QuantizeOptions(precision="w8a8", **options), samples.channel_maxima)
+    bits = {node.name or "": 8 for node in changed.graph if node.op_type in ("MatMul", "Conv", "Gemm")}
+    settings = QuantizeOptions(precision="w8a8", **options)
+    done = equalize(changed, bits, settings, samples, has_channel_scales=False)
     return changed, done
 
 
@@ -171,3 +172,21 @@ def test_quantized_outputs_come_nearer_where_a_channel_is_an_outlier() -> None:
         return float(((np.stack(_outputs(result.model, samples)) - expected) ** 2).sum())
 
     assert noise(smooth_quant=0.5) < noise() / 10
+
+
+def test_activation_whose_layer_would_be_less_exact_is_left() -> None:
+    """Where every second token is far from the others, all channels grow together, and no factor helps a layer."""
+    model = _graph(NORMALIZED, NORMALIZED_TAGS, NORMALIZED_WEIGHTS)
+    samples = _samples((2, 5, 16))
+
+    class WorstRows(FixedSamples):
+        """Rows in which the channel that was largest is small: what the maxima say does not hold for them."""
+
+        def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
+            """Return rows with the maxima turned round."""
+            maxima = self.channel_maxima(model, dict.fromkeys(names, -1))
+            return {name: (found.max() ** 2 / found)[None, :].repeat(8, axis=0) for name, found in maxima.items()}
+
+    _, done = _equalized(model, WorstRows(samples.samples), smooth_quant=1.0)
+    assert "h" not in done.forms
+    assert any("less exact" in note for note in done.notes)

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -35,12 +36,11 @@ from winml.modelkit.quantize.options import QuantizeOptions
 
 __all__ = ["Equalization", "equalize"]
 
-ChannelMaxima = Callable[[ir.Model, Mapping[str, int]], Mapping[str, Array]]
-"""Measures the largest absolute value of each channel: model, name of a value → axis; returns arrays [channels]."""
-
 OUTLIERS = 4.0
 """Ratio of the largest channel to the median channel from which on a Mul is inserted. Chosen: below it a channel loses
 at most two of eight bits."""
+_WEIGHT_STEPS = 255
+"""Of weights in 8 bits."""
 SWEEPS = 3
 """Chosen: cross-layer factors of a chain of layers hardly change after the second sweep."""
 
@@ -48,6 +48,16 @@ _HOMOGENEOUS = frozenset({"Relu", "LeakyRelu", "MaxPool", "AveragePool", "Global
 """Operators with ``f(x / s) = f(x) / s`` for every positive ``s`` of a channel."""
 _NORMALIZATIONS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
 _ONNX_DOMAINS = ("", "ai.onnx")
+
+
+class ActivationSource(Protocol):
+    """Measures activations over calibration samples."""
+
+    def channel_maxima(self, model: ir.Model, axes: Mapping[str, int]) -> Mapping[str, Array]:
+        """Return the largest absolute value of each channel along an axis: one array [channels] for each value."""
+
+    def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
+        """Return some rows of values along their last axis: one array [rows, channels] for each value."""
 
 
 @dataclass(frozen=True)
@@ -93,15 +103,21 @@ class _Site:
 
 
 def equalize(
-    model: ir.Model, names: frozenset[str], options: QuantizeOptions, channel_maxima: ChannelMaxima
+    model: ir.Model,
+    names: Mapping[str, int],
+    options: QuantizeOptions,
+    activations: ActivationSource,
+    *,
+    has_channel_scales: bool,
 ) -> Equalization:
     """Balance the channels that named layers read, in place.
 
     Args:
         model: The model; the numbers of its outputs stay the same in float.
-        names: Names of the nodes with weights that become integers of 8 bits.
+        names: Name of a node with a weight whose activations become integers → bits of these.
         options: Says which of the methods, and how strong.
-        channel_maxima: Measures activations over the calibration samples.
+        activations: Measures activations over the calibration samples.
+        has_channel_scales: Whether each output channel of a weight has a scale.
     """
     give_products_own_weights(model, names)
     forms: dict[str, str] = {}
@@ -117,25 +133,71 @@ def equalize(
         )
     if options.smooth_quant is not None:
         sites = list(_sites(model, names))
-        maxima = channel_maxima(model, {site.value.name or "": site.axis for site in sites})
+        maxima = activations.channel_maxima(model, {site.value.name or "": site.axis for site in sites})
         factors = {
             site: _smoothing_factors(maxima[site.value.name or ""], _weight_maxima(site.readers), options.smooth_quant)
             for site in sites
             if site.makers or _has_outliers(maxima[site.value.name or ""])
         }
+        products = [site for site in factors if all(slot.node.op_type != "Conv" for slot in site.readers)]
+        rows = activations.channel_rows(model, [site.value.name or "" for site in products])
+        worse = {
+            site
+            for site in products
+            if _output_error(site, rows[site.value.name or ""], names, factors[site], has_channel_scales)
+            >= _output_error(site, rows[site.value.name or ""], names, None, has_channel_scales)
+        }
+        factors = {site: numbers for site, numbers in factors.items() if site not in worse}
         _apply(model, factors, forms)
         count += len(factors)
-        inserted = sum(not site.makers for site in factors)
-        notes.append(
-            f"SmoothQuant (strength {options.smooth_quant:g}) balanced {len(factors)} activations: "
-            f"{len(factors) - inserted} in the constants of the layer before, {inserted} by a Mul."
-            if factors
-            else "SmoothQuant found no activation to balance: no layer reads channels that a constant can scale."
-        )
+        notes.append(_smoothing_words(options.smooth_quant, list(factors), len(worse)))
     return Equalization(forms, count, tuple(notes))
 
 
-def _sites(model: ir.Model, names: frozenset[str]) -> Iterator[_Site]:
+def _smoothing_words(strength: float, balanced: list[_Site], worse: int) -> str:
+    left = f" {worse} more were left: their layers would be less exact." if worse else ""
+    if not balanced:
+        return f"SmoothQuant (strength {strength:g}) balanced no activation.{left}"
+    inserted = sum(not site.makers for site in balanced)
+    return (
+        f"SmoothQuant (strength {strength:g}) balanced {len(balanced)} activations: {len(balanced) - inserted} in the "
+        f"constants of the layer before, {inserted} by a Mul.{left}"
+    )
+
+
+def _output_error(
+    site: _Site, rows: Array, bits: Mapping[str, int], factors: Array | None, has_channel_scales: bool
+) -> float:
+    """Return the squared error of what the layers make of some rows, once both sides are integers.
+
+    Args:
+        site: What the layers read.
+        rows: Of its values, float32 [rows, channels].
+        bits: Of the activations of a layer, by name.
+        factors: What the values are divided by, and the weights multiplied with; None: nothing.
+        has_channel_scales: Whether each output channel of a weight has a scale.
+    """
+    numbers = np.ones(site.channels, np.float32) if factors is None else factors.astype(np.float32)
+    error = 0.0
+    for slot in site.readers:
+        values = read_once(slot.tensor)
+        weight = values if slot.axis == 0 else values.T
+        activations = _rounded(rows / numbers, 2 ** bits[slot.node.name or ""] - 1, None)
+        scaled = weight * numbers[:, None]
+        integers = _rounded(scaled, _WEIGHT_STEPS, 0 if has_channel_scales else None)
+        error += float(((activations @ integers - rows @ weight) ** 2).sum())
+    return error
+
+
+def _rounded(values: Array, steps: int, axis: int | None) -> Array:
+    """Return values as integers of so many steps show them; with a scale for each place but along an axis, or one."""
+    low = np.minimum(values.min(axis=axis, keepdims=axis is not None), 0)
+    high = np.maximum(values.max(axis=axis, keepdims=axis is not None), 0)
+    step = np.where(high > low, (high - low) / steps, 1).astype(np.float32)
+    return np.asarray(np.rint(values / step) * step)
+
+
+def _sites(model: ir.Model, names: Mapping[str, int]) -> Iterator[_Site]:
     """Yield every activation that at least one named layer reads, with all of these layers."""
     readers: defaultdict[ir.Value, list[tuple[_Slot, int]]] = defaultdict(list)
     for node in model.graph:

@@ -197,6 +197,9 @@ class RangeSource(Protocol):
     def channel_maxima(self, model: ir.Model, axes: Mapping[str, int]) -> Mapping[str, Array]:
         """Return the largest absolute value of each channel along an axis: one array [channels] for each value."""
 
+    def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
+        """Return some rows of values along their last axis: one array [rows, channels] for each value."""
+
     def as_record(self) -> Mapping[str, Any]:
         """Return what the ranges come from, JSON-ready."""
 
@@ -246,7 +249,8 @@ def quantize(
         # Before units are looked for, of which each reads a weight of its own.
         give_products_own_weights(model, frozenset().union(*_groups(plan, provider).values()))
     if calibration is not None and (options.smooth_quant is not None or options.cross_layer_equalization):
-        equalized = equalize(model, _integer_nodes(plan), options, calibration.channel_maxima)
+        has_channel_scales = not provider.is_by_unit and options.per_channel is not False
+        equalized = equalize(model, _integer_nodes(plan), options, calibration, has_channel_scales=has_channel_scales)
     masked: frozenset[str] = frozenset()
     if provider.finite_masks and options.needs_ranges:
         make_masks_finite(model)
@@ -337,9 +341,9 @@ def _groups(plan: QuantizationPlan, provider: Placement) -> dict[tuple[Mode, Pre
     return groups
 
 
-def _integer_nodes(plan: QuantizationPlan) -> frozenset[str]:
-    """Return the nodes with weights whose activations become integers."""
-    return frozenset(node.name for node in plan.nodes if node.mode in INTEGER_ACTIVATIONS)
+def _integer_nodes(plan: QuantizationPlan) -> dict[str, int]:
+    """Return the nodes with weights whose activations become integers, with the bits of these."""
+    return {node.name: node.requested.activation_bits or 8 for node in plan.nodes if node.mode in INTEGER_ACTIVATIONS}
 
 
 def _measured_values(

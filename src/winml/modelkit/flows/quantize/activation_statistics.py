@@ -31,6 +31,7 @@ __all__ = [
     "Ranges",
     "SampleReader",
     "ValueStatistics",
+    "channel_rows",
     "measure_channels",
     "measure_ranges",
     "measure_statistics",
@@ -200,6 +201,42 @@ def measure_statistics(
                     counts[name] += np.histogram(array, BINS, range=(-bound, bound))[0]
             found |= {name: replace(found[name], counts=counts[name]) for name in group}
         return found
+
+
+ROWS = 256
+"""Rows of an activation by which the error of a layer is estimated. Chosen: room for outliers and for others."""
+
+
+def channel_rows(model: ir.Model, names: Sequence[str], read_samples: SampleReader) -> dict[str, Array]:
+    """Return about :data:`ROWS` rows of values along their last axis: of each sample those with the largest values,
+    which decide the range, and as many others.
+
+    Raises:
+        StageError: ONNX Runtime cannot load or run the graph.
+        WriteError: the temporary file cannot be written.
+    """
+    with temporary_folder() as folder:
+        observed = _ObservedFile(model, tuple(names), folder / OBSERVED_NAME, with_sizes=True)
+        extremes = _Extremes(tuple(names), with_sizes=True)
+        session = observed.reductions()
+        inputs = graph_inputs(session)
+        count = 0
+        for sample in read_samples(inputs):
+            extremes.add(session.run(sample, extremes.outputs))
+            count += 1
+        del session
+        found: dict[str, list[Array]] = {name: [] for name in names}
+        share = -(-ROWS // max(count, 1))
+        for group in _groups(extremes.size_bytes):
+            session = observed.values(group)
+            for sample in read_samples(inputs):
+                for name, array in session.run(sample, group).items():
+                    rows = array.reshape(-1, array.shape[-1])
+                    largest = np.argsort(-np.abs(rows).max(axis=1, initial=0))
+                    half = -(-share // 2)
+                    others = largest[half :: max(len(rows) // half, 1)][:half]
+                    found[name].append(rows[[*largest[:half], *others]])
+        return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
 def measure_channels(model: ir.Model, axes: Mapping[str, int], read_samples: SampleReader) -> dict[str, Array]:

@@ -32,6 +32,7 @@ from winml.modelkit.flows.quantize.activation_statistics import (
     Ranges,
     SampleReader,
     ValueStatistics,
+    channel_rows,
     measure_channels,
     measure_statistics,
     range_of,
@@ -409,6 +410,12 @@ class CalibrationStatistics:
             self._maxima.update({keys[name]: maxima for name, maxima in measured.items()})
             self._keep(model, {name: keys[name] for name in missing})
         return {name: self._maxima[key] for name, key in keys.items()}
+
+    def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
+        """Return some rows of values; they are measured each time, and not stored."""
+        if not names:
+            return {}
+        return self.calibration.over_samples(model, lambda observed, read: channel_rows(observed, names, read))
 
     def as_record(self) -> dict[str, object]:
         """Return what the statistics come from, JSON-ready."""
