@@ -185,7 +185,10 @@ def test_activation_whose_layer_would_be_less_exact_is_left() -> None:
         def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
             """Return rows with the maxima turned round."""
             maxima = self.channel_maxima(model, dict.fromkeys(names, -1))
-            return {name: (found.max() ** 2 / found)[None, :].repeat(8, axis=0) for name, found in maxima.items()}
+            return {
+                name: (found.max() ** 2 / np.maximum(found, found.max() / 1000))[None, :].repeat(8, axis=0)
+                for name, found in maxima.items()
+            }
 
     _, done = _equalized(model, WorstRows(samples.samples), smooth_quant=1.0)
     assert "h" not in done.forms
