@@ -26,11 +26,13 @@ from winml.modelkit.flows.module_functions import chosen_modules
 from winml.modelkit.graph.assumptions import Assumption
 from winml.modelkit.graph.files.output_files import ExportPaths, OutputFiles
 from winml.modelkit.graph.fingerprint import stamp
+from winml.modelkit.graph.lora_branches import add_branches
 from winml.modelkit.graph.model_metadata import ModelDescription, output_specs, write_model_metadata
 from winml.modelkit.graph.specs import UNNAMED, DynamicDimension, InputTensorSpec, OutputAxis, OutputTensorSpec
 from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, clear_tag, measure_coverage
 from winml.modelkit.hierarchy.torch_modules import CallTrace, joined_traces, record_calls, with_captured_modules
 from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
+from winml.modelkit.load.checkpoints.adapters import named_adapter
 from winml.modelkit.load.parts import LoadedModel, ModelPart
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.options import nearest
@@ -432,6 +434,9 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         step.summary = f"{len(capture.scopes)} captured nodes"
     with clock.step("tag injection") as step:
         model, graph_notes = _plain_graph(capture.model, run.config, used)
+        if part.branches:
+            names = [name for text in run.loaded.info.adapters if (name := named_adapter(text).name) is not None]
+            add_branches(model, part.branches, names, is_whole=len(run.loaded.parts) == 1)
         declare_output_shapes(model.graph, proof)
         _describe_model(model, run, replace(part, dimensions=dimensions), tree, used)
         coverage = measure_coverage(model)
