@@ -26,7 +26,7 @@ from winml.modelkit.builds.layouts.folder_layout import FolderLayout
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import FROM_CACHE, BuildJob, BuiltPart, StageRunner, StageStore
-from winml.modelkit.builds.stages import STAGES, Stage
+from winml.modelkit.builds.stages import STAGES, Stage, adapter_names
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
     BUILD_MANIFEST_NAME,
@@ -293,6 +293,8 @@ class _Outline:
             self._add(folder / name)
         layout = find_layout(plan.config.layout)
         for name in self._layout.rewritten_names:
+            self._add(folder / name)
+        for name in adapter_names(plan):
             self._add(folder / name)
         for name in layout.described:
             self._add(folder / name, f"{layout.readers} look for it with models of this kind")

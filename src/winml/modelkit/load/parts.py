@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from winml.modelkit.graph.lora_branches import LoraBranch
     from winml.modelkit.load.caches.layout import CacheLayout
+    from winml.modelkit.load.checkpoints.adapters import Adapter
     from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 
 __all__ = ["LoadedModel", "ModelInfo", "ModelPart"]
@@ -103,6 +104,8 @@ class ModelPart:
     """What the forward calls the position of the first token, which its inputs count from 0."""
     branches: tuple[LoraBranch, ...] = ()
     """LoRA that the graph has beside its modules: over weights in few bits, and of adapters that are switched."""
+    adapters: tuple[Adapter, ...] = ()
+    """Adapters that are switched at run time."""
     text: TextTokens | None = None
     """How a text that it writes begins and ends; None: the files beside the model say it."""
     notes: tuple[str, ...] = ()

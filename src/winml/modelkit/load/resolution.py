@@ -14,7 +14,7 @@ import importlib.util
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -115,6 +115,11 @@ class ResolvedModel:
     """Adapters that fit the model, in the order in which they were named."""
 
     @property
+    def swappable(self) -> tuple[Adapter, ...]:
+        """The adapters that are switched at run time."""
+        return tuple(adapter for adapter in self.adapters if adapter.name is not None)
+
+    @property
     def model(self) -> torch.nn.Module:
         """The whole model, the same in every part."""
         return self.parts[0].model
@@ -180,6 +185,7 @@ def resolve_model(
         check_adapters(model, adapters)
         unknown_dtype = dtype is None and folder is not None
         parts = decide_parts(model, checkpoint, decision.task, request)
+        _refuse_swapping_in_parts(adapters, parts)
     notes = ["the config names no dtype: taken as float32 until the weights say otherwise"] if unknown_dtype else []
     return ResolvedModel(
         source=source,
@@ -193,6 +199,21 @@ def resolve_model(
         coded=coded,
         adapters=adapters,
     )
+
+
+def _refuse_swapping_in_parts(adapters: Sequence[Adapter], parts: Sequence[ModelPart]) -> None:
+    """Refuse adapters that are switched at run time for a model of several graphs, each of which has some modules.
+
+    Raises:
+        CheckpointError: names the adapter and the parts.
+    """
+    swappable = next((adapter for adapter in adapters if adapter.name is not None), None)
+    if swappable is not None and len(parts) > 1:
+        raise swappable.error(
+            f"the model becomes several graphs ({', '.join(part.name for part in parts)}), and an adapter is switched "
+            "in one",
+            f"Merge it: --adapter {swappable.requested.folder}.",
+        )
 
 
 def requested_dtype(request: ModelRequest) -> torch.dtype | None:

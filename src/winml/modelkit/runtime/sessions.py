@@ -25,6 +25,7 @@ from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.options import load_json
+from winml.modelkit.runtime.adapters import activate
 from winml.modelkit.runtime.host import instruction_sets, saturates_integer_sums
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS, installed_plug_ins, named_providers, ort_reason
 
@@ -40,6 +41,7 @@ __all__ = [
     "run_onnx",
     "state_of_zeros",
     "state_rows",
+    "to_ort_value",
 ]
 
 
@@ -82,6 +84,7 @@ class Session:
         name: str = "",
         prepack: bool = True,
         in_written_order: bool = False,
+        adapter: Path | None = None,
     ) -> None:
         """Load a graph.
 
@@ -97,6 +100,7 @@ class Session:
             name: Name of a model given as bytes, for messages.
             prepack: Let kernels keep weights a second time, in the order they read them, which is faster.
             in_written_order: Run nodes in the order of the file, so that values live no longer than they do there.
+            adapter: File of an adapter that is active in every run, prepared ones excepted; None: the base model runs.
 
         Raises:
             UsageError: a provider is not part of the installed ONNX Runtime.
@@ -106,6 +110,7 @@ class Session:
         """
         self.name = (name or "the model in memory") if isinstance(model, bytes) else os.fspath(model)
         _refuse_unknown(providers)
+        self._run_options = None if adapter is None else activate(adapter)
 
         def opened(*, exact_sums: bool) -> ort.InferenceSession:
             options = _session_options(optimize, threads, prepack, in_written_order)
@@ -185,9 +190,9 @@ class Session:
                 f"{self.name} takes {', '.join(self.inputs) or 'no inputs'}; got {', '.join(feeds) or 'none'}"
             )
         try:
-            values = {name: _to_ort(array) for name, array in feeds.items()}
+            values = {name: to_ort_value(array) for name, array in feeds.items()}
             names = list(self.outputs if output_names is None else output_names)
-            outputs = self._session.run_with_ort_values(names, values)
+            outputs = self._session.run_with_ort_values(names, values, self._run_options)
             return {name: _to_numpy(output) for name, output in zip(names, outputs, strict=True)}
         except ORT_ERRORS as error:
             raise StageError(f"ONNX Runtime cannot run {self.name}: {ort_reason(error)}") from error
@@ -212,8 +217,8 @@ class Session:
         if {*feeds, *states} != set(self.inputs):
             raise UsageError(f"{self.name} takes {', '.join(self.inputs)}; got {', '.join((*feeds, *states))}")
         try:
-            values = {**{name: _to_ort(array) for name, array in feeds.items()}, **states}
-            outputs = self._session.run_with_ort_values(list(self.outputs), values)
+            values = {**{name: to_ort_value(array) for name, array in feeds.items()}, **states}
+            outputs = self._session.run_with_ort_values(list(self.outputs), values, self._run_options)
             named = dict(zip(self.outputs, outputs, strict=True))
             arrays = {name: _to_numpy(value) for name, value in named.items() if name not in retained}
             return arrays, {name: named[name] for name in self.outputs if name in retained}
@@ -264,7 +269,7 @@ class PreparedRun:
             return
         try:
             # These refer to the arrays, which have to stay.
-            self._values = {input_name: _to_ort(array) for input_name, array in feeds.items()}
+            self._values = {input_name: to_ort_value(array) for input_name, array in feeds.items()}
             self._binding = self._bound(memory)
         except ORT_ERRORS as error:
             raise self._run_error(error) from error
@@ -334,7 +339,7 @@ def _output_memory(session: ort.InferenceSession) -> dict[str, str]:
 
 def _run_on_arrays(session: ort.InferenceSession, names: list[str], feeds: Arrays) -> list[Array | None]:
     """Run once; return an array per output, None for one that is no tensor."""
-    values = session.run_with_ort_values(names, {name: _to_ort(array) for name, array in feeds.items()})
+    values = session.run_with_ort_values(names, {name: to_ort_value(array) for name, array in feeds.items()})
     return [_to_numpy(value) if value.is_tensor() else None for value in values]
 
 
@@ -427,22 +432,23 @@ def state_of_zeros(shape: Sequence[int], dtype: str) -> ort.OrtValue:
         shape: Its sizes.
         dtype: Its element type as numpy or ``ml_dtypes`` call it.
     """
-    return _to_ort(np.zeros(shape, getattr(ml_dtypes, dtype, dtype)))
+    return to_ort_value(np.zeros(shape, getattr(ml_dtypes, dtype, dtype)))
 
 
 def state_rows(value: ort.OrtValue, rows: Sequence[int], axis: int = 0) -> ort.OrtValue:
     """Return a value with chosen entries of an axis, in that order; they are copied."""
-    return _to_ort(np.take(_to_numpy(value), rows, axis=axis))
+    return to_ort_value(np.take(_to_numpy(value), rows, axis=axis))
 
 
 def last_entries(value: ort.OrtValue, count: int, axis: int) -> ort.OrtValue:
     """Return a value with the last entries of an axis, copied; the value itself where it has no more."""
     array = _to_numpy(value)
     start = array.shape[axis] - count
-    return value if start <= 0 else _to_ort(array[(slice(None),) * axis + (slice(start, None),)])
+    return value if start <= 0 else to_ort_value(array[(slice(None),) * axis + (slice(start, None),)])
 
 
-def _to_ort(array: Array) -> ort.OrtValue:
+def to_ort_value(array: Array) -> ort.OrtValue:
+    """Return an array as ONNX Runtime takes it, ``ml_dtypes.bfloat16`` included; it may refer to the array."""
     # ONNX Runtime reads the buffer without strides, and accepts a scalar only as an array of rank 0.
     array = np.asarray(array, order="C")
     if array.dtype == ml_dtypes.bfloat16:

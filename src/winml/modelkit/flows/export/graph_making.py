@@ -32,7 +32,6 @@ from winml.modelkit.graph.specs import UNNAMED, DynamicDimension, InputTensorSpe
 from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, clear_tag, measure_coverage
 from winml.modelkit.hierarchy.torch_modules import CallTrace, joined_traces, record_calls, with_captured_modules
 from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
-from winml.modelkit.load.checkpoints.adapters import named_adapter
 from winml.modelkit.load.parts import LoadedModel, ModelPart
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.options import nearest
@@ -224,6 +223,8 @@ class ExportTarget:
     with_report: bool
     with_companions: bool = True
     """Whether config, tokenizer and processor files of a checkpoint are copied beside it."""
+    with_adapters: bool = True
+    """Whether adapters that are switched at run time are written beside it."""
     functions: str | None = None
     """Modules that the file holds as functions: ``all``, ``classes`` or a selector. None: none."""
     named_folder: Path = field(default_factory=Path)
@@ -435,7 +436,7 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
     with clock.step("tag injection") as step:
         model, graph_notes = _plain_graph(capture.model, run.config, used)
         if part.branches:
-            names = [name for text in run.loaded.info.adapters if (name := named_adapter(text).name) is not None]
+            names = [adapter.name for adapter in part.adapters if adapter.name is not None]
             add_branches(model, part.branches, names, is_whole=len(run.loaded.parts) == 1)
         declare_output_shapes(model.graph, proof)
         _describe_model(model, run, replace(part, dimensions=dimensions), tree, used)

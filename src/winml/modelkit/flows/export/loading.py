@@ -104,7 +104,12 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
         return referring
 
     parts = resolved.parts_with(
-        model, stored=stored, with_weights=with_weights, with_references=with_references, branches=tuple(branches)
+        model,
+        stored=stored,
+        with_weights=with_weights,
+        with_references=with_references,
+        branches=tuple(branches),
+        adapters=resolved.swappable,
     )
     notes = (*weight_notes, *dtype_notes(model, request))
     info = model_info(resolved, request)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import CheckpointError, ModelPathError, UsageError
 from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
@@ -19,12 +19,16 @@ from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.checkpoints.weight_files import StoredEntry, check_safetensors, stored_entries
 from winml.modelkit.options import JsonError, read_json_file
 
+if TYPE_CHECKING:
+    from winml.modelkit.arrays import Array
+
 __all__ = [
     "ADAPTER_CONFIG_NAME",
     "Adapter",
     "LoraPair",
     "NamedAdapter",
     "adapter_files",
+    "adapter_values",
     "named_adapter",
     "read_adapters",
 ]
@@ -306,6 +310,38 @@ def _tensor_error(
     return CheckpointError(
         f"{requested.words}: tensor {tensor!r} of shape {list(tensors[tensor].shape)} {problem}", hint=_RESAVE
     )
+
+
+def adapter_values(adapter: Adapter, inputs: Mapping[str, tuple[str, str]], dtype: Any) -> dict[str, Array]:
+    """Return what an adapter fills inputs of a graph with, the scaling included.
+
+    Args:
+        adapter: One that can be switched.
+        inputs: Path of a module in the graph → the names of its inputs.
+        dtype: Element type of the inputs, as numpy or ``ml_dtypes`` have it.
+
+    Raises:
+        CheckpointError: the graph has no inputs for a module, or the file became shorter.
+    """
+    import numpy as np
+
+    from winml.modelkit.load.checkpoints.quantized.stored import stored_values
+
+    values = {}
+    for path, pair in adapter.pairs.items():
+        found = path if path in inputs else next((name for name in inputs if _is_same_module(name, path)), None)
+        if found is None:
+            raise adapter.error(f"the graph has no inputs for module {path!r}", "Export the model again.")
+        a, b = (stored_values(adapter.tensors[name], name).read().astype(np.float32) for name in (pair.a, pair.b))
+        first, second = inputs[found]
+        values[first] = np.ascontiguousarray(a.T).astype(dtype)
+        values[second] = np.ascontiguousarray(b.T * np.float32(pair.scaling)).astype(dtype)
+    return values
+
+
+def _is_same_module(path: str, other: str) -> bool:
+    """Say whether two paths differ only by the name of the base model before one of them."""
+    return path.endswith(f".{other}") or other.endswith(f".{path}")
 
 
 def adapter_files(adapters: Sequence[Adapter]) -> dict[str, Path]:

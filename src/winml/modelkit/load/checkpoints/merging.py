@@ -19,7 +19,7 @@ from winml.modelkit.load.checkpoints.adapters import Adapter, LoraPair
 from winml.modelkit.load.checkpoints.weights import DeferredTensor, deferred_entries
 from winml.modelkit.options import nearest
 
-__all__ = ["check_adapters", "merge_adapters", "swappable_branches", "swappable_tensors"]
+__all__ = ["check_adapters", "merge_adapters", "swappable_branches"]
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -90,19 +90,6 @@ def swappable_branches(model: nn.Module, adapters: Sequence[Adapter]) -> list[Lo
         if path in paths:
             branches.append(LoraBranch(path, *_channels(module), is_table=paths[path]))
     return branches
-
-
-def swappable_tensors(model: nn.Module, adapter: Adapter) -> dict[str, torch.Tensor]:
-    """Return the weights of an adapter under the names of the inputs that they fill, float32, the scaling included."""
-    tensors = deferred_entries(adapter.tensors)
-    values = {}
-    for path, pair in adapter.pairs.items():
-        found = _module_path(model, path)
-        assert found is not None  # checked
-        names = lora_names(found)
-        for name, tensor in zip(names, _factors(pair, tensors), strict=True):
-            values[name] = tensor.realized().contiguous()
-    return values
 
 
 def _factors(pair: LoraPair, tensors: dict[str, DeferredTensor]) -> tuple[DeferredTensor, DeferredTensor]:
