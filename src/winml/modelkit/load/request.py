@@ -19,7 +19,7 @@ from winml.modelkit.errors import ModelPathError, UsageError, WinMLError
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec, is_open
-from winml.modelkit.load.checkpoints.adapters import ADAPTER_CONFIG_NAME, read_adapters
+from winml.modelkit.load.checkpoints.adapters import ADAPTER_CONFIG_NAME, named_adapter, read_adapters
 from winml.modelkit.load.checkpoints.hub import snapshot_folder
 from winml.modelkit.load.checkpoints.quantized.formats import folder_format
 from winml.modelkit.load.checkpoints.task import WITH_PAST, canonical_task, canonical_word
@@ -45,6 +45,7 @@ __all__ = [
     "checkpoint_path",
     "exported_from",
     "processor_folder",
+    "recorded_adapters",
     "resolve_source",
 ]
 
@@ -390,6 +391,25 @@ _SHARE = "\\\\"
 """Start of the drive of a path on another machine, which Windows asks for."""
 
 
+def recorded_adapters(metadata: Mapping[str, str], active: str | None = None) -> tuple[str, ...]:
+    """Return the adapters that a model in PyTorch needs to answer as a file does, to be merged.
+
+    Args:
+        metadata: What the file says about itself.
+        active: Name of the adapter that is active in the file; None: none is.
+    """
+    try:
+        recorded = [str(item) for item in load_json(metadata.get(MODEL_KEY, "")).get("adapters") or ()]
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return ()
+    merged = []
+    for text in recorded:
+        item = named_adapter(text)
+        if item.name in (None, active):
+            merged.append(str(item.folder))
+    return tuple(merged)
+
+
 def exported_from(
     metadata: Mapping[str, str], displayed: str, hint: str = _HINT, option: str = "--baseline pytorch"
 ) -> ModelRequest:
@@ -416,7 +436,8 @@ def exported_from(
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UsageError(f"{option}: {displayed} does not say which model it was exported from", hint=hint) from None
     try:
-        is_remote = PureWindowsPath(request.model.strip()).drive.startswith(_SHARE)
+        named = (request.model, *(text.rpartition("=")[2] for text in request.adapter))
+        is_remote = any(PureWindowsPath(name.strip()).drive.startswith(_SHARE) for name in named)
         kind = "type" if is_remote else resolve_source(request).kind
     except WinMLError:
         kind = "type"

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnxruntime as ort
 
@@ -20,7 +19,7 @@ from winml.modelkit.metadata_keys import ADAPTERS_KEY
 from winml.modelkit.options import load_json, nearest
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS, ort_reason
 
-__all__ = ["AdapterInputs", "activate", "adapter_beside", "adapter_inputs_of", "adapter_name", "write_adapter"]
+__all__ = ["ActiveAdapter", "AdapterInputs", "adapter_beside", "adapter_inputs_of", "adapter_name", "write_adapter"]
 
 _VERSION = 1
 """Chosen: of an adapter and of its model; ONNX Runtime compares neither."""
@@ -106,19 +105,22 @@ def write_adapter(path: Path, values: Mapping[str, Array]) -> None:
         raise StageError(f"ONNX Runtime cannot write the adapter {path.name}: {ort_reason(error)}") from error
 
 
-def activate(path: Path) -> Any:
-    """Return options of runs in which an adapter is active.
+class ActiveAdapter:
+    """An adapter that is active in the runs whose options these are."""
 
-    Raises:
-        InputError: the file is no adapter, or damaged.
-    """
-    try:
-        adapter = ort.LoraAdapter()
-        adapter.Load(str(path))
-        options = ort.RunOptions()
-        options.add_active_adapter(adapter)
-    except ORT_ERRORS as error:
-        raise InputError(
-            f"{path}: ONNX Runtime cannot read this adapter: {ort_reason(error)}", hint="Build the model again."
-        ) from error
-    return options
+    def __init__(self, path: Path) -> None:
+        """Read the adapter.
+
+        Raises:
+            InputError: the file is no adapter, or damaged.
+        """
+        try:
+            self._adapter = ort.LoraAdapter()
+            self._adapter.Load(str(path))
+            self.options = ort.RunOptions()
+            # NOTE: options refer to an adapter without keeping it alive; a run without it reads freed memory.
+            self.options.add_active_adapter(self._adapter)
+        except ORT_ERRORS as error:
+            raise InputError(
+                f"{path}: ONNX Runtime cannot read this adapter: {ort_reason(error)}", hint="Build the model again."
+            ) from error

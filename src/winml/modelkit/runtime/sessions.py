@@ -25,7 +25,7 @@ from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.options import load_json
-from winml.modelkit.runtime.adapters import activate
+from winml.modelkit.runtime.adapters import ActiveAdapter
 from winml.modelkit.runtime.host import instruction_sets, saturates_integer_sums
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS, installed_plug_ins, named_providers, ort_reason
 
@@ -110,7 +110,7 @@ class Session:
         """
         self.name = (name or "the model in memory") if isinstance(model, bytes) else os.fspath(model)
         _refuse_unknown(providers)
-        self._run_options = None if adapter is None else activate(adapter)
+        self._adapter = None if adapter is None else ActiveAdapter(adapter)
 
         def opened(*, exact_sums: bool) -> ort.InferenceSession:
             options = _session_options(optimize, threads, prepack, in_written_order)
@@ -152,6 +152,10 @@ class Session:
             value.name: tuple(value.shape) for value in outputs if value.type.startswith("tensor")
         }
         """Declared or inferred shapes of the outputs that are tensors."""
+
+    @property
+    def _run_options(self) -> ort.RunOptions | None:
+        return None if self._adapter is None else self._adapter.options
 
     @property
     def metadata(self) -> dict[str, str]:
