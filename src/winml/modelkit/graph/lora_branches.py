@@ -88,7 +88,7 @@ def add_branches(model: ir.Model, branches: Sequence[LoraBranch], names: Sequenc
         if branch.a is None:
             paths.append(branch.path)
     if paths:
-        record = {"names": list(names), "inputs": {path: list(lora_names(path)) for path in paths}}
+        record = {"names": list(names), "modules": paths}
         model.metadata_props[ADAPTERS_KEY] = json.dumps(record, ensure_ascii=False)
 
 

@@ -46,10 +46,12 @@ def adapter_name(name: str) -> str:
 
 def adapter_inputs_of(metadata: Mapping[str, str]) -> AdapterInputs | None:
     """Return which adapters a graph takes; None where it takes none, or what it says is damaged."""
+    from winml.modelkit.graph.lora_branches import lora_names  # imports onnx_ir
+
     try:
         record = load_json(metadata.get(ADAPTERS_KEY, ""))
         names = tuple(str(name) for name in record["names"])
-        modules = {str(path): (str(first), str(second)) for path, (first, second) in record["inputs"].items()}
+        modules = {str(path): lora_names(path) for path in record["modules"]}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return AdapterInputs(names, modules)
