@@ -89,7 +89,10 @@ def adapters(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     folder, model = tmp_path_factory.mktemp("adapters"), pytorch(llama)
     return {
         "one": (save_adapter(folder / "one", model, (*ATTENTION, "embed_tokens", "lm_head"), seed=1), 2.0),
-        "two": (save_adapter(folder / "two", model, ("q_proj", "gate_proj", "down_proj"), seed=2, rank=2, alpha=1), 0.5),
+        "two": (
+            save_adapter(folder / "two", model, ("q_proj", "gate_proj", "down_proj"), seed=2, rank=2, alpha=1),
+            0.5,
+        ),
     }
 
 

@@ -27,7 +27,15 @@ from winml.modelkit.builds.layouts.folder_layout import FolderLayout
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.plan import BuildPlan, refuse_missing_compiler
 from winml.modelkit.builds.stage_runs import TOOL_NAME, BuildJob, BuiltPart, StageRunner, StageStore
-from winml.modelkit.builds.stages import STAGES, Stage, StageOutcome, StageTask, adapter_names, export_outcomes, names_of
+from winml.modelkit.builds.stages import (
+    STAGES,
+    Stage,
+    StageOutcome,
+    StageTask,
+    adapter_names,
+    export_outcomes,
+    names_of,
+)
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
     BUILD_MANIFEST_NAME,
@@ -227,7 +235,9 @@ def _run_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:
         on_parts=task.claim_parts,
         handover=_handover_of(task.plan),
     )
-    result = exporter.export_checkpoint(request, task.output, overwrite=True, with_companions=False, with_adapters=False)
+    result = exporter.export_checkpoint(
+        request, task.output, overwrite=True, with_companions=False, with_adapters=False
+    )
     outcomes = export_outcomes(task.plan, result)
     return tuple(
         replace(outcome, summary=_summary(task.plan, part))

@@ -199,7 +199,9 @@ def _run_export(task: StageTask) -> tuple[StageOutcome, ...]:
     assert config is not None  # skipped otherwise
     exporter = HTPExporter(config, seed=request.seed, on_step=task.on_step, on_parts=task.claim_parts)
     # The build itself puts what belongs beside its result there.
-    result = exporter.export_checkpoint(request, task.output, overwrite=True, with_companions=False, with_adapters=False)
+    result = exporter.export_checkpoint(
+        request, task.output, overwrite=True, with_companions=False, with_adapters=False
+    )
     return export_outcomes(task.plan, result)
 
 

@@ -23,12 +23,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import ExportError
 from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.hierarchy.tagging import name_scope, scope_path
 from winml.modelkit.metadata_keys import ADAPTERS_KEY
 
-__all__ = ["LoraBranch", "add_branches", "adapter_inputs", "lora_names"]
+__all__ = ["LoraBranch", "add_branches", "lora_names"]
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,6 @@ class LoraBranch:
 def lora_names(path: str) -> tuple[str, str]:
     """Return the names of the two inputs of a module whose adapters are switched at run time."""
     return f"{path}.lora_A.weight", f"{path}.lora_B.weight"
-
-
-def adapter_inputs(graph: ir.Graph) -> list[ir.Value]:
-    """Return the inputs of a graph that have a default: those that adapters fill."""
-    return [value for value in graph.inputs if value.name in graph.initializers]
 
 
 def add_branches(model: ir.Model, branches: Sequence[LoraBranch], names: Sequence[str], *, is_whole: bool) -> None:
@@ -126,25 +122,28 @@ class _BranchAdder:
 
     def _weights(self, branch: LoraBranch, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:
         """Return the two weights of a branch: initializers, or inputs with an empty default."""
-        names, values = lora_names(branch.path), []
-        rank = None if branch.a is None else int(branch.a.shape[1])
-        for name, tensor, is_a in zip(names, (branch.a, branch.b), (True, False), strict=True):
-            size = branch.inputs if is_a else branch.outputs
-            if tensor is None:
-                own, shape = name, [size, f"{branch.path}.rank"] if is_a else [f"{branch.path}.rank", size]
-                held: ir.TensorProtocol = ir.Tensor(
-                    np.zeros((size, 0) if is_a else (0, size), dtype.numpy()), dtype=dtype, name=own
-                )
-            else:
-                assert rank is not None  # both are there, or none
-                own, shape = self._fresh.take(name), [size, rank] if is_a else [rank, size]
-                held = _cast(tensor, dtype, own)
-            value = ir.Value(name=own, type=ir.TensorType(dtype), shape=ir.Shape(shape), const_value=held)
-            self._graph.register_initializer(value)
-            if tensor is None:
-                self._graph.inputs.append(value)
-            values.append(value)
-        return values[0], values[1]
+        first, second = lora_names(branch.path)
+        if branch.a is not None and branch.b is not None:
+            return self._constant(first, branch.a, dtype), self._constant(second, branch.b, dtype)
+        rank = f"{branch.path}.rank"
+        return (
+            self._input(first, [branch.inputs, rank], np.zeros((branch.inputs, 0), dtype.numpy()), dtype),
+            self._input(second, [rank, branch.outputs], np.zeros((0, branch.outputs), dtype.numpy()), dtype),
+        )
+
+    def _constant(self, wish: str, tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.Value:
+        name = self._fresh.take(wish)
+        shape = ir.Shape(tensor.shape.numpy())
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=shape, const_value=_cast(tensor, dtype, name))
+        self._graph.register_initializer(value)
+        return value
+
+    def _input(self, name: str, shape: Sequence[int | str], default: Array, dtype: ir.DataType) -> ir.Value:
+        held = ir.Tensor(default, dtype=dtype, name=name)
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape), const_value=held)
+        self._graph.register_initializer(value)
+        self._graph.inputs.append(value)
+        return value
 
     def _add_beside(self, node: ir.Node, branch: LoraBranch, a: ir.Value, b: ir.Value) -> None:
         base = node.outputs[0]
@@ -185,4 +184,4 @@ def _cast(tensor: ir.TensorProtocol, dtype: ir.DataType, name: str) -> ir.Tensor
     def values() -> ir.TensorProtocol:
         return ir.Tensor(np.asarray(tensor.numpy()).astype(dtype.numpy()), dtype=dtype, name=name)
 
-    return ir.LazyTensor(values, dtype=dtype, shape=tensor.shape, name=name)
+    return ir.LazyTensor(values, dtype=dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)

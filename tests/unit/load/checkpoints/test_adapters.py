@@ -90,11 +90,11 @@ def test_missing_files_are_named(tmp_path: Path, folder: Path) -> None:
         read_adapters([str(tmp_path / "nowhere")])
     (folder / "adapter_model.safetensors").unlink()
     torch.save({}, folder / "adapter_model.bin")
-    with pytest.raises(ModelPathError, match="adapter_model.safetensors") as caught:
+    with pytest.raises(ModelPathError, match=r"adapter_model\.safetensors") as caught:
         read_adapters([str(folder)])
     assert "pickle" in caught.value.hint
     (folder / "adapter_config.json").unlink()
-    with pytest.raises(ModelPathError, match="adapter_config.json"):
+    with pytest.raises(ModelPathError, match=r"adapter_config\.json"):
         read_adapters([str(folder)])
 
 
@@ -106,5 +106,5 @@ def test_damaged_files_are_named(folder: Path) -> None:
         read_adapters([str(folder)])
     for text in ("{", "[]"):
         (folder / "adapter_config.json").write_text(text)
-        with pytest.raises(CheckpointError, match="adapter_config.json"):
+        with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
             read_adapters([str(folder)])

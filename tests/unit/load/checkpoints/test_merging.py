@@ -77,7 +77,7 @@ def test_each_class_of_module_gets_its_matrices_added(
     )
     base = deferred(net, tmp_path) if is_deferred else copy.deepcopy(net)
     assert [] == merge_adapters(base, read(folder, net))
-    scaling = {name: 8 / (2 if rslora else 4) for name in TARGETS}
+    scaling = dict.fromkeys(TARGETS, 8 / (2 if rslora else 4))
     scaling.update({"linear": 8 / (2**0.5 if rslora else 2), "image": 3 / (2 if rslora else 4)})
     expected = dict(merge_by_formula(net, folder, scaling).named_parameters())
     for name, value in base.named_parameters():

@@ -43,7 +43,7 @@ _NAME = re.compile(r"^[A-Za-z0-9][\w.-]{0,63}$", re.ASCII)
 _PREFIX = "base_model.model."
 """Specified: how peft begins the names of tensors."""
 
-_PAIR = re.compile(r"^(?P<path>.*?)\.?(?P<kind>lora_A|lora_B|lora_embedding_A|lora_embedding_B)(\.(?P<leaf>weight|bias))?$")  # fmt: skip
+_PAIR = re.compile(r"^(?P<path>.*?)\.?(?P<kind>lora_(embedding_)?[AB])(\.(?P<leaf>weight|bias))?$")
 _MAGNITUDE = re.compile(r"^(?P<path>.*?)\.?lora_magnitude_vector(\.weight)?$")
 
 _REFUSED = {
@@ -286,7 +286,9 @@ def _pair(
     alpha = float(_by_pattern(config, "alpha_pattern", path, config["lora_alpha"]))
     scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     if ("magnitude" in parts) != bool(config.get("use_dora")):
-        problem = "belongs to a DoRA, which the config does not name" if "magnitude" in parts else "lacks its magnitudes"
+        problem = (
+            "belongs to a DoRA, which the config does not name" if "magnitude" in parts else "lacks its magnitudes"
+        )
         raise _tensor_error(requested, tensors, parts.get("magnitude", a), problem)
     return LoraPair(a, b, rank, scaling, is_embedding, parts.get("lora_B.bias"), parts.get("magnitude"))
 

@@ -108,13 +108,13 @@ def _branch(
             f"{path} has its weight in few bits, and a DoRA scales the rows of the weight itself",
             "Merge it into the model that was quantized, or use an adapter without DoRA.",
         )
-    a, b = (
-        item.by_reference(name) for item, name in zip(_factors(pair, tensors), lora_names(path), strict=True)
-    )
+    a, b = (item.by_reference(name) for item, name in zip(_factors(pair, tensors), lora_names(path), strict=True))
     return LoraBranch(path, *_channels(module), is_table=pair.is_embedding, a=a, b=b)
 
 
-def _merged(module: nn.Module, weight: torch.Tensor, pair: LoraPair, tensors: dict[str, DeferredTensor]) -> torch.Tensor:
+def _merged(
+    module: nn.Module, weight: torch.Tensor, pair: LoraPair, tensors: dict[str, DeferredTensor]
+) -> torch.Tensor:
     """Return a weight with an adapter merged, in the type of the weight."""
     a, b = _float(_value(tensors[pair.a], weight)), _float(_value(tensors[pair.b], weight))
     rank = pair.rank
@@ -272,6 +272,4 @@ def _refuse_swapping(adapter: Adapter, model: nn.Module) -> None:
             kind = "DoRA" if pair.magnitude is not None else "lora_bias"
             raise adapter.error(f"{path} has {kind}, which cannot be switched at run time", merging)
         if not isinstance(module, (nn.Linear, nn.Embedding)) and not _is_transposed(module):
-            raise adapter.error(
-                f"{path} is a {type(module).__name__}, which cannot be switched at run time", merging
-            )
+            raise adapter.error(f"{path} is a {type(module).__name__}, which cannot be switched at run time", merging)
