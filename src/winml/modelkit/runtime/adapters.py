@@ -17,6 +17,7 @@ from winml.modelkit.errors import InputError, StageError, UsageError
 from winml.modelkit.file_names import ADAPTER_SUFFIX
 from winml.modelkit.metadata_keys import ADAPTERS_KEY
 from winml.modelkit.options import load_json, nearest
+from winml.modelkit.runtime.ort_values import to_ort_value
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS, ort_reason
 
 __all__ = ["ActiveAdapter", "AdapterInputs", "adapter_beside", "adapter_inputs_of", "adapter_name", "write_adapter"]
@@ -95,8 +96,6 @@ def write_adapter(path: Path, values: Mapping[str, Array]) -> None:
     Raises:
         StageError: ONNX Runtime does not write it.
     """
-    from winml.modelkit.runtime.sessions import to_ort_value
-
     try:
         adapter = ort.AdapterFormat()
         adapter.set_adapter_version(_VERSION)

@@ -6,9 +6,7 @@ Runtime's own numpy interface does not support.
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -27,6 +25,7 @@ from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.options import load_json
 from winml.modelkit.runtime.adapters import ActiveAdapter
 from winml.modelkit.runtime.host import instruction_sets, saturates_integer_sums
+from winml.modelkit.runtime.ort_values import to_array, to_ort_value
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS, installed_plug_ins, named_providers, ort_reason
 
 __all__ = [
@@ -41,7 +40,6 @@ __all__ = [
     "run_onnx",
     "state_of_zeros",
     "state_rows",
-    "to_ort_value",
 ]
 
 
@@ -55,8 +53,6 @@ Shape = tuple[int | str | None, ...]
 CPU = ("CPUExecutionProvider",)
 """The provider every ONNX Runtime has."""
 
-_ONNX_BFLOAT16 = 16
-"""Specified: ``TensorProto.BFLOAT16``."""
 EXACT_INTEGER_SUMS = "session.x64quantprecision"
 """Specified: entry of ONNX Runtime's session configuration; takes effect where graphs are optimized when opened."""
 SEVERITY_FATAL = 4
@@ -197,7 +193,7 @@ class Session:
             values = {name: to_ort_value(array) for name, array in feeds.items()}
             names = list(self.outputs if output_names is None else output_names)
             outputs = self._session.run_with_ort_values(names, values, self._run_options)
-            return {name: _to_numpy(output) for name, output in zip(names, outputs, strict=True)}
+            return {name: to_array(output) for name, output in zip(names, outputs, strict=True)}
         except ORT_ERRORS as error:
             raise StageError(f"ONNX Runtime cannot run {self.name}: {ort_reason(error)}") from error
 
@@ -224,7 +220,7 @@ class Session:
             values = {**{name: to_ort_value(array) for name, array in feeds.items()}, **states}
             outputs = self._session.run_with_ort_values(list(self.outputs), values, self._run_options)
             named = dict(zip(self.outputs, outputs, strict=True))
-            arrays = {name: _to_numpy(value) for name, value in named.items() if name not in retained}
+            arrays = {name: to_array(value) for name, value in named.items() if name not in retained}
             return arrays, {name: named[name] for name in self.outputs if name in retained}
         except ORT_ERRORS as error:
             raise StageError(f"ONNX Runtime cannot run {self.name}: {ort_reason(error)}") from error
@@ -322,7 +318,7 @@ class PreparedRun:
                 self._session.run_with_iobinding(binding)
             except ORT_ERRORS as error:
                 raise self._run_error(error) from error
-        return [_to_numpy(value) if value.is_tensor() else None for value in binding.get_outputs()]
+        return [to_array(value) if value.is_tensor() else None for value in binding.get_outputs()]
 
     def _run_error(self, error: Exception) -> StageError:
         return StageError(f"ONNX Runtime cannot run {self._name}: {ort_reason(error)}")
@@ -344,7 +340,7 @@ def _output_memory(session: ort.InferenceSession) -> dict[str, str]:
 def _run_on_arrays(session: ort.InferenceSession, names: list[str], feeds: Arrays) -> list[Array | None]:
     """Run once; return an array per output, None for one that is no tensor."""
     values = session.run_with_ort_values(names, {name: to_ort_value(array) for name, array in feeds.items()})
-    return [_to_numpy(value) if value.is_tensor() else None for value in values]
+    return [to_array(value) if value.is_tensor() else None for value in values]
 
 
 def onnxruntime_version() -> str:
@@ -441,33 +437,14 @@ def state_of_zeros(shape: Sequence[int], dtype: str) -> ort.OrtValue:
 
 def state_rows(value: ort.OrtValue, rows: Sequence[int], axis: int = 0) -> ort.OrtValue:
     """Return a value with chosen entries of an axis, in that order; they are copied."""
-    return to_ort_value(np.take(_to_numpy(value), rows, axis=axis))
+    return to_ort_value(np.take(to_array(value), rows, axis=axis))
 
 
 def last_entries(value: ort.OrtValue, count: int, axis: int) -> ort.OrtValue:
     """Return a value with the last entries of an axis, copied; the value itself where it has no more."""
-    array = _to_numpy(value)
+    array = to_array(value)
     start = array.shape[axis] - count
     return value if start <= 0 else to_ort_value(array[(slice(None),) * axis + (slice(start, None),)])
-
-
-def to_ort_value(array: Array) -> ort.OrtValue:
-    """Return an array as ONNX Runtime takes it, ``ml_dtypes.bfloat16`` included; it may refer to the array."""
-    # ONNX Runtime reads the buffer without strides, and accepts a scalar only as an array of rank 0.
-    array = np.asarray(array, order="C")
-    if array.dtype == ml_dtypes.bfloat16:
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BFLOAT16)
-    return ort.OrtValue.ortvalue_from_numpy(array)
-
-
-def _to_numpy(value: ort.OrtValue) -> Array:
-    if value.data_type() != "tensor(bfloat16)":
-        array: Array = value.numpy()
-        return array
-    shape = value.shape()
-    # Copied, since the memory is freed with the value.
-    data = bytearray(ctypes.string_at(value.data_ptr(), math.prod(shape) * 2))
-    return np.frombuffer(data, dtype=ml_dtypes.bfloat16).reshape(shape)
 
 
 # --- Writes the graph that ONNX Runtime's optimizer makes of a file.

@@ -160,7 +160,7 @@ class FolderLayout:
         names = adapter_names(self._plan)
         if not names:
             return
-        from winml.modelkit.flows.adapter_files import swappable_adapters, write_adapters
+        from winml.modelkit.flows.export.adapter_files import swappable_adapters, write_adapters
 
         adapters = swappable_adapters(self._plan.request.adapter)
         for part in parts:  # of which there is one

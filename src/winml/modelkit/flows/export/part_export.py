@@ -21,7 +21,7 @@ from winml.modelkit.export.config import SECOND_TRY_S, ExporterUse, WinMLExportC
 from winml.modelkit.export.state_restoration import process_left_as_found
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.file_names import ENCODER, ONLY_PART, sidecar_path
-from winml.modelkit.flows.adapter_files import write_adapters
+from winml.modelkit.flows.export.adapter_files import write_adapters
 from winml.modelkit.flows.export.graph_making import ExportRun, TaggedGraph, bounded_graph, make_tagged_graph
 from winml.modelkit.flows.export.loading import load_for_export
 from winml.modelkit.flows.generated_samples import encoder_feeds, has_processors, made_values, token_texts

@@ -150,10 +150,8 @@ def _set(module: nn.Module, attribute: str, values: torch.Tensor) -> None:
     before = getattr(module, attribute)
     if isinstance(values, DeferredTensor) and not isinstance(before, DeferredTensor):
         values = values.realized()
-    if isinstance(before, nn.Parameter) or attribute in module._parameters:
-        module._parameters[attribute] = nn.Parameter(values, requires_grad=False)
-    else:
-        module._buffers[attribute] = values
+    is_parameter = attribute in dict(module.named_parameters(recurse=False))
+    setattr(module, attribute, nn.Parameter(values, requires_grad=False) if is_parameter else values)
 
 
 # --- Where is what an adapter names?
