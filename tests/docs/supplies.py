@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM
 
+from adapters import save_adapter
 from checkpoints import save_checkpoint, save_image_processor
 from coded_checkpoints import save_awq
 from e2e.in_process import run_here
@@ -191,6 +193,13 @@ def _save_awq(path: Path) -> None:
         shutil.copytree(save_awq(Path(folder)).folder, path)
 
 
+def _save_adapter(path: Path, seed: int) -> None:
+    """Write an adapter of the model that pages call llama."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = AutoModelForCausalLM.from_pretrained(save_decoder(Path(folder) / "llama", max_position_embeddings=1024))
+    save_adapter(path, model, ("q_proj", "v_proj", "down_proj"), seed=seed, rank=2 * seed)
+
+
 def _save_whisper(folder: Path) -> None:
     """Write one that tells times: its tokens from 60 on are times."""
     save_encoder_decoder(folder, "whisper")
@@ -226,6 +235,8 @@ _MAKERS: Mapping[str, Callable[[Path], object]] = {
     ),
     "llama": lambda path: save_decoder(path, max_position_embeddings=1024),
     "llama-awq": _save_awq,
+    "french adapter": lambda path: _save_adapter(path, 1),
+    "polite adapter": lambda path: _save_adapter(path, 2),
     "gpt2": lambda path: save_decoder(path, "gpt2"),
     "t5": lambda path: save_encoder_decoder(path, "t5", num_layers=1),
     "whisper": _save_whisper,

@@ -50,6 +50,8 @@ SWEEP_CELL_NAME = "cell.json"
 SWEEP_LOG_NAME = "log.txt"
 """In the folder of a sweep: what is asked for, what was found in three forms; and of each
 model in each configuration, what was found and what libraries printed."""
+ADAPTER_SUFFIX = ".onnx_adapter"
+"""End of the name of an adapter that ONNX Runtime switches on: ``<name>.onnx_adapter`` beside the model."""
 EXPORTED_NAME = "export.onnx"
 OPTIMIZED_NAME = "optimized.onnx"
 QUANTIZED_NAME = "quantized.onnx"

@@ -27,6 +27,8 @@ NORMALIZED_KEY = "winml.normalized"
 QUANTIZATION_KEY = "winml.quantization"
 """Of a node: its precision and what it is (``weight``, ``activation``, ``operator``). Of the model: what was asked for
 and what came of it, module by module."""
+ADAPTERS_KEY = "winml.adapters"
+"""Of a model whose adapters are switched at run time: their names, and the modules that have inputs for them."""
 FLOAT_SOURCE_KEY = "winml.quantization.source"
 """Of a quantized model: name and digest of the float file that it was made from."""
 COMPILE_KEY = "winml.compile"

@@ -27,7 +27,15 @@ from winml.modelkit.builds.layouts.folder_layout import FolderLayout
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.plan import BuildPlan, refuse_missing_compiler
 from winml.modelkit.builds.stage_runs import TOOL_NAME, BuildJob, BuiltPart, StageRunner, StageStore
-from winml.modelkit.builds.stages import STAGES, Stage, StageOutcome, StageTask, export_outcomes, names_of
+from winml.modelkit.builds.stages import (
+    STAGES,
+    Stage,
+    StageOutcome,
+    StageTask,
+    adapter_names,
+    export_outcomes,
+    names_of,
+)
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
     BUILD_MANIFEST_NAME,
@@ -231,7 +239,9 @@ def _run_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:
         on_parts=task.claim_parts,
         handover=_handover_of(task.plan),
     )
-    result = exporter.export_checkpoint(request, task.output, overwrite=True, with_companions=False)
+    result = exporter.export_checkpoint(
+        request, task.output, overwrite=True, with_companions=False, with_adapters=False
+    )
     outcomes = export_outcomes(task.plan, result)
     return tuple(
         replace(outcome, summary=_summary(task.plan, part))
@@ -406,7 +416,8 @@ def names_of_build(plan: BuildPlan, stages: Sequence[Stage] = STAGES) -> tuple[s
     """Return every name that a build of a model of one part may write, besides the manifest and data."""
     runs = (stages, handed_over_stages(stages, plan))
     evaluated = () if plan.config.eval is None else (EVALUATION_NAME,)
-    return tuple(dict.fromkeys((*(name for run in runs for name in names_of(run, config=plan.config)), *evaluated)))
+    named = (name for run in runs for name in names_of(run, config=plan.config))
+    return tuple(dict.fromkeys((*named, *adapter_names(plan), *evaluated)))
 
 
 @dataclass(frozen=True)
@@ -665,6 +676,7 @@ class _Build:
             config.write_text(text, encoding="utf-8")
             for name, text in self._layout.written(self._parts, names).items():
                 files.reserve(folder / name).write_text(text, encoding="utf-8")
+            self._layout.place_adapters(self._parts, folder, files)
             written = {path.relative_to(folder.absolute()).as_posix() for path in files.commit()}
         self._companions.settle(files)
         placed = {}

@@ -18,6 +18,7 @@ from winml.modelkit.builds.cache import file_digest, read_digest
 from winml.modelkit.errors import InputError
 from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.load.checkpoints.adapters import adapter_files, read_adapters
 from winml.modelkit.load.checkpoints.companion_files import card_files, companion_files
 from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, ModelSource, checkpoint_path, resolve_source
@@ -107,8 +108,14 @@ def identify_model(request: ModelRequest) -> ModelIdentity:
     folder = checkpoint_path(source, request)
     named = {"hub_id": source.name, "commit": folder.name} if source.kind == "hub" else {}
     files = tuple(_files_read(source, folder, request))
+    adapters = read_adapters(request.adapter)
+    merged = adapter_files(adapters)
     return ModelIdentity(
-        lambda: {**named, "files": file_digests(files)},
+        lambda: {
+            **named,
+            "files": file_digests(files),
+            **({"adapters": file_digests(merged)} if merged else {}),
+        },
         is_repeatable=True,
         places=(folder,),
         companions=companion_files(folder),

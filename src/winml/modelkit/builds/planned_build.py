@@ -26,7 +26,7 @@ from winml.modelkit.builds.layouts.folder_layout import FolderLayout
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import FROM_CACHE, BuildJob, BuiltPart, StageRunner, StageStore
-from winml.modelkit.builds.stages import STAGES, Stage
+from winml.modelkit.builds.stages import STAGES, Stage, adapter_names
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
     BUILD_MANIFEST_NAME,
@@ -38,6 +38,7 @@ from winml.modelkit.file_names import (
 )
 from winml.modelkit.flows.quantize.calibration_files import calibration_files
 from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.load.checkpoints.adapters import adapter_files, read_adapters
 from winml.modelkit.load.checkpoints.hub import cached_snapshot
 from winml.modelkit.load.request import resolve_source
 from winml.modelkit.results.build_manifest import StageRecord
@@ -294,6 +295,8 @@ class _Outline:
         layout = find_layout(plan.config.layout)
         for name in self._layout.rewritten_names:
             self._add(folder / name)
+        for name in adapter_names(plan):
+            self._add(folder / name)
         for name in layout.described:
             self._add(folder / name, f"{layout.readers} look for it with models of this kind")
         if not plan.deploy_only:
@@ -313,7 +316,8 @@ class _Outline:
         samples = () if data is None else calibration_files(data).values()
         if plan.onnx_path is not None:
             return (plan.onnx_path, *external_files(plan.onnx_path), *samples)
-        return (*(path for path in resolve_source(plan.request).files if path.is_file()), *samples)
+        adapters = adapter_files(read_adapters(plan.request.adapter)).values()
+        return (*(path for path in resolve_source(plan.request).files if path.is_file()), *adapters, *samples)
 
     def _removes(self) -> tuple[Path, ...]:
         """Return the files of earlier builds that this one does not make, or not under the same name."""

@@ -19,6 +19,7 @@ from winml.modelkit.errors import StageError, UsageError, rename_options
 from winml.modelkit.evaluate.processors import processor_files
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import (
+    ADAPTER_SUFFIX,
     BUILD_CONFIG_NAME,
     COMPILED_NAME,
     DECODER,
@@ -33,6 +34,7 @@ from winml.modelkit.file_names import (
 )
 from winml.modelkit.flows.quantize.calibration_files import calibration_files, calibration_kind
 from winml.modelkit.graph.specs import current_name
+from winml.modelkit.load.checkpoints.adapters import named_adapter
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.registries import installed_sources
@@ -51,6 +53,7 @@ __all__ = [
     "Stage",
     "StageOutcome",
     "StageTask",
+    "adapter_names",
     "built_name",
     "export_outcomes",
     "names_of",
@@ -196,7 +199,9 @@ def _run_export(task: StageTask) -> tuple[StageOutcome, ...]:
     assert config is not None  # skipped otherwise
     exporter = HTPExporter(config, seed=request.seed, on_step=task.on_step, on_parts=task.claim_parts)
     # The build itself puts what belongs beside its result there.
-    result = exporter.export_checkpoint(request, task.output, overwrite=True, with_companions=False)
+    result = exporter.export_checkpoint(
+        request, task.output, overwrite=True, with_companions=False, with_adapters=False
+    )
     return export_outcomes(task.plan, result)
 
 
@@ -530,6 +535,13 @@ def names_of(
         if layout.numbers_data:
             data.append(numbered_data_path(models[-1], 0))
     return (*(path.as_posix() for path in (*models, *data, *sidecars)), *layout.written, BUILD_CONFIG_NAME)
+
+
+def adapter_names(plan: BuildPlan) -> tuple[str, ...]:
+    """Return the names, in the folder of a build, of the adapters that are switched at run time."""
+    folder = Path(built_name(ONLY_PART, of_several=False, config=plan.config)).parent
+    named = (named_adapter(text).name for text in plan.request.adapter)
+    return tuple((folder / f"{name}{ADAPTER_SUFFIX}").as_posix() for name in named if name is not None)
 
 
 def built_name(part: str, *, of_several: bool, config: WinMLBuildConfig | None) -> str:

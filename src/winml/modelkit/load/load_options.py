@@ -75,6 +75,15 @@ class LoadOptions:
             "Only this part of a model of several, such as decoder; repeatable.", "source", metavar="PART"
         ),
     )
+    adapter: tuple[str, ...] = field(
+        default=(),
+        metadata=_declared(
+            "Folder of a LoRA adapter as peft saves it, to merge into the weights; as NAME=PATH it is switched at run "
+            "time instead. Repeatable.",
+            "source",
+            metavar="[NAME=]PATH",
+        ),
+    )
     random_weights: bool = field(
         default=False, metadata=_declared("Build from the config alone, with seeded random weights.", "random")
     )

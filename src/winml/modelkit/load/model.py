@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec
 from winml.modelkit.load.checkpoints.companion_files import companion_files
 from winml.modelkit.load.checkpoints.config import build_error
+from winml.modelkit.load.checkpoints.merging import merge_adapters, swappable_branches
 from winml.modelkit.load.checkpoints.weights import load_checkpoint
 from winml.modelkit.load.families.input_decisions import decide_parts
 from winml.modelkit.load.library_access import local_libraries
@@ -190,6 +192,8 @@ def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Prog
         else:
             parts, weight_notes = _checkpoint_parts(resolved, request, progress)
     notes = (*weight_notes, *dtype_notes(parts[0].model, request))
+    if branches := tuple(swappable_branches(parts[0].model, resolved.adapters)):
+        parts = tuple(replace(part, branches=branches, adapters=resolved.swappable) for part in parts)
     info = model_info(resolved, request)
     return LoadedModel.of_parts(info, parts, resolved.checkpoint.notes, notes, wanted=request.submodel)
 
@@ -206,6 +210,7 @@ def _randomly_weighted_parts(
             resolved.model_class, resolved.checkpoint.config, request.seed, dtype=requested_dtype(request)
         )
     )
+    merge_adapters(model, resolved.adapters)
     if len(resolved.parts) == 1:
         # The forwards of several parts are no calls of the model as it is.
         part = resolved.parts[0]
@@ -233,6 +238,7 @@ def _checkpoint_parts(
         trust_remote_code=request.trust_remote_code,
         coded=resolved.coded,
     )
+    merge_adapters(model, resolved.adapters)
     model = with_plain_outputs(model)
     if resolved.dtype is None:
         # Pickled weights told their dtype only now, and inputs that are not indices meet them in it.
@@ -260,6 +266,7 @@ def model_info(resolved: ResolvedModel, request: ModelRequest) -> ModelInfo:
         source_format=None if resolved.coded is None else resolved.coded.format.name,
         revision=request.revision,
         random_weights=request.random_weights,
+        adapters=request.adapter,
         companions=companion_files(source.path) if source.path is not None else {},
     )
 

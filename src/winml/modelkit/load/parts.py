@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     import torch
 
+    from winml.modelkit.graph.lora_branches import LoraBranch
     from winml.modelkit.load.caches.layout import CacheLayout
+    from winml.modelkit.load.checkpoints.adapters import Adapter
     from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 
 __all__ = ["LoadedModel", "ModelInfo", "ModelPart"]
@@ -53,6 +55,8 @@ class ModelInfo(Record):
     """Revision of a Hub id that was asked for."""
     random_weights: bool = field(default=False, metadata=entry(omit_empty=True))
     """Whether the weights mean nothing."""
+    adapters: tuple[str, ...] = field(default=(), metadata=entry(omit_empty=True))
+    """Adapters as they were named: ``PATH`` where merged, ``NAME=PATH`` where switched at run time."""
     companions: Mapping[str, Path] = field(default_factory=dict, metadata=entry(skip=True))
     """Config, tokenizer and processor files of the checkpoint: name beside the ONNX file → file."""
 
@@ -98,6 +102,10 @@ class ModelPart:
     """The cache that goes in and out; None without one."""
     first_position: int = 0
     """What the forward calls the position of the first token, which its inputs count from 0."""
+    branches: tuple[LoraBranch, ...] = ()
+    """LoRA that the graph has beside its modules: over weights in few bits, and of adapters that are switched."""
+    adapters: tuple[Adapter, ...] = ()
+    """Adapters that are switched at run time."""
     text: TextTokens | None = None
     """How a text that it writes begins and ends; None: the files beside the model say it."""
     notes: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from winml.modelkit.errors import ModelPathError, UsageError, WinMLError
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec, is_open
+from winml.modelkit.load.checkpoints.adapters import ADAPTER_CONFIG_NAME, named_adapter, read_adapters
 from winml.modelkit.load.checkpoints.hub import snapshot_folder
 from winml.modelkit.load.checkpoints.quantized.formats import folder_format
 from winml.modelkit.load.checkpoints.task import WITH_PAST, canonical_task, canonical_word
@@ -44,6 +45,7 @@ __all__ = [
     "checkpoint_path",
     "exported_from",
     "processor_folder",
+    "recorded_adapters",
     "resolve_source",
 ]
 
@@ -281,6 +283,12 @@ def _check_flags(source: ModelSource, request: ModelRequest) -> None:
             f"{option}: {source.name} is a factory, whose sizes only its author knows",
             hint="Describe its inputs with --input-specs, or change its example_inputs().",
         )
+    if source.kind == "script" and request.adapter:
+        raise UsageError(
+            f"--adapter {request.adapter[0]}: {source.name} makes its own weights",
+            hint="Leave --adapter out, and return the model with the adapter merged.",
+        )
+    read_adapters(request.adapter)
     if request.task is not None:
         canonical_task(request.task)
         if canonical_word(request.task).endswith(WITH_PAST) and not request.cache:
@@ -323,8 +331,8 @@ def check_folder(folder: Path, *, needs_weights: bool) -> WeightFiles | None:
 def _without_config_hint(folder: Path) -> str:
     if (folder / BUILD_MANIFEST_NAME).is_file():
         return f"Run the same winml build with -o {folder} again: it goes on where it ended."
-    if (folder / "adapter_config.json").is_file():
-        return "It holds an adapter: merge it into its base model, save that, and give the result."
+    if (folder / ADAPTER_CONFIG_NAME).is_file():
+        return f"It holds an adapter: name its base model with -m, and add --adapter {folder}."
     inner = sorted(path.parent.name for path in folder.glob(f"*/{CHECKPOINT_CONFIG_NAME}"))
     if inner:
         return f"Did you mean one of the folders inside it: {', '.join(inner[:5])}?"
@@ -383,6 +391,25 @@ _SHARE = "\\\\"
 """Start of the drive of a path on another machine, which Windows asks for."""
 
 
+def recorded_adapters(metadata: Mapping[str, str], active: str | None = None) -> tuple[str, ...]:
+    """Return the adapters that a model in PyTorch needs to answer as a file does, to be merged.
+
+    Args:
+        metadata: What the file says about itself.
+        active: Name of the adapter that is active in the file; None: none is.
+    """
+    try:
+        recorded = [str(item) for item in load_json(metadata.get(MODEL_KEY, "")).get("adapters") or ()]
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return ()
+    merged = []
+    for text in recorded:
+        item = named_adapter(text)
+        if item.name in (None, active):
+            merged.append(str(item.folder))
+    return tuple(merged)
+
+
 def exported_from(
     metadata: Mapping[str, str], displayed: str, hint: str = _HINT, option: str = "--baseline pytorch"
 ) -> ModelRequest:
@@ -404,11 +431,13 @@ def exported_from(
             model=str(record["name_or_path"]),
             task=record.get("task"),
             random_weights=bool(record.get("random_weights")),
+            adapter=tuple(str(item) for item in record.get("adapters") or ()),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UsageError(f"{option}: {displayed} does not say which model it was exported from", hint=hint) from None
     try:
-        is_remote = PureWindowsPath(request.model.strip()).drive.startswith(_SHARE)
+        named = (request.model, *(text.rpartition("=")[2] for text in request.adapter))
+        is_remote = any(PureWindowsPath(name.strip()).drive.startswith(_SHARE) for name in named)
         kind = "type" if is_remote else resolve_source(request).kind
     except WinMLError:
         kind = "type"

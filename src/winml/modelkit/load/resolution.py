@@ -14,7 +14,7 @@ import importlib.util
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -37,6 +37,7 @@ from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 from winml.modelkit.graph.files.named_paths import restored_working_directory
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.hierarchy.torch_modules import uncompiled
+from winml.modelkit.load.checkpoints.adapters import Adapter, read_adapters
 from winml.modelkit.load.checkpoints.config import (
     CheckpointConfig,
     build_error,
@@ -49,6 +50,7 @@ from winml.modelkit.load.checkpoints.config import (
     with_config_of_class,
 )
 from winml.modelkit.load.checkpoints.hub import snapshot_folder
+from winml.modelkit.load.checkpoints.merging import check_adapters
 from winml.modelkit.load.checkpoints.quantized.formats import CodedCheckpoint, read_coded_checkpoint
 from winml.modelkit.load.checkpoints.task import TaskDecision, resolve_custom_task, resolve_task
 from winml.modelkit.load.checkpoints.weight_files import find_weights, stored_entries, stored_sizes
@@ -108,6 +110,14 @@ class ResolvedModel:
 
     coded: CodedCheckpoint | None = None
     """Its weights in few bits; None where it has none, or random weights stand in for all."""
+
+    adapters: tuple[Adapter, ...] = ()
+    """Adapters that fit the model, in the order in which they were named."""
+
+    @property
+    def swappable(self) -> tuple[Adapter, ...]:
+        """The adapters that are switched at run time."""
+        return tuple(adapter for adapter in self.adapters if adapter.name is not None)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -171,8 +181,11 @@ def resolve_model(
         widens_halves = widens_halves or coded is not None
         dtype, is_widened = _read_dtype(checkpoint.config, folder, request, widens_halves=widens_halves)
         model = _build_without_storage(model_class, checkpoint.config, dtype)
+        adapters = read_adapters(request.adapter)
+        check_adapters(model, adapters)
         unknown_dtype = dtype is None and folder is not None
         parts = decide_parts(model, checkpoint, decision.task, request)
+        _refuse_swapping_in_parts(adapters, parts)
     notes = ["the config names no dtype: taken as float32 until the weights say otherwise"] if unknown_dtype else []
     return ResolvedModel(
         source=source,
@@ -184,7 +197,23 @@ def resolve_model(
         model_notes=(*checkpoint.notes, *notes),
         is_widened=is_widened,
         coded=coded,
+        adapters=adapters,
     )
+
+
+def _refuse_swapping_in_parts(adapters: Sequence[Adapter], parts: Sequence[ModelPart]) -> None:
+    """Refuse adapters that are switched at run time for a model of several graphs, each of which has some modules.
+
+    Raises:
+        CheckpointError: names the adapter and the parts.
+    """
+    swappable = next((adapter for adapter in adapters if adapter.name is not None), None)
+    if swappable is not None and len(parts) > 1:
+        raise swappable.error(
+            f"the model becomes several graphs ({', '.join(part.name for part in parts)}), and an adapter is switched "
+            "in one",
+            f"Merge it: --adapter {swappable.requested.folder}.",
+        )
 
 
 def requested_dtype(request: ModelRequest) -> torch.dtype | None:

@@ -6,9 +6,7 @@ Runtime's own numpy interface does not support.
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -25,7 +23,9 @@ from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.options import load_json
+from winml.modelkit.runtime.adapters import ActiveAdapter
 from winml.modelkit.runtime.host import instruction_sets, saturates_integer_sums
+from winml.modelkit.runtime.ort_values import to_array, to_ort_value
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS, installed_plug_ins, named_providers, ort_reason
 
 __all__ = [
@@ -53,8 +53,6 @@ Shape = tuple[int | str | None, ...]
 CPU = ("CPUExecutionProvider",)
 """The provider every ONNX Runtime has."""
 
-_ONNX_BFLOAT16 = 16
-"""Specified: ``TensorProto.BFLOAT16``."""
 EXACT_INTEGER_SUMS = "session.x64quantprecision"
 """Specified: entry of ONNX Runtime's session configuration; takes effect where graphs are optimized when opened."""
 SEVERITY_FATAL = 4
@@ -82,6 +80,7 @@ class Session:
         name: str = "",
         prepack: bool = True,
         in_written_order: bool = False,
+        adapter: Path | None = None,
     ) -> None:
         """Load a graph.
 
@@ -97,6 +96,7 @@ class Session:
             name: Name of a model given as bytes, for messages.
             prepack: Let kernels keep weights a second time, in the order they read them, which is faster.
             in_written_order: Run nodes in the order of the file, so that values live no longer than they do there.
+            adapter: File of an adapter that is active in every run, prepared ones excepted; None: the base model runs.
 
         Raises:
             UsageError: a provider is not part of the installed ONNX Runtime.
@@ -106,6 +106,7 @@ class Session:
         """
         self.name = (name or "the model in memory") if isinstance(model, bytes) else os.fspath(model)
         _refuse_unknown(providers)
+        self._adapter = None if adapter is None else ActiveAdapter(adapter)
 
         def opened(*, exact_sums: bool) -> ort.InferenceSession:
             options = _session_options(optimize, threads, prepack, in_written_order)
@@ -149,6 +150,10 @@ class Session:
         """Declared or inferred shapes of the outputs that are tensors."""
 
     @property
+    def _run_options(self) -> ort.RunOptions | None:
+        return None if self._adapter is None else self._adapter.options
+
+    @property
     def metadata(self) -> dict[str, str]:
         """The custom metadata of the file, by key."""
         return self._described(lambda: dict(self._session.get_modelmeta().custom_metadata_map))
@@ -185,10 +190,10 @@ class Session:
                 f"{self.name} takes {', '.join(self.inputs) or 'no inputs'}; got {', '.join(feeds) or 'none'}"
             )
         try:
-            values = {name: _to_ort(array) for name, array in feeds.items()}
+            values = {name: to_ort_value(array) for name, array in feeds.items()}
             names = list(self.outputs if output_names is None else output_names)
-            outputs = self._session.run_with_ort_values(names, values)
-            return {name: _to_numpy(output) for name, output in zip(names, outputs, strict=True)}
+            outputs = self._session.run_with_ort_values(names, values, self._run_options)
+            return {name: to_array(output) for name, output in zip(names, outputs, strict=True)}
         except ORT_ERRORS as error:
             raise StageError(f"ONNX Runtime cannot run {self.name}: {ort_reason(error)}") from error
 
@@ -212,10 +217,10 @@ class Session:
         if {*feeds, *states} != set(self.inputs):
             raise UsageError(f"{self.name} takes {', '.join(self.inputs)}; got {', '.join((*feeds, *states))}")
         try:
-            values = {**{name: _to_ort(array) for name, array in feeds.items()}, **states}
-            outputs = self._session.run_with_ort_values(list(self.outputs), values)
+            values = {**{name: to_ort_value(array) for name, array in feeds.items()}, **states}
+            outputs = self._session.run_with_ort_values(list(self.outputs), values, self._run_options)
             named = dict(zip(self.outputs, outputs, strict=True))
-            arrays = {name: _to_numpy(value) for name, value in named.items() if name not in retained}
+            arrays = {name: to_array(value) for name, value in named.items() if name not in retained}
             return arrays, {name: named[name] for name in self.outputs if name in retained}
         except ORT_ERRORS as error:
             raise StageError(f"ONNX Runtime cannot run {self.name}: {ort_reason(error)}") from error
@@ -264,7 +269,7 @@ class PreparedRun:
             return
         try:
             # These refer to the arrays, which have to stay.
-            self._values = {input_name: _to_ort(array) for input_name, array in feeds.items()}
+            self._values = {input_name: to_ort_value(array) for input_name, array in feeds.items()}
             self._binding = self._bound(memory)
         except ORT_ERRORS as error:
             raise self._run_error(error) from error
@@ -313,7 +318,7 @@ class PreparedRun:
                 self._session.run_with_iobinding(binding)
             except ORT_ERRORS as error:
                 raise self._run_error(error) from error
-        return [_to_numpy(value) if value.is_tensor() else None for value in binding.get_outputs()]
+        return [to_array(value) if value.is_tensor() else None for value in binding.get_outputs()]
 
     def _run_error(self, error: Exception) -> StageError:
         return StageError(f"ONNX Runtime cannot run {self._name}: {ort_reason(error)}")
@@ -334,8 +339,8 @@ def _output_memory(session: ort.InferenceSession) -> dict[str, str]:
 
 def _run_on_arrays(session: ort.InferenceSession, names: list[str], feeds: Arrays) -> list[Array | None]:
     """Run once; return an array per output, None for one that is no tensor."""
-    values = session.run_with_ort_values(names, {name: _to_ort(array) for name, array in feeds.items()})
-    return [_to_numpy(value) if value.is_tensor() else None for value in values]
+    values = session.run_with_ort_values(names, {name: to_ort_value(array) for name, array in feeds.items()})
+    return [to_array(value) if value.is_tensor() else None for value in values]
 
 
 def onnxruntime_version() -> str:
@@ -427,37 +432,19 @@ def state_of_zeros(shape: Sequence[int], dtype: str) -> ort.OrtValue:
         shape: Its sizes.
         dtype: Its element type as numpy or ``ml_dtypes`` call it.
     """
-    return _to_ort(np.zeros(shape, getattr(ml_dtypes, dtype, dtype)))
+    return to_ort_value(np.zeros(shape, getattr(ml_dtypes, dtype, dtype)))
 
 
 def state_rows(value: ort.OrtValue, rows: Sequence[int], axis: int = 0) -> ort.OrtValue:
     """Return a value with chosen entries of an axis, in that order; they are copied."""
-    return _to_ort(np.take(_to_numpy(value), rows, axis=axis))
+    return to_ort_value(np.take(to_array(value), rows, axis=axis))
 
 
 def last_entries(value: ort.OrtValue, count: int, axis: int) -> ort.OrtValue:
     """Return a value with the last entries of an axis, copied; the value itself where it has no more."""
-    array = _to_numpy(value)
+    array = to_array(value)
     start = array.shape[axis] - count
-    return value if start <= 0 else _to_ort(array[(slice(None),) * axis + (slice(start, None),)])
-
-
-def _to_ort(array: Array) -> ort.OrtValue:
-    # ONNX Runtime reads the buffer without strides, and accepts a scalar only as an array of rank 0.
-    array = np.asarray(array, order="C")
-    if array.dtype == ml_dtypes.bfloat16:
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BFLOAT16)
-    return ort.OrtValue.ortvalue_from_numpy(array)
-
-
-def _to_numpy(value: ort.OrtValue) -> Array:
-    if value.data_type() != "tensor(bfloat16)":
-        array: Array = value.numpy()
-        return array
-    shape = value.shape()
-    # Copied, since the memory is freed with the value.
-    data = bytearray(ctypes.string_at(value.data_ptr(), math.prod(shape) * 2))
-    return np.frombuffer(data, dtype=ml_dtypes.bfloat16).reshape(shape)
+    return value if start <= 0 else to_ort_value(array[(slice(None),) * axis + (slice(start, None),)])
 
 
 # --- Writes the graph that ONNX Runtime's optimizer makes of a file.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from winml.modelkit.errors import UsageError, rename_options
 from winml.modelkit.export.declared_options import ExportFields
 from winml.modelkit.fields import OPTIONS, OUTPUT, declare
-from winml.modelkit.file_names import sidecar_path
+from winml.modelkit.file_names import ADAPTER_SUFFIX, sidecar_path
 from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside, planned_data
 from winml.modelkit.verbs.file_to_file import FileRequest, FileVerb, PlannedPart, orphaned_data
 
@@ -77,7 +77,8 @@ def plan_export(request: ExportRequest) -> ExportPlan:
         InputError: nothing usable stands at the path of the model, or its weights are damaged.
         WriteError: the output cannot be written.
     """
-    from winml.modelkit.graph.files.output_files import ExportPaths
+    from winml.modelkit.graph.files.output_files import ExportPaths, refuse_existing
+    from winml.modelkit.load.checkpoints.adapters import adapter_files, read_adapters
     from winml.modelkit.load.request import resolve_source
     from winml.modelkit.runtime.execution_providers import refuse_dynamic
 
@@ -95,7 +96,11 @@ def plan_export(request: ExportRequest) -> ExportPlan:
         source = resolve_source(model)
     folder, notes = _checkpoint_folder(source, model)
     companions, orphans = _companions(request, paths, folder)
-    reads = tuple(path for path in source.files if path.is_file())
+    adapters = read_adapters(model.adapter)
+    reads = (*(path for path in source.files if path.is_file()), *adapter_files(adapters).values())
+    named = (adapter.name for adapter in adapters if adapter.name is not None)
+    beside = tuple(paths.model.with_name(f"{name}{ADAPTER_SUFFIX}") for name in named)
+    refuse_existing(beside, overwrite=request.overwrite)
     return ExportPlan(
         verb="export",
         reads=reads,
@@ -103,7 +108,7 @@ def plan_export(request: ExportRequest) -> ExportPlan:
             _planned(paths.model),
             planned_data(paths.model, only_if="the weights do not fit into the model"),
             *map(_planned, filter(None, (paths.sidecar, paths.report))),
-            *map(_planned, companions),
+            *map(_planned, (*beside, *companions)),
         ),
         steps=_steps(request, model),
         notes=notes,

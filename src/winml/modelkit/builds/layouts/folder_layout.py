@@ -9,7 +9,7 @@ from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.layouts.layout import PLAIN, LayoutFiles, find_layout, refuse_models
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import BuiltPart
-from winml.modelkit.builds.stages import built_name
+from winml.modelkit.builds.stages import adapter_names, built_name
 from winml.modelkit.evaluate.processors import missing_processors
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, is_data_of, numbered_data_path
 from winml.modelkit.graph.files.output_files import OutputFiles
@@ -150,3 +150,21 @@ class FolderLayout:
         texts = {**self._rewritten, **self._layout.describe(files)}
         self.written_names = tuple(texts)
         return texts
+
+    def place_adapters(self, parts: Sequence[BuiltPart], folder: Path, files: OutputFiles) -> None:
+        """Write the adapters that are switched at run time beside their model, to be put in place with other files.
+
+        Raises:
+            WinMLError: an adapter cannot be read any more, or not be written.
+        """
+        names = adapter_names(self._plan)
+        if not names:
+            return
+        from winml.modelkit.flows.export.adapter_files import swappable_adapters, write_adapters
+
+        adapters = swappable_adapters(self._plan.request.adapter)
+        for part in parts:  # of which there is one
+            assert part.current is not None  # an export ran
+            beside = (folder / self.model_name(part)).parent
+            write_adapters(adapters, part.current, lambda name, beside=beside: files.reserve(beside / name))  # type: ignore[misc]
+        self.written_names = (*self.written_names, *names)

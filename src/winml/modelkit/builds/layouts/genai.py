@@ -339,10 +339,10 @@ def genai_config(
     Raises:
         UsageError: onnxruntime-genai has no type for the graph; names the input that is in the way.
     """
-    from winml.modelkit.graph.files.reading import read_structure  # imports onnx
+    from winml.modelkit.graph.files.reading import read_structure, required_inputs  # imports onnx
 
     graph = read_structure(model).graph
-    inputs = {value.name: value for value in graph.input}
+    inputs = {value.name: value for value in required_inputs(graph)}
     caches = _caches(model, inputs, [value.name for value in graph.output])
     text = text_section(config)
     limit = next((text[key] for key in ("max_position_embeddings", "n_positions", "seq_length") if text.get(key)), None)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt
+    from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.results.generated_text import GeneratedText
 
 __all__ = ["command"]
@@ -38,6 +39,7 @@ Examples:
   winml generate built --chat -p "What is ONNX?" --temperature 0.7 --top-p 0.9 --seed 1
   winml generate built -p - --max-new-tokens 64 --format json < prompt.txt
   winml generate built -p "Once upon a time" --reference
+  winml generate built -p "Once upon a time" --adapter french
   winml generate t5-built -p "translate English to German: The house is old."
   winml generate whisper-built --audio speech.wav --timestamps
   winml generate llava-built --chat -p "What is on the table?" --image photo.jpg
@@ -63,6 +65,7 @@ Examples:
 @click.option(
     "--seed", type=click.IntRange(0, LARGEST_SEED), default=0, show_default=True, help="Seed of what is drawn."
 )
+@click.option("--adapter", metavar="NAME", help="Adapter beside the model that is active; else the base model answers.")
 @click.option(
     "--reference",
     is_flag=False,
@@ -82,7 +85,8 @@ def command(**options: Any) -> None:
     PyTorch writes another text.
     """
     files = _refuse_early(options)
-    checkpoint = _checkpoint(files, options["reference"])
+    adapter = _adapter(files, options["adapter"])
+    checkpoint = _checkpoint(files, options["reference"], options["adapter"])
     text = _text_on_stdin() if options["prompt"] == STDIN else options["prompt"]
     silence_library_warnings(debug=options["debug"])
     prompt = _prepare(files, text, options)
@@ -91,7 +95,7 @@ def command(**options: Any) -> None:
             "--reference compares token by token, and tokens are drawn at random",
             hint="Add --temperature 0, which takes the token with the highest score.",
         )
-    result = _write(prompt, checkpoint, options)
+    result = _write(prompt, checkpoint, adapter, options)
     if options["format_"] == "json":
         print_json(result.as_record())
     _tell_result(result, options)
@@ -185,24 +189,50 @@ def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
     return parts if is_pair else {ONLY_PART: path}
 
 
-def _checkpoint(files: Mapping[str, Path], reference: str | None) -> str | None:
-    """Return the checkpoint to compare with, None without one.
+def _adapter(files: Mapping[str, Path], name: str | None) -> Path | None:
+    """Return the file of an adapter that is to be active; None without one.
+
+    Raises:
+        UsageError: the model takes none, or none of this name is beside it.
+    """
+    if name is None:
+        return None
+    if files.keys() != {ONLY_PART}:
+        raise UsageError(
+            f"--adapter {name}: the model is of several graphs, whose adapters are merged when it is built",
+            hint="Leave --adapter out.",
+        )
+    from winml.modelkit.graph.files.reading import read_structure
+    from winml.modelkit.runtime.adapters import adapter_beside
+
+    path = files[ONLY_PART]
+    return adapter_beside(path, name, {entry.key: entry.value for entry in read_structure(path).metadata_props})
+
+
+def _checkpoint(files: Mapping[str, Path], reference: str | None, adapter: str | None) -> ModelRequest | None:
+    """Return the checkpoint to compare with, None without one; adapters are those that the model says it has.
 
     Raises:
         UsageError: the user named none, and the model names none on this disk: the Hub is not asked for a name that
             is from a file.
     """
-    if reference != RECORDED:
-        return reference
+    if reference is None:
+        return None
     from winml.modelkit.graph.files.reading import read_structure
-    from winml.modelkit.load.request import exported_from
+    from winml.modelkit.load.request import ModelRequest, exported_from, recorded_adapters
 
     path = files.get(DECODER) or files[ONLY_PART]
     metadata = {entry.key: entry.value for entry in read_structure(path).metadata_props}
-    return exported_from(metadata, str(path), "Name the checkpoint: --reference CHECKPOINT", "--reference").model
+    adapters = recorded_adapters(metadata, adapter)
+    if reference == RECORDED:
+        hint = "Name the checkpoint: --reference CHECKPOINT"
+        reference = exported_from(metadata, str(path), hint, "--reference").model
+    return ModelRequest(reference, adapter=adapters)
 
 
-def _write(prompt: PreparedPrompt, checkpoint: str | None, options: Mapping[str, Any]) -> GeneratedText:
+def _write(
+    prompt: PreparedPrompt, checkpoint: ModelRequest | None, adapter: Path | None, options: Mapping[str, Any]
+) -> GeneratedText:
     """Write the text, on stdout unless all of the answer is to be one JSON object."""
     from winml.modelkit.inference.generation.writing import write_text
     from winml.modelkit.runtime.devices import choose_provider
@@ -216,7 +246,11 @@ def _write(prompt: PreparedPrompt, checkpoint: str | None, options: Mapping[str,
 
     with library_output_to_stderr():
         result = write_text(
-            prompt, provider, threads=options["threads"], show=show if is_table else lambda _piece: None
+            prompt,
+            provider,
+            threads=options["threads"],
+            show=show if is_table else lambda _piece: None,
+            adapter=adapter,
         )
         if is_table:
             show("\n")

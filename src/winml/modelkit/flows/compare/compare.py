@@ -27,7 +27,7 @@ from winml.modelkit.flows.compare.refusals import (
     value_files,
 )
 from winml.modelkit.flows.quality_samples import SampleRequest, SampleValues, data_set_values, quality_values
-from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.files.reading import read_structure, required_inputs
 from winml.modelkit.graph.specs import names_among
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.comparison import ModelComparison
@@ -163,7 +163,7 @@ class _InputNames:
         """Read the names from a file; a PyTorch model does not tell them."""
         if not isinstance(model, Path):
             return cls(None, renamed)
-        return cls(frozenset(item.name for item in read_structure(model).graph.input), renamed)
+        return cls(frozenset(item.name for item in required_inputs(read_structure(model).graph)), renamed)
 
     def has(self, name: str) -> bool:
         """Say whether an input of this side is one of the other."""

@@ -135,20 +135,22 @@ class HTPExporter:
         overwrite: bool = False,
         with_report: bool = False,
         with_companions: bool = True,
+        with_adapters: bool = True,
         functions: str | None = None,
     ) -> ExportResult:
         """Load a model from a Hub id, a checkpoint, a config or a script, and export it.
 
-        ``with_companions`` copies config, tokenizer and processor files of a checkpoint beside the model; ``functions``
-        is as for :func:`export_pytorch`. A size that is open by default, and that the graph does not follow, is fixed
-        with a note; one that the request leaves open is an error.
+        ``with_companions`` copies config, tokenizer and processor files of a checkpoint beside the model, and
+        ``with_adapters`` writes the adapters beside it that are switched at run time; ``functions`` is as for
+        :func:`export_pytorch`. A size that is open by default, and that the graph does not follow, is fixed with a
+        note; one that the request leaves open is an error.
         """
         if self.config.input_tensors is not None and request.input_specs is None:
             request = replace(request, input_specs=self.config.input_tensors, specs_origin="input_tensors")
         request = replace(request, dynamic=request.dynamic.joined(self.config.dynamic))
         refuse_dynamic(self.config.ep, is_dynamic=request.is_dynamic, allow_dynamic=self.config.allow_dynamic)
         target = self._target(output, overwrite=overwrite, with_report=with_report)
-        target = replace(target, with_companions=with_companions, functions=functions)
+        target = replace(target, with_companions=with_companions, with_adapters=with_adapters, functions=functions)
         return self._export_sized(request, target, ())
 
     def _export_sized(self, request: ModelRequest, target: ExportTarget, notes: tuple[str, ...]) -> ExportResult:

@@ -26,6 +26,7 @@ from winml.modelkit.flows.module_functions import chosen_modules
 from winml.modelkit.graph.assumptions import Assumption
 from winml.modelkit.graph.files.output_files import ExportPaths, OutputFiles
 from winml.modelkit.graph.fingerprint import stamp
+from winml.modelkit.graph.lora_branches import add_branches
 from winml.modelkit.graph.model_metadata import ModelDescription, output_specs, write_model_metadata
 from winml.modelkit.graph.specs import UNNAMED, DynamicDimension, InputTensorSpec, OutputAxis, OutputTensorSpec
 from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, clear_tag, measure_coverage
@@ -222,6 +223,8 @@ class ExportTarget:
     with_report: bool
     with_companions: bool = True
     """Whether config, tokenizer and processor files of a checkpoint are copied beside it."""
+    with_adapters: bool = True
+    """Whether adapters that are switched at run time are written beside it."""
     functions: str | None = None
     """Modules that the file holds as functions: ``all``, ``classes`` or a selector. None: none."""
     named_folder: Path = field(default_factory=Path)
@@ -432,6 +435,9 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         step.summary = f"{len(capture.scopes)} captured nodes"
     with clock.step("tag injection") as step:
         model, graph_notes = _plain_graph(capture.model, run.config, used)
+        if part.branches:
+            names = [adapter.name for adapter in part.adapters if adapter.name is not None]
+            add_branches(model, part.branches, names, is_whole=len(run.loaded.parts) == 1)
         declare_output_shapes(model.graph, proof)
         _describe_model(model, run, replace(part, dimensions=dimensions), tree, used)
         coverage = measure_coverage(model)

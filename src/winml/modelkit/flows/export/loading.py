@@ -21,6 +21,7 @@ from winml.modelkit.errors import ExportError
 from winml.modelkit.export.config import ExporterUse, WinMLExportConfig, first_choice
 from winml.modelkit.graph.specs import DynamicDimension
 from winml.modelkit.load.caches.inputs import PAST_KEY
+from winml.modelkit.load.checkpoints.merging import merge_adapters, swappable_branches
 from winml.modelkit.load.checkpoints.weights import (
     DeferredTensor,
     NotDeferrableError,
@@ -79,6 +80,9 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
     try:
         with local_libraries():
             model, weight_notes = _load_weights(resolved, request, deferred=True)
+            # Codes stay codes: LoRA over them is a branch of the graph.
+            branches = merge_adapters(model, resolved.adapters, retains_codes=True)
+            branches += swappable_branches(model, resolved.adapters)
             stored = _stored_entries(model)
             _take_values_out(model)
     except NotDeferrableError as reason:
@@ -88,15 +92,25 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
 
     def with_weights() -> nn.Module:
         with local_libraries():
-            return _load_weights(resolved, request, deferred=False)[0]
+            weighted = _load_weights(resolved, request, deferred=False)[0]
+            merge_adapters(weighted, resolved.adapters)
+        return weighted
 
     def with_references() -> nn.Module:
         with local_libraries():
             referring = _load_weights(resolved, request, deferred=True)[0]
+            merge_adapters(referring, resolved.adapters)
         _read_buffers(referring)
         return referring
 
-    parts = resolved.parts_with(model, stored=stored, with_weights=with_weights, with_references=with_references)
+    parts = resolved.parts_with(
+        model,
+        stored=stored,
+        with_weights=with_weights,
+        with_references=with_references,
+        branches=tuple(branches),
+        adapters=resolved.swappable,
+    )
     notes = (*weight_notes, *dtype_notes(model, request))
     info = model_info(resolved, request)
     return LoadedModel.of_parts(info, parts, resolved.checkpoint.notes, notes, wanted=request.submodel)

@@ -21,6 +21,7 @@ from winml.modelkit.export.config import SECOND_TRY_S, ExporterUse, WinMLExportC
 from winml.modelkit.export.state_restoration import process_left_as_found
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.file_names import ENCODER, ONLY_PART, sidecar_path
+from winml.modelkit.flows.export.adapter_files import write_adapters
 from winml.modelkit.flows.export.graph_making import ExportRun, TaggedGraph, bounded_graph, make_tagged_graph
 from winml.modelkit.flows.export.loading import load_for_export
 from winml.modelkit.flows.generated_samples import encoder_feeds, has_processors, made_values, token_texts
@@ -187,7 +188,7 @@ def _write_part(
         tagged_graph = _handed_over(run, tagged_graph, paths.model)
         is_external = run.handover.is_external(tagged_graph.model) if run.handover is not None else None
         to_write, functions = _with_functions(run, result, part, tagged_graph)
-        written = write_model(to_write, staged, external=is_external)
+        written = [*write_model(to_write, staged, external=is_external)]
         try:
             comparison = _verify_part(run, prepared, tagged_graph, staged)
         except VerificationError as error:
@@ -199,6 +200,9 @@ def _write_part(
         step.summary = _comparison_words(comparison)
         exported = _exported_part(run, part, paths, tagged_graph, comparison)
         exported = _function_words(exported, functions)
+        if run.target.with_adapters:
+            names = write_adapters(part.adapters, staged, lambda name: run.files.reserve(paths.model.with_name(name)))
+            written += [paths.model.with_name(name) for name in names]
         exported = replace(exported, model_sha256=hash_file(staged) if paths.sidecar or paths.report else "")
         exported = replace(exported, files=_written_files(paths, written, run.files.written_sizes()))
         owned = _owned_companions(run, paths)

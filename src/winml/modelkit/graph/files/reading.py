@@ -39,6 +39,7 @@ __all__ = [
     "read_referring",
     "read_structure",
     "reading_graph",
+    "required_inputs",
     "varint",
     "walk_fields",
 ]
@@ -96,6 +97,12 @@ class _WireError(ValueError):
     def __init__(self, *, cut_off: bool = False) -> None:
         super().__init__()
         self.cut_off = cut_off
+
+
+def required_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Return the inputs of a graph that have no default; those with one, such as adapters fill, may be left out."""
+    stored = {tensor.name for tensor in graph.initializer}
+    return [value for value in graph.input if value.name not in stored]
 
 
 def read_structure(path: Path, *, as_written: bool = False) -> onnx.ModelProto:

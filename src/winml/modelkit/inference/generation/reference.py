@@ -22,31 +22,31 @@ from winml.modelkit.results.generated_text import GeneratedText, ReferenceText, 
 __all__ = ["compare_with_pytorch"]
 
 
-def compare_with_pytorch(result: GeneratedText, prompt: PreparedPrompt, name: str) -> GeneratedText:
+def compare_with_pytorch(result: GeneratedText, prompt: PreparedPrompt, request: ModelRequest) -> GeneratedText:
     """Return a result with what PyTorch writes after the same prompt.
 
     Args:
         result: What ONNX Runtime wrote, greedily.
         prompt: What it began with.
-        name: Hub id or folder of the checkpoint.
+        request: Hub id or folder of the checkpoint, and the adapters that are merged into it.
 
     Raises:
         UsageError: it does not generate.
         WinMLError: the checkpoint cannot be loaded.
     """
-    tokens, scores = _pytorch_tokens(name, prompt)
+    tokens, scores = _pytorch_tokens(request, prompt)
     difference = _first_difference(result.tokens, tokens, scores, prompt)
     text = _text_of(prompt.tokenizer, tokens, prompt.before)
-    return replace(result, reference=ReferenceText(name, tuple(tokens), text, difference))
+    return replace(result, reference=ReferenceText(request.model, tuple(tokens), text, difference))
 
 
-def _pytorch_tokens(name: str, prompt: PreparedPrompt) -> tuple[list[int], Sequence[torch.Tensor]]:
+def _pytorch_tokens(request: ModelRequest, prompt: PreparedPrompt) -> tuple[list[int], Sequence[torch.Tensor]]:
     """Return the tokens PyTorch writes, and the scores of all tokens at each step."""
     task = "text-generation" if prompt.encoder is None else "text2text-generation"
-    model: Any = load_model(ModelRequest(name, task=task)).model
+    model: Any = load_model(replace(request, task=task)).model
     if not hasattr(model, "generate"):
         raise UsageError(
-            f"--reference {name}: {type(model).__name__} does not generate",
+            f"--reference {request.model}: {type(model).__name__} does not generate",
             hint="Name a checkpoint for text-generation.",
         )
     model.generation_config = generation_config_beside(files_folder(prompt.model), model.config, has_cache=True)

@@ -92,7 +92,12 @@ def prepare_prompt(
 
 
 def write_text(
-    prompt: PreparedPrompt, provider: ChosenProvider, *, threads: int | None, show: Callable[[str], None]
+    prompt: PreparedPrompt,
+    provider: ChosenProvider,
+    *,
+    threads: int | None,
+    show: Callable[[str], None],
+    adapter: Path | None = None,
 ) -> GeneratedText:
     """Write the text after a prompt.
 
@@ -101,6 +106,7 @@ def write_text(
         provider: Where the model runs.
         threads: Threads that share the work of one operator; None: the runtime's own choice.
         show: Given each piece of the text as soon as it is there.
+        adapter: File of the adapter that is active; None: the base model answers.
 
     Raises:
         InputError: the model does not generate.
@@ -108,7 +114,7 @@ def write_text(
         StageError: ONNX Runtime fails.
     """
     started = time.perf_counter()
-    graph, begin = _opened_graphs(prompt, partial(_session, provider=provider, threads=threads))
+    graph, begin = _opened_graphs(prompt, partial(_session, provider=provider, threads=threads, adapter=adapter))
     prompt = replace(prompt, settings=prompt.settings.fitted(prompt.decoder_tokens, graph.most_tokens))
     session_ms = (time.perf_counter() - started) * 1000
     loop, tokens = begin(prompt)
@@ -138,8 +144,9 @@ def write_text(
     )
 
 
-def _session(path: Path, provider: ChosenProvider, threads: int | None) -> Session:
-    return Session(path, providers=provider.names, provider_options=provider.options, threads=threads)
+def _session(path: Path, provider: ChosenProvider, threads: int | None, adapter: Path | None) -> Session:
+    names, options = provider.names, provider.options
+    return Session(path, providers=names, provider_options=options, threads=threads, adapter=adapter)
 
 
 def _opened_graphs(

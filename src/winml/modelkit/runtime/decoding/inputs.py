@@ -105,11 +105,10 @@ def inputs_of_file(path: Path) -> tuple[GraphInput, ...]:
         InputError: it is no ONNX file.
     """
     # Late: who only writes a text with an open session need not wait for onnx.
-    from winml.modelkit.graph.files.reading import read_structure
+    from winml.modelkit.graph.files.reading import read_structure, required_inputs
 
     proto = read_structure(path)
-    stored = {tensor.name for tensor in proto.graph.initializer}
-    taken = [value for value in proto.graph.input if value.name not in stored]
+    taken = required_inputs(proto.graph)
     shapes = {
         value.name: [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims]
         for value in taken

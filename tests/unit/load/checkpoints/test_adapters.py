@@ -1,0 +1,110 @@
+"""What an adapter's files say is read without its weights, and refused where no formula here applies it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from adapters import save_adapter
+from winml.modelkit.errors import CheckpointError, ModelPathError, UsageError
+from winml.modelkit.load.checkpoints.adapters import named_adapter, read_adapters
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An adapter of one linear layer."""
+    return save_adapter(tmp_path / "adapter", nn.ModuleDict({"linear": nn.Linear(8, 6)}), ("linear",), seed=1)
+
+
+def changed(folder: Path, **config: Any) -> Path:
+    """Change keys of the config."""
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    return folder
+
+
+def test_option_is_a_path_or_a_name_and_a_path(tmp_path: Path) -> None:
+    """A folder whose name holds the sign is a path where it exists."""
+    odd = tmp_path / "rank=8"
+    odd.mkdir()
+    assert (None, tmp_path) == (named_adapter(str(tmp_path)).name, named_adapter(str(tmp_path)).folder)
+    assert ("fr", tmp_path) == (named_adapter(f"fr={tmp_path}").name, named_adapter(f"fr={tmp_path}").folder)
+    assert (None, odd) == (named_adapter(str(odd)).name, named_adapter(str(odd)).folder)
+
+
+@pytest.mark.parametrize("text", ["", "=path", "a b=path", "fr=", "-x=path"])
+def test_names_that_no_file_has_are_refused(text: str) -> None:
+    """The name becomes that of a file beside the model."""
+    with pytest.raises(UsageError, match="--adapter"):
+        named_adapter(text)
+
+
+def test_two_adapters_of_one_name_are_refused(folder: Path) -> None:
+    """Names that differ in case only are one file on some systems."""
+    with pytest.raises(UsageError, match="two adapters have this name"):
+        read_adapters([f"fr={folder}", f"FR={folder}"])
+
+
+def test_base_weights_are_not_needed_to_read_an_adapter(folder: Path) -> None:
+    """Module, rank and scaling come from config and header."""
+    (adapter,) = read_adapters([str(changed(folder, lora_alpha=6, use_rslora=True))])
+    assert ["linear"] == list(adapter.pairs)
+    assert (4, 3.0) == (adapter.pairs["linear"].rank, adapter.pairs["linear"].scaling)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("peft_type", "IA3"), ("peft_type", None), ("layer_replication", [[0, 2]]), ("target_parameters", ["gate"]),
+        ("trainable_token_indices", [1, 2]), ("use_qalora", True), ("alora_invocation_tokens", [5]),
+        ("megatron_config", {"a": 1}), ("init_lora_weights", "pissa_niter_4"), ("init_lora_weights", "olora"),
+        ("use_newest_lora", True), ("r", 0), ("r", "4"), ("lora_alpha", None), ("rank_pattern", {"linear": -1}),
+        ("alpha_pattern", [1]),
+    ],
+)  # fmt: skip
+def test_other_formulas_are_refused_with_key_and_value(folder: Path, key: str, value: object) -> None:
+    """One sentence names the key and what it is; the hint says how to get a merged model."""
+    with pytest.raises(CheckpointError) as caught:
+        read_adapters([str(changed(folder, **{key: value}))])
+    assert f"adapter_config.json: {key} is {value!r}: " in caught.value.message
+    assert "merge_and_unload" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("init_lora_weights", "gaussian"), ("lora_dropout", 0.3), ("use_newest_lora", False), ("eva_config", {"rho": 2})],
+)
+def test_keys_of_training_alone_change_nothing(folder: Path, key: str, value: object) -> None:
+    """Unknown keys that are off are those of newer versions of peft."""
+    assert read_adapters([str(changed(folder, **{key: value}))])
+
+
+def test_missing_files_are_named(tmp_path: Path, folder: Path) -> None:
+    """A folder that is none, one without a config, and a pickle in place of safetensors."""
+    with pytest.raises(ModelPathError, match="no such folder"):
+        read_adapters([str(tmp_path / "nowhere")])
+    (folder / "adapter_model.safetensors").unlink()
+    torch.save({}, folder / "adapter_model.bin")
+    with pytest.raises(ModelPathError, match=r"adapter_model\.safetensors") as caught:
+        read_adapters([str(folder)])
+    assert "pickle" in caught.value.hint
+    (folder / "adapter_config.json").unlink()
+    with pytest.raises(ModelPathError, match=r"adapter_config\.json"):
+        read_adapters([str(folder)])
+
+
+def test_damaged_files_are_named(folder: Path) -> None:
+    """No JSON, another JSON value, a file cut short."""
+    path = folder / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match="truncated"):
+        read_adapters([str(folder)])
+    for text in ("{", "[]"):
+        (folder / "adapter_config.json").write_text(text)
+        with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
+            read_adapters([str(folder)])
