@@ -512,7 +512,8 @@ def untraced_shape_computation() -> Iterator[None]:
         function, _types, operands, *_ = args
         if function is torch.ops.aten.convolution.default:
             with _traced_inside_operator():
-                return torch._convolution(*operands, *_CONVOLUTION_BACKEND)
+                # Its operands are those of the operator that calls it.
+                return torch._convolution(*operands, *_CONVOLUTION_BACKEND)  # type: ignore[call-overload]
         _set_tracing_state(None)
         try:
             return dispatch(mode, *args, **kwargs)
