@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnx.numpy_helper
 import onnx.parser
 import pytest
 
@@ -155,3 +157,56 @@ def test_measuring_a_file_imports_no_model_library(folder: Path) -> None:
         assert 0 == code
         assert {"onnxruntime"} <= loaded
         assert set() == loaded & {"torch", "transformers", "onnxscript", "onnx_ir", "huggingface_hub"}
+
+
+_REPORT_ALL = """
+import json, sys
+print(json.dumps({"code": code or 0, "modules": sorted(sys.modules)}), file=sys.stderr)
+"""
+_NEEDLESS = {"plotly", "pandas", "datasets", "sklearn", "torchmetrics", "matplotlib", "ray"}
+"""Libraries that none of these commands reads a model with."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rooms", "most"),
+    [
+        pytest.param(
+            ["export", "-m", "bert", "-o", "out.onnx", "--random-weights", "--no-verify"],
+            {"builds", "evaluate", "inference", "sweep"},
+            225,
+            id="export",
+        ),
+        pytest.param(
+            ["inspect", "bert"], {"builds", "evaluate", "inference", "normalize", "optimize", "quantize"}, 135,
+            id="inspect",
+        ),
+        pytest.param(
+            ["quantize", "-m", "net.onnx", "-o", "out.onnx"], {"builds", "inference"}, 175,
+            id="quantize",
+        ),
+    ],
+)  # fmt: skip
+def test_verb_imports_no_more_of_the_project_than_it_needs(
+    arguments: list[str], rooms: set[str], most: int, folder: Path
+) -> None:
+    """Rooms it does not use stay closed, and the number of modules does not creep up; measured, with a tenth above."""
+    (folder / "bert").mkdir()
+    config = {"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 8, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 16}
+    (folder / "bert" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    weights = onnx.numpy_helper.from_array(np.random.default_rng(0).standard_normal((64, 64), dtype=np.float32), "w")
+    graph = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 17]> g (float[1, 64] x) => (float[1, 64] y) { y = MatMul(x, w) }'
+    )
+    graph.graph.initializer.append(weights)
+    (folder / "net.onnx").write_bytes(graph.SerializeToString())
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN_COMMAND + _REPORT_ALL, *arguments],
+        capture_output=True, text=True, encoding="utf-8", cwd=folder, check=False,
+    )  # fmt: skip
+    report = json.loads(done.stderr.splitlines()[-1])
+    assert 0 == report["code"], done.stderr
+    own = [name.removeprefix("winml.modelkit.") for name in report["modules"] if name.startswith("winml.modelkit.")]
+    assert set() == rooms & {name.partition(".")[0] for name in own}
+    assert set() == _NEEDLESS & {name.partition(".")[0] for name in report["modules"]}
+    assert most >= len(own), f"{len(own)} modules: import by need what this verb does not use"

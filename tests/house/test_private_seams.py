@@ -63,6 +63,8 @@ SEAMS: dict[str, dict[str, str]] = {
     "export.torchscript.tracing": {
         "torch._C": f"{_TORCHSCRIPT}/test_missing_values.py::"
         "test_capture_without_values_is_that_with_values_and_refers_to_the_callers",
+        "torch._convolution": f"{_TORCHSCRIPT}/test_missing_values.py::"
+        "test_convolution_without_values_is_captured_as_with_values",
         "torch._subclasses.fake_tensor": f"{_TORCHSCRIPT}/test_missing_values.py::"
         "test_capture_that_needs_values_is_refused",
         "torch.jit": f"{_TORCHSCRIPT}/test_scopes.py::test_scopes_read_back_the_exact_call_stack",

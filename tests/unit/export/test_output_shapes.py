@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
+import torch
 
-from winml.modelkit.export.output_shapes import Observation, explain_output_shapes
+from winml.modelkit.export.output_shapes import Observation, explain_output_shapes, output_specs_of
+from winml.modelkit.graph.specs import DynamicDimension
 
 Size = Callable[[dict[str, int]], int]
 
@@ -89,3 +91,52 @@ def test_stride_of_stacked_convolutions_is_found_exactly() -> None:
     observations = [observe(frames, {"samples": size}) for size in (16_000, 400, 18_001)]
     assert ("(samples - 80)//320",) == explain_output_shapes(observations, ask)["out"]
     assert 24 >= len(asked_sizes)
+
+
+_DIMENSIONS = (
+    DynamicDimension(name="batch", min=1, max=None, example=2),
+    DynamicDimension(name="sequence", min=1, max=None, example=5),
+    DynamicDimension(name="past", min=0, max=None, example=7),
+)
+
+
+@pytest.mark.parametrize(
+    ("axes", "expected", "runs"),
+    [
+        pytest.param(
+            lambda s: (s["batch"], 4, s["past"] + s["sequence"]), ("batch", 4, "sequence + past"), 1, id="plain"
+        ),
+        pytest.param(lambda s: (s["batch"], s["sequence"] // 2), ("batch", "sequence//2"), 5, id="a division"),
+        pytest.param(lambda s: (s["batch"] * s["sequence"],), ("batch*sequence",), 5, id="a product"),
+    ],
+)
+def test_outputs_of_plain_sizes_take_one_run_more(
+    axes: Callable[[dict[str, int]], tuple[int, ...]], expected: tuple[int | str, ...], runs: int
+) -> None:
+    """All dimensions move at once; each by itself only where an axis is no dimension and no sum of two."""
+    asked: list[dict[str, int]] = []
+
+    def run(sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        asked.append(dict(sizes))
+        return {"output": torch.empty(axes(dict(sizes)), device="meta")}
+
+    outputs = {"output": torch.empty(axes({"batch": 2, "sequence": 5, "past": 7}), device="meta")}
+    (spec,) = output_specs_of(outputs, _DIMENSIONS, run)
+    assert expected == spec.shape
+    assert runs <= len(asked)
+    assert len(asked) == 1 or runs > 1
+
+
+def test_sizes_that_could_be_two_things_are_observed_one_by_one() -> None:
+    """Traced alike and moved alike, the sum of two dimensions is a third one as well."""
+    dimensions = (
+        DynamicDimension(name="left", min=1, max=None, example=3),
+        DynamicDimension(name="right", min=1, max=None, example=4),
+        DynamicDimension(name="whole", min=1, max=None, example=7),
+    )
+
+    def run(sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        return {"output": torch.empty(sizes["whole"], device="meta")}
+
+    (spec,) = output_specs_of({"output": torch.empty(7, device="meta")}, dimensions, run)
+    assert ("whole",) == spec.shape

@@ -1,4 +1,4 @@
-"""A forward on fake tensors gives the calls and shapes of a real one, or the reason why it cannot."""
+"""A forward on tensors without values gives the calls and shapes of a real one, or the reason why it cannot."""
 
 from __future__ import annotations
 
@@ -87,3 +87,36 @@ def test_run_weightless_open_dimension_takes_the_size_it_is_given() -> None:
     spec = InputTensorSpec(name="rows", shape=("batch", 8), dtype="float32")
     run = run_weightless(Block().eval(), (spec,), only, {"batch": 5})
     assert (5, 8) == tuple(run.outputs["output"].shape)
+
+
+class OwnTensors(nn.Module):
+    """Counts in its own tensor on the CPU, which does not go with tensors of the meta device; keeps what it made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = 0
+        self.kept: torch.Tensor | None = None
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        if self.kept is None:
+            self.kept = rows * 2
+        return self.kept + torch.arange(8)
+
+
+def test_run_weightless_forward_that_mixes_devices_runs_on_fake_tensors() -> None:
+    """What the attempt on the meta device left on the module is put back before the second."""
+    model = OwnTensors().eval()
+    run = run_weightless(model, ROWS, only)
+    assert (2, 8) == tuple(run.outputs["output"].shape)
+    assert run.trace is not None
+    assert 1 == model.runs
+
+
+def test_run_weightless_forward_that_takes_the_meta_device_runs_once() -> None:
+    """No second run where the first has said everything."""
+    model = Block().eval()
+    runs: list[int] = []
+    model.register_forward_hook(lambda *_arguments: runs.append(1))
+    assert "" == run_weightless(model, ROWS, only).problem
+    assert [1] == runs

@@ -71,6 +71,25 @@ def test_whole_slices_and_expansions_to_the_own_shape_go() -> None:
     _check(model, ["Relu"], 2)
 
 
+def test_table_of_which_only_the_size_is_read_goes() -> None:
+    """Repeated once for each row, the positions of a token are as many as the rows."""
+    body = (
+        "sh = Shape (x)  b = Gather (sh, zero)  rows = Unsqueeze (b, first)  once = Constant <value_ints=[1]> ()"
+        "  repeats = Concat <axis=0> (rows, once)  place = Constant <value=int64[1,1] {0}> ()"
+        "  places = Tile (place, repeats)  read = Gather (table, places)  positions = Shape (read)"
+        "  count = Gather (positions, zero)  n = Unsqueeze (count, first)  minus = Constant <value_ints=[-1]> ()"
+        "  shape = Concat <axis=0> (n, minus)  y = Reshape (x, shape)"
+    )
+    model = parse(
+        f"m (float[batch,2,3] x) => (float[batch,6] y)<float[2,2] table = {{1,2,3,4}}> {{ {NUMBERS}  {body} }}"
+    )
+    x = np.random.default_rng(0).standard_normal((3, 2, 3), dtype=np.float32)
+    assert normalize(model).changed
+    assert ["Reshape"] == operators(model)
+    assert "table" not in model.graph.initializers
+    assert np.array_equal(x.reshape(3, 6), answer(model, x=x)[0])
+
+
 def test_mask_read_element_by_element_is_reshaped() -> None:
     """Transformers computes a mask by positions; those of all elements in order are the mask itself."""
     body = (

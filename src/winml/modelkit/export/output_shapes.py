@@ -274,13 +274,50 @@ def output_specs_of(
     """
     shapes: Mapping[str, tuple[int | str, ...]] = _shapes_of(outputs)
     if dimensions:
-        shapes = explain_output_shapes(_observe_sizes(outputs, dimensions, run), lambda sizes: _observe_at(sizes, run))
-        shapes = with_named_sums(shapes, inputs)
+        observed = _plain_shapes(outputs, dimensions, run)
+        if observed is None:
+            observations = _observe_sizes(outputs, dimensions, run)
+            observed = explain_output_shapes(observations, lambda sizes: _observe_at(sizes, run))
+        shapes = with_named_sums(observed, inputs)
     # Not validated: a size may be 0 here.
     return tuple(
         OutputTensorSpec.model_construct(name=name, shape=shapes[name], dtype=str(value.dtype).removeprefix("torch."))
         for name, value in outputs.items()
     )
+
+
+def _plain_shapes(
+    outputs: Outputs, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Outputs | None]
+) -> dict[str, Shape] | None:
+    """Return the shapes of outputs whose axes are numbers, dimensions and sums of two, from one run more.
+
+    All dimensions move at once, each by another amount, so that no two of them, and no two sums, are mistaken for each
+    other. None where an axis is anything else, or the model refuses those sizes.
+    """
+    traced = {dimension.name: dimension.example or 1 for dimension in dimensions}
+    moved = {item.name: 2 * traced[item.name] + place for place, item in enumerate(dimensions)}
+    if any(item.max is not None and moved[item.name] > item.max for item in dimensions):
+        return None
+    first, second = Observation(traced, _shapes_of(outputs)), _observe_at(moved, run)
+    if second is None or {name: len(shape) for name, shape in first.shapes.items()} != {
+        name: len(shape) for name, shape in second.shapes.items()
+    }:
+        return None
+    plain: dict[tuple[int, int], list[str]] = {}
+    for name in traced:
+        plain.setdefault((traced[name], moved[name]), []).append(name)
+    for left, right in combinations(traced, 2):
+        plain.setdefault((traced[left] + traced[right], moved[left] + moved[right]), []).append(f"{left} + {right}")
+    shapes: dict[str, Shape] = {}
+    for output, sizes in first.shapes.items():
+        found = [
+            [before] if before == after else plain.get((before, after), [])
+            for before, after in zip(sizes, second.shapes[output], strict=True)
+        ]
+        if any(len(explanations) != 1 for explanations in found):
+            return None
+        shapes[output] = tuple(explanation for (explanation,) in found)
+    return shapes
 
 
 def _observe_sizes(

@@ -433,6 +433,13 @@ def _of_expand(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
     return None if shape is None or target is None else broadcast(known, [shape, target])
 
 
+def _of_tile(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    shape, repeats = known.shape(node.inputs[0]), known.content(node.inputs[1])
+    if shape is None or repeats is None:
+        return None
+    return tuple(size * count for size, count in zip(shape, repeats, strict=True))
+
+
 def _of_slice(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
     shape, ranges = known.shape(node.inputs[0]), slice_ranges(known, node)
     if shape is None or ranges is None:
@@ -563,6 +570,7 @@ _SHAPES: Mapping[str, _ShapeRule] = {
     "Squeeze": _of_squeeze,
     "Reshape": _of_reshape,
     "Expand": _of_expand,
+    "Tile": _of_tile,
     "Slice": _of_slice,
     "Range": _of_range,
     "Shape": _of_shape,

@@ -90,6 +90,38 @@ def test_capture_without_values_is_that_with_values_and_refers_to_the_callers() 
         capture(without_values(Net()), fake(torch.ones(2, 3)), weights={"first.weight": WEIGHTS["first.weight"]})
 
 
+_CONVOLUTIONS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "one axis": lambda values, net: nn.functional.conv1d(values[:, :, None], net.first.weight[..., None]) + 1,
+    "two axes": lambda values, net: nn.functional.conv2d(
+        values[:, :, None, None], net.first.weight[:, :1, None, None], net.first.bias, padding=1, groups=3
+    ),
+    "padded by name": lambda values, net: nn.functional.conv1d(
+        values[:, None], net.first.weight[:, :1, None], padding="same", dilation=2
+    ),
+    "transposed": lambda values, net: nn.functional.conv_transpose1d(
+        values[:, :, None], net.first.weight[..., None], stride=2, output_padding=1
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", _CONVOLUTIONS)
+def test_convolution_without_values_is_captured_as_with_values(kind: str) -> None:
+    """It becomes a node that reads the weight, with the same attributes, names and scope."""
+    then = _CONVOLUTIONS[kind]
+    captured = capture(without_values(Net(then)), fake(torch.ones(2, 3)), weights=WEIGHTS)
+    expected = capture(Net(then), torch.ones(2, 3))
+
+    def described(item: Capture) -> list[Any]:
+        return [
+            (node.name, node.op_type, [v and v.name for v in node.inputs], str(dict(node.attributes)), scope)
+            for node, scope in item.scopes.items()
+            if "value" not in node.attributes
+        ]
+
+    assert any(node.op_type.startswith("Conv") for node in captured.scopes)
+    assert described(expected) == described(captured)
+
+
 def _stored_apart(values: torch.Tensor, net: Net) -> torch.Tensor:
     if "kept" not in vars(net):
         object.__setattr__(net, "kept", [net.first.weight.detach() * 2])
@@ -100,10 +132,6 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, Any], torch.Tensor], str]] = {
     "branch": (lambda values, _net: values if values.sum() > 0 else -values, "reads the value of a tensor in module"),
     "size": (lambda values, _net: values[values > 0], "reads the value of a tensor in module"),
     "computed before": (_stored_apart, r"recorded no computation of a tensor \[3, 3\]"),
-    "convolution": (
-        lambda values, net: nn.functional.conv1d(values[None], net.first.weight[:2, :2, None]) + 1,
-        "recorded no computation",
-    ),
 }
 
 

@@ -24,6 +24,7 @@ from winml.modelkit.cli._options import (
 )
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import (
+    ConfiguredOptions,
     configured_options,
     export_section,
     export_section_keys,
@@ -181,11 +182,18 @@ def _read_request(context: click.Context, options: dict[str, Any]) -> ExportRequ
     """
     if options["depth"] is not None and not options["verbose"]:
         raise UsageError(f"--depth {options['depth']} is for the module tree, which -v shows", hint="Add -v.")
-    build_config = read_build_config(options["config"], section="export")
-    configured = configured_options(context, options, build_config)
+    if options["config"]:
+        build_config = read_build_config(options["config"], section="export")
+        configured = configured_options(context, options, build_config)
+        config = export_section(build_config, "--config")
+    else:
+        # A build config has the options of all stages, which take long to import.
+        from winml.modelkit.export.config import WinMLExportConfig
+
+        configured, config = ConfiguredOptions(options, {}), WinMLExportConfig()
     if not configured.options["model"]:
         raise UsageError("no model was given", hint="Give one with -m, or a config whose loader names one.")
-    config, origin = export_section(build_config, "--config"), "export.{}"
+    origin = "export.{}"
     words = {**configured.words, **export_section_keys(config, options, origin)}
     if options["export_config"]:
         alone, origin = _export_config(options["export_config"]), "{} in --export-config"

@@ -458,11 +458,17 @@ _TRACER: Any = torch._C._parse_dispatch_key("Tracer")
 _HINT = "Export without --no-dynamo: dynamo needs no values."
 
 
+_CONVOLUTION_BACKEND = (False, False, False, False)
+"""Specified: ``benchmark``, ``deterministic``, ``cudnn_enabled`` and ``allow_tf32``, which no ONNX operator has."""
+
+
 @contextmanager
 def untraced_shape_computation() -> Iterator[None]:
     """Keep what torch does to find the shape of a fake tensor out of a trace, for the time of the block.
 
     torch's Python for it takes sizes of tensors, and in a trace a size is a tensor, for which there are no answers.
+    Of a convolution the tracer records the inner operator ``_convolution`` only, which fake tensors never reach: it is
+    called here, and recorded.
     """
     dispatch = FakeTensorMode.dispatch
 
@@ -470,6 +476,11 @@ def untraced_shape_computation() -> Iterator[None]:
         tracing: Any = torch._C._get_tracing_state()
         if tracing is None:
             return dispatch(mode, *args, **kwargs)
+        function, _types, operands, *_ = args
+        if function is torch.ops.aten.convolution.default:
+            with _traced_inside_operator():
+                # Its operands are those of the operator that calls it.
+                return torch._convolution(*operands, *_CONVOLUTION_BACKEND)  # type: ignore[call-overload]
         _set_tracing_state(None)
         try:
             return dispatch(mode, *args, **kwargs)
@@ -485,10 +496,17 @@ def untraced_shape_computation() -> Iterator[None]:
 
 def _set_tracing_state(state: object) -> None:
     """Set what is traced, also inside an operator, which the tracer is kept out of: there torch refuses to set it."""
+    with _traced_inside_operator():
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]  # its stub misses it
+
+
+@contextmanager
+def _traced_inside_operator() -> Iterator[None]:
+    """Let the tracer record, and be set, inside an operator, where torch excludes it; for the time of the block."""
     is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_TRACER)
     torch._C._dispatch_tls_set_dispatch_key_excluded(_TRACER, False)
     try:
-        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]  # its stub misses it
+        yield
     finally:
         torch._C._dispatch_tls_set_dispatch_key_excluded(_TRACER, is_excluded)
 
@@ -509,8 +527,8 @@ def missing_value_error(error: Exception, model: nn.Module) -> ExportError | Non
 def refuse_missing_constants(graph: Any) -> None:
     """Refuse a traced graph that holds a constant without values.
 
-    torch records some operators by what they call only, convolutions among them, and fake tensors end before that; and
-    a forward may use what was computed of weights before it was called.
+    torch records some operators by what they call only, such as a cell of an LSTM, and fake tensors end before that;
+    and a forward may use what was computed of weights before it was called.
 
     Args:
         graph: What TorchScript traced.
@@ -522,8 +540,7 @@ def refuse_missing_constants(graph: Any) -> None:
         if node.kind() == "prim::Constant" and _holds_no_values(node):
             shape = list(node.t("value").shape)
             raise ExportError(
-                f"TorchScript recorded no computation of a tensor {shape} (as of a convolution), and the weights are "
-                "not in memory",
+                f"TorchScript recorded no computation of a tensor {shape}, and the weights are not in memory",
                 hint=_HINT,
             )
         for block in node.blocks():

@@ -19,7 +19,6 @@ from torch import nn
 from winml.modelkit.errors import UsageError, WinMLError, rename_options
 from winml.modelkit.export.config import PYTHON_WORDS, ExporterUse, WinMLExportConfig, first_choice
 from winml.modelkit.export.state_restoration import module_left_as_found, process_left_as_found
-from winml.modelkit.flows.export.coded_checkpoints import handover_of_codes
 from winml.modelkit.flows.export.graph_making import ExportRun, ExportTarget, calls_of_all_parts
 from winml.modelkit.flows.export.loading import closing_sizes, load_for_export
 from winml.modelkit.flows.export.part_export import export_part
@@ -226,6 +225,9 @@ class HTPExporter:
             with OutputFiles() as files:
                 handover = self.handover
                 if handover is None and request is not None and loaded.info.source_format is not None:
+                    # Its quantizers are for checkpoints in few bits alone.
+                    from winml.modelkit.flows.export.coded_checkpoints import handover_of_codes
+
                     handover = handover_of_codes(request, self.config)
                 run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts, handover)
                 for part in loaded.requested_parts:

@@ -24,9 +24,7 @@ from winml.modelkit.file_names import ENCODER, ONLY_PART, sidecar_path
 from winml.modelkit.flows.export.adapter_files import write_adapters
 from winml.modelkit.flows.export.graph_making import ExportRun, TaggedGraph, bounded_graph, make_tagged_graph
 from winml.modelkit.flows.export.loading import load_for_export
-from winml.modelkit.flows.generated_samples import encoder_feeds, has_processors, made_values, token_texts
 from winml.modelkit.flows.module_functions import functions_of_modules
-from winml.modelkit.flows.quality_samples import default_samples
 from winml.modelkit.graph.cutting import Cutter
 from winml.modelkit.graph.files.companions import (
     earlier_companions,
@@ -53,8 +51,6 @@ from winml.modelkit.results.export_result import STEPS, ExportedPart, ExportResu
 from winml.modelkit.results.transformed_file import ModuleFunctions, WrittenFile
 from winml.modelkit.results.words import verification_notes, verification_words
 from winml.modelkit.runtime.graph_inputs import inputs_of_specs
-from winml.modelkit.runtime.opened_model import RunOptions
-from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
 from winml.modelkit.verify.parts.parts_together import (
     TextSample,
     compare_text_together,
@@ -192,6 +188,8 @@ def _write_part(
         try:
             comparison = _verify_part(run, prepared, tagged_graph, staged)
         except VerificationError as error:
+            from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
+
             name_first_wrong_module(error, prepared, staged)
             # Another exporter may be tried, which needs the room.
             for file in written:
@@ -378,9 +376,16 @@ def _samples(run: ExportRun, part: ModelPart) -> tuple[Sequence[Arrays], Quality
 
     None where it has none, or makes nothing that the model takes.
     """
-    inputs = inputs_of_specs(part.inputs)
     folder = None if run.handover is None else run.handover.processors
-    if folder is None or not has_processors(inputs, folder):
+    if folder is None:
+        return None
+    # What makes samples is for checkpoints with a processor alone.
+    from winml.modelkit.flows.generated_samples import has_processors, made_values
+    from winml.modelkit.flows.quality_samples import default_samples
+    from winml.modelkit.runtime.opened_model import RunOptions
+
+    inputs = inputs_of_specs(part.inputs)
+    if not has_processors(inputs, folder):
         return None
     weights_bytes = sum(value.numel() * value.element_size() for value in part.module.parameters())
     try:
@@ -512,6 +517,8 @@ def _text_sample(parts: Sequence[ModelPart], decoder: ModelPart, folder: Path | 
     encoder = next((part for part in parts if part.name == ENCODER), None)
     if folder is None or encoder is None:
         return None
+    from winml.modelkit.flows.generated_samples import encoder_feeds, has_processors, token_texts
+
     inputs, tokens = inputs_of_specs(encoder.inputs), inputs_of_specs(decoder.inputs)
     if not has_processors(inputs, folder):
         return None
