@@ -156,8 +156,8 @@ def outputs_of_file(path: Path, draws: Sequence[Arrays]) -> list[Arrays]:
 
 
 _FEWER_BITS_HINT = (
-    "No file was written. Exclude the modules that suffer (--exclude), choose another --precision or --mode, lower "
-    "--min-sqnr, or write it all the same with --no-verify."
+    "No file was written. Exclude the modules that suffer (--exclude), choose another --precision (of qdq, w8a16) or "
+    "--mode, balance channels (--smooth-quant), lower --min-sqnr, or write it all the same with --no-verify."
 )
 
 

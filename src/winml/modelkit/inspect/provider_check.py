@@ -50,6 +50,8 @@ __all__ = [
 
 
 _ON_CPU = "It runs on the CPU, and values are copied there and back"
+_AT_THE_EDGE = ("consume a graph input", "produce a graph output", "generate a graph output")
+"""How QNN says that it leaves a conversion of an input or an output to the CPU provider, as it does by default."""
 
 
 def remedy_for(kind: FindingKind, what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:
@@ -372,7 +374,7 @@ class _NodeChecks:
     def _quantized_remedy(self, reason: str) -> str:
         """Return what to do about a node of a quantized file that the provider leaves; empty where the file is none."""
         short = short_name(self.chosen.provider.name)
-        if short == "qnn" and ("consume a graph input" in reason or "produce a graph output" in reason):
+        if short == "qnn" and any(words in reason for words in _AT_THE_EDGE):
             return "Let the device convert inputs and outputs: --ep-options offload_graph_io_quantization=0."
         if not self.is_quantized:
             return ""

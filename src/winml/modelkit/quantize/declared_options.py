@@ -119,7 +119,8 @@ class QuantizeFields:
         "Samples for `qdq`, which finds the ranges of activations with them, and for the algorithms that need samples: "
         "an `.npz` file or a folder of them, one array per input "
         "of the graph and one file a sample; or a dataset for the tokenizer or image processor beside the model: .txt, "
-        ".csv, .jsonl, .parquet, a folder of images, or a name at the Hub. Random values where left out.",
+        ".csv, .jsonl, .parquet, a folder of images, or a name at the Hub. Where left out, samples made for the "
+        "tokenizer or processor beside the model, else random values.",
         _RANGES,
         metavar="DATA",
         min_length=1,
@@ -196,8 +197,8 @@ class QuantizeFields:
     )
     ep: str | None = declare(
         None,
-        "Execution provider that the result is for, by its short name: writes no form that it refuses. Any where left "
-        "out.",
+        "Execution provider that the result is for, by its short name: Q/DQ stands where it takes it, and a note says "
+        "if it does not take the mode. Any where left out.",
         _GROUP,
         metavar="NAME",
         min_length=1,

@@ -17,6 +17,7 @@ from winml.modelkit.options import Options, record_of
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, QuantizeFields
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.precisions import (
+    CALIBRATION_OPTIONS,
     INTEGER_ACTIVATIONS,
     MODES,
     PRECISIONS,
@@ -250,8 +251,20 @@ class QuantizeOptions(_Fields):
             if value != default and not set(readers) & set(modes):
                 raise UsageError(
                     f"{_words_of(name, value)} has no meaning for {' and '.join(modes)}",
-                    hint=f"Give --mode {' or '.join(readers)}, or leave it out.",
+                    hint=self._way_to_read(name, readers),
                 )
+
+    def _way_to_read(self, name: str, readers: Sequence[Mode]) -> str:
+        """Return what makes an option count that no mode in use reads."""
+        ways = []
+        if name in _OF_SAMPLES and "weight-only" in self.modes():
+            ways.append("--algorithm gptq, awq or auto, which find weights by samples")
+        if self.bit_budget is None:
+            modes = ["qdq"] if name in CALIBRATION_OPTIONS else readers
+            fitting = [mode for mode in modes if mode in self.base.modes]
+            others = [way.name for way in PRECISIONS.values() if way.modes and way.modes[0] in modes]
+            ways.append(f"--mode {' or '.join(fitting)}" if fitting else f"--precision {' or '.join(others)}")
+        return f"Give {', or '.join(ways)}; or leave it out." if ways else "Leave it out."
 
     def mode_of(self, precision: Precision) -> Mode | None:
         """Return the way to a precision; None for float32.
@@ -269,6 +282,8 @@ def _words_of(name: str, value: object) -> str:
     switches = {"per_channel": ("--per-tensor", "--per-channel"), "symmetric": ("--asymmetric", "--symmetric")}
     if name in switches:
         return switches[name][bool(value)]
+    if value is True:
+        return f"--{name.replace('_', '-')}"
     if isinstance(value, dict):
         value = ",".join(f"{key}={entry}" for key, entry in value.items())
     return f"--{name.replace('_', '-')} {value}"

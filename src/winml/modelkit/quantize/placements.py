@@ -99,6 +99,8 @@ class Placement:
     """Operator and bits → range of its output, whatever the data."""
     finite_masks: bool = True
     """Whether masks of attention get a finite minimum in the range of the scores."""
+    takes_qdq_alone: bool = False
+    """Whether Q/DQ is the only form with few bits that it takes: other integer operators then run on the CPU."""
     fusions: tuple[str, ...] = ()
     """Capabilities of the optimizer that make the form the provider takes, such as a GELU as one operator."""
 
@@ -193,6 +195,7 @@ _BUILT_IN: Mapping[str, Placement] = {
             ("Sigmoid", 16): (0.0, 65535 / 65536),
             ("Tanh", 16): (-1.0, 32767 / 32768),
         },
+        takes_qdq_alone=True,
         fusions=("gelu_fusion", "layer_norm_fusion"),
     ),
     "openvino": Placement(
@@ -214,6 +217,7 @@ _BUILT_IN: Mapping[str, Placement] = {
         signed_weights=True,
         symmetric_weights=True,
         limited=_UNIT_RANGE,
+        takes_qdq_alone=True,
     ),
     "tensorrt": _TENSORRT,
     "nvtensorrtrtx": _TENSORRT,

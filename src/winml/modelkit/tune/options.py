@@ -114,6 +114,11 @@ class TuneOptions(_Fields):  # type: ignore[misc]  # as above
             raise UsageError(
                 f"{option}: --input-data {self.input_data} has values, and their sizes", hint="Give one of the two."
             )
+        if "placement" in self.only and not {"dynamic", "qdq"} & set(self.only):
+            raise UsageError(
+                "--only placement: it puts modules of a candidate with integers back into float, and none is tried",
+                hint="Add dynamic or qdq: --only qdq,placement.",
+            )
         if self.ep_options and self.ep is None:
             raise UsageError(
                 f"--ep-options {next(iter(self.ep_options))}: no provider is named", hint="Add --ep, or leave it out."

@@ -164,18 +164,31 @@ def _with_page(
         UsageError: several parts are quantized, or the page is one of the other files.
         OutputExistsError: it is there, and may not be replaced.
     """
-    from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
+    from winml.modelkit.graph.files.output_files import refuse_existing
 
     if len(plan.parts) > 1:
         raise UsageError(
             f"--report {report}: {', '.join(plan.parts)} are quantized, and a page is for one of them",
             hint=f"Name one: --submodel {next(iter(plan.parts))}.",
         )
-    if report.absolute() in {file.path.absolute() for file in plan.writes}:
-        raise UsageError("--output and --report name one file", hint="Give each a file of its own.")
-    refuse_inputs([report], plan.reads)
+    _refuse_other_file("--report", report, plan)
     refuse_existing([report], overwrite=overwrite)
     return replace(plan, writes=(*plan.writes, PlannedFile(report, report.exists())))
+
+
+def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizeRequest, Quantization]) -> None:
+    """Refuse a file beside the model that is the model, or data that is read.
+
+    Raises:
+        UsageError: names the option.
+    """
+    for role, paths in (("read", plan.reads), ("written", tuple(file.path for file in plan.writes))):
+        if any(path.absolute() == other.absolute() or _is_same_file(path, other) for other in paths):
+            raise UsageError(f"{option} {path}: this file is {role} as something else", hint="Name another file.")
+
+
+def _is_same_file(path: Path, other: Path) -> bool:
+    return path.exists() and other.exists() and path.samefile(other)
 
 
 def _cache_of(request: QuantizeRequest) -> Path | None:
@@ -187,11 +200,11 @@ def _with_cache(plan: FilePlan[QuantizeRequest, Quantization], cache: Path) -> F
     """Return the plan with the file of statistics, which is read where it is there, and written where it grows.
 
     Raises:
-        UsageError: it is one of the other files.
+        UsageError: it is one of the other files, or a folder.
     """
-    from winml.modelkit.graph.files.output_files import refuse_inputs
-
-    refuse_inputs([cache], [*plan.reads, *(file.path for file in plan.writes)])
+    _refuse_other_file("--calibration-cache", cache, plan)
+    if cache.is_dir():
+        raise UsageError(f"--calibration-cache {cache}: it is a folder", hint="Name a file, such as statistics.json.")
     grows = PlannedFile(cache, cache.exists(), only_if="activations are measured that it does not hold")
     return replace(plan, writes=(*plan.writes, grows))
 

@@ -128,9 +128,9 @@ def _steps(outlook: TuningOutlook, request: TuneRequest) -> tuple[str, ...]:
         words(parts),
         "of those that are right and among the fastest, in turns",
         "groups of modules of a winner with integers, each in float"
-        if request.ep is not None
+        if request.ep is not None or "placement" in request.only
         else "not requested (--ep)",
-        "levels, numbers of threads, fixed sizes and a compiled file of the winner",
+        "of the winner: levels, numbers of threads, fixed sizes and a compiled file, as far as --only names them",
         f"{folder / TUNE_RESULT_NAME}, {folder / TUNE_PAGE_NAME}",
     )
 

@@ -302,11 +302,17 @@ class _Study:
         fitting = [forms for forms in found if self._bytes_of(forms) <= limit]
         if not fitting:
             least = min(map(self._bytes_of, found))
-            flag = "--max-size" if budget.max_bytes is not None else "--budget"
+            if budget.max_bytes is not None:
+                whole = least + self._float_bytes - self._unit_bytes
+                raise UsageError(
+                    f"--max-size {budget.words}: all weights take {size_words(whole)} with the fewest bits; those that "
+                    "no form with few bits exists for are counted as they are",
+                    hint=f"Allow {size_words(whole)} or more.",
+                )
             raise UsageError(
-                f"{flag} {budget.words}: with the fewest bits the weights of the modules take {size_words(least)}, "
-                f"{8 * least / self._all_parameters:.2f} bits each",
-                hint="Allow more, or leave modules out of the limit with --exclude.",
+                f"--budget {budget.words}: a weight takes {8 * least / self._all_parameters:.2f} bits with the fewest "
+                f"bits, scales included ({size_words(least)})",
+                hint="Allow more bits.",
             )
         return max(fitting, key=lambda forms: _quality(self._measured(forms)))
 

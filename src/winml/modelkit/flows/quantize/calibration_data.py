@@ -377,7 +377,7 @@ class CalibrationStatistics:
         if isinstance(found, OtherRequest) and named is not None:
             raise UsageError(
                 f"{CACHE_OPTION} {path}: {_reason_against(found)}",
-                hint="Name another file, or remove this one.",
+                hint="Name another file: this one stays as it is.",
             )
 
     def ranges(self, model: ir.Model, values: Sequence[MeasuredValue]) -> Ranges:
@@ -455,5 +455,5 @@ def _key(name: str, form: str) -> str:
 def _reason_against(found: OtherRequest) -> str:
     changed = found.changed
     if not changed:
-        return "is no file of activation statistics"
+        return "is no file of activation statistics that this version reads"
     return "holds statistics of another model" if "model" in changed else "holds statistics of other samples"

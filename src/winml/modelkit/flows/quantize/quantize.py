@@ -298,6 +298,12 @@ class Quantization(GraphWork[QuantizeResult]):
                 "ONNX Runtime's CPU provider has no integer kernels for 16-bit activations and computes in float32 "
                 "between the conversions: slower than the source. The file is for providers that have them, as QNN."
             )
+        others = [mode for mode in self.options.modes() if mode not in ("qdq", "float")]
+        if placement_for(self.options.ep).takes_qdq_alone and others:
+            self.notes.append(
+                f"{self.options.ep} takes few bits as Q/DQ alone: what {' and '.join(others)} writes runs on the CPU "
+                "beside it. --mode qdq (--precision w8a8 or w8a16) is for it."
+            )
         modules = graph_modules(model, self.source.stem)
         self.notes += source_notes(modules)
         result = quantize(model, self.options, modules, self.statistics, self.solver, self.reasons)
