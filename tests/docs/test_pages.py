@@ -30,7 +30,7 @@ NOT_RUN = {
     "docs/guide/eval": 1,
     "docs/guide/perf": 2,
     "docs/guide/sweep": 3,
-    "docs/guide/tune": 3,
+    "docs/guide/tune": 4,
     "docs/how_to/extend": 8,
     "docs/reference/architectures": 1,
 }

@@ -85,7 +85,7 @@ def test_quiet_says_nothing() -> None:
         (["-o", "out.onnx", "--per-module", '{"Gemm": "int3"}'], 2, "int3"),
         (["-o", "out.onnx", "--per-module", "rules.json"], 2, "rules.json"),
         (["-o", "out.onnx", "--mode", "dynamic", "--precision", "int4"], 2, "--mode weight-only"),
-        (["-o", "out.onnx", "--precision", "int2"], 2, "int2"),
+        (["-o", "out.onnx", "--precision", "int3"], 2, "int3"),
         (["-o", "model.onnx", "--overwrite"], 2, "input model.onnx"),
         (["-o", "out.txt"], 2, "out.txt"),
         (["-o", "out.onnx", "--min-sqnr", "nan"], 2, "nan is"),

@@ -533,12 +533,12 @@ class _Build:
                 folder.forget()  # nothing is finished: the folder is left as it was found
             raise
         manifest = self._make_manifest("done", self._place_models())
+        # While the files of the stages are there: the notes look at the graphs.
+        notes = [*self._stage_notes(), *self._companions.placed.notes, *self._unoptimized_notes()]
         if self._job.plan.deploy_only:
             manifest = _without_stage_files(manifest)
         folder.remove_all_but(manifest.files)
         folder.save(manifest)
-        notes = self._stage_notes()
-        notes += [*self._companions.placed.notes, *self._unoptimized_notes()]
         result = BuildResult(folder.path, manifest, (*folder.notes, *manifest.notes, *notes))
         section = self._job.plan.config.eval
         return result if section is None else _write_evaluation(self._job, result, section, self._clock)

@@ -34,7 +34,7 @@ from winml.modelkit.graph.weights import give_products_own_weights, read_once
 from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
 from winml.modelkit.quantize.options import QuantizeOptions
 
-__all__ = ["Equalization", "equalize"]
+__all__ = ["ActivationSource", "Equalization", "equalize"]
 
 OUTLIERS = 4.0
 """Ratio of the largest channel to the median channel from which on a Mul is inserted. Chosen: below it a channel loses

@@ -31,6 +31,7 @@ __all__ = [
     "library_version",
     "named_providers",
     "ort_reason",
+    "refuse_misspelled_options",
     "register_library",
     "register_plug_in",
     "stand_in_kind",
