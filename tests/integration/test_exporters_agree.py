@@ -156,7 +156,7 @@ def test_large_checkpoint_is_traced_without_its_weights(tmp_path: Path, monkeypa
 def test_large_checkpoint_with_convolutions_is_exported_without_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TorchScript records the convolutions: nothing is captured twice, and weights are loaded for the comparison only."""
+    """TorchScript records the convolutions: nothing is captured twice. Weights are loaded for the comparison only."""
     monkeypatch.setattr("winml.modelkit.flows.export.loading.LARGE_WEIGHTS_BYTES", 0)
     result = export(save_checkpoint("resnet", tmp_path / "checkpoint", **one_layer("resnet")))
     assert ("torchscript", "") == (result.only_part.exporter, result.only_part.exporter_reason)
