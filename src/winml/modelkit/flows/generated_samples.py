@@ -155,12 +155,13 @@ class _Text:
         decoder, cache = self.decoder, self.cache or self.decoder.empty_cache(len(self.tokens))
         room = decoder.most_tokens or PROMPT_TOKENS + NEW_TOKENS
         tokens = self.tokens[:, : max(room - 1, 1)]
+        # Of the text as it fits: every text is read, whatever its length.
+        left = max(min(NEW_TOKENS, room - tokens.shape[1]), 0)
         if decoder.length is None and tokens.shape[1] > 1:
             # So that one run reads several tokens after others.
             decoder.run(tokens[:, :1], cache=cache)
             yield
             tokens = tokens[:, 1:]
-        left = min(NEW_TOKENS, room - self.tokens.shape[1])
         for _ in range(left + 1):
             scores = decoder.run(tokens, cache=cache)
             yield
