@@ -138,10 +138,23 @@ def decoding_samples(
         StageError: ONNX Runtime fails.
     """
     session = _RecordedSession(source)
-    samples = itertools.chain.from_iterable(
-        _runs_of_text(text, session) for text in _texts(session, source, processors, sizes, seed)
-    )
+    samples = _runs_of_texts(_texts(session, source, processors, sizes, seed), session)
     yield from itertools.islice(samples, 0, count * every, every)
+
+
+def _runs_of_texts(texts: Iterator[_Text], session: _RecordedSession) -> Iterator[dict[str, Array]]:
+    """Yield what each run of the texts was fed.
+
+    Raises:
+        InputError: a text gave nothing, and the next would not either: the texts do not end.
+    """
+    for text in texts:
+        is_empty = True
+        for feeds in _runs_of_text(text, session):
+            is_empty = False
+            yield feeds
+        if is_empty:
+            raise InputError(f"{session.name}: no run of the decoder has a value in every state of its cache")
 
 
 class _Text:
