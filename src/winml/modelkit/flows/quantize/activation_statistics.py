@@ -215,28 +215,14 @@ def channel_rows(model: ir.Model, names: Sequence[str], read_samples: SampleRead
         StageError: ONNX Runtime cannot load or run the graph.
         WriteError: the temporary file cannot be written.
     """
-    with temporary_folder() as folder:
-        observed = _ObservedFile(model, tuple(names), folder / OBSERVED_NAME, with_sizes=True)
-        extremes = _Extremes(tuple(names), with_sizes=True)
-        session = observed.reductions()
-        inputs = graph_inputs(session)
-        count = 0
-        for sample in read_samples(inputs):
-            extremes.add(session.run(sample, extremes.outputs))
-            count += 1
-        del session
-        found: dict[str, list[Array]] = {name: [] for name in names}
-        share = -(-ROWS // max(count, 1))
-        for group in _groups(extremes.size_bytes):
-            session = observed.values(group)
-            for sample in read_samples(inputs):
-                for name, array in session.run(sample, group).items():
-                    rows = array.reshape(-1, array.shape[-1])
-                    largest = np.argsort(-np.abs(rows).max(axis=1, initial=0))
-                    half = -(-share // 2)
-                    others = largest[half :: max(len(rows) // half, 1)][:half]
-                    found[name].append(rows[[*largest[:half], *others]])
-        return {name: np.concatenate(parts) for name, parts in found.items()}
+    found: dict[str, list[Array]] = {name: [] for name in names}
+    for name, array, count in _values_over_samples(model, tuple(names), read_samples):
+        half = -(-ROWS // (2 * count))
+        rows = array.reshape(-1, array.shape[-1])
+        largest = np.argsort(-np.abs(rows).max(axis=1, initial=0))
+        others = largest[half :: max(len(rows) // half, 1)][:half]
+        found[name].append(rows[[*largest[:half], *others]])
+    return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
 def measure_channels(model: ir.Model, axes: Mapping[str, int], read_samples: SampleReader) -> dict[str, Array]:
@@ -251,23 +237,32 @@ def measure_channels(model: ir.Model, axes: Mapping[str, int], read_samples: Sam
         StageError: ONNX Runtime cannot load or run the graph.
         WriteError: the temporary file cannot be written.
     """
+    found: dict[str, Array] = {}
+    for name, array, _ in _values_over_samples(model, tuple(axes), read_samples):
+        others = tuple(axis for axis in range(array.ndim) if axis != axes[name] % array.ndim)
+        largest = np.abs(array).max(axis=others, initial=0.0)
+        found[name] = np.maximum(found[name], largest) if name in found else largest
+    return found
+
+
+def _values_over_samples(
+    model: ir.Model, names: Sequence[str], read_samples: SampleReader
+) -> Iterator[tuple[str, Array, int]]:
+    """Yield name and array of each value in each sample, and how many samples there are; few values are in memory."""
     with temporary_folder() as folder:
-        observed = _ObservedFile(model, tuple(axes), folder / OBSERVED_NAME, with_sizes=True)
-        extremes = _Extremes(tuple(axes), with_sizes=True)
+        observed = _ObservedFile(model, names, folder / OBSERVED_NAME, with_sizes=True)
+        extremes = _Extremes(names, with_sizes=True)
         session = observed.reductions()
-        inputs = graph_inputs(session)
+        inputs, count = graph_inputs(session), 0
         for sample in read_samples(inputs):
             extremes.add(session.run(sample, extremes.outputs))
+            count += 1
         del session
-        found: dict[str, Array] = {}
         for group in _groups(extremes.size_bytes):
             session = observed.values(group)
             for sample in read_samples(inputs):
                 for name, array in session.run(sample, group).items():
-                    others = tuple(axis for axis in range(array.ndim) if axis != axes[name] % array.ndim)
-                    largest = np.abs(array).max(axis=others, initial=0.0)
-                    found[name] = np.maximum(found[name], largest) if name in found else largest
-        return found
+                    yield name, array, count
 
 
 class _ObservedFile:
