@@ -61,3 +61,20 @@ def test_threshold_is_a_number(value: float) -> None:
     """No ratio is below what is no number, so that every result would pass, or none."""
     with pytest.raises(ConfigError, match="min_sqnr_db"):
         QuantizeOptions(min_sqnr_db=value)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"precision": "fp16"}, ()),
+        ({"precision": "w8a8"}, ("--smooth-quant",)),
+        ({"precision": "w8a8", "smooth_quant": 0.5}, ()),
+        ({"precision": "int4"}, ("--algorithm",)),
+        ({"precision": "int4", "algorithm": "gptq"}, ()),
+    ],
+)
+def test_remedy_is_an_option_of_the_mode_that_is_not_used_yet(given: dict[str, Any], named: tuple[str, ...]) -> None:
+    """Channels are no remedy for float16, and what was done already is none for anything."""
+    remedies = QuantizeOptions(**given).remedies()
+    assert len(named) == len(remedies)
+    assert all(option in remedy for option, remedy in zip(named, remedies, strict=True))

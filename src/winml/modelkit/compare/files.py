@@ -102,7 +102,7 @@ def refuse_different(
 
 
 def refuse_unfaithful(
-    reference: Path, candidate: Path, least_sqnr_db: float, read_samples: ReadSamples
+    reference: Path, candidate: Path, least_sqnr_db: float, read_samples: ReadSamples, remedies: Sequence[str] = ()
 ) -> FidelityInfo:
     """Compare the answers of a file of fewer bits with those of the file it was made from.
 
@@ -113,6 +113,7 @@ def refuse_unfaithful(
         candidate: The file of fewer bits.
         least_sqnr_db: Ratio in decibels that every output has to reach.
         read_samples: Returns what both are fed.
+        remedies: What else gives a file nearer to the reference, for the hint.
 
     Raises:
         StageError: the reference itself cannot be run, so there is nothing to compare with.
@@ -121,7 +122,7 @@ def refuse_unfaithful(
     draws, expected, samples = reference_outputs(reference, read_samples)
     outputs = _candidate_outputs(candidate, draws, as_written=False)
     fidelity = measure_fidelity(expected, outputs, least_sqnr_db, samples)
-    refuse_below_minimum_sqnr(fidelity, reference.name, draws[0])
+    refuse_below_minimum_sqnr(fidelity, reference.name, draws[0], _fewer_bits_hint(remedies))
     return fidelity
 
 
@@ -155,14 +156,13 @@ def outputs_of_file(path: Path, draws: Sequence[Arrays]) -> list[Arrays]:
     return _run_draws(path, draws, as_written=True)
 
 
-_FEWER_BITS_HINT = (
-    "No file was written. Exclude the modules that suffer (--exclude), choose another --precision (of qdq, w8a16) or "
-    "--mode, balance channels (--smooth-quant), lower --min-sqnr, or write it all the same with --no-verify."
-)
+def _fewer_bits_hint(remedies: Sequence[str]) -> str:
+    ways = ", ".join(("Exclude the modules that suffer (--exclude)", *remedies, "choose another --precision or --mode"))
+    return f"No file was written. {ways}, lower --min-sqnr, or write it all the same with --no-verify."
 
 
 def refuse_below_minimum_sqnr(
-    fidelity: FidelityInfo, reference: str, inputs: Mapping[str, object], hint: str = _FEWER_BITS_HINT
+    fidelity: FidelityInfo, reference: str, inputs: Mapping[str, object], hint: str | None = None
 ) -> None:
     """Refuse a file that answers too unlike what it was made from.
 
@@ -170,7 +170,7 @@ def refuse_below_minimum_sqnr(
         fidelity: What was measured.
         reference: What it was made from, in words.
         inputs: Values both were fed.
-        hint: What to do about it.
+        hint: What to do about it; None: what helps any file of fewer bits.
 
     Raises:
         VerificationError: an output does not reach the ratio.
@@ -178,7 +178,7 @@ def refuse_below_minimum_sqnr(
     if fidelity.has_signal and not fidelity.is_near:
         raise VerificationError(
             f"too little is left of the answers of {reference}: {fidelity_words(fidelity)}{_lower_end_words(fidelity)}",
-            hint=hint,
+            hint=_fewer_bits_hint(()) if hint is None else hint,
             is_graph_wrong=fidelity.worst.sqnr_db < 0,
             inputs=inputs,
         )

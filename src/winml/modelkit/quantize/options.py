@@ -135,6 +135,16 @@ class QuantizeOptions(_Fields):
         """
         return tuple(dict.fromkeys(mode for _, mode in self.requested_modes()))
 
+    def remedies(self) -> list[str]:
+        """Return what of the modes that are used gives a file nearer to its source, and is not used yet.
+
+        Raises:
+            UsageError: a precision cannot be reached with the mode.
+        """
+        of_modes = {name: words for mode in self.modes() for name, words in MODES[mode].remedies.items()}
+        fields = type(self).model_fields
+        return [words for name, words in of_modes.items() if getattr(self, name) == fields[name].default]
+
     @property
     def needs_ranges(self) -> bool:
         """Whether activations have to be measured: for their ranges, or for the maxima of their channels.

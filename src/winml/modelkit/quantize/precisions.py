@@ -75,6 +75,8 @@ class ModeRules:
     """Whether it reads one weight at a time while the result is written, and knows no other values."""
     changes_every_node: bool = False
     """Whether it changes what computes with floats, whatever the operator, with a weight or without."""
+    remedies: Mapping[str, str] = field(default_factory=dict)
+    """Field of the options to what it does for the answers, as a hint lists it."""
 
     def changes(self, operator: str) -> bool:
         """Say whether it changes nodes of an operator, where they have a weight."""
@@ -100,6 +102,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         engine=f"{_ENGINES}.dynamic_engine:quantize_dynamically",
         options=frozenset({"per_channel", "symmetric", "smooth_quant", "cross_layer_equalization"})
         | CALIBRATION_OPTIONS,
+        remedies={"smooth_quant": "balance channels (--smooth-quant)"},
         float_types=frozenset({"FLOAT"}),  # DynamicQuantizeLinear takes no other
         channel_ranks={"MatMul": (2,)},  # MatMulInteger takes the zero points of columns, not of matrices
         fixed_attributes={"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0}},  # a product and a bias
@@ -113,6 +116,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         float_types=frozenset({"FLOAT"}),  # what its integers are turned back into
         options=frozenset({"per_channel", "symmetric", "smooth_quant", "cross_layer_equalization"})
         | CALIBRATION_OPTIONS,
+        remedies={"smooth_quant": "balance channels (--smooth-quant)"},
     ),
     "weight-only": ModeRules(
         "weights in 2, 4 or 8 bits by blocks, activations stay float (MatMulNBits)",
@@ -121,6 +125,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         engine=f"{_ENGINES}.weight_only_engine:quantize_weights",
         options=frozenset({"symmetric", "block_size", "block_sizes", "algorithm", "budget", "max_size"}),
         is_by_tensor=True,
+        remedies={"algorithm": "find weights with calibration samples (--algorithm auto)"},
     ),
     "float": ModeRules(
         "16-bit floating point: weights and activations in fp16, or weights in bf16 that are computed in float32",

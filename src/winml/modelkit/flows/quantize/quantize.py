@@ -332,11 +332,12 @@ class Quantization(GraphWork[QuantizeResult]):
                 f"{size_words(available)} of memory are available."
             )
             return None
+        remedies = self.options.remedies()
         if self.calibration is not None and self.calibration.has_data:
-            return refuse_unfaithful(source, written, self.least_sqnr_db, self.calibration.samples_to_compare)
+            return refuse_unfaithful(source, written, self.least_sqnr_db, self.calibration.samples_to_compare, remedies)
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
         request = SampleRequest(run, self.processors, count=self.options.samples, tries_sizes=True, model=source)
-        fidelity = refuse_unfaithful(source, written, self.least_sqnr_db, request.read)
+        fidelity = refuse_unfaithful(source, written, self.least_sqnr_db, request.read, remedies)
         if fidelity.samples is not None and fidelity.samples.note:
             self.notes.append(fidelity.samples.note)
         return fidelity
