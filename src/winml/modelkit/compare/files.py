@@ -25,6 +25,7 @@ from winml.modelkit.graph.specs import current_name
 from winml.modelkit.runtime.default_sizes import default_size
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, sizes_by_key, with_sums
 from winml.modelkit.runtime.ir_versions import newest_ir_version, runnable
+from winml.modelkit.runtime.quantized_states import QuantizedStates
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = [
@@ -350,4 +351,5 @@ def _candidate_outputs(candidate: Path, draws: Sequence[Arrays], *, as_written: 
 
 def _run_draws(path: Path, draws: Sequence[Arrays], *, as_written: bool) -> list[Arrays]:
     session = open_session(path, as_written=as_written)
-    return [session.run(draw) for draw in draws]
+    states = QuantizedStates.of(path, session)
+    return [states.dequantized(session.run(states.quantized(draw))) for draw in draws]

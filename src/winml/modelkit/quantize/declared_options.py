@@ -179,6 +179,12 @@ class QuantizeFields:
         _RANGES,
         spelling="--cross-layer-equalization",
     )
+    kv_cache: Literal["int8"] | None = declare(
+        None,
+        "Store the KV cache of a decoder in 8 bits, a scale for each channel of each head, measured on samples. Alone, "
+        "it leaves weights as they are. For attention that is fused (`GroupQueryAttention`), as a build does.",
+        _GROUP,
+    )
     budget: str | None = declare(
         None,
         "Choose 2, 4, 8, 16 or 32 bits and the block size of each module by measured sensitivity: mean bits of a "

@@ -18,6 +18,7 @@ from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, QuantizeFi
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.precisions import (
     CALIBRATION_OPTIONS,
+    FLOAT32,
     INTEGER_ACTIVATIONS,
     MODES,
     PRECISIONS,
@@ -99,6 +100,8 @@ class QuantizeOptions(_Fields):
     @property
     def base(self) -> Precision:
         """The precision of every module that nothing else is said of."""
+        if self.precision is None and self.kv_cache is not None and self.bit_budget is None:
+            return PRECISIONS[FLOAT32]
         return PRECISIONS[self.precision or ("int8" if self.bit_budget is None else "int4")]
 
     @property
@@ -171,7 +174,7 @@ class QuantizeOptions(_Fields):
         Raises:
             UsageError: a precision cannot be reached with the mode.
         """
-        return self.needs_ranges or self.solves_weights
+        return self.needs_ranges or self.solves_weights or self.kv_cache is not None
 
     def refuse_contradictions(self) -> None:
         """Refuse options that go with none of the modes in use, or not with each other.
@@ -183,7 +186,7 @@ class QuantizeOptions(_Fields):
         self._refuse_beside_budget()
         requested = list(self.requested_modes())
         modes = self.modes()
-        if not modes:
+        if not modes and self.kv_cache is None:
             return  # nothing is quantized, which the caller says
         self._refuse_unread(modes)
         self._refuse_unmeasured(modes)
@@ -255,12 +258,12 @@ class QuantizeOptions(_Fields):
         ):
             value = getattr(self, name)
             readers = [mode for mode, rules in MODES.items() if name in rules.options]
-            if self.solves_weights and name in _OF_SAMPLES:
+            if (self.solves_weights or self.kv_cache is not None) and name in _OF_SAMPLES:
                 continue
             default = type(self).model_fields[name].get_default(call_default_factory=True, validated_data={})
             if value != default and not set(readers) & set(modes):
                 raise UsageError(
-                    f"{_words_of(name, value)} has no meaning for {' and '.join(modes)}",
+                    f"{_words_of(name, value)} has no meaning for {' and '.join(modes) or '--kv-cache alone'}",
                     hint=self._way_to_read(name, readers),
                 )
 

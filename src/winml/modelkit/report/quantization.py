@@ -39,10 +39,20 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
     left = sum(result.left.values())
     ratio = before.size_bytes / max(after.size_bytes, 1)
     fields: list[doc.Field] = [
-        ("precision", f"{result.precision} ({', '.join(result.modes)})"),
+        *([("precision", f"{result.precision} ({', '.join(result.modes)})")] if result.modes else []),
+        *([("KV cache", f"{result.kv_cache}, a scale for each channel")] if result.kv_cache is not None else []),
         *([("samples", result.calibration.words)] if result.calibration is not None else []),
         *([("budget", _budget_words(result.budget))] if result.budget is not None else []),
-        ("quantized", f"{result.quantized} of {result.quantized + left} nodes with weights{_mixture_words(result)}"),
+        *(
+            [
+                (
+                    "quantized",
+                    f"{result.quantized} of {result.quantized + left} nodes with weights{_mixture_words(result)}",
+                )
+            ]
+            if result.modes
+            else []
+        ),
         *(("left", f"{count} {reason}") for reason, count in result.left.items()),
         ("nodes", f"{before.nodes} → {after.nodes}"),
         ("size", f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)} (÷ {ratio:.1f})"),

@@ -265,6 +265,8 @@ class QuantizedFile(TransformedFile, schema_version=1):
     """Modules that have nodes with weights, in the order of the graph."""
     budget: BudgetSearch | None = field(default=None, metadata=entry(omit_none=True))
     """How bits were chosen for each module; None where the options say them."""
+    kv_cache: str | None = field(default=None, metadata=entry(omit_none=True))
+    """Precision of the KV cache, where it was quantized."""
 
     @property
     @recorded(entry(before="calibration"))

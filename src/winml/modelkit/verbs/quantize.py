@@ -369,6 +369,11 @@ def _refuse_combinations(request: QuantizeRequest) -> None:
             "--sensitivity measures and writes no model, and --budget and --max-size write one",
             hint="Give one of them.",
         )
+    if request.options.kv_cache is not None:
+        raise UsageError(
+            f"--kv-cache {request.options.kv_cache}: --sensitivity measures weights by module",
+            hint="Leave one of them out: --kv-cache itself says what it costs.",
+        )
     if request.options.solves_weights:
         raise UsageError(
             f"--sensitivity: --algorithm {request.options.algorithm} quantizes a module by what the modules before it "

@@ -33,6 +33,7 @@ __all__ = [
     "ValueStatistics",
     "channel_rows",
     "measure_channels",
+    "measure_states",
     "measure_ranges",
     "measure_statistics",
     "range_of",
@@ -242,6 +243,30 @@ def measure_channels(model: ir.Model, axes: Mapping[str, int], read_samples: Sam
         others = tuple(axis for axis in range(array.ndim) if axis != axes[name] % array.ndim)
         largest = np.abs(array).max(axis=others, initial=0.0)
         found[name] = np.maximum(found[name], largest) if name in found else largest
+    return found
+
+
+def measure_states(path: Path, names: Sequence[str], read_samples: SampleReader) -> dict[str, Array]:
+    """Return the largest absolute values of the states that a decoder answers to samples, by head and channel.
+
+    Args:
+        path: The file.
+        names: Outputs of it: rows × heads × tokens × channels.
+        read_samples: As of :func:`measure_statistics`.
+
+    Returns:
+        Name → array [heads, channels].
+
+    Raises:
+        StageError: ONNX Runtime cannot load or run the graph.
+    """
+    session = Session(path)
+    inputs = graph_inputs(session)
+    found: dict[str, Array] = {}
+    for sample in read_samples(inputs):
+        for name, array in session.run(sample, names).items():
+            largest = np.abs(array.astype(np.float32)).max(axis=(0, 2), initial=0.0)
+            found[name] = np.maximum(found[name], largest) if name in found else largest
     return found
 
 

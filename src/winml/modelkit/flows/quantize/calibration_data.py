@@ -52,7 +52,7 @@ from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import MeasuredValue
 from winml.modelkit.quantize.precisions import CalibrationMethod
-from winml.modelkit.runtime.decoding.inputs import inputs_of_file
+from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_feeds, decoder_tokens, inputs_of_file
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, load_feeds, settle_sizes
 from winml.modelkit.runtime.opened_model import RunOptions, Values
 from winml.modelkit.runtime.sessions import Session
@@ -68,8 +68,8 @@ RANDOM_SAMPLES = 16
 """Sets of random values where there is no data. Chosen: more of them say no more about real data."""
 
 SOLVING_SAMPLES = 128
-"""Samples made for algorithms that find blocks of weights, where there is no data. Chosen: as many as are read of data;
-a product with 1536 inputs needs more rows than the tokens of 16 sentences."""
+"""Samples made for algorithms that find blocks of weights, and for scales of a KV cache, where there is no data. Chosen:
+as many as are read of data; a product with 1536 inputs needs more rows than the tokens of 16 sentences."""
 
 _OTHER_SAMPLES = 1_000_003
 """Added to the seed: what ranges come from is not what the result is judged on."""
@@ -120,7 +120,7 @@ class Calibration:
         """
         requested = self.options.samples
         if not self.has_data:
-            if requested is None and self.options.solves_weights:
+            if requested is None and (self.options.solves_weights or not self.options.needs_ranges):
                 return SOLVING_SAMPLES
             return requested or (DECODING_SAMPLES if self._kind == "decoding" else RANDOM_SAMPLES)
         if self._sample_feeds is not None:
@@ -149,11 +149,8 @@ class Calibration:
         """What to say of the data, one sentence each; complete once it was read."""
         if self.has_data:
             return self._sample_feeds.notes if self._sample_feeds is not None else ()
-        found = (
-            "ranges of activations" if self.options.needs_ranges else f"blocks of weights ({self.options.algorithm})"
-        )
         note = (
-            f"The {found} come from {self.count} {_KINDS_OF_SAMPLES[self._kind]}, not from data: real "
+            f"The {self._found} come from {self.count} {_KINDS_OF_SAMPLES[self._kind]}, not from data: real "
             "data may give other answers than the comparison shows. Give --calibration-data before you use the result."
         )
         return (note,)
@@ -167,7 +164,19 @@ class Calibration:
     @property
     def _use(self) -> str:
         """What is done with the samples: how ranges are made of values, or the algorithm that finds weights."""
-        return self.method if self.options.needs_ranges else self.options.algorithm
+        if self.options.needs_ranges:
+            return self.method
+        return self.options.algorithm if self.options.solves_weights else "minmax"
+
+    @property
+    def _found(self) -> str:
+        """What the samples are for, in words."""
+        found = [
+            *(["ranges of activations"] if self.options.needs_ranges else []),
+            *([f"blocks of weights ({self.options.algorithm})"] if self.options.solves_weights else []),
+            *(["scales of the KV cache"] if self.options.kv_cache is not None else []),
+        ]
+        return " and ".join(found)
 
     def as_record(self) -> dict[str, object]:
         """Return what the ranges come from, JSON-ready."""
@@ -241,12 +250,14 @@ class Calibration:
     def _decodes(self) -> bool:
         """Whether the graph is a decoder with a cache that runs as one: then its own runs are the samples of ranges.
 
-        Algorithms that find blocks of weights take whole prompts, of which each run has many tokens.
+        Algorithms that find blocks of weights, and scales of the cache, take whole prompts, of which each run has many
+        tokens.
         """
         if (
             self.source is None
             or self.has_data
             or self.options.solves_weights
+            or not self.options.needs_ranges
             or not any(item.cache for item in inputs_of_file(self.source))
         ):
             return False
@@ -302,6 +313,12 @@ class Calibration:
 
     def _random_samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
         try:
+            tokens = None if self.options.needs_ranges else decoder_tokens(inputs, self.sizes)
+            if tokens is not None:  # whole prompts: nobody feeds a decoder a random cache
+                run = DecoderRun(tokens, 0)
+                for number in range(self.count):
+                    yield decoder_feeds(inputs, run, self.sizes, batch_size=None, seed=self.seed + number)[0]
+                return
             sizes = settle_sizes(inputs, self.sizes).by_name
             for number in range(self.count):
                 yield draw_feeds(inputs, sizes, self.seed + number)

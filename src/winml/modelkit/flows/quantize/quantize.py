@@ -11,15 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import onnx_ir as ir
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import refuse_unfaithful
 from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphWork, transform_file
 from winml.modelkit.flows.module_functions import graph_modules, source_notes
 from winml.modelkit.flows.quality_samples import SampleRequest
+from winml.modelkit.flows.quantize.activation_statistics import measure_states
 from winml.modelkit.flows.quantize.calibration_data import (
     Calibration,
     CalibrationStatistics,
@@ -27,20 +29,23 @@ from winml.modelkit.flows.quantize.calibration_data import (
     refuse_missing_data,
 )
 from winml.modelkit.flows.quantize.layer_calibration import LayerCalibration
+from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.pinning import sizes_of_dimensions
+from winml.modelkit.hierarchy.tagging import measure_coverage
+from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY
 from winml.modelkit.normalize.pipeline import normalize
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import convert_opset, optimize
-from winml.modelkit.options import parse_options
+from winml.modelkit.options import load_json, parse_options
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.quantize.half_float_engine import clipped_values
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, WeightSolver, quantize
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.planning import refuse_quantized
-from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, MODES, Mode
+from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, LEAST_CACHE_SQNR_DB, MODES, Mode
 from winml.modelkit.results.quantization_budget import BudgetSearch
 from winml.modelkit.results.transformed_file import Calibrated, GraphSummary, QuantizedFile
 from winml.modelkit.runtime.host import available_bytes, has_integer_dot_products, is_x86
@@ -214,7 +219,7 @@ def quantize_file(
             *(calibration.notes if calibration is not None else ()),
             *done.file.notes,
             *work.late_notes(done.result.model),
-            *_size_notes(done.file.before, done.file.after),
+            *(_size_notes(done.file.before, done.file.after) if options.modes() else ()),
         ),
     )
     return QuantizedFile(
@@ -223,6 +228,7 @@ def quantize_file(
         modes=options.modes(),
         budget=None if found is None else found.search,
         modules=done.result.modules,
+        kv_cache=options.kv_cache,
         calibration=None if calibration is None else Calibrated(calibration.words, calibration.as_record()),
     )
 
@@ -277,7 +283,12 @@ class Quantization(GraphWork[QuantizeResult]):
             InputError: it is quantized already.
             UsageError: names the size or the selector.
         """
-        refuse_quantized(model)
+        if self.options.modes() or self.options.kv_cache is None:
+            refuse_quantized(model)
+        if self.options.kv_cache is not None:
+            from winml.modelkit.quantize.kv_cache import refuse_no_cache
+
+            refuse_no_cache(model)
         sizes_of_dimensions(model.graph, self.sizes)
         if selectors := (*self.options.per_module, *self.options.include, *self.options.exclude):
             modules = graph_modules(model, self.source.stem)
@@ -287,7 +298,9 @@ class Quantization(GraphWork[QuantizeResult]):
     @property
     def request_words(self) -> str:
         """The precisions and the ways to them."""
-        return ", ".join(f"{precision.name} ({mode})" for precision, mode in self.options.requested_modes()) or FLOAT32
+        cache = [f"KV cache {self.options.kv_cache}"] if self.options.kv_cache is not None else []
+        modes = [f"{precision.name} ({mode})" for precision, mode in self.options.requested_modes()]
+        return ", ".join((*modes, *cache)) or FLOAT32
 
     def apply(self, model: ir.Model) -> QuantizeResult:
         """Quantize the model, at the opset that the operators need."""
@@ -304,11 +317,42 @@ class Quantization(GraphWork[QuantizeResult]):
                 f"{self.options.ep} takes few bits as Q/DQ alone: what {' and '.join(others)} writes runs on the CPU "
                 "beside it. --mode qdq (--precision w8a8 or w8a16) is for it."
             )
-        modules = graph_modules(model, self.source.stem)
-        self.notes += source_notes(modules)
-        result = quantize(model, self.options, modules, self.statistics, self.solver, self.reasons)
+        if not self.options.modes() and self.options.kv_cache is not None:
+            result = QuantizeResult(model, changed=True, notes=(), coverage=measure_coverage(model))
+        else:
+            modules = graph_modules(model, self.source.stem)
+            self.notes += source_notes(modules)
+            result = quantize(model, self.options, modules, self.statistics, self.solver, self.reasons)
         self.used = frozenset(module.requested for module in result.modules if module.quantized)
+        if self.options.kv_cache is not None:
+            from winml.modelkit.quantize.kv_cache import quantize_cache
+
+            self.notes += quantize_cache(result.model, self._cache_maxima())
         return result
+
+    def _cache_maxima(self) -> Mapping[str, Array]:
+        """Return the largest absolute values of each channel of keys and values that the source answers to samples."""
+        from winml.modelkit.quantize.kv_cache import attentions_over_cache
+
+        assert self.calibration is not None  # the options need samples
+        source = load_by_reference(self.source)
+        names = [value.name or "" for states in attentions_over_cache(source.graph) for value in states.present]
+        return self.calibration.over_samples(source, lambda _model, read: measure_states(self.source, names, read))
+
+    def metadata(self, model: ir.Model) -> Mapping[str, Any]:
+        """Return inputs and outputs with the types they have now."""
+        if self.options.kv_cache is None:
+            return {}
+        types = {value.name: value.dtype for value in (*model.graph.inputs, *model.graph.outputs)}
+        records: dict[str, Any] = {}
+        for key in (INPUTS_KEY, OUTPUTS_KEY):
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # damaged: it stays so
+                listed = load_json(model.metadata_props.get(key, "[]"))
+                records[key] = [
+                    {**entry, "dtype": "int8"} if types.get(entry["name"]) == ir.DataType.INT8 else entry
+                    for entry in listed
+                ]
+        return records
 
     def summary(self, result: QuantizeResult) -> str:
         """Return how many nodes were quantized, and why others were not."""
@@ -316,7 +360,8 @@ class Quantization(GraphWork[QuantizeResult]):
         for module in result.modules:
             reasons.update(module.left)
         left = "".join(f", {count} left ({reason})" for reason, count in reasons.most_common())
-        return f"{result.quantized} nodes quantized{left}"
+        cache = "" if self.options.kv_cache is None else f", KV cache {self.options.kv_cache}"
+        return f"{result.quantized} nodes quantized{left}{cache}"
 
     def late_notes(self, model: ir.Model) -> tuple[str, ...]:
         """Say what the work noted, what this processor makes of it, and what float16 could not hold of the weights."""
@@ -346,9 +391,10 @@ class Quantization(GraphWork[QuantizeResult]):
     def least_sqnr_db(self) -> float:
         """Ratio in decibels that every output has to reach."""
         requested = [precision for precision, _ in self.options.requested_modes()]
+        of_cache = [LEAST_CACHE_SQNR_DB] if self.options.kv_cache is not None else []
         # A rule that no module obeys asks for nothing.
         used = [precision for precision in requested if precision.name in self.used] or requested
-        least = min(precision.least_sqnr_db for precision in used)
+        least = min((*(precision.least_sqnr_db for precision in used), *of_cache))
         return self.options.min_sqnr_db if self.options.min_sqnr_db is not None else least
 
 

@@ -30,6 +30,7 @@ from winml.modelkit.quantize.planning import QUANTIZED_OPERATORS
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.graph_inputs import graph_inputs
 from winml.modelkit.runtime.ir_versions import open_with_outputs
+from winml.modelkit.runtime.quantized_states import QuantizedStates
 from winml.modelkit.runtime.sessions import CPU, Session
 from winml.modelkit.verify.by_module.sides import GROUP_BYTES, CallKey, ModuleBoundary
 
@@ -90,6 +91,7 @@ class OnnxSide:
         self._session: Session | None = None
         self._as_written = as_written or provider is not None
         self._place = (CPU, {}) if provider is None else (provider.names, provider.options)
+        self._states = QuantizedStates()
         self._tapped: frozenset[str] = frozenset()
         self._shapes: dict[str, tuple[int | str | None, ...]] = {}
         self.structure = read_structure(path)
@@ -158,7 +160,7 @@ class OnnxSide:
     def outputs(self, feeds: Arrays) -> dict[str, Array]:
         """Run the model, and return what it answers."""
         session = self.session() if self._fits_memory_limit(feeds) else self._opened(())
-        return session.run(feeds, self._declared)
+        return self._states.dequantized(session.run(self._states.quantized(feeds), self._declared))
 
     def values(self, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
         """Run the model, and return inner values by name."""
@@ -167,7 +169,7 @@ class OnnxSide:
         requested = frozenset(names).difference(self._declared)
         is_ready = requested == self._tapped or (requested < self._tapped and self._fits_memory_limit(feeds))
         session = self.session() if is_ready else self._opened(names)
-        return session.run(feeds, list(names))
+        return self._states.dequantized(session.run(self._states.quantized(feeds), list(names)))
 
     def _fits_memory_limit(self, feeds: Arrays) -> bool:
         """Say whether a run of the open session holds no more of inner values than one side may."""
@@ -185,6 +187,7 @@ class OnnxSide:
             if is_as_written
             else open_session(self.path, as_written=False)
         )
+        self._states = QuantizedStates.of(self.path, self._session)
         self._tapped = frozenset(names)
         self._shapes.update(self._session.output_shapes)
         return self._session
