@@ -284,6 +284,11 @@ def test_build_fuses_the_decoder_and_carries_the_codes(tmp_path: Path) -> None:
     counts = Counter(node.op_type for node in onnx.load(folder / "model.onnx").graph.node)
     assert (counts["MatMulNBits"], counts["GroupQueryAttention"]) == (14, 2)
     assert generated(folder / "model.onnx") == reference_tokens(saved)
+    # The optimizer works on the graph in memory, and what is deployed is a link to what it wrote.
+    assert sorted(path.name for path in folder.glob("*.onnx*")) == ["model.onnx", "optimized.onnx"]
+    assert (folder / "model.onnx").samefile(folder / "optimized.onnx")
+    again = build_hf_model(saved.folder, folder)
+    assert [stage.status for stage in again.manifest.parts[0].stages][:2] == ["skipped", "reused"]
 
 
 def test_activations_in_8_bits_are_near(tmp_path: Path) -> None:

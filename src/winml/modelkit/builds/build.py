@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +27,7 @@ from winml.modelkit.builds.folder import BuildFolder, held_folder, refuse_input_
 from winml.modelkit.builds.identity import FileRecords, ModelIdentity, identify_model, identify_onnx
 from winml.modelkit.builds.layouts.folder_layout import FolderLayout
 from winml.modelkit.builds.layouts.layout import find_layout
-from winml.modelkit.builds.plan import BuildPlan, refuse_missing_compiler
+from winml.modelkit.builds.plan import BuildPlan, has_coded_weights, refuse_missing_compiler
 from winml.modelkit.builds.stage_runs import TOOL_NAME, BuildJob, BuiltPart, StageRunner, StageStore
 from winml.modelkit.builds.stages import (
     STAGES,
@@ -174,45 +176,50 @@ def _record(name: str, path: Path) -> FileRecord:
 
 # --- Which builds hand the exported graph over in memory, and what do their stages look like?
 #
-# Where the exported graph gets fewer bits tensor by tensor, no file holds it as it was exported: its weights go from
-# the checkpoint to the quantized file. Why: docs/decisions/0010-no-float-copy.md.
-
-
-_TAKER: StageName = "quantize"
+# Where the exported graph gets fewer bits tensor by tensor, or its checkpoint has few bits already, no file holds it as
+# it was exported: its weights go from the checkpoint to one file. Why: docs/decisions/0010-no-float-copy.md.
 
 
 def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage, ...]:
-    """Return the stages of a build: as they are, or with the export and the optimizer as part of ``quantize``.
+    """Return the stages of a build: as they are, or with those before ``quantize`` or ``optimize`` as part of it.
 
     Args:
         stages: The stages of every build.
         plan: What this one is to do.
     """
     by_name = {stage.name: stage for stage in stages}
-    if not {"export", _TAKER} <= by_name.keys() or not _is_handed_over(plan):
+    name = _taker_of(plan)
+    if name is None or not {"export", name} <= by_name.keys():
         return tuple(stages)
-    before = [
-        stage for stage in stages[: list(by_name).index(_TAKER)] if getattr(plan.config, stage.section) is not None
-    ]
-    quantize = by_name["quantize"]
+    before = [stage for stage in stages[: list(by_name).index(name)] if getattr(plan.config, stage.section) is not None]
+    taking = by_name[name]
 
     def options(plan: BuildPlan) -> dict[str, object]:
-        return {key: value for stage in (*before, quantize) for key, value in stage.options(plan).items()}
+        return {key: value for stage in (*before, taking) for key, value in stage.options(plan).items()}
 
     def undo_resolution(options: dict[str, object], earlier: StageRecord) -> dict[str, object]:
         return {**options, **by_name["export"].undo_resolution(options, earlier)}
 
     taker = replace(
-        quantize,
-        libraries=tuple(dict.fromkeys(name for stage in (*before, quantize) for name in stage.libraries)),
+        taking,
+        libraries=tuple(dict.fromkeys(library for stage in (*before, taking) for library in stage.libraries)),
         options=options,
-        work=_run_handed_over,
+        work=_run_handed_over if name == "quantize" else _run_codes_handed_over,
         makes_graph=True,
         undo_resolution=undo_resolution,
         relevant=by_name["export"].relevant,
     )
-    givers = {stage.name: replace(stage, makes_graph=False, handed_to=_TAKER) for stage in before}
-    return tuple(taker if stage is quantize else givers.get(stage.name, stage) for stage in stages)
+    givers = {stage.name: replace(stage, makes_graph=False, handed_to=name) for stage in before}
+    return tuple(taker if stage is taking else givers.get(stage.name, stage) for stage in stages)
+
+
+def _taker_of(plan: BuildPlan) -> StageName | None:
+    """Return the stage that the exported graph is handed to in memory; None where the export writes a file."""
+    if _is_handed_over(plan):
+        return "quantize"
+    if plan.onnx_path is None and plan.config.optim is not None and has_coded_weights(plan.request):
+        return "optimize"
+    return None
 
 
 def _is_handed_over(plan: BuildPlan) -> bool:
@@ -228,6 +235,17 @@ def _is_handed_over(plan: BuildPlan) -> bool:
 
 
 def _run_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:
+    return _run_with(task, _handover_of(task.plan), partial(_summary, task.plan))
+
+
+def _run_codes_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:
+    return _run_with(task, _handover_of_codes(task.plan), _codes_summary)
+
+
+def _run_with(
+    task: StageTask, handover: GraphHandover, summary: Callable[[ExportedPart], str]
+) -> tuple[StageOutcome, ...]:
+    """Export with works on the graph in memory, and write what they made of it."""
     from winml.modelkit.flows.export.export import HTPExporter
 
     config, request = task.plan.config.export, task.plan.request
@@ -237,21 +255,21 @@ def _run_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:
         seed=request.seed,
         on_step=task.on_step,
         on_parts=task.claim_parts,
-        handover=_handover_of(task.plan),
+        handover=handover,
     )
     result = exporter.export_checkpoint(
         request, task.output, overwrite=True, with_companions=False, with_adapters=False
     )
     outcomes = export_outcomes(task.plan, result)
     return tuple(
-        replace(outcome, summary=_summary(task.plan, part))
+        replace(outcome, summary=summary(part))
         for outcome, part in zip(outcomes, result.parts, strict=True)
     )
 
 
 def _handover_of(plan: BuildPlan) -> GraphHandover:
     from winml.modelkit.builds.decoder_fusions import optimization_of
-    from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphHandover
+    from winml.modelkit.flows.graph_file import GraphHandover
     from winml.modelkit.flows.optimize import SingleOptimization
     from winml.modelkit.flows.quantize.quantize import Quantization
     from winml.modelkit.load.request import processor_folder
@@ -267,7 +285,49 @@ def _handover_of(plan: BuildPlan) -> GraphHandover:
 
     least = Quantization(Path(), options, {}).least_sqnr_db
     processors = processor_folder(plan.request)
-    return GraphHandover(works, least_sqnr_db=least, external_from_bytes=EXTERNAL_BYTES, processors=processors)
+    external = _external_from_bytes(plan, "quantize")
+    return GraphHandover(works, least_sqnr_db=least, external_from_bytes=external, processors=processors)
+
+
+def _handover_of_codes(plan: BuildPlan) -> GraphHandover:
+    from winml.modelkit.builds.decoder_fusions import optimization_of
+    from winml.modelkit.flows.export.coded_checkpoints import handover_of_codes
+    from winml.modelkit.flows.optimize import SingleOptimization
+
+    export, optim = plan.config.export, plan.config.optim
+    assert export is not None  # an export is planned
+    assert optim is not None  # the graph is handed to it
+    handover = handover_of_codes(plan.request, export)
+
+    def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
+        chosen = optimization_of(optim, model, plan)
+        optimization = [] if chosen.is_empty else [SingleOptimization(chosen, {})]
+        return [*handover.works(path, model), *optimization]
+
+    return replace(handover, works=works, external_from_bytes=_external_from_bytes(plan, "optimize"))
+
+
+_NEVER = sys.maxsize
+
+
+def _external_from_bytes(plan: BuildPlan, writer: StageName) -> int:
+    """Return the size of weights from which a stage keeps them in a file of their own.
+
+    The last stage writes the file as it will be deployed, so that this one is a link to it, and no second copy.
+    """
+    from winml.modelkit.flows.graph_file import EXTERNAL_BYTES
+
+    later = STAGES[[stage.name for stage in STAGES].index(writer) + 1 :]
+    is_last = all(skip_reason(stage, plan) for stage in later)
+    is_inside = plan.is_deployed and not find_layout(plan.config.layout).numbers_data
+    return _NEVER if is_last and is_inside else EXTERNAL_BYTES
+
+
+def _codes_summary(part: ExportedPart) -> str:
+    from winml.modelkit.compare.words import fidelity_words
+
+    compared = "not compared with PyTorch" if part.fidelity is None else fidelity_words(part.fidelity)
+    return "; ".join((f"opset {part.opset_produced}", *part.done, compared))
 
 
 def _summary(plan: BuildPlan, part: ExportedPart) -> str:
@@ -741,7 +801,7 @@ def skip_reason(stage: Stage, plan: BuildPlan) -> str:
     if getattr(plan.config, stage.section) is None:
         return f"{stage.section} is null in the config"
     if stage.handed_to is not None:
-        return f"done by {stage.handed_to} in memory: no float copy of the weights is written"
+        return f"done by {stage.handed_to} in memory: no file holds the weights in between"
     return stage.idle(plan.config) if stage.work else f"winml {__version__} has no {stage.name} stage yet"
 
 

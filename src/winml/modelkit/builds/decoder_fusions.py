@@ -14,6 +14,7 @@ import onnx_ir as ir
 from winml.modelkit.builds.config import idle_quantization, quantize_options
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.plan import BuildPlan
+from winml.modelkit.graph.coded_weights import CodedTensor
 from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.optimize.decoders.interface import DecoderInterface
@@ -47,7 +48,9 @@ def is_fused(model: Path, plan: BuildPlan) -> bool:
 
 
 def has_codes(model: ir.Model) -> bool:
-    """Say whether a graph holds weights in few bits, in operators of ONNX Runtime alone."""
+    """Say whether a graph holds weights in few bits, in operators of ONNX Runtime alone, or to be carried over to some."""
+    if any(isinstance(value.const_value, CodedTensor) for value in model.graph.initializers.values()):
+        return True
     return any(node.domain == DOMAIN and QUANTIZATION_KEY in node.metadata_props for node in model.graph)
 
 

@@ -21,13 +21,14 @@ from winml.modelkit.builds.config import (
 )
 from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
 from winml.modelkit.builds.layouts.layout import find_layout
-from winml.modelkit.errors import ConfigError, ModelPathError, UsageError, rename_options
+from winml.modelkit.errors import CheckpointError, ConfigError, ModelPathError, UsageError, WinMLError, rename_options
 from winml.modelkit.export.config import DEFAULT_OPSETS, WinMLExportConfig
 from winml.modelkit.flows.quantize.calibration_files import refuse_missing_files
 from winml.modelkit.graph.files.named_paths import named_path
+from winml.modelkit.load.checkpoints.hub import cached_snapshot
 from winml.modelkit.load.checkpoints.quantized.formats import folder_format
 from winml.modelkit.load.load_options import declared_options, is_not_default
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.load.request import ModelRequest, resolve_source
 from winml.modelkit.optimize.options import CONFIG_WORDS, OptimizeOptions
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.runtime.execution_providers import find_execution_provider, refuse_dynamic, short_name
@@ -35,6 +36,7 @@ from winml.modelkit.runtime.execution_providers import find_execution_provider, 
 __all__ = [
     "WITHOUT_COMPILATION",
     "BuildPlan",
+    "has_coded_weights",
     "idle_compilation",
     "is_onnx_path",
     "open_sizes_words",
@@ -159,6 +161,33 @@ def plan_build(
         with_companions,
         deploy_only=deploy_only,
     )
+
+
+def has_coded_weights(request: ModelRequest) -> bool:
+    """Say whether a checkpoint that is on this disk has its weights in few bits; False where it cannot be read."""
+    path = named_path(request.model.strip())
+    if request.random_weights:
+        return False
+    if path.suffix == ".gguf":
+        return path.is_file()
+    folder = path if path.is_dir() else None
+    if folder is None and not path.exists():
+        folder = _snapshot_of(request)
+    try:
+        return folder is not None and folder_format(folder) is not None
+    except CheckpointError:
+        return False  # who loads it says so
+
+
+def _snapshot_of(request: ModelRequest) -> Path | None:
+    """Return the folder of a model of the Hub that is on this disk."""
+    try:
+        source = resolve_source(request)
+    except WinMLError:
+        return None
+    if source.kind != "hub":
+        return None
+    return cached_snapshot(source.name, request.revision, needs_weights=True, needs_code=request.trust_remote_code)
 
 
 def _refuse_fewer_bits(request: ModelRequest, options: QuantizeOptions) -> None:
