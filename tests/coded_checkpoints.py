@@ -6,6 +6,7 @@ The packers are written from the layouts, code by code, and share nothing with w
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -430,13 +431,7 @@ def save_gguf(folder: Path, types: Mapping[str, str] | None = None) -> SavedChec
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     tokenizer = json.loads((reference / "tokenizer.json").read_text())
-    vocabulary = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(vocabulary)
-    writer.add_token_types([3 if token in ("<s>", "</s>") else 1 for token in vocabulary])
-    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
+    _add_tokenizer(writer, tokenizer)
     names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
              "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
              "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
@@ -474,3 +469,84 @@ def save_gguf(folder: Path, types: Mapping[str, str] | None = None) -> SavedChec
     writer.close()
     save_file(floats, reference / "model.safetensors", {"format": "pt"})
     return SavedCheckpoint(path, reference, linears)
+
+
+def _add_tokenizer(writer: Any, tokenizer: Mapping[str, Any]) -> None:
+    vocabulary = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(vocabulary)
+    writer.add_token_types([3 if token in ("<s>", "</s>") else 1 for token in vocabulary])
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+
+
+def save_gguf_of(folder: Path, architecture: str, *, extra: Mapping[str, Array] | None = None) -> Path:
+    """Write a small model of an architecture as a GGUF file in Q8_0, as llama.cpp converts it, and return the file.
+
+    Args:
+        folder: Where it goes.
+        architecture: As the file says it; ``mistral`` is a llama that bears the name.
+        extra: Further tensors.
+    """
+    import gguf
+    import transformers
+
+    from checkpoints import make_distinct
+
+    kind = {"gemma3": "gemma3_text"}.get(architecture, architecture)
+    # The config of a file says no padding token, and the default of Phi-3 is 32000.
+    vocabulary = 32_064 if architecture == "phi3" else 120
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
+             "num_key_value_heads": 1, "max_position_embeddings": 64, "vocab_size": vocabulary,
+             "head_dim": 128 if architecture == "qwen3" else 32, "sliding_window": 8 if "gemma" in kind else None,
+             "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 1}  # fmt: skip
+    config = transformers.AutoConfig.for_model(kind, **sizes)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    make_distinct(model)
+    own = "llama" if architecture == "mistral" else architecture
+    path = folder / "model.gguf"
+    writer = gguf.GGUFWriter(path, own)
+    writer.add_name(architecture)
+    writer.add_context_length(64)
+    writer.add_embedding_length(64)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(vocabulary)
+    if "gemma" in kind:
+        writer.add_key_length(32)
+        writer.add_sliding_window(8)
+    with tempfile.TemporaryDirectory() as other:
+        save_tokenizer(Path(other))
+        _add_tokenizer(writer, json.loads((Path(other) / "tokenizer.json").read_text()))
+    arch = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == own)
+    names = gguf.get_tensor_name_map(arch, 2)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        module, _, ending = name.rpartition(".")
+        weight = tensor.numpy()
+        written = f"{names.get_name(module)}.{ending}"
+        if weight.ndim == 1:
+            writer.add_tensor(written, weight + np.float32("gemma" in kind and name.endswith("norm.weight")))
+            continue
+        heads = {"attn_q": 2, "attn_k": 1}.get(written.split(".")[-2]) if own == "llama" else None
+        if heads:
+            weight = weight.reshape(heads, 2, len(weight) // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+        writer.add_tensor(
+            written,
+            gguf.quants.quantize(np.ascontiguousarray(weight), gguf.GGMLQuantizationType.Q8_0),
+            raw_dtype=gguf.GGMLQuantizationType.Q8_0,
+        )
+    for name, array in (extra or {}).items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import coded_checkpoints
+from e2e.in_process import run_here
 from winml.modelkit import build_hf_model
 from winml.modelkit.errors import CheckpointError, ModelPathError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
@@ -78,7 +80,11 @@ def test_damaged_tensors_are_named(tmp_path: Path, name: str) -> None:
         ({"quant_method": "awq", "version": "gemv"}, ("gemv", "gemm")),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, ("marlin-24", "pack-quantized")),
         ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"R1": {}}}}, ("transform",)),
+        ({"quant_method": "compressed-tensors", "config_groups": [1]}, ("config_groups", "an object")),
         ({"quant_method": "fp8"}, ("fp8", "no tensor")),
+        ({"quant_method": "gptq", "bits": 8}, ("4 bits", "bits 8")),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 48}, ("groups of 32", "group_size 48")),
+        ({"quant_method": "gptq", "bits": 4, "group_size": "big"}, ("groups of 32", "'big'")),
     ],
 )
 def test_unknown_formats_are_named_with_those_that_are_read(
@@ -90,6 +96,36 @@ def test_unknown_formats_are_named_with_those_that_are_read(
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": record}))
     message = _refused(folder, tmp_path / "out").message
     assert [word for word in words if word not in message] == []
+
+
+def test_missing_order_of_groups_is_named(tmp_path: Path) -> None:
+    """With act-order, codes would be multiplied with scales of other groups, and nothing would show it."""
+    folder = coded_checkpoints.save_gptq(tmp_path, act_order=True, num_hidden_layers=1).folder
+    tensors = load_file(folder / "model.safetensors")
+    _without("g_idx")(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    message = _refused(folder, tmp_path / "out").message
+    assert [word for word in (f"{LAYER}.g_idx", "missing", "desc_act") if word not in message] == []
+
+
+@pytest.mark.parametrize("size", [[0, 0], [32], "big"])
+def test_blocks_of_no_size_are_no_blocks(tmp_path: Path, size: object) -> None:
+    """Scales that fit no rows then have a shape that is not known."""
+    folder = coded_checkpoints.save_fp8(tmp_path).folder
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["weight_block_size"] = size
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "weight_scale_inv" in _refused(folder, tmp_path / "out").message
+
+
+def test_shortened_weights_are_named_by_a_build(tmp_path: Path) -> None:
+    """Through the command: one sentence, the code of user errors, and no folder."""
+    folder = coded_checkpoints.save_awq(tmp_path, num_hidden_layers=1).folder
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    outcome = run_here("build", "-m", folder, "-o", tmp_path / "built", "-q")
+    assert (outcome.code, (tmp_path / "built").exists()) == (1, False)
+    assert "truncated" in outcome.err
 
 
 def test_fewer_bits_of_few_bits_are_refused_by_the_plan(tmp_path: Path) -> None:
@@ -118,3 +154,32 @@ def test_damaged_gguf_file_is_named(tmp_path: Path) -> None:
         HTPExporter(WinMLExportConfig()).export_checkpoint(
             ModelRequest(model=str(tmp_path / "other.gguf")), tmp_path / "out" / "model.onnx"
         )
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [("blk.0.attn_sinks.weight", ("blk.0.attn_sinks.weight", "qwen2")), ("rope_freqs.weight", ())],
+)
+def test_tensor_of_a_gguf_file_without_a_place_is_named(tmp_path: Path, tensor: str, words: tuple[str, ...]) -> None:
+    """A weight that the model does not have is refused; scales of rotations are left out, and a note says so."""
+    pytest.importorskip("gguf")
+    file = coded_checkpoints.save_gguf_of(tmp_path, "qwen2", extra={tensor: np.ones(16, np.float32)})
+    if words:
+        message = _refused(file, tmp_path / "out").message
+        assert [word for word in words if word not in message] == []
+        return
+    config = WinMLExportConfig(verify=False)
+    result = HTPExporter(config).export_checkpoint(ModelRequest(model=str(file)), tmp_path / "out" / "model.onnx")
+    assert [note for note in (*result.model_notes, *result.notes) if tensor in note]
+
+
+def test_unknown_architecture_of_a_gguf_file_is_named_with_those_that_are_read(tmp_path: Path) -> None:
+    """Before transformers looks at it."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "starcoder2")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    message = _refused(tmp_path / "model.gguf", tmp_path / "out").message
+    assert [word for word in ("starcoder2", "gemma3", "phi3") if word not in message] == []

@@ -90,9 +90,13 @@ def generated(path: Path) -> list[int]:
 
 def reference_tokens(saved: SavedCheckpoint) -> list[int]:
     """Return what PyTorch generates with the dequantized weights."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(saved.reference, dtype=torch.float32).eval()
+    return tokens_of(transformers.AutoModelForCausalLM.from_pretrained(saved.reference, dtype=torch.float32))
+
+
+def tokens_of(model: Any) -> list[int]:
+    """Return what a model generates in PyTorch."""
     with torch.no_grad():
-        text = model.generate(
+        text = model.eval().generate(
             torch.tensor([PROMPT]), max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False
         )
     tokens: list[int] = text[0, len(PROMPT) :].tolist()
@@ -246,6 +250,21 @@ def test_gguf_file_alone_becomes_a_model_with_its_tokenizer(tmp_path: Path) -> N
         assert np.abs(numbers - values).max() <= 1e-5 * np.abs(values).max()
     assert generated(tmp_path / "out" / "model.onnx") == reference_tokens(saved)
     assert (tmp_path / "out" / "tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"])
+def test_gguf_of_other_architectures_writes_the_text_of_transformers(tmp_path: Path, architecture: str) -> None:
+    """Names, orders of rows and norms are those of the model that transformers makes of the file."""
+    pytest.importorskip("gguf")
+    file = coded_checkpoints.save_gguf_of(tmp_path, architecture)
+    config = WinMLExportConfig(activations="float32", verify=False)
+    HTPExporter(config).export_checkpoint(ModelRequest(model=str(file)), tmp_path / "out" / "model.onnx")
+    model = onnx.load(tmp_path / "out" / "model.onnx")
+    assert any(node.op_type in ("MatMulNBits", "GatherBlockQuantized") for node in model.graph.node)
+    if architecture == "mistral":  # which transformers does not find in the map of names
+        file = coded_checkpoints.save_gguf_of(tmp_path, "llama")
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32)
+    assert tokens_of(reference) == generated(tmp_path / "out" / "model.onnx")
 
 
 def test_gguf_types_without_an_exact_form_are_in_the_nearest(tmp_path: Path) -> None:

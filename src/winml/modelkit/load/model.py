@@ -191,7 +191,7 @@ def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Prog
             parts, weight_notes = _randomly_weighted_parts(resolved, request, progress)
         else:
             parts, weight_notes = _checkpoint_parts(resolved, request, progress)
-    notes = (*weight_notes, *dtype_notes(parts[0].model, request))
+    notes = (*resolved.notes_on_codes, *weight_notes, *dtype_notes(parts[0].model, request))
     if branches := tuple(swappable_branches(parts[0].model, resolved.adapters)):
         parts = tuple(replace(part, branches=branches, adapters=resolved.swappable) for part in parts)
     info = model_info(resolved, request)

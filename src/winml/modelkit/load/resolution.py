@@ -115,6 +115,11 @@ class ResolvedModel:
     """Adapters that fit the model, in the order in which they were named."""
 
     @property
+    def notes_on_codes(self) -> tuple[str, ...]:
+        """Sentences about the weights in few bits."""
+        return () if self.coded is None else self.coded.notes
+
+    @property
     def swappable(self) -> tuple[Adapter, ...]:
         """The adapters that are switched at run time."""
         return tuple(adapter for adapter in self.adapters if adapter.name is not None)
@@ -194,7 +199,7 @@ def resolve_model(
         decision=decision,
         model_class=model_class,
         dtype=None if unknown_dtype else dtype or torch.float32,
-        model_notes=(*checkpoint.notes, *notes),
+        model_notes=(*checkpoint.notes, *(coded.notes if coded is not None else ()), *notes),
         is_widened=is_widened,
         coded=coded,
         adapters=adapters,

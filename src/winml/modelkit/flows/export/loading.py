@@ -111,7 +111,7 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
         branches=tuple(branches),
         adapters=resolved.swappable,
     )
-    notes = (*weight_notes, *dtype_notes(model, request))
+    notes = (*resolved.notes_on_codes, *weight_notes, *dtype_notes(model, request))
     info = model_info(resolved, request)
     return LoadedModel.of_parts(info, parts, resolved.checkpoint.notes, notes, wanted=request.submodel)
 

@@ -67,7 +67,10 @@ def _awq_refusal(config: Mapping[str, Any]) -> str:
 
 
 def _compressed_refusal(config: Mapping[str, Any]) -> str:
-    groups = [group for group in (config.get("config_groups") or {}).values() if isinstance(group, Mapping)]
+    by_name = config.get("config_groups") or {}
+    if not isinstance(by_name, Mapping):
+        return f"config_groups {by_name!r}, expected an object"
+    groups = [group for group in by_name.values() if isinstance(group, Mapping)]
     for name in (config.get("format"), *(group.get("format") for group in groups)):
         if name is not None and name not in _COMPRESSED:
             return f"format {name!r}, expected one of {', '.join(sorted(_COMPRESSED))}"

@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import json
 import os
-import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,22 +28,17 @@ from winml.modelkit.load.checkpoints.weight_files import StoredEntry
 
 __all__ = ["gguf_folder", "read_gguf"]
 
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}  # fmt: skip
-"""Model type → the class. Others rename, merge or rescale tensors in ways of their own."""
+_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
+"""Of files. Those whose text was compared with the one that transformers generates of the file; others merge or rescale
+tensors in ways of their own. Files of Mistral say llama."""
+_RAISED = ("gemma2", "gemma3")
+"""Architectures of a file whose weights of norms have one added."""
 _PERMUTED = "llama"
 """Architecture of a file whose queries and keys have pairs of a rotation beside each other, where transformers has
 halves."""
-_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_INNER = {
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-}  # fmt: skip
-"""Specified: name in the file → in transformers, outside of the layers and inside of them."""
+_ROTATIONS = "rope_"
+"""Beginning of the names of tensors that scale the angles of rotations; transformers does not read them either."""
+_NORMS_NAME = "norms.bin"
 _FLOATS = {"F32": ("float32", 32), "F16": ("float16", 16), "BF16": ("bfloat16", 16)}
 _HALF = np.dtype("<f2")
 
@@ -126,7 +120,10 @@ def _config_of(path: Path, reader: Any) -> dict[str, Any]:
             hint="Fetch the file again.",
         ) from error
     plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in config.items()}
-    return {**plain, "architectures": [_ARCHITECTURES[plain["model_type"]]], "dtype": "float32"}
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    classes = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[plain["model_type"]]
+    return {**plain, "architectures": [classes if isinstance(classes, str) else classes[0]], "dtype": "float32"}
 
 
 def _save_tokenizer(path: Path, folder: Path) -> None:
@@ -217,27 +214,74 @@ def read_gguf(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
     found = CodedEntries()
     if problem := config.get("tokenizer_problem"):
         found.notes.append(f"The tokenizer of the file cannot be converted ({problem}): none is put beside the result.")
+    names = _names_of_model(stored.folder, reader)
+    norms = _Norms(stored.folder / _NORMS_NAME)
+    ignored = []
     for tensor in reader.tensors:
-        name, part = _name_of(tensor.name)
+        part = tensor.name.split(".")[-2]
+        if tensor.name not in names:
+            if not tensor.name.startswith(_ROTATIONS):
+                raise stored.error(tensor.name, f"has no place in a {architecture} of transformers")
+            ignored.append(tensor.name)
+            continue
+        name = names[tensor.name]
         shape = tuple(int(size) for size in reversed(tensor.shape))
         count = groups.get(part) if architecture == _PERMUTED else None
         order = None if count is None else _halves(shape[0], count)
         kind, offset = tensor.tensor_type.name, int(tensor.data_offset)
-        if kind in _FLOATS and order is None:
+        if architecture in _RAISED and name.endswith("norm.weight"):
+            found.plain[name] = norms.lowered(tensor)
+        elif kind in _FLOATS and order is None:
             dtype, bits = _FLOATS[kind]
             found.plain[name] = StoredEntry(path, offset, dtype, shape, bits)
         else:
             found.tensors[name] = CodedTensor(_weight(stored, path, tensor, shape, order, name))
+    if ignored:
+        found.notes.append(
+            f"{', '.join(ignored)} of the file, which scale rotations by position, are not used, as in transformers: "
+            "long texts may differ from those of llama.cpp."
+        )
     return found
 
 
-def _name_of(name: str) -> tuple[str, str]:
-    """Return what transformers calls a tensor, and the part of a layer it is; others as they are."""
-    if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
-        layer, part, ending = match.groups()
-        return f"model.layers.{layer}.{_INNER.get(part, part)}.{ending}", part
-    part, _, ending = name.rpartition(".")
-    return f"{_OUTER.get(part, part)}.{ending}", part
+def _names_of_model(folder: Path, reader: Any) -> dict[str, str]:
+    """Return name in the file → parameter of the model, by the map of the package gguf."""
+    import torch
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = json.loads((folder / CHECKPOINT_CONFIG_NAME).read_text(encoding="utf-8"))
+    config.pop("quantization_config", None)
+    kind = config.pop("model_type")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config))
+    architecture = _field(reader, "general.architecture")
+    number = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    known = get_tensor_name_map(number, model.config.num_hidden_layers)
+    names = {}
+    for parameter in model.state_dict():
+        module, _, ending = parameter.rpartition(".")
+        if (name := known.get_name(module)) is not None:
+            names[f"{name}.{ending}"] = parameter
+    return names
+
+
+class _Norms:
+    """A file beside the config with weights of norms as transformers has them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.write_bytes(b"")
+
+    def lowered(self, tensor: Any) -> StoredEntry:
+        """Write a weight less one, and return where it is."""
+        from gguf import quants
+
+        values = np.asarray(quants.dequantize(tensor.data, tensor.tensor_type), np.float32) - np.float32(1)
+        offset = self._path.stat().st_size
+        with self._path.open("ab") as file:
+            file.write(values.tobytes())
+        return StoredEntry(self._path, offset, "float32", tuple(values.shape), 32)
 
 
 def _halves(rows: int, heads: int) -> Array:

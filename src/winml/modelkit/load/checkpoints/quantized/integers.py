@@ -48,6 +48,10 @@ def read_gptq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
         packed = stored.entry(names["qweight"], ("int32",), 2)
         groups, rows = stored.entry(names["scales"], _FLOATS, 2).shape
         has_index = names["g_idx"] in stored.entries
+        if config.get("desc_act") and not has_index:
+            raise stored.error(
+                names["g_idx"], "is missing, and quantization_config says desc_act: the order of the groups is unknown"
+            )
         if has_index:
             depth = stored.entry(names["g_idx"], ("int32", "int64"), 1).shape[0]
         else:
@@ -57,6 +61,7 @@ def read_gptq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
         stored.entry(names["qzeros"], ("int32",), 2)
         stored.refuse_shape(names["qzeros"], (groups, rows * bits // _WORD), f"{module}.scales")
         group_size = math.ceil(depth / groups)
+        _refuse_other_sizes(stored, module, config, bits, group_size, depth)
         order = group_order(stored, names["g_idx"], group_size) if has_index else None
         layout = BlockLayout.of(stored, module, group_size, depth)
 
@@ -132,6 +137,7 @@ def read_awq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
             stored.entry(names["qzeros"], ("int32",), 2)
             stored.refuse_shape(names["qzeros"], (groups, words), f"{module}.qweight")
         group_size = math.ceil(depth / groups)
+        _refuse_other_sizes(stored, module, config, bits, group_size, depth)
         layout = BlockLayout.of(stored, module, group_size, depth)
 
         def read(
@@ -149,7 +155,6 @@ def read_awq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
         )  # fmt: skip
         found.tensors[weight.key] = CodedTensor(weight)
         found.consumed.update(name for name in names.values() if name in stored.entries)
-    del config
     return found
 
 
@@ -178,6 +183,31 @@ def _awq_rows(words: Array) -> Array:
     for channel, place in enumerate(_AWQ_PLACES):
         rows[:, channel] = halves[place % 2][:, :, place // 2]
     return rows.reshape(width * 8, depth // 2).numpy()
+
+
+_BY_MODULE = ("dynamic", "extra_config")
+"""Specified: keys under which GPTQModel and AutoRound say other bits and groups of some modules."""
+
+
+def _refuse_other_sizes(
+    stored: StoredTensors, module: str, config: Mapping[str, Any], bits: int, group_size: int, depth: int
+) -> None:
+    """Refuse a module whose tensors have other bits or groups than the config says: one of them is not its own.
+
+    Raises:
+        CheckpointError: names both.
+    """
+    if any(config.get(key) for key in _BY_MODULE):
+        return
+    declared_bits = config.get("bits", config.get("w_bit"))
+    if declared_bits is not None and declared_bits != bits:
+        raise stored.error(module, f"has {bits} bits a code, and quantization_config says bits {declared_bits!r}")
+    size = config.get("group_size", config.get("q_group_size"))
+    is_whole = size == -1 or (isinstance(size, int) and size >= depth)
+    if size is not None and size != group_size and not (is_whole and group_size == depth):
+        raise stored.error(
+            module, f"has groups of {group_size} input channels, and quantization_config says group_size {size!r}"
+        )
 
 
 def _declared_bits(stored: StoredTensors, module: str, config: Mapping[str, Any]) -> int:
