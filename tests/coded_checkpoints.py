@@ -229,7 +229,7 @@ def save_compressed(folder: Path, bits: int = 4, group_size: int = 32, *, symmet
 
 
 def save_fp8(folder: Path, block: int = 32, method: str = "fp8") -> SavedCheckpoint:
-    """Write 8-bit floats: DeepSeek's with a scale for each square block, compressed-tensors' for each row."""
+    """Write 8-bit floats: DeepSeek's with a scale for each square block, others with one for each row."""
     is_blocked = method == "fp8"
 
     def pack(module: str, weight: Array) -> CodedLinear:
@@ -263,7 +263,19 @@ def save_fp8(folder: Path, block: int = 32, method: str = "fp8") -> SavedCheckpo
             "quant_method": "compressed-tensors", "format": "float-quantized",
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": weights}},
         }  # fmt: skip
+    if method == "fbgemm_fp8":
+        record = {"quant_method": method, "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
     return save_coded(folder, record, pack)
+
+
+def save_auto_round(folder: Path, packing: str) -> SavedCheckpoint:
+    """Write a checkpoint of AutoRound, whose tensors are those of the format that ``packing`` names."""
+    saved = save_gptq(folder) if packing == "auto_gptq" else save_awq(folder)
+    config = json.loads((saved.folder / "config.json").read_text())
+    record = {"quant_method": "auto-round", "packing_format": f"auto_round:{packing}", "bits": 4, "group_size": 32,
+              "sym": False, "data_type": "int", "autoround_version": "0.9"}  # fmt: skip
+    (saved.folder / "config.json").write_text(json.dumps({**config, "quantization_config": record}))
+    return saved
 
 
 NF4 = (
@@ -332,8 +344,11 @@ def save_bnb8(folder: Path) -> SavedCheckpoint:
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
-def save_nvfp4(folder: Path) -> SavedCheckpoint:
-    """Write NVFP4 of compressed-tensors: blocks of 16 with a scale in 8 bits, divided by one of the whole weight."""
+def save_nvfp4(folder: Path, method: str = "compressed-tensors") -> SavedCheckpoint:
+    """Write NVFP4: blocks of 16 with a scale in 8 bits, and one of the whole weight.
+
+    Numbers of compressed-tensors are divided by that one, those of ModelOpt multiplied.
+    """
 
     def pack(module: str, weight: Array) -> CodedLinear:
         del module
@@ -348,11 +363,18 @@ def save_nvfp4(folder: Path) -> SavedCheckpoint:
             ".weight_packed": torch.from_numpy((flat[:, ::2] | flat[:, 1::2] << 4).astype(np.uint8)),
             ".weight_scale": scales, ".weight_global_scale": torch.tensor([whole]),
         }  # fmt: skip
+        if method == "modelopt":
+            tensors[".weight"] = tensors.pop(".weight_packed")
+            tensors[".weight_scale_2"] = 1 / tensors.pop(".weight_global_scale")[0]
+            tensors[".input_scale"] = torch.tensor(1.5)
         return CodedLinear(tensors, values.reshape(weight.shape), flat, scale)
 
     weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
     record = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
               "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}  # fmt: skip
+    if method == "modelopt":
+        record = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"],
+                  "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}  # fmt: skip
     return save_coded(folder, record, pack)
 
 

@@ -47,6 +47,9 @@ FORMATS: dict[str, Callable[[Path], SavedCheckpoint]] = {
     "bitsandbytes nf4": coded_checkpoints.save_bnb,
     "bitsandbytes fp4": lambda folder: coded_checkpoints.save_bnb(folder, "fp4", nested=False),
     "nvfp4": coded_checkpoints.save_nvfp4,
+    "nvfp4 of modelopt": lambda folder: coded_checkpoints.save_nvfp4(folder, "modelopt"),
+    "auto-round as gptq": lambda folder: coded_checkpoints.save_auto_round(folder, "auto_gptq"),
+    "auto-round as awq": lambda folder: coded_checkpoints.save_auto_round(folder, "auto_awq"),
 }
 """Formats whose codes, or the numbers they stand for, are in the file as they are."""
 
@@ -142,7 +145,7 @@ def test_codes_are_those_of_the_checkpoint_bit_by_bit(exported: Any) -> None:
             continue
         bits, depth = attribute(node, "bits"), attribute(node, "K")
         written = unpacked(inputs[1], bits)[:, :depth]
-        if name == "nvfp4":  # twice the values, in 8 bits
+        if name.startswith("nvfp4"):  # twice the values, in 8 bits
             values = np.array(coded_checkpoints.E2M1)[codes] * 2 + 128
             assert np.array_equal(written, values)
             continue
@@ -165,11 +168,12 @@ def test_text_is_that_of_the_dequantized_model(exported: Any) -> None:
 
 def test_nodes_say_where_their_codes_come_from(exported: Any) -> None:
     """Each node names the format; layers in 16 bits stay in 16 bits, and no weight is a float matrix."""
-    _, saved, model = exported
+    name, saved, model = exported
+    layouts = {"nvfp4 of modelopt": "nvfp4", "auto-round as gptq": "gptq", "auto-round as awq": "awq"}
     for node, _ in written_codes(model).values():
         record = json.loads(next(item.value for item in node.metadata_props if item.key == "winml.quantization"))
         method = json.loads((saved.folder / "config.json").read_text())["quantization_config"]["quant_method"]
-        assert method == record["source_format"]
+        assert layouts.get(name, method) == record["source_format"]
     matrices = [item for item in model.graph.initializer if len(item.dims) == 2 and item.data_type == 1]
     stored = Counter(tuple(item.dims) for item in matrices if min(item.dims) > 64)
     assert not stored
@@ -177,7 +181,7 @@ def test_nodes_say_where_their_codes_come_from(exported: Any) -> None:
     assert halves <= {(120, 64), (64, 120)}
 
 
-@pytest.mark.parametrize("method", ["fp8", "compressed-tensors"])
+@pytest.mark.parametrize("method", ["fp8", "compressed-tensors", "fbgemm_fp8"])
 def test_small_floats_are_in_the_nearest_form_and_their_loss_is_stated(tmp_path: Path, method: str) -> None:
     """No operator of the CPU provider takes 8-bit floats."""
     saved = coded_checkpoints.save_fp8(tmp_path, method=method)
