@@ -14,6 +14,7 @@ import transformers
 
 import coded_checkpoints
 from adapters import merge_by_formula, save_adapter
+from e2e.in_process import run_here
 from generating import save_decoder
 from winml.modelkit import build_hf_model
 from winml.modelkit.errors import CheckpointError, UsageError
@@ -75,6 +76,14 @@ def assert_equal(path: Path, model: Any, adapter: Path | None = None) -> None:
         text = model.generate(torch.tensor([PROMPT]), do_sample=False, **length)
     assert np.abs(scores - expected).max() < TOLERANCE * np.abs(expected).max()
     assert text[0, len(PROMPT) :].tolist() == tokens
+
+
+def assert_near(path: Path, model: Any, adapter: Path) -> None:
+    """The file gives the scores of a model in PyTorch, within what few bits leave."""
+    _, scores = generated(path, adapter)
+    with torch.no_grad():
+        expected = model(torch.tensor([PROMPT])).logits[0, -1].numpy()
+    assert np.abs(scores - expected).max() < 0.02 * np.abs(expected).max()
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +168,38 @@ def test_switched_adapter_answers_as_pytorch_with_it_merged(
     """Without an active adapter, the base model answers."""
     active = [] if name is None else [adapters[name]]
     assert_equal(switched / "model.onnx", pytorch(llama, *active), name and switched / f"{name}.onnx_adapter")
+
+
+def test_build_compares_with_every_adapter(tmp_path: Path) -> None:
+    """Over codes as well; the note names those that were compared with PyTorch, merged."""
+    saved = coded_checkpoints.save_awq(tmp_path, num_hidden_layers=1)
+    model = pytorch(saved.reference)
+    named = tuple(
+        f"{name}={save_adapter(tmp_path / name, model, targets, seed=seed)}"
+        for name, targets, seed in (("a", ("q_proj", "down_proj"), 3), ("b", ("v_proj",), 4))
+    )
+    path = tmp_path / "out" / "model.onnx"
+    path.parent.mkdir()
+    result = HTPExporter().export_checkpoint(ModelRequest(model=str(saved.folder), adapter=named), path)
+    assert "Compared with PyTorch with each adapter merged as well: a, b." in result.notes
+    for name in "ab":
+        assert_near(path, pytorch(saved.reference, (tmp_path / name, 2.0)), path.with_name(f"{name}.onnx_adapter"))
+
+
+@pytest.mark.parametrize("verb", ["perf", "compare", "eval"])
+def test_verbs_run_the_base_model_of_such_a_file(switched: Path, llama: Path, tmp_path: Path, verb: str) -> None:
+    """Inputs of adapters have defaults, which nobody has to feed."""
+    data = tmp_path / "texts.jsonl"
+    data.write_text('{"text": "the king had a queen and she was by it"}\n')
+    arguments = {
+        "perf": ["-m", switched, "--iterations", "2"],
+        "compare": [llama, switched],
+        "eval": ["-m", switched, "--dataset", data, "--task", "text-generation"],
+    }
+    outcome = run_here(verb, *arguments[verb], "--format", "json")
+    assert outcome.code == 0, outcome.err
+    if verb == "compare":
+        assert json.loads(outcome.out)["quality"]["outputs"]["logits"]["sqnr_db"]["all"] > 100
 
 
 def test_inputs_of_adapters_have_a_default_and_are_named_by_module(switched: Path) -> None:

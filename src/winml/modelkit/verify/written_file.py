@@ -18,6 +18,7 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
 from winml.modelkit.compare.files import refuse_below_minimum_sqnr
 from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs, constant_outputs
+from winml.modelkit.compare.words import difference_words
 from winml.modelkit.errors import ExportError, StageError, VerificationError
 from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.graph.assumptions import constant_output
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FilePieces",
     "measure_written_file",
+    "verify_with_adapter",
     "verify_written_file",
 ]
 
@@ -264,6 +266,37 @@ def measure_written_file(
     return fidelity
 
 
+def verify_with_adapter(
+    written: WrittenGraph, weighted: PreparedPart, adapter: Path, name: str, least_sqnr_db: float | None
+) -> None:
+    """Compare a file in which an adapter is active with PyTorch, on the traced inputs.
+
+    Args:
+        written: The file, and what was traced.
+        weighted: The part with its values, the adapter merged.
+        adapter: The adapter, in ONNX Runtime's format.
+        name: What it is called.
+        least_sqnr_db: Ratio in decibels that every output has to reach; None: it has to be equal.
+
+    Raises:
+        VerificationError: they disagree.
+    """
+    draw = _outputs_of_draw(weighted, written.draw)
+    outputs = _File(written, weighted.model, adapter).run(draw)
+    if least_sqnr_db is not None:
+        fidelity = measure_fidelity([draw.reference], [outputs], least_sqnr_db)
+        refuse_below_minimum_sqnr(fidelity, f"the model in PyTorch with adapter {name} merged", draw.inputs)
+        return
+    dtypes = dtypes_inside(weighted.part.module, draw.reference)
+    verification = compare_outputs([draw.reference], [outputs], computed_in=dtypes)
+    if not all(item.is_equal for item in verification.comparisons):
+        raise VerificationError(
+            f"with adapter {name} the file does not answer as PyTorch with the adapter merged: "
+            f"{difference_words(verification)}",
+            hint=f"Merge it: --adapter PATH without {name}=. --no-verify writes the file all the same.",
+        )
+
+
 def _accepted_samples(prepared: PreparedPart, samples: Sequence[Arrays], traced: Draw) -> list[Draw]:
     """Return samples as draws without answers; none where the model does not take the first."""
     draws = [
@@ -409,8 +442,8 @@ def _name_deciding_inputs(
 class _File:
     """A file in ONNX Runtime, opened when it is first run."""
 
-    def __init__(self, written: WrittenGraph, model: nn.Module) -> None:
-        self._path, self._model = written.path, model
+    def __init__(self, written: WrittenGraph, model: nn.Module, adapter: Path | None = None) -> None:
+        self._path, self._model, self._adapter = written.path, model, adapter
         self._has_single_rows = takes_single_rows(written.model)
         self._session: Session | None = None
         self._weighted: Callable[[], AbstractContextManager[PreparedPart]] | None = None
@@ -438,7 +471,7 @@ class _File:
         from winml.modelkit.runtime.sessions import Session
 
         if self._session is None:
-            self._session = Session(self._path)
+            self._session = Session(self._path, adapter=self._adapter)
         return self._as_ranked(draw, joined_rows([self._session.run(feeds) for feeds in self._feeds(draw)]))
 
     def _as_ranked(self, draw: Draw, answers: Arrays) -> Arrays:

@@ -35,12 +35,14 @@ from winml.modelkit.graph.files.companions import (
 from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.named_paths import restored_working_directory
 from winml.modelkit.graph.files.output_files import ExportPaths
+from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.fingerprint import fingerprint
 from winml.modelkit.graph.model_metadata import output_specs
 from winml.modelkit.graph.weights import idle_weight_bytes
 from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage, read_tag
 from winml.modelkit.load.caches.finding import NO_CACHE_HINT
+from winml.modelkit.load.checkpoints.merging import adapter_merged
 from winml.modelkit.load.library_access import local_files_only
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest, processor_folder
@@ -51,6 +53,7 @@ from winml.modelkit.results.export_result import STEPS, ExportedPart, ExportResu
 from winml.modelkit.results.transformed_file import ModuleFunctions, WrittenFile
 from winml.modelkit.results.words import verification_notes, verification_words
 from winml.modelkit.runtime.graph_inputs import inputs_of_specs
+from winml.modelkit.runtime.host import available_bytes
 from winml.modelkit.verify.parts.parts_together import (
     TextSample,
     compare_text_together,
@@ -59,7 +62,7 @@ from winml.modelkit.verify.parts.parts_together import (
 )
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, with_drawn_weights, with_values
 from winml.modelkit.verify.varied_sizes import WrittenGraph
-from winml.modelkit.verify.written_file import measure_written_file, verify_written_file
+from winml.modelkit.verify.written_file import measure_written_file, verify_with_adapter, verify_written_file
 from winml.modelkit.words import size_words
 
 __all__ = [
@@ -187,6 +190,7 @@ def _write_part(
         written = [*write_model(to_write, staged, external=is_external)]
         try:
             comparison = _verify_part(run, prepared, tagged_graph, staged)
+            adapter_notes = _verify_adapters(run, prepared, tagged_graph, staged)
         except VerificationError as error:
             from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
 
@@ -198,6 +202,7 @@ def _write_part(
         step.summary = _comparison_words(comparison)
         exported = _exported_part(run, part, paths, tagged_graph, comparison)
         exported = _function_words(exported, functions)
+        exported = replace(exported, notes=(*exported.notes, *adapter_notes))
         if run.target.with_adapters:
             names = write_adapters(part.adapters, staged, lambda name: run.files.reserve(paths.model.with_name(name)))
             written += [paths.model.with_name(name) for name in names]
@@ -273,15 +278,44 @@ def _owned_companions(run: ExportRun, paths: ExportPaths) -> tuple[str, ...]:
     return earlier_companions(sidecar_path(paths.model)) if run.target.overwrite else ()
 
 
+def _verify_adapters(
+    run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, staged: Path
+) -> tuple[str, ...]:
+    """Compare a part with PyTorch once for each adapter that is switched at run time; return what to say of it.
+
+    Raises:
+        VerificationError: with an adapter, they disagree.
+    """
+    adapters = prepared.part.adapters
+    if not adapters or not run.config.verify:
+        return ()
+    names = ", ".join(str(adapter.name) for adapter in adapters)
+    needed = sum(4 * parameter.numel() for parameter in prepared.model.parameters())
+    if needed > (available_bytes() or needed):
+        return (f"Not compared with adapters ({names}): the weights take {size_words(needed)} in PyTorch.",)
+    written = _written_graph(prepared.part, tagged_graph, staged)
+    least = None if run.handover is None else run.handover.least_sqnr_db
+    with temporary_folder() as folder, with_values(prepared) as weighted:
+        files = write_adapters(adapters, staged, lambda name: folder / name)
+        for adapter, file in zip(adapters, files, strict=True):
+            with adapter_merged(weighted.model, adapter):
+                verify_with_adapter(written, weighted, folder / file, str(adapter.name), least)
+    return (f"Compared with PyTorch with each adapter merged as well: {names}.",)
+
+
+def _written_graph(part: ModelPart, tagged_graph: TaggedGraph, staged: Path) -> WrittenGraph:
+    return WrittenGraph(
+        staged, tagged_graph.model, part.inputs, tagged_graph.draw, tagged_graph.proof, tagged_graph.assumed
+    )
+
+
 def _verify_part(
     run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, staged: Path
 ) -> VerificationInfo | FidelityInfo | None:
     if not run.config.verify:
         return None
     part = prepared.part
-    written = WrittenGraph(
-        staged, tagged_graph.model, part.inputs, tagged_graph.draw, tagged_graph.proof, tagged_graph.assumed
-    )
+    written = _written_graph(part, tagged_graph, staged)
     if run.handover is not None:
         least, piece_bytes = run.handover.least_sqnr_db, run.handover.piece_bytes
         samples = None if len(run.loaded.parts) > 1 else _samples(run, part)

@@ -7,7 +7,9 @@ are not read yet stay unread: what is done with them is recorded (``weights.py``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from winml.modelkit.load.checkpoints.adapters import Adapter, LoraPair
 from winml.modelkit.load.checkpoints.weights import DeferredTensor, deferred_entries
 from winml.modelkit.options import nearest
 
-__all__ = ["check_adapters", "merge_adapters", "swappable_branches"]
+__all__ = ["adapter_merged", "check_adapters", "merge_adapters", "swappable_branches"]
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -74,6 +76,24 @@ def merge_adapters(model: nn.Module, adapters: Sequence[Adapter], *, retains_cod
                 bias: Any = module.bias
                 _set(module, "bias", _cast(_float(bias) + _value(tensors[pair.bias], bias) * pair.scaling, bias.dtype))
     return branches
+
+
+@contextmanager
+def adapter_merged(model: nn.Module, adapter: Adapter) -> Iterator[None]:
+    """Merge an adapter that is switched at run time into the weights of a model for the time of the block.
+
+    Args:
+        model: The model, with values.
+        adapter: The adapter.
+    """
+    places = [_target(model, path) for path in adapter.pairs]
+    before = [(module, attribute, getattr(module, attribute)) for module, attribute in places]
+    try:
+        merge_adapters(model, [replace(adapter, requested=replace(adapter.requested, name=None))])
+        yield
+    finally:
+        for module, attribute, weight in before:
+            setattr(module, attribute, weight)
 
 
 def swappable_branches(model: nn.Module, adapters: Sequence[Adapter]) -> list[LoraBranch]:
