@@ -352,6 +352,19 @@ def test_optimum_knows_the_special_tokens_that_a_newer_transformers_lists(bert: 
 
 
 @needs_reader("genai")
+def test_genai_takes_a_cache_in_8_bits(tmp_path: Path) -> None:
+    """It allocates what the graph takes, and writes what ONNX Runtime alone writes with the same file."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    checkpoint = save_decoder(tmp_path / "checkpoint", "llama", **sizes)
+    folder = laid_out(checkpoint, tmp_path / "folder", "genai", "--no-verify", "--kv-cache", "int8")
+    assert json.loads((folder / "genai_config.json").read_bytes())["search"]["past_present_share_buffer"]
+    outcome = run_here("generate", folder, "-p", PROMPT, "--max-new-tokens", str(NEW_TOKENS), "--format", "json")
+    tokens = json.loads(outcome.out)["tokens"]
+    rows = [json.loads(outcome.out)["prompt_tokens"]]
+    assert [tokens] == read_with("genai", ROWS_OF_TOKENS, folder, json.dumps(rows), str(len(tokens)))
+
+
+@needs_reader("genai")
 def test_genai_writes_what_pytorch_writes_of_a_recording(tmp_path: Path) -> None:
     """Its type whisper by the names of our parts; what it makes of a recording is what transformers makes of it."""
     checkpoint = save_encoder_decoder(tmp_path / "checkpoint", "whisper", seconds=30)
