@@ -146,7 +146,11 @@ class QuantizeOptions(_Fields):
         """
         of_modes = {name: words for mode in self.modes() for name, words in MODES[mode].remedies.items()}
         fields = type(self).model_fields
-        return [words for name, words in of_modes.items() if getattr(self, name) == fields[name].default]
+        of_cache = ["give data or more samples for the KV cache (--calibration-data, --samples)"]
+        return [
+            *(words for name, words in of_modes.items() if getattr(self, name) == fields[name].default),
+            *(of_cache if self.kv_cache is not None and self.calibration_data is None else []),
+        ]
 
     @property
     def needs_ranges(self) -> bool:
