@@ -207,7 +207,7 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
     ],
 )  # fmt: skip
 def test_verb_imports_no_more_than_it_needs(arguments: list[str], unused: set[str], most: int, folder: Path) -> None:
-    """Rooms and libraries it does not use stay closed, and the number of modules does not creep up: measured, and about 6 % more."""
+    """Rooms and libraries it does not use stay closed, and the number of modules does not creep up (measured + 6 %)."""
     (folder / "bert").mkdir()
     config = {"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 8, "num_hidden_layers": 1}
     config |= {"num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 16}

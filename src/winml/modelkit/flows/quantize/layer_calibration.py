@@ -24,6 +24,7 @@ from winml.modelkit.flows.quantize.calibration_data import Calibration
 from winml.modelkit.graph.cutting import Cut, Cutter, cut_model
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.progress import count_progress
 from winml.modelkit.quantize.block_quantizers import BlockForm, Blocks, quantize_blocks, unpack_blocks
 from winml.modelkit.quantize.calibrated_quantizers import (
     InputStatistics,
@@ -92,6 +93,7 @@ class LayerCalibration:
             if number < len(layers):
                 run.advance({weight.key: solved[weight.key] for weight in weights if weight.key in solved})
             values.retain(_read_later(layers[number:]))
+            count_progress(number, len(layers), f"layer {number} of {len(layers)}")
             self.on_progress(f"layer {number} of {len(layers)}")
         return solved
 
