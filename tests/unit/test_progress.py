@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from winml.modelkit.errors import ExportError
-from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.progress import StepClock, StepEvent, count_progress
 
 NAMES = ("load", "trace", "write")
 
@@ -54,3 +54,27 @@ def test_clock_unplanned_step_is_a_mistake_of_ours() -> None:
     """A step nobody planned has no number."""
     with pytest.raises(ValueError, match="not in tuple"), StepClock(NAMES).step("paint"):
         pass
+
+
+def test_work_that_is_counted_is_told_of_the_innermost_step() -> None:
+    """With an estimate of the rest; what is counted outside of steps, or after one, changes nothing."""
+    heard: list[StepEvent] = []
+    outer, inner = StepClock(NAMES, heard.append), StepClock(NAMES, heard.append)
+    count_progress(1, 2, "piece 1 of 2")
+    with outer.step("load"):
+        with inner.step("trace"):
+            count_progress(1, 4, "layer 1 of 4")
+        count_progress(3, 6, "half")
+    steps = [event.running for event in heard if event.running is not None]
+    assert [0.5, 0.25] == [step.done for step in steps]
+    assert "0 s, layer 1 of 4, about 0 s left" == steps[1].words
+    assert all(step.is_over for step in steps)
+
+
+def test_step_that_failed_is_over() -> None:
+    """Nothing is shown of it any more."""
+    heard: list[StepEvent] = []
+    with pytest.raises(ExportError), StepClock(NAMES, heard.append).step("load"):
+        raise ExportError("no")
+    assert heard[0].running is not None
+    assert heard[0].running.is_over

@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from winml.modelkit.errors import WinMLError
 from winml.modelkit.records import Record, entry
 
-__all__ = ["RunningStep", "StepClock", "StepEvent", "StepTiming"]
+__all__ = ["RunningStep", "StepClock", "StepEvent", "StepTiming", "count_progress", "running_step"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class StepEvent:
     name: str
     finished: StepTiming | None = None
     """None while it runs."""
+    running: RunningStep | None = None
+    """How far it is; None where nobody counts."""
 
 
 @dataclass
@@ -45,6 +48,46 @@ class RunningStep:
     """The step that is running; its body sets the summary."""
 
     summary: str = ""
+    done: float = 0
+    """Share of its work that is done, as far as it is counted."""
+    counted: str = ""
+    """The same in words, such as ``layer 3 of 24``."""
+    started: float = field(default_factory=time.monotonic)
+    is_over: bool = False
+    """Whether it ended, or failed."""
+
+    @property
+    def words(self) -> str:
+        """Time so far, what is done, and an estimate of the rest: ``12 s, layer 3 of 24, about 84 s left``."""
+        seconds = time.monotonic() - self.started
+        left = f"about {seconds * (1 / self.done - 1):.0f} s left" if self.done else ""
+        return ", ".join(filter(None, (f"{seconds:.0f} s", self.counted, left)))
+
+
+_innermost: ContextVar[RunningStep | None] = ContextVar("innermost", default=None)
+
+
+@contextmanager
+def running_step(step: RunningStep) -> Iterator[None]:
+    """Let work that is counted in the block count for a step, which is over when the block ends."""
+    token = _innermost.set(step)
+    try:
+        yield
+    finally:
+        step.is_over = True
+        _innermost.reset(token)
+
+
+def count_progress(done: float, total: float, counted: str) -> None:
+    """Note how far the step is that runs in this thread; without one, nothing.
+
+    Args:
+        done: Amount of work that is done.
+        total: Amount of all of it.
+        counted: The same in words, such as ``layer 3 of 24``.
+    """
+    if (running := _innermost.get()) is not None and total:
+        running.done, running.counted = done / total, counted
 
 
 class StepClock:
@@ -65,9 +108,10 @@ class StepClock:
         number, total = self._names.index(name) + 1, len(self._names)
         running = RunningStep()
         self._running = (number, name, time.perf_counter(), running)
-        self._listener(StepEvent(number, total, name))
+        self._listener(StepEvent(number, total, name, running=running))
         try:
-            yield running
+            with running_step(running):
+                yield running
         except WinMLError as error:
             error.step = f"step {number} of {total}, {name}"
             raise

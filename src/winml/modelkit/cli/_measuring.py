@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from winml.modelkit.cli._options import declared_options_of
+from winml.modelkit.cli._progress import LINE_S, steps_held
 from winml.modelkit.cli._streams import own_stderr, tell
 from winml.modelkit.fields import fields_of
 from winml.modelkit.verbs.running import ProviderFields
@@ -16,11 +17,6 @@ __all__ = [
     "provider_options",
     "refuse_unknown_ep",
 ]
-
-LINE_S = 10.0
-"""Seconds between two lines of progress where no terminal shows a bar. Chosen: a log of an hour stays readable, and
-whoever follows it sees that something goes on."""
-
 
 provider_options = declared_options_of(fields_of(ProviderFields))
 """Adds the options that say where a model runs."""
@@ -50,7 +46,8 @@ def live_progress(*, quiet: bool, counted: str = "runs") -> Iterator[Callable[[i
         yield None
         return
     if not own_stderr().isatty():
-        yield _progress_lines(counted)
+        with steps_held():
+            yield _progress_lines(counted)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -60,24 +57,31 @@ def live_progress(*, quiet: bool, counted: str = "runs") -> Iterator[Callable[[i
         BarColumn(),
         TextColumn(f"{{task.fields[runs]}} {counted}"),
         TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
     )
     # Drawn only when told to, so that nothing of ours runs beside the clock.
     bar = Progress(*columns, console=Console(file=own_stderr()), transient=True, auto_refresh=False)
-    task = bar.add_task("", total=1.0, runs=0)
-    started = False
+    task = bar.add_task("", total=1.0, runs=0, left="")
+    started = 0.0
 
     def show(runs: int, share: float) -> None:
         nonlocal started
         if not started:
             bar.start()
-            started = True
-        bar.update(task, completed=share, runs=runs, refresh=True)
+            started = time.monotonic()
+        bar.update(task, completed=share, runs=runs, left=_left_words(time.monotonic() - started, share), refresh=True)
 
     try:
-        yield show
+        with steps_held():
+            yield show
     finally:
         if started:
             bar.stop()
+
+
+def _left_words(seconds: float, share: float) -> str:
+    """Return an estimate of the time that is left; empty where nothing can be estimated."""
+    return f"about {seconds * (1 / share - 1):.0f} s left" if 0 < share < 1 else ""
 
 
 def _progress_lines(counted: str) -> Callable[[int, float], None]:
@@ -89,6 +93,8 @@ def _progress_lines(counted: str) -> Callable[[int, float], None]:
         now = time.monotonic()
         if now - last >= LINE_S:
             last = now
-            tell(f"measuring: {done:,} {counted}, {100 * share:.0f} %, {now - started:.0f} s")
+            left = _left_words(now - started, share)
+            words = [f"measuring: {done:,} {counted}", f"{100 * share:.0f} %", f"{now - started:.0f} s", left]
+            tell(", ".join(filter(None, words)))
 
     return show

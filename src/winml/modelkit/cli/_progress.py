@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from winml.modelkit.cli._streams import own_stderr, tell
 
 if TYPE_CHECKING:
-    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.progress import RunningStep, StepEvent
     from winml.modelkit.results.sweep import CellResult
     from winml.modelkit.sweep.cells import Cell
     from winml.modelkit.sweep.work_queue import SweepListener
 
 __all__ = [
+    "LINE_S",
     "show_step",
+    "shown_wait",
+    "steps_held",
     "sweep_progress",
 ]
 
@@ -28,10 +32,97 @@ def show_step(event: StepEvent) -> None:
     if event.finished is None:
         if is_terminal:
             tell(f"{head} …", start="\r", end="")  # over what the same step was at before
+        if event.running is not None:
+            _LONG_STEPS.follow(head, event.running)
         return
     line = f"{head:<28} {event.finished.seconds:6.2f} s  {event.finished.summary}"
-    # The carriage return writes over the line of the running step, which is shorter.
-    tell(line, start="\r" if is_terminal else "")
+    # The carriage return writes over the line of the running step.
+    tell(f"{line:<{_LONG_STEPS.width}}" if is_terminal else line, start="\r" if is_terminal else "")
+
+
+LINE_S = 10.0
+"""Seconds between two lines of progress where no terminal shows it. Chosen: a log of an hour stays readable, and
+whoever follows it sees that something goes on."""
+SHORT_S = 3.0
+"""Chosen: nobody waits for a step so short; a terminal then shows each second how far it is."""
+
+
+class _LongSteps:
+    """Shows how far steps are that take long, from a thread of its own; the innermost of several."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[str, RunningStep]] = []
+        self._lock = threading.Lock()
+        self._is_followed = False
+        self._held = 0
+        self.width = 0
+        """Characters of the longest line that was written over."""
+
+    def follow(self, head: str, step: RunningStep) -> None:
+        """Show a step until it is over."""
+        with self._lock:
+            self._steps.append((head, step))
+            if not self._is_followed:
+                self._is_followed = True
+                threading.Thread(target=self._show, daemon=True, name="progress").start()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Show nothing as long as the block lasts, which shows more itself."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+    def _show(self) -> None:
+        is_terminal = own_stderr().isatty()
+        told = time.monotonic()
+        while True:
+            time.sleep(_TICK_S)
+            with self._lock:
+                self._steps = [item for item in self._steps if not item[1].is_over]
+                if not self._steps:
+                    self._is_followed = False
+                    return
+                head, step = self._steps[-1]
+            now = time.monotonic()
+            since = now - max(told, step.started)
+            if self._held or since < (1 if is_terminal else LINE_S) or now - step.started < SHORT_S:
+                continue
+            told = now
+            line = f"{head} … {step.words}"
+            self.width = max(self.width, len(line))
+            tell(f"{line:<{self.width}}", start="\r", end="") if is_terminal else tell(line)
+
+
+_TICK_S = 0.5
+"""Chosen: often enough for a line each second."""
+_LONG_STEPS = _LongSteps()
+
+
+@contextmanager
+def shown_wait(words: str) -> Iterator[None]:
+    """Show how far the work of the block is, where it takes long; nothing is left on a terminal.
+
+    Args:
+        words: What is done, such as ``comparing``.
+    """
+    from winml.modelkit.progress import RunningStep, running_step
+
+    step = RunningStep()
+    _LONG_STEPS.follow(words, step)
+    try:
+        with running_step(step):
+            yield
+    finally:
+        if _LONG_STEPS.width and own_stderr().isatty():
+            tell(" " * _LONG_STEPS.width, start="\r", end="\r")
+
+
+def steps_held() -> AbstractContextManager[None]:
+    """Return a block in which long steps are not shown: it shows how far they are itself."""
+    return _LONG_STEPS.held()
 
 
 # --- How is a sweep shown while it runs? A line for each cell that ended; a terminal also sees what is running.

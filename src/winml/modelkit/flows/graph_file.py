@@ -22,7 +22,7 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import comparison_words
-from winml.modelkit.errors import InputError
+from winml.modelkit.errors import InputError, VerificationError
 from winml.modelkit.flows.module_functions import functions_of_modules, refuse_no_functions
 from winml.modelkit.graph.contexts import refuse_compiled
 from winml.modelkit.graph.files.content_digest import content_digest
@@ -36,15 +36,13 @@ from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.fingerprint import is_normalized, stamp
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.graph.validity import refuse_cycles, refuse_invalid
-from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, measure_coverage, read_tag
+from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, measure_coverage, operator_name, read_tag
 from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, FLOAT_SOURCE_KEY, NORMALIZED_KEY, QUANTIZATION_KEY
-from winml.modelkit.optimize.graph_matching import GraphCensus, operator_name
 from winml.modelkit.options import load_json
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.transformed_file import GraphSummary, ModuleFunctions, TransformedFile, WrittenFile
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.ir_versions import newest_ir_version
-from winml.modelkit.verify.by_module.first_wrong_module import first_wrong_module_named
 from winml.modelkit.words import count_noun
 
 __all__ = [
@@ -510,8 +508,13 @@ def _write_result(
             if task.functions is not None:
                 model, functions = functions_of_modules(model, task.functions)
             work.write(model, staged, external=_external(task, model))
-            with first_wrong_module_named(task.source, staged, work.runs_on):
+            try:
                 comparison = work.compare(task.source, staged, task.seed) if task.verify else None
+            except VerificationError as error:
+                from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
+
+                name_first_wrong_module(error, task.source, staged, work.runs_on)
+                raise
             step.summary = comparison_words(comparison)
         # Counted in the file that ships, not in the graph it was written from.
         shipped = graph_of(read_structure(staged), staged)
@@ -614,12 +617,14 @@ def is_external(model: ir.Model, from_bytes: int) -> bool | None:
 
 def summarize_graph(model: ir.Model, size_bytes: int = 0) -> GraphSummary:
     """Return a graph in numbers: its operators, those of each module, its size and its opset."""
+    operators: Counter[str] = Counter()
     modules: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for node in all_nodes(model):
+        operators[operator_name(node)] += 1
         if tag := read_tag(node):
             modules[tag.tag][operator_name(node)] += 1
     return GraphSummary(
-        operators=GraphCensus.of(model).by_count(),
+        operators=dict(sorted(operators.items(), key=lambda item: (-item[1], item[0]))),
         modules={tag: dict(counts) for tag, counts in modules.items()},
         size_bytes=size_bytes,
         opset=model.opset_imports.get("", 0),

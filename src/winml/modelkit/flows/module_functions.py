@@ -21,8 +21,6 @@ from winml.modelkit.hierarchy.selector import PATH_SEPARATOR, HasAddress, Module
 from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.hierarchy.torch_modules import comes_with_torch
 from winml.modelkit.inspect.onnx_tree import read_tree
-from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
 from winml.modelkit.results.transformed_file import LeftOutModule, ModuleFunctions, PartlyOutside
 from winml.modelkit.runtime.ir_versions import newest_ir_version
 
@@ -30,6 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import nn
+
+    from winml.modelkit.optimize.options import OptimizeOptions
+    from winml.modelkit.optimize.pipeline import OptimizeResult
 
 __all__ = [
     "ALL",
@@ -113,6 +114,8 @@ def optimize_within(model: ir.Model, options: OptimizeOptions) -> OptimizeResult
         UsageError: a selector names no module.
         OptimizeError: an engine failed.
     """
+    from winml.modelkit.optimize.pipeline import optimize
+
     if not options.is_limited or options.is_empty:
         return optimize(model, options)
     names, notes = selected_nodes(model, options.module, options.exclude)

@@ -14,6 +14,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -153,6 +154,16 @@ class Cutter:
         """Yield the nodes of the main graph that read a value."""
         for use in value.uses():
             yield self.owners.get(use.node, use.node)
+
+    def crossing(self) -> list[int]:
+        """Return for each node how many values that it or nodes before it make are read after it."""
+        change = [0] * (len(self._nodes) + 1)
+        for place, node in enumerate(self._nodes):
+            for value in node.outputs:
+                last = max((self.position[reader] for reader in self.readers(value)), default=place)
+                change[place] += 1
+                change[last] -= 1
+        return list(accumulate(change[:-1]))
 
     def cut(self, part_nodes: Sequence[ir.Node], *, may_join: Iterable[ir.Node] = ()) -> Cut | Refusal:
         """Find the boundary of a part.

@@ -181,7 +181,7 @@ class InputTensorSpec(_TensorSpec):
 class StatedCache(pydantic.BaseModel):
     """What a file states of an input that takes a tensor of a cache; foreign files may leave out the rest."""
 
-    model_config = pydantic.ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = pydantic.ConfigDict(frozen=True)
 
     kind: str
     """As in :class:`CacheSlot`."""
@@ -192,7 +192,7 @@ class StatedCache(pydantic.BaseModel):
 class StatedInput(pydantic.BaseModel):
     """What a file, ours or of another tool, states of one of its inputs; a field that is damaged states nothing."""
 
-    model_config = pydantic.ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = pydantic.ConfigDict(frozen=True)
 
     name: str
     value_range: tuple[float, float] | None = None

@@ -44,6 +44,7 @@ __all__ = [
     "listed_modules",
     "measure_coverage",
     "name_scope",
+    "operator_name",
     "read_tag",
     "scope_path",
     "write_tag",
@@ -188,6 +189,11 @@ def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
     yield from model.graph.all_nodes()
     for function in model.functions.values():
         yield from function.all_nodes()
+
+
+def operator_name(node: ir.Node) -> str:
+    """Return the operator of a node, with its domain where that is not ONNX itself."""
+    return f"{node.domain}:{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
 
 
 def count_coverage(nodes: Iterable[ir.Node]) -> Coverage:

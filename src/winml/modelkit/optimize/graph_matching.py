@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from winml.modelkit.hierarchy.tagging import Source, all_nodes, read_tag, write_tag
+from winml.modelkit.hierarchy.tagging import Source, all_nodes, operator_name, read_tag, write_tag
 from winml.modelkit.metadata_keys import MODULES_KEY
 from winml.modelkit.optimize.capabilities import Capability
 
@@ -20,7 +20,6 @@ __all__ = [
     "has_one_use",
     "is_operator",
     "only_user",
-    "operator_name",
     "permutation_of",
     "producer_of",
     "rank_of",
@@ -199,12 +198,3 @@ class GraphCensus:
             else:
                 found[tag] = then.total() - now.total()
         return {tag: count for tag, count in found.most_common() if count > 0}
-
-    def by_count(self) -> dict[str, int]:
-        """Return the operators, the most frequent first."""
-        return dict(sorted(self.operators.items(), key=lambda item: (-item[1], item[0])))
-
-
-def operator_name(node: ir.Node) -> str:
-    """Return the operator of a node, with its domain where that is not ONNX itself."""
-    return f"{node.domain}:{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type

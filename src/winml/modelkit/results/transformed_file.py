@@ -8,22 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.structure import changed_counts
-from winml.modelkit.compile.pipeline import CompiledPart, OutsideNode
 from winml.modelkit.graph.function_folding import FIRST_IR_VERSION
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.hierarchy.carry.carrying import CarryReport
 from winml.modelkit.hierarchy.tagging import Coverage
 from winml.modelkit.progress import StepTiming
-from winml.modelkit.quantize.planning import ModulePrecision
 from winml.modelkit.records import Record, entry, recorded
-from winml.modelkit.results.quantization_budget import BudgetSearch
 from winml.modelkit.words import count_noun
+
+if TYPE_CHECKING:
+    from winml.modelkit.compile.pipeline import CompiledPart, OutsideNode
+    from winml.modelkit.quantize.planning import ModulePrecision
+    from winml.modelkit.results.quantization_budget import BudgetSearch
 
 __all__ = [
     "BlockedFusion",

@@ -12,6 +12,7 @@ import click
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._options import debug_option, format_option, request_options, verbose_option
+from winml.modelkit.cli._progress import shown_wait
 from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import (
     json_text,
@@ -60,7 +61,7 @@ def command(**options: Any) -> None:
     if options["dry_run"]:
         show_plan(plan, options)
         return
-    with library_output_to_stderr():
+    with library_output_to_stderr(), shown_wait("comparing"):
         result = run_comparison(plan, request)
     _show(result, _write(result, plan.files, request), request.depth, options)
     if not result.is_within:

@@ -11,6 +11,7 @@ import click
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._options import debug_option, grouped_option, request_options, verbose_option
+from winml.modelkit.cli._progress import shown_wait
 from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import json_text, show_result, write_files
 from winml.modelkit.verbs.diff import DiffRequest, plan_diff, run_diff
@@ -56,7 +57,8 @@ def command(**options: Any) -> None:
     if options["dry_run"]:
         show_plan(plan, options)
         return
-    diff = run_diff(plan)
+    with shown_wait("comparing"):
+        diff = run_diff(plan)
     write_files(
         {path: partial(_file_text, diff, path) for path in plan.files.get("output", ())}, overwrite=options["overwrite"]
     )

@@ -47,7 +47,6 @@ from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules, unchanged_modules
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
 from winml.modelkit.verify.by_module.sides import Side, SidePair
-from winml.modelkit.verify.by_module.torch_side import TorchSide
 from winml.modelkit.verify.by_module.value_matching import (
     MatchedBoundary,
     match_calls,
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
 
     from winml.modelkit.load.live_module import ExampleInputs
     from winml.modelkit.load.parts import LoadedModel, ModelPart
+    from winml.modelkit.verify.by_module.torch_side import TorchSide
 
 __all__ = ["Comparable", "CompareOptions", "NamedSide", "at_step", "compare_models", "compare_parts"]
 
@@ -519,7 +519,7 @@ def _shapes(pair: SidePair) -> Mapping[str, Sequence[int | str | None]]:
     side = pair.candidate
     if isinstance(side, OnnxSide):
         return side.session().input_shapes
-    return {spec.name: spec.shape for spec in side.part.inputs} if isinstance(side, TorchSide) else {}
+    return {spec.name: spec.shape for spec in _as_torch(side).part.inputs}
 
 
 def _states(pair: SidePair) -> Mapping[str, str]:
@@ -532,7 +532,7 @@ def _states(pair: SidePair) -> Mapping[str, str]:
         if isinstance(side, OnnxSide):
             states: Mapping[str, str] = state_feeds(side.session())
         else:
-            cache = side.part.cache if isinstance(side, TorchSide) else None
+            cache = _as_torch(side).part.cache
             states = {} if cache is None else {state.input: state.output for state in cache.states}
         if states:
             return states

@@ -210,6 +210,7 @@ class _Study:
         )
         self._samples = take_samples(graph, samples, None)
         self._variants = QuantizedVariants(graph, self._samples, self._quantizer, None)
+        self._variants.share_starts()
         self._float_bytes = weight_bytes(graph.model)
         self._units: list[_Unit] = []
         self._uniform: dict[_Form, MeasuredVariant] = {}

@@ -24,6 +24,7 @@ from winml.modelkit.flows.quantize.calibration_data import Calibration
 from winml.modelkit.graph.cutting import Cut, Cutter, cut_model
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.progress import count_progress
 from winml.modelkit.quantize.block_quantizers import BlockForm, Blocks, quantize_blocks, unpack_blocks
 from winml.modelkit.quantize.calibrated_quantizers import (
     InputStatistics,
@@ -92,6 +93,7 @@ class LayerCalibration:
             if number < len(layers):
                 run.advance({weight.key: solved[weight.key] for weight in weights if weight.key in solved})
             values.retain(_read_later(layers[number:]))
+            count_progress(number, len(layers), f"layer {number} of {len(layers)}")
             self.on_progress(f"layer {number} of {len(layers)}")
         return solved
 
@@ -174,7 +176,7 @@ def _layers(model: ir.Model, cutter: Cutter, weights: Sequence[BlockWeight]) -> 
         bytes_at[places[-1]] += sum(4 * weight.matrix.depth * weight.matrix.width for weight in group)
         inside.update(range(places[0], places[-1]))
     last = max(position[node] for weight in weights for node in weight.products)
-    crossing = _crossing(nodes, cutter)
+    crossing = cutter.crossing()
     limit = min(LAYER_BYTES, sum(bytes_at.values()) // FEWEST_LAYERS)
     layers, start, held = [], 0, 0
     ends = sorted(bytes_at)
@@ -192,22 +194,6 @@ def _layers(model: ir.Model, cutter: Cutter, weights: Sequence[BlockWeight]) -> 
         layers.append(_Layer(cutter.cut_exactly(members), frozenset(members)))
         start, held = stop + 1, 0
     return layers
-
-
-def _crossing(nodes: Sequence[ir.Node], cutter: Cutter) -> list[int]:
-    """Return for each node how many values that it or nodes before it make are read after it."""
-    position = {node: place for place, node in enumerate(nodes)}
-    change = [0] * (len(nodes) + 1)
-    for place, node in enumerate(nodes):
-        for value in node.outputs:
-            last = max((position[reader] for reader in cutter.readers(value)), default=place)
-            change[place] += 1
-            change[last] -= 1
-    total, crossing = 0, []
-    for step in change[: len(nodes)]:
-        total += step
-        crossing.append(total)
-    return crossing
 
 
 def _read_later(layers: Sequence[_Layer]) -> set[str]:

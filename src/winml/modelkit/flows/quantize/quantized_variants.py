@@ -27,6 +27,7 @@ from winml.modelkit.flows.graph_file import read_plain
 from winml.modelkit.flows.module_functions import graph_modules
 from winml.modelkit.flows.quality_samples import SampleRequest, quality_values
 from winml.modelkit.flows.quantize.quantize import prepare
+from winml.modelkit.flows.quantize.shared_starts import SharedStarts, Start, feeds_of
 from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.graph.files.graph_reading import load_foreign
 from winml.modelkit.graph.files.output_files import recover, refuse_existing
@@ -200,10 +201,17 @@ class QuantizedVariants:
         self._threads = threads
         # Quantizers replace functions of libraries while they work, so one works at a time; sessions run beside it.
         self._quantizing = threading.Lock()
+        self._starts: SharedStarts | None = None
         self._counting = threading.Lock()
         self._numbers = itertools.count()
         self.cost = SensitivityCost()
         """Time taken so far."""
+
+    def share_starts(self) -> None:
+        """Compute once what forms share with the float graph before their first quantized node."""
+        feeds = [item.feeds for item in self._samples.values]
+        folder = os.fspath(self._graph.path.parent)
+        self._starts = SharedStarts(self._graph.model, folder, feeds, self._threads)
 
     def measure(self, options: QuantizeOptions, *, is_judged: bool = False) -> MeasuredVariant:
         """Make a form, run it, and compare; a form that cannot be made or run is told in the record.
@@ -223,15 +231,26 @@ class QuantizedVariants:
             return MeasuredVariant(None, 0, 0, error.message)
         created, size = time.perf_counter(), weight_bytes(result.model)
         try:
-            with self._session(result.model) as session:
+            needs_whole = self._starts is None or (is_judged and self.evaluator is not None)
+            start = None if needs_whole or self._starts is None else self._starts.last_before(result.model)
+            rest = None if start is None else SharedStarts.rest_of(result.model, start)
+            with self._session(rest or result.model) as session:
                 opened = time.perf_counter()
-                outputs = [_numbers(session.run(item.feeds)) for item in self._samples.values]
+                outputs = list(self._outputs(session, None if rest is None else start))
                 scores = dict(self.evaluator.scores(session)) if is_judged and self.evaluator is not None else {}
         except StageError as error:
             return MeasuredVariant(None, result.quantized, size, f"does not run: {error.message}")
         self._add_cost(measured=1, session_s=opened - created, runs_s=time.perf_counter() - opened)
         worst = measure_fidelity(self._samples.answers, outputs, 0.0, self._samples.about).worst
         return MeasuredVariant(worst, result.quantized, size, worst.problem, scores)
+
+    def _outputs(self, session: Session, start: Start | None) -> Iterator[dict[str, Array]]:
+        """Yield the outputs of a form for each sample; those that come before its start are of the float graph."""
+        for number, (item, answers) in enumerate(zip(self._samples.values, self._samples.answers, strict=True)):
+            if start is None:
+                yield _numbers(session.run(item.feeds))
+            else:
+                yield {**answers, **_numbers(session.run(feeds_of(session, start, number, item.feeds)))}
 
     def float_scores(self) -> dict[str, float]:
         """Return how well the float graph does the task; nothing without a judge."""

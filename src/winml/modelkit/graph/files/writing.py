@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
@@ -35,6 +36,8 @@ from winml.modelkit.graph.files.placing import (
     stored_bytes,
 )
 from winml.modelkit.graph.files.reading import varint, walk_fields
+from winml.modelkit.progress import count_progress
+from winml.modelkit.words import size_words
 
 __all__ = [
     "INLINE_LIMIT_BYTES",
@@ -149,6 +152,7 @@ def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
             model,
             path,
             external_data=unfinished.name,
+            callback=_counting_bytes(model),
             max_workers=WRITING_THREADS,
             max_in_flight_bytes=IN_FLIGHT_BYTES,
             alignment=ALIGNMENT_BYTES,
@@ -165,6 +169,20 @@ def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
     rename_locations(proto, {unfinished.name: data.name})
     path.write_bytes(proto.SerializeToString())
     return (path, data)
+
+
+def _counting_bytes(model: ir.Model) -> Callable[[ir.TensorProtocol, object], None]:
+    """Return what notes how much is written, called for each tensor from the threads that write."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    total = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    written, context = 0, copy_context()
+
+    def count(tensor: ir.TensorProtocol, _info: object) -> None:
+        nonlocal written
+        written += tensor.nbytes
+        context.run(count_progress, written, total, f"{size_words(written)} of {size_words(total)} written")
+
+    return count
 
 
 @contextlib.contextmanager

@@ -6,8 +6,7 @@ cannot be compared, the error says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,30 +30,12 @@ from winml.modelkit.words import size_words
 if TYPE_CHECKING:
     from winml.modelkit.verify.reference_run import PreparedPart
 
-__all__ = ["first_wrong_module_named", "name_first_wrong_module"]
+__all__ = ["name_first_wrong_module"]
 
 MOST_SECONDS = 60.0
 """Chosen: who waits for an answer that is a failure waits a minute longer at most."""
 FINEST = 0.01
 """Chosen: where no module is off by more than the tolerance, a hundredth of it is looked for."""
-
-
-@contextmanager
-def first_wrong_module_named(
-    reference: Path, candidate: Path, provider: ChosenProvider | None = None
-) -> Iterator[None]:
-    """Let a failed verification of the block say which module of ``candidate`` is the first to be wrong.
-
-    Args:
-        reference: The file that is right.
-        candidate: The file that was made from it; it is there until the block ends.
-        provider: The provider that ``candidate`` is compiled for; None: it is not compiled.
-    """
-    try:
-        yield
-    except VerificationError as error:
-        name_first_wrong_module(error, reference, candidate, provider)
-        raise
 
 
 def name_first_wrong_module(

@@ -22,6 +22,7 @@ from winml.modelkit.graph.files.reading import VALUE_FIELDS
 from winml.modelkit.hierarchy import address
 from winml.modelkit.inspect.node_facts import node_signature
 from winml.modelkit.inspect.onnx_tree import PlacedNode
+from winml.modelkit.progress import count_progress
 from winml.modelkit.results.comparison import ComparedModule
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
 from winml.modelkit.verify.by_module.sides import GROUP_BYTES, NamesOfBoth, SidePair
@@ -280,6 +281,8 @@ def _measure(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float) -> dic
                     sums.setdefault(names, FidelitySum(names[1])).add(left[names[0]], right[names[1]])
             del left, right  # before the next draw is recorded
         count = max(1, int(len(group) * GROUP_BYTES / max(held, 1)))
+        done = len(sizes) - len(waiting)
+        count_progress(done, len(sizes), f"{done} of {len(sizes)} values")
     return {names: total.of_value() for names, total in sums.items()}
 
 
