@@ -23,7 +23,7 @@ def test_long_step_shows_what_is_done_of_how_much(
     for name in ("LINE_S", "SHORT_S", "_TICK_S"):
         monkeypatch.setattr(_progress, name, 0.05)
     _run_step(0.0)
-    with _progress.steps_held():
+    with _progress.steps_paused():
         _run_step(0.2)
     quiet = capfd.readouterr().err
     assert "…" not in quiet

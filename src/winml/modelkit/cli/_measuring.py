@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from winml.modelkit.cli._options import declared_options_of
-from winml.modelkit.cli._progress import LINE_S, steps_held
+from winml.modelkit.cli._progress import LINE_S, steps_paused
 from winml.modelkit.cli._streams import own_stderr, tell
 from winml.modelkit.fields import fields_of
 from winml.modelkit.verbs.running import ProviderFields
@@ -46,7 +46,7 @@ def live_progress(*, quiet: bool, counted: str = "runs") -> Iterator[Callable[[i
         yield None
         return
     if not own_stderr().isatty():
-        with steps_held():
+        with steps_paused():
             yield _progress_lines(counted)
         return
     from rich.console import Console
@@ -72,7 +72,7 @@ def live_progress(*, quiet: bool, counted: str = "runs") -> Iterator[Callable[[i
         bar.update(task, completed=share, runs=runs, left=_left_words(time.monotonic() - started, share), refresh=True)
 
     try:
-        with steps_held():
+        with steps_paused():
             yield show
     finally:
         if started:

@@ -20,7 +20,7 @@ __all__ = [
     "LINE_S",
     "show_step",
     "shown_wait",
-    "steps_held",
+    "steps_paused",
     "sweep_progress",
 ]
 
@@ -54,7 +54,7 @@ class _LongSteps:
         self._steps: list[tuple[str, RunningStep]] = []
         self._lock = threading.Lock()
         self._is_followed = False
-        self._held = 0
+        self._paused = 0
         self.width = 0
         """Characters of the longest line that was written over."""
 
@@ -67,13 +67,13 @@ class _LongSteps:
                 threading.Thread(target=self._show, daemon=True, name="progress").start()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Show nothing as long as the block lasts, which shows more itself."""
-        self._held += 1
+        self._paused += 1
         try:
             yield
         finally:
-            self._held -= 1
+            self._paused -= 1
 
     def _show(self) -> None:
         is_terminal = own_stderr().isatty()
@@ -88,7 +88,7 @@ class _LongSteps:
                 head, step = self._steps[-1]
             now = time.monotonic()
             since = now - max(told, step.started)
-            if self._held or since < (1 if is_terminal else LINE_S) or now - step.started < SHORT_S:
+            if self._paused or since < (1 if is_terminal else LINE_S) or now - step.started < SHORT_S:
                 continue
             told = now
             line = f"{head} … {step.words}"
@@ -120,9 +120,9 @@ def shown_wait(words: str) -> Iterator[None]:
             tell(" " * _LONG_STEPS.width, start="\r", end="\r")
 
 
-def steps_held() -> AbstractContextManager[None]:
+def steps_paused() -> AbstractContextManager[None]:
     """Return a block in which long steps are not shown: it shows how far they are itself."""
-    return _LONG_STEPS.held()
+    return _LONG_STEPS.paused()
 
 
 # --- How is a sweep shown while it runs? A line for each cell that ended; a terminal also sees what is running.

@@ -1,7 +1,7 @@
 """What does a float graph compute before the first node that a quantized form changes? Computed once for all forms.
 
 A form in which one module has fewer bits answers as the float graph does up to that module. Its rest is cut off and run
-on the values of the float graph, which are held in memory for a few places of the graph that few values cross.
+on the values of the float graph, which stay in memory for a few places of the graph that few values cross.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["SharedStarts", "Start", "feeds_of"]
 
 PLACES = 16
 """Chosen: a form then runs at most a sixteenth of the nodes before its module again."""
-HELD_BYTES = 256_000_000
-"""Values held, of all samples together. Chosen: small beside a model whose runs take long; where it is too little,
-fewer places are held."""
+STORED_BYTES = 256_000_000
+"""Values stored, of all samples together. Chosen: small beside a model whose runs take long; where it is too little,
+fewer places are used."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class SharedStarts:
         try:
             session = Session(content, data_folder=folder, threads=threads, name="the float graph")
             samples = [session.run(feeds[0])]
-            places = _within_limit(places, samples[0], HELD_BYTES // len(feeds))
+            places = _within_limit(places, samples[0], STORED_BYTES // len(feeds))
             wanted = list(dict.fromkeys(name for crossing in places.values() for name in crossing))
             samples += [session.run(item, wanted) for item in feeds[1:]] if wanted else []
         except StageError:  # forms are run from the inputs
@@ -85,15 +85,15 @@ class SharedStarts:
 
     @staticmethod
     def rest_of(form: ir.Model, start: Start) -> ir.Model | None:
-        """Return what a form computes behind a place, as a model; None where it reads other values than are held."""
+        """Return what a form computes behind a place, as a model; None where it reads other values than are stored."""
         cut = Cutter(form).cut_exactly(node for node in form.graph if node.name not in start.names)
         given = {value.name for value in form.graph.inputs}
-        held = start.values[0]
-        if not cut.outputs or any(value.name not in held and value.name not in given for value in cut.inputs):
+        computed = start.values[0]
+        if not cut.outputs or any(value.name not in computed and value.name not in given for value in cut.inputs):
             return None
         rest = cut_model(form, cut, keeps_sizes=True)
         for value in rest.graph.inputs:
-            if (array := held.get(value.name or "")) is not None:
+            if (array := computed.get(value.name or "")) is not None:
                 value.dtype = ir.DataType.from_numpy(array.dtype)
                 value.shape = ir.Shape([None] * array.ndim)
         return rest
