@@ -243,6 +243,15 @@ def test_without_a_cache_the_graph_is_plain_and_says_so(llama: Path, tmp_path: P
     assert read_part_description(result.only_part.model_path) is None
 
 
+def test_text_is_compared_in_the_type_the_decoder_computes_in(llama: Path, tmp_path: Path) -> None:
+    """``generate()`` returns float32 scores of a float16 model, and the graph gives float16 as forward does."""
+    result = HTPExporter().export_checkpoint(ModelRequest(str(llama), dtype="fp16"), tmp_path / "half.onnx")
+    verification = result.only_part.verification
+    assert verification is not None
+    assert isinstance(verification.generation, GenerationInfo)
+    assert "float16" == {spec.name: spec.dtype for spec in result.only_part.outputs}["logits"]
+
+
 def test_fixed_sizes_and_scores_of_the_last_token_only(llama: Path, tmp_path: Path) -> None:
     """A graph for one token after 31 others, as accelerators want it; nothing can be generated to compare."""
     sizes = ShapeConfig(sequence_length=2, past_sequence_length=30)

@@ -176,8 +176,10 @@ def generated_text(
     last = steps[-1].passed_positions
     following = None if last is None else last[..., -1:] + 1 + np.arange(second.shape[1])
     unread = TextStep(to_numpy(second), to_numpy(mask), np.empty(0), {}, following)
-    steps.append(replace(unread, scores=_scores_after(part, model, unread, cache)))
-    return GeneratedText(tuple(steps))
+    after = _scores_after(part, model, unread, cache)
+    # transformers returns the scores of its loop in float32, whatever the model computes in.
+    own = [replace(step, scores=step.scores.astype(after.dtype)) for step in steps]
+    return GeneratedText((*own, replace(unread, scores=after)))
 
 
 @contextmanager
