@@ -24,6 +24,7 @@ WITHOUT = {
     "quantize": "its plan refuses (winml.modelkit.verbs)",
     "sweep": "its plan refuses (winml.modelkit.verbs)",
     "tune": "its plan refuses (winml.modelkit.verbs)",
+    "run": "its plan refuses (winml.modelkit.verbs)",
     "retag": "its plan refuses (winml.modelkit.verbs)",
 }
 """Verb to the reason why it needs no early refusal of its own."""

@@ -381,7 +381,7 @@ def test_tokenizer_without_places_is_refused_where_they_are_needed(tmp_path: Pat
 
 @pytest.mark.parametrize("mode", ["cls", "max", "mean_sqrt_len", "weightedmean", "lasttoken"])
 def test_pooling_is_the_one_of_the_files(tmp_path: Path, mode: str) -> None:
-    from winml.modelkit.evaluate.tasks.texts import _pooling, _SimilarityEvaluator
+    from winml.modelkit.evaluate.tasks.texts import read_pooling
 
     key = f"pooling_mode_{mode}" + ("" if mode == "lasttoken" else "_token" if mode == "cls" else "_tokens")
     modules = [{"path": f"{number}", "type": f"sentence_transformers.models.{kind}"}
@@ -389,7 +389,7 @@ def test_pooling_is_the_one_of_the_files(tmp_path: Path, mode: str) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "config.json").write_text(json.dumps({key: True, "pooling_mode_mean_tokens": False}))
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    pooling = _pooling(tmp_path)
+    pooling = read_pooling(tmp_path)
     states = np.random.default_rng(0).normal(size=(4, 3))
     expected = {
         "cls": states[0],
@@ -399,12 +399,12 @@ def test_pooling_is_the_one_of_the_files(tmp_path: Path, mode: str) -> None:
         "lasttoken": states[2],
     }
 
-    found = _SimilarityEvaluator(pooling, None)._pooled(states, np.asarray([1, 1, 1, 0], bool))
+    found = pooling.embedding(states, np.asarray([1, 1, 1, 0], bool))
 
     assert found == pytest.approx(expected[mode])
     assert pooling.problem == ""
     (tmp_path / "modules.json").write_text(json.dumps([*modules, {"path": "3", "type": "a.b.Dense"}]))
-    assert _pooling(tmp_path).problem == "has the module Dense"
+    assert read_pooling(tmp_path).problem == "has the module Dense"
 
 
 def test_drop_exactly_at_the_limit_is_met() -> None:

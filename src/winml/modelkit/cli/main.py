@@ -32,6 +32,7 @@ COMMANDS = {
     "perf": "Measure how fast a model is, and how much memory it takes.",
     "quantize": "Let modules of an ONNX file compute with fewer bits; its tags stay.",
     "retag": "Give a file that another tool made the tags of the file it was made from.",
+    "run": "Run a model on one text, image, recording or set of tensors, and print its answer.",
     "sweep": "Build, measure and compare many models in many configurations, each in a process of its own.",
     "sys": "Say what a bug report needs: versions, execution providers, devices, memory.",
     "tune": "Find the fastest file of a model on this machine that is still right.",

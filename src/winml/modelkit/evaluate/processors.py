@@ -123,13 +123,16 @@ def processor_files(folder: Path) -> tuple[Path, ...]:
     return tuple(path for path in files if path.is_file())
 
 
-def open_processor(kind: ProcessorKind, folder: Path, option: str) -> Any:
+def open_processor(
+    kind: ProcessorKind, folder: Path, option: str, *, instead: str = "or give .npz files"
+) -> Any:
     """Return the object of transformers that makes arrays.
 
     Args:
         kind: Which one.
         folder: Checkpoint folder, or the folder of an ONNX file with the files beside it.
         option: What named the data, for messages.
+        instead: What else can be done where there is none, for messages.
 
     Raises:
         UsageError: there is none in the folder, or a package is missing.
@@ -140,7 +143,7 @@ def open_processor(kind: ProcessorKind, folder: Path, option: str) -> Any:
         article = "an" if kind[0] in "aeiou" else "a"
         raise UsageError(
             f"{option}: {about.data} need {article} {kind}, and none lies beside the model in {folder}",
-            hint=f"Copy the checkpoint's {kind} files there ({', '.join(about.files)}), or give .npz files.",
+            hint=f"Copy the checkpoint's {kind} files there ({', '.join(about.files)}), {instead}.",
         )
     if kind == "image processor":
         _require_pillow(option)

@@ -1,6 +1,6 @@
 """Which files are the parts of one model, and which output of one feeds which input of another?
 
-Reads and describes the ``winml.part`` metadata of FORMATS. A file without it is a model of its own. Knows nothing of
+Reads and describes the ``winml.part`` metadata of FORMATS, and reads ``winml.model``. A file without it is a model of its own. Knows nothing of
 how the parts were made, and runs none.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.metadata_keys import PART_KEY
+from winml.modelkit.metadata_keys import MODEL_KEY, PART_KEY
 from winml.modelkit.options import load_json
 from winml.modelkit.records import Record, entry
 
@@ -22,6 +22,7 @@ __all__ = [
     "PartDescription",
     "PartFeed",
     "TextTokens",
+    "described_model",
     "only_part",
     "read_part_description",
 ]
@@ -110,6 +111,23 @@ class ModelBundle:
             paths={name: described[name][0] for name in names},
             feeds={name: described[name][1].feeds for name in names},
         )
+
+
+def described_model(path: Path) -> dict[str, Any]:
+    """Return what a file says about the model it was made from (``winml.model``); empty where it says nothing.
+
+    Raises:
+        WinMLError: there is no such file, or it is no ONNX file.
+    """
+    # onnx is loaded by those who read files only.
+    from winml.modelkit.graph.files.reading import read_structure
+
+    texts = [entry.value for entry in read_structure(path).metadata_props if entry.key == MODEL_KEY]
+    try:
+        record = load_json(texts[0]) if texts else {}
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def read_part_description(path: Path) -> PartDescription | None:

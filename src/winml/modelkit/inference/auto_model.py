@@ -18,7 +18,8 @@ from winml.modelkit.builds.open_sizes import build_with_open_sizes
 from winml.modelkit.errors import InputError, TaskError, UsageError
 from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, PROMPT, VISION
 from winml.modelkit.found_models import onnx_file_in, part_files
-from winml.modelkit.inference.built_model import WinMLModel, config_beside, described_model, pad_token_beside
+from winml.modelkit.graph.bundle import described_model
+from winml.modelkit.inference.built_model import WinMLModel, config_beside, pad_token_beside
 from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
 from winml.modelkit.inference.generation.seq2seq import EncoderDecoderModel
 from winml.modelkit.inference.generation.vision_language_model import VisionLanguageModel
@@ -102,6 +103,22 @@ class _BuiltModel(WinMLModel):
         if pad_token_id is None:
             pad_token_id = pad_token_beside(Path(model), config_beside(Path(model)))
         return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
+
+    @classmethod
+    def open_files(cls, files: Mapping[str, Path], **options: Any) -> WinMLModel:
+        """Open the ONNX files of a model as they are; nothing is built.
+
+        Args:
+            files: Part → file; ``model`` alone for a model of one part.
+            **options: ``ep``, ``device``, ``ep_options`` and ``threads``: where they run.
+
+        Raises:
+            TaskError: the class is for another task.
+            WinMLError: a file cannot be loaded.
+        """
+        if len(files) == 1:
+            return cls._open_file(next(iter(files.values())), **options)
+        return cls._open_parts(files, **options)
 
     @staticmethod
     def _refuse_for_onnx(path: Path, load: Mapping[str, Any]) -> None:

@@ -27,9 +27,9 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.processors import UNREADABLE, tokenizer_call
 from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
+from winml.modelkit.graph.bundle import described_model
 from winml.modelkit.graph.files.reading import read_structure
-from winml.modelkit.metadata_keys import MODEL_KEY
-from winml.modelkit.options import load_json
+from winml.modelkit.inference.generation.decoder_prompt import files_folder
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
 from winml.modelkit.runtime.sessions import Session
@@ -37,7 +37,7 @@ from winml.modelkit.runtime.sessions import Session
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["PipelineModel", "WinMLModel", "config_beside", "described_model", "pad_token_beside"]
+__all__ = ["PipelineModel", "WinMLModel", "config_beside", "pad_token_beside"]
 
 # --- What do transformers' pipelines ask of a model? So that they take a built one like any other.
 #
@@ -132,6 +132,8 @@ class WinMLModel(PipelineModel):
         *,
         ep: str | None = None,
         device: typing.Literal["cpu", "gpu", "npu"] | None = None,
+        ep_options: Mapping[str, str] | None = None,
+        threads: int | None = None,
         pad_token_id: int | None = None,
     ) -> None:
         """Load an ONNX file.
@@ -140,6 +142,8 @@ class WinMLModel(PipelineModel):
             path: The file.
             ep: Execution provider to run it on, such as ``openvino``; None: the one for the device.
             device: Kind of processor; None: the provider's own, the CPU without one.
+            ep_options: Options of the provider.
+            threads: Threads that share the work of one operator; None: the runtime's own choice.
             pad_token_id: Fills short rows up where the graph takes a fixed number of tokens; None: what the config or
                 the tokenizer beside the file says.
 
@@ -148,7 +152,10 @@ class WinMLModel(PipelineModel):
             StageError: ONNX Runtime cannot load the file.
         """
         super().__init__(path)
-        self._opened = functools.partial(Session, providers=choose_provider(ep, device, {}).names)
+        provider = choose_provider(ep, device, ep_options or {})
+        self._opened = functools.partial(
+            Session, providers=provider.names, provider_options=provider.options, threads=threads
+        )
         self._session = self._opened(self.path)
         self.inputs: tuple[GraphInput, ...] = graph_inputs(self._session)
         described = described_model(Path(path))
@@ -307,20 +314,6 @@ class WinMLModel(PipelineModel):
         return record
 
 
-def described_model(path: Path) -> dict[str, Any]:
-    """Return what a file says about the model it was made from (``winml.model``); empty where it says nothing.
-
-    Raises:
-        WinMLError: there is no such file, or it is no ONNX file.
-    """
-    texts = [entry.value for entry in read_structure(path).metadata_props if entry.key == MODEL_KEY]
-    try:
-        record = load_json(texts[0]) if texts else {}
-    except ValueError:
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
 def _model_class(class_name: str) -> Any:
     """Return the transformers class of a name, or None where it has none."""
     model_class = getattr(importlib.import_module("transformers"), class_name, None) if class_name else None
@@ -427,15 +420,14 @@ def _compares_tokens(path: Path, padding: Mapping[str, _Padding]) -> bool:
 
 
 def config_beside(model: Path) -> PretrainedConfig | None:
-    """Return the transformers config in the folder of a model, or None where there is none it can read."""
-    if not (model.parent / CHECKPOINT_CONFIG_NAME).is_file():
+    """Return the transformers config in the folder of a model, or in the one above; None where it can read none."""
+    folder = files_folder(model)
+    if not (folder / CHECKPOINT_CONFIG_NAME).is_file():
         return None
     from transformers import AutoConfig
 
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            model.parent, local_files_only=True, trust_remote_code=False
-        )
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except UNREADABLE:
         return None
     return config
@@ -449,8 +441,8 @@ def pad_token_beside(model: Path, config: PretrainedConfig | None) -> int | None
     from transformers import AutoTokenizer
 
     try:
-        with tokenizer_call(model.parent):
-            tokenizer = AutoTokenizer.from_pretrained(model.parent, local_files_only=True, trust_remote_code=False)
+        with tokenizer_call(folder := files_folder(model)):
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except UNREADABLE:
         return None
     token: int | None = tokenizer.pad_token_id

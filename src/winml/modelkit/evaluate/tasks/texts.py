@@ -41,11 +41,16 @@ from winml.modelkit.graph.files.foreign_names import file_below
 from winml.modelkit.options import read_json_file
 
 __all__ = [
+    "ALIKE",
     "FEATURE_EXTRACTION",
     "FILL_MASK",
     "QUESTION_ANSWERING",
     "TEXT_GENERATION",
     "TOKEN_CLASSIFICATION",
+    "Pooling",
+    "best_span",
+    "cosine",
+    "read_pooling",
 ]
 
 
@@ -238,12 +243,18 @@ def _best_answer(row: Row, start: Array, end: Array) -> _Answer:
     empty_score = float(start[0] + end[0])
     if row.offsets is None or not is_context.any():
         return _Answer(-np.inf, None, empty_score)
-    score, first, last = _best_span(start, end, is_context)
+    score, first, last = best_span(start, end, is_context)
     return _Answer(score, (int(row.offsets[first][0]), int(row.offsets[last][1])), empty_score)
 
 
-def _best_span(start: Array, end: Array, is_context: Array) -> tuple[float, int, int]:
-    """Return the score of the best span in the context, its first token and its last."""
+def best_span(start: Array, end: Array, is_context: Array) -> tuple[float, int, int]:
+    """Return the score of the best span in the context, its first token and its last.
+
+    Args:
+        start: Scores of tokens as the first of the span: float64[tokens].
+        end: Scores as the last.
+        is_context: Which tokens may be in it.
+    """
     start, end = np.where(is_context, start, -np.inf), np.where(is_context, end, -np.inf)
     scores = start[:, None] + end[None, :]
     places = np.arange(len(start))
@@ -359,7 +370,7 @@ _MODES = {
 
 
 @dataclass(frozen=True)
-class _Pooling:
+class Pooling:
     """How the states of the tokens become one embedding."""
 
     modes: tuple[str, ...]
@@ -367,12 +378,34 @@ class _Pooling:
     """What of it this package does not do; counts where the graph does not give embeddings itself."""
     notes: tuple[str, ...] = ()
 
+    def refuse_unknown(self) -> None:
+        """Refuse a pooling that is not known here.
+
+        Raises:
+            UsageError: names what sentence-transformers does.
+        """
+        if self.problem:
+            raise UsageError(
+                f"{_MODULES} beside the model {self.problem}: embeddings would not be its own",
+                hint="Give an ONNX file whose output is sentence_embedding, or another model.",
+            )
+
+    def embedding(self, states: Array, mask: Array) -> Array:
+        """Return the embedding of ``[tokens, size]`` states, of which the mask says ``[tokens]`` which are text."""
+        weights = np.flatnonzero(mask) + 1.0
+        return np.concatenate([_pooled(states[mask], weights, mode) for mode in self.modes])
+
+
+def cosine(left: Array, right: Array) -> float:
+    """Return the cosine of two embeddings."""
+    return float(left @ right / max(float(np.linalg.norm(left) * np.linalg.norm(right)), 1e-12))
+
 
 @dataclass(frozen=True)
 class _SimilarityEvaluator(Evaluator):
     """A prediction is the cosine of the embeddings of both texts."""
 
-    pooling: _Pooling
+    pooling: Pooling
     tokenizer: Any
     notes: tuple[str, ...] = ()
 
@@ -399,23 +432,14 @@ class _SimilarityEvaluator(Evaluator):
         """
         if "sentence_embedding" in outputs:
             return list(outputs["sentence_embedding"].astype(np.float64))
-        if self.pooling.problem:
-            raise UsageError(
-                f"{_MODULES} beside the model {self.pooling.problem}: embeddings would not be its own",
-                hint="Give an ONNX file whose output is sentence_embedding, or another model.",
-            )
+        self.pooling.refuse_unknown()
         states = named_output(outputs, "last_hidden_state").astype(np.float64)
         mask = token_masks(batch, self.tokenizer)
-        return [self._pooled(*pair) for pair in zip(states, mask, strict=True)]
-
-    def _pooled(self, states: Array, mask: Array) -> Array:
-        """Return the embedding of ``[tokens, size]`` states, of which the mask says ``[tokens]`` which are text."""
-        weights = np.flatnonzero(mask) + 1.0
-        return np.concatenate([_pooled(states[mask], weights, mode) for mode in self.pooling.modes])
+        return [self.pooling.embedding(*pair) for pair in zip(states, mask, strict=True)]
 
     def prediction(self, outputs: Sequence[Array], sample: Sample) -> float:  # noqa: ARG002  # texts are read
         left, right = outputs
-        return float(left @ right / max(float(np.linalg.norm(left) * np.linalg.norm(right)), 1e-12))
+        return cosine(left, right)
 
     def agreement(self, ours: float, theirs: float) -> float:
         return float(abs(ours - theirs) <= ALIKE)
@@ -434,17 +458,17 @@ def _pooled(states: Array, places: Array, mode: str) -> Array:
     return total / (math.sqrt(len(states)) if mode == "mean_sqrt_len" else weights.sum())
 
 
-def _pooling(folder: Path) -> _Pooling:
-    """Return the pooling that sentence-transformers wrote beside the model, else the usual one, which is told."""
+def read_pooling(folder: Path) -> Pooling:
+    """Return the pooling that sentence-transformers wrote beside the model in a folder, else the mean, with a note."""
     modules = _read(folder, _MODULES)
     entries = [entry for entry in modules if isinstance(entry, Mapping)] if isinstance(modules, list) else []
     kinds = [str(entry.get("type", "")).rpartition(".")[2] for entry in entries]
     if "Pooling" not in kinds:
         reported = "No file of sentence-transformers says how tokens become one embedding: their mean is taken."
-        return _Pooling(("mean",), _other_modules(kinds), (reported,))
+        return Pooling(("mean",), _other_modules(kinds), (reported,))
     stated = _read(folder, f"{entries[kinds.index('Pooling')].get('path')}/{_CONFIG}")
     modes, problem = _modes(stated if isinstance(stated, Mapping) else {})
-    return _Pooling(modes, problem or _other_modules(kinds))
+    return Pooling(modes, problem or _other_modules(kinds))
 
 
 def _other_modules(kinds: Sequence[str]) -> str:
@@ -475,7 +499,7 @@ def _read(folder: Path, name: str) -> Any:
 
 
 def _similarity_evaluator(context: EvaluatorContext) -> _SimilarityEvaluator:
-    pooling = _pooling(context.folder)
+    pooling = read_pooling(context.folder)
     return _SimilarityEvaluator(pooling, context.processor("tokenizer"), pooling.notes)
 
 

@@ -46,6 +46,8 @@ class EncoderDecoderModel(DecoderModel):
         *,
         ep: str | None = None,
         device: Literal["cpu", "gpu", "npu"] | None = None,
+        ep_options: Mapping[str, str] | None = None,
+        threads: int | None = None,
     ) -> None:
         """Open both graphs; config and tokenizer are in the folder of the decoder.
 
@@ -54,8 +56,11 @@ class EncoderDecoderModel(DecoderModel):
             UsageError: the provider is unknown or not installed.
             StageError: ONNX Runtime cannot load a file.
         """
-        provider = choose_provider(ep, device, {})
-        sessions = (Session(Path(path), providers=provider.names) for path in (encoder, decoder))
+        provider = choose_provider(ep, device, ep_options or {})
+        sessions = (
+            Session(Path(path), providers=provider.names, provider_options=provider.options, threads=threads)
+            for path in (encoder, decoder)
+        )
         self._open(EncoderDecoder(*sessions), Path(decoder).parent)
 
     base_model_prefix = ""

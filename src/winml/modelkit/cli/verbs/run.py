@@ -1,0 +1,150 @@
+"""``winml run``: the answer of a model to one text, image, recording or set of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
+from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._options import (
+    debug_option,
+    format_option,
+    grouped_option,
+    model_option,
+    quiet_option,
+    request_options,
+    source_options,
+)
+from winml.modelkit.cli._requests import model_request, refuse_checkpoint_options, stated_fields
+from winml.modelkit.cli._streams import (
+    json_text,
+    library_output_to_stderr,
+    show_result,
+    silence_library_warnings,
+)
+from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import COMPARISON
+from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.verbs.run import RECORDED, RunRequest, plan_run, run_model, run_schema
+
+if TYPE_CHECKING:
+    from winml.modelkit.results.inference import InferenceResult
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  winml run built --schema
+  winml run built --text "The house is old."
+  winml run qa-built --input question="What is old?" --input context=@article.txt
+  winml run detector --image photo.jpg --save boxes.png
+  winml run clip-built --image photo.jpg --label "a cat" --label "a dog"
+  winml run whisper-built --audio speech.wav --format json
+  winml run minilm --text "The house is old." --text "An old building."
+  winml run built --text "The house is old." --reference
+  winml run model.onnx --input input_ids=[[2,5,3]] --input attention_mask=[[1,1,1]]
+"""
+
+
+@click.command(name="run", cls=WinMLCommand, epilog=EPILOG)
+@click.argument("target", required=False, metavar="[MODEL]")
+@model_option(
+    required=False, help="ONNX file, folder of a build, Hub id, checkpoint folder; or as argument."
+)
+@source_options
+@request_options(RunRequest)
+@grouped_option(
+    "--reference",
+    group=COMPARISON,
+    is_flag=False,
+    flag_value=RECORDED,
+    metavar="[CHECKPOINT]",
+    help="Run PyTorch on the same inputs and compare; without a value, the checkpoint on this disk that the model was "
+    "made from.",
+)
+@quiet_option("Print the answer alone.")
+@format_option
+@debug_option
+def command(**options: Any) -> None:
+    """Run a model on one text, image, recording or set of tensors, and print its answer.
+
+    The task is the one in the file, or --task. A checkpoint is built in the cache first. Exit codes: 0 done, 3 PyTorch
+    answers otherwise (--reference), 1 failed, 2 wrong usage.
+    """
+    silence_library_warnings(debug=options["debug"])
+    request = _read_request(options)
+    plan = plan_run(request)
+    if options["dry_run"]:
+        show_plan(plan, options)
+        return
+    from winml.modelkit.report.inference import inference_document, schema_document
+
+    if request.schema:
+        with library_output_to_stderr():
+            schema = run_schema(plan, request)
+        show_result(schema.as_record(), options, lambda: schema_document(schema), is_answer=True)
+        return
+    with library_output_to_stderr():
+        result, saved = run_model(plan, request)
+    written = _write(result, saved, request)
+    show_result(
+        result.as_record(), options, lambda: inference_document(result).with_files(written), is_answer=True
+    )
+    if result.reference is not None and not result.reference.is_same:
+        click.get_current_context().exit(NEGATIVE_RESULT)
+
+
+def _read_request(options: Mapping[str, Any]) -> RunRequest:
+    """Return what the command line requests."""
+    from winml.modelkit.found_models import onnx_file, part_files
+    from winml.modelkit.load.request import resolve_source
+
+    passed = [value for value in (options["target"], options["model"]) if value is not None]
+    if len(passed) != 1:
+        raise UsageError(
+            f"two models were given: {passed[0]!r} and, with -m, {passed[1]!r}" if passed else "no model was given",
+            hint="Give one: an ONNX file, the folder of a build, or a checkpoint.",
+        )
+    name: str = passed[0]
+    files: Mapping[str, Path] = part_files(name)
+    checkpoint = None
+    if not files:
+        path = onnx_file(name)
+        files = {} if path is None else {ONLY_PART: path}
+    if files:
+        hint = "Leave it out, or name the checkpoint the file was made from."
+        refuse_checkpoint_options(
+            next(iter(files.values())), options, ("model_class", "revision", "trust_remote_code"), hint
+        )
+    else:
+        checkpoint = model_request({**options, "model": name})
+        resolve_source(checkpoint)
+    return RunRequest(
+        name=name,
+        files=files,
+        checkpoint=checkpoint,
+        task=options["task"],
+        reference=options["reference"],
+        **stated_fields(RunRequest, options),
+    )
+
+
+def _write(
+    result: InferenceResult, saved: Mapping[Path, Callable[[Path], None]], request: RunRequest
+) -> list[Path]:
+    """Write the files that are requested, all or none."""
+    from winml.modelkit.graph.files.output_files import OutputFiles
+
+    writers = dict(saved)
+    if request.output is not None:
+        text = f"{json_text(result.as_record())}\n"
+        writers[request.output] = lambda path: path.write_text(text, encoding="utf-8") and None
+    with OutputFiles() as files:
+        for path, write in writers.items():
+            write(files.reserve(path))
+        files.commit(overwrite=request.overwrite)
+    return list(writers)

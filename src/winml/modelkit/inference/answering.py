@@ -1,0 +1,508 @@
+"""Answers texts, images and audio with a model: what ``winml run`` does, for a built model and for PyTorch alike.
+
+Through the pipeline of transformers where it has the task; questions about a text, embeddings and texts of an
+encoder-decoder are answered here, as transformers 5 has no pipeline for them. Knows no files but those beside the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.errors import InputError, UsageError, WinMLError, first_line
+from winml.modelkit.evaluate.media import Recording, resampled
+from winml.modelkit.evaluate.processors import UNREADABLE, ProcessorKind, open_processor, tokenizer_call
+from winml.modelkit.evaluate.tasks.texts import best_span, cosine, read_pooling
+from winml.modelkit.export.tensors import to_numpy
+from winml.modelkit.inference.generation.settings import position_limit, read_settings
+from winml.modelkit.results.inference import AnswerEntry, AnswerKind
+from winml.modelkit.runtime.graph_inputs import GraphInput
+
+__all__ = ["Answer", "TaskRunner", "tensor_answer"]
+
+_TOP = 5
+"""Chosen: as transformers' pipelines do; a list that is read at a glance."""
+_SHOWN_VALUES = 8
+"""Values of a tensor in an answer. Chosen: they fit on a line."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model answered."""
+
+    kind: AnswerKind
+    entries: tuple[AnswerEntry, ...]
+    arrays: Arrays = field(default_factory=dict)
+    """What of it is an array: embeddings, ``depth`` of each pixel, ``segments``: the number of the segment of each."""
+    notes: tuple[str, ...] = ()
+
+
+class TaskRunner:
+    """Answers the inputs of a task with a model.
+
+    Attributes:
+        notes: What was done with the inputs so that the graph takes them, a sentence each.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        task: str,
+        folder: Path,
+        *,
+        graph_inputs: Sequence[GraphInput] = (),
+        top: int | None = None,
+        threshold: float | None = None,
+    ) -> None:
+        """Take a model.
+
+        Args:
+            model: A built model, or one of transformers.
+            task: A key of :data:`~winml.modelkit.inference.task_inputs.RUN_TASKS`.
+            folder: Where config, tokenizer and processor are.
+            graph_inputs: Those of the built model, to which images and audio are made to fit; empty: any size is taken.
+            top: Classes or tokens in the answer; None: 5.
+            threshold: Least score of a box or a segment; None: as the pipeline does.
+        """
+        self._model, self._task, self._folder = model, task, folder
+        self._graph_inputs = {item.name: item for item in graph_inputs}
+        self._top = top or _TOP
+        self._threshold = {} if threshold is None else {"threshold": threshold}
+        self._notes: dict[str, None] = {}
+
+    def __call__(self, inputs: Mapping[str, Any]) -> Answer:
+        """Answer one set of inputs.
+
+        Args:
+            inputs: Input of the task → text, image of Pillow, recording, or a list of these.
+
+        Raises:
+            UsageError: the files beside the model lack what makes its inputs, or it does not take them.
+            InputError: these files are damaged.
+            StageError: ONNX Runtime fails.
+        """
+        answer = _ANSWERS[self._task](self, inputs)
+        return Answer(answer.kind, answer.entries, answer.arrays, (*self._notes, *answer.notes))
+
+    # --- What lies beside the model.
+
+    def _open(self, kind: ProcessorKind) -> Any:
+        return open_processor(kind, self._folder, self._task, instead="or pass tensors by name: --input NAME=@FILE.npy")
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return self._open("tokenizer")
+
+    @cached_property
+    def _extractor(self) -> Any:
+        return self._open("feature extractor")
+
+    @cached_property
+    def _image_processor(self) -> Any:
+        return self._open("image processor")
+
+    def _pipeline(self, *kinds: ProcessorKind) -> Any:
+        """Return the pipeline of the task.
+
+        Raises:
+            InputError: there is no config beside the model.
+        """
+        if getattr(self._model, "config", None) is None:
+            raise InputError(
+                f"{self._folder}: holds no config.json that transformers reads, which names the classes of the answer",
+                hint="Copy the config of the checkpoint there, or pass tensors by name: --input NAME=@FILE.npy",
+            )
+        import transformers
+
+        attributes = {"tokenizer": "_tokenizer", "image processor": "_image_processor",
+                      "feature extractor": "_extractor"}  # fmt: skip
+        passed = {kind.replace(" ", "_"): getattr(self, attributes[kind]) for kind in kinds}
+        return transformers.pipeline(self._task, model=self._model, device="cpu", **passed)  # type: ignore[call-overload]  # one overload a task
+
+    # --- Texts.
+
+    def text_classes(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the classes of a text, or of a pair."""
+        pair = {"text_pair": inputs["text_pair"]} if inputs.get("text_pair") else {}
+        with _explained(self._task), tokenizer_call(self._tokenizer, inputs["text"]):
+            found = self._pipeline("tokenizer")({"text": inputs["text"], **pair}, top_k=self._top)
+        return _classes(found)
+
+    def entities(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the entities of a text: neighbouring tokens of one class together."""
+        with _explained(self._task), tokenizer_call(self._tokenizer, inputs["text"]):
+            found = self._pipeline("tokenizer")(inputs["text"], aggregation_strategy="simple")
+        return Answer(
+            "entities",
+            tuple(
+                AnswerEntry(
+                    label=str(item["entity_group"]),
+                    score=float(item["score"]),
+                    text=inputs["text"][item["start"] : item["end"]] if item["start"] is not None else item["word"],
+                    start=item["start"],
+                    end=item["end"],
+                )
+                for item in found
+            ),
+        )
+
+    def masked_tokens(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the likeliest tokens in the place of each mask.
+
+        Raises:
+            UsageError: the text has no mask.
+        """
+        text, mask = inputs["text"], self._tokenizer.mask_token
+        if mask not in text:
+            raise UsageError(f"text {text!r} has no mask", hint=f"Write {mask} where the model is to fill in a token.")
+        with _explained(self._task), tokenizer_call(self._tokenizer, text):
+            found = self._pipeline("tokenizer")(text, top_k=self._top)
+        return Answer(
+            "labels",
+            tuple(
+                AnswerEntry(label=item["token_str"], score=float(item["score"]), text=item["sequence"])
+                for item in _flat(found)
+            ),
+        )
+
+    def span(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the part of the context that answers the question; a long context is read in windows.
+
+        Raises:
+            UsageError: the tokenizer does not say where in the text its tokens stand.
+        """
+        question, context = inputs["question"], inputs["context"]
+        tokenizer, longest = self._tokenizer, self._longest_text()
+        if not tokenizer.is_fast:
+            raise UsageError(
+                f"question-answering: the tokenizer ({type(tokenizer).__name__}) does not say where in the text its "
+                "tokens are",
+                hint="Put a tokenizer.json beside the model: a fast tokenizer.",
+            )
+        with tokenizer_call(tokenizer, question, context):
+            rows = tokenizer(
+                question,
+                context,
+                truncation="only_second",
+                max_length=longest,
+                stride=min(128, longest // 4),
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+            )
+        best = AnswerEntry(text="", score=0.0)
+        for place in range(len(rows["input_ids"])):
+            row = {name: [rows[name][place]] for name in tokenizer.model_input_names if name in rows}
+            output = self._outputs(row)
+            is_context = np.asarray([number == 1 for number in rows.sequence_ids(place)])
+            start, end = (_probabilities(output[name][0], is_context) for name in ("start_logits", "end_logits"))
+            _, first, last = best_span(np.log(start + 1e-300), np.log(end + 1e-300), is_context)
+            offsets = rows["offset_mapping"][place]
+            begin, stop, score = int(offsets[first][0]), int(offsets[last][1]), float(start[first] * end[last])
+            if score > (best.score or 0):
+                best = AnswerEntry(text=context[begin:stop], score=score, start=begin, end=stop)
+        return Answer("spans", (best,))
+
+    def _longest_text(self) -> int:
+        item = self._graph_inputs.get("input_ids")
+        if item is not None and isinstance(item.shape[-1], int):
+            return item.shape[-1]
+        stated = position_limit(self._folder), self._tokenizer.model_max_length
+        return min(size for size in (*stated, 1 << 20) if size is not None)
+
+    def _outputs(self, inputs: Mapping[str, Any]) -> Arrays:
+        with torch.inference_mode():
+            found = self._model(**{name: torch.as_tensor(np.asarray(value)) for name, value in inputs.items()})
+        return {name: to_numpy(value) for name, value in found.items() if isinstance(value, torch.Tensor)}
+
+    def text_embeddings(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the embedding of one text, or the similarity of each to the first.
+
+        Raises:
+            UsageError: sentence-transformers makes the embedding in a way that is not known here.
+        """
+        pooling, embeddings = read_pooling(self._folder), []
+        for text in _several(inputs["text"]):
+            with tokenizer_call(self._tokenizer, text):
+                row = self._tokenizer(text, truncation=True, max_length=self._longest_text())
+            outputs = self._outputs({name: [value] for name, value in row.items()})
+            if "sentence_embedding" in outputs:
+                embeddings.append(outputs["sentence_embedding"][0].astype(np.float64))
+                continue
+            pooling.refuse_unknown()
+            states = _named(outputs, "last_hidden_state")[0].astype(np.float64)
+            embeddings.append(pooling.embedding(states, np.ones(len(states), bool)))
+        return _similarities(_several(inputs["text"]), embeddings, pooling.notes)
+
+    def written_text(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return what an encoder-decoder writes."""
+        settings = read_settings(self._folder).fitted(1, position_limit(self._folder))
+        with tokenizer_call(self._tokenizer, inputs["text"]):
+            row = self._tokenizer(inputs["text"], return_tensors="pt", truncation=True)
+        passed = {name: row[name] for name in ("input_ids", "attention_mask") if name in row}
+        self._model.generation_config.max_length = None  # transformers warns where both are set
+        tokens = self._model.generate(**passed, max_new_tokens=settings.max_new_tokens)[0]
+        with tokenizer_call(self._tokenizer):
+            return Answer("text", (AnswerEntry(text=self._tokenizer.decode(tokens, skip_special_tokens=True)),))
+
+    # --- Images.
+
+    def _fit_images(self, image: Any) -> Any:
+        """Return the image processor, which resizes to what a graph of fixed sizes takes."""
+        processor, item = self._image_processor, self._graph_inputs.get("pixel_values")
+        if item is None or not all(isinstance(size, int) for size in item.shape[-2:]):
+            return processor
+        passed = tuple(processor(images=[image], return_tensors="np")["pixel_values"].shape[-2:])
+        if passed != item.shape[-2:]:
+            from transformers.image_utils import SizeDict
+
+            height, width = item.shape[-2:]
+            processor.size = SizeDict(height=height, width=width)
+            if getattr(processor, "do_center_crop", None):
+                processor.do_center_crop = False
+            self._notes[
+                f"images are resized to {height} x {width}, the size that the graph takes; the image processor alone "
+                f"makes {passed[0]} x {passed[1]}"
+            ] = None
+        return processor
+
+    def image_classes(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the classes of an image."""
+        self._fit_images(inputs["image"])
+        with _explained(self._task):
+            return _classes(self._pipeline("image processor")(inputs["image"], top_k=self._top))
+
+    def labelled_image(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return how well each of the candidate labels describes an image."""
+        self._fit_images(inputs["image"])
+        labels = _several(inputs["label"])
+        with _explained(self._task), tokenizer_call(self._tokenizer, labels):
+            return _classes(
+                self._pipeline("image processor", "tokenizer")(inputs["image"], candidate_labels=list(labels))
+            )
+
+    def boxes(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the objects in an image, each with its box."""
+        self._fit_images(inputs["image"])
+        with _explained(self._task):
+            found = self._pipeline("image processor")(inputs["image"], **self._threshold)
+        entries = (
+            AnswerEntry(
+                label=str(item["label"]),
+                score=float(item["score"]),
+                box=tuple(float(item["box"][side]) for side in ("xmin", "ymin", "xmax", "ymax")),  # type: ignore[arg-type]  # four
+            )
+            for item in found
+        )
+        return Answer("boxes", tuple(entries))
+
+    def segments(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the classes or objects that pixels of an image belong to, the largest first."""
+        self._fit_images(inputs["image"])
+        with _explained(self._task):
+            found = self._pipeline("image processor")(inputs["image"], **self._threshold)
+        masks = [np.asarray(item["mask"]) > 0 for item in found]
+        order = sorted(range(len(masks)), key=lambda place: -int(masks[place].sum()))
+        numbers = np.zeros(masks[0].shape if masks else (0, 0), np.int32)
+        for number, place in enumerate(order, 1):
+            numbers[masks[place]] = number
+        entries = (
+            AnswerEntry(
+                label=str(found[place]["label"]),
+                score=None if found[place]["score"] is None else float(found[place]["score"]),
+                share=float(masks[place].mean()),
+            )
+            for place in order
+        )
+        return Answer("segments", tuple(entries), {"segments": numbers})
+
+    def depth(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return how far the pixels of an image are; the unit is that of the model."""
+        self._fit_images(inputs["image"])
+        with _explained(self._task):
+            found = self._pipeline("image processor")(inputs["image"])
+        return Answer("depth", *_tensors({"depth": to_numpy(found["predicted_depth"]).squeeze()}))
+
+    def image_embeddings(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the embedding of one image, or the similarity of each to the first."""
+        images = _several(inputs["image"])
+        processor, embeddings, notes = self._fit_images(images[0]), [], ()
+        for image in images:
+            outputs = self._outputs(dict(processor(images=[image], return_tensors="np")))
+            if (pooled := outputs.get("pooler_output")) is None:
+                notes = ("The model has no pooler_output: the mean of its last_hidden_state is taken.",)
+                states = _named(outputs, "last_hidden_state")[0]
+                # [tokens, size], or [channels, height, width]
+                pooled = states.mean(0) if states.ndim == 2 else states.reshape(len(states), -1).mean(1)
+            embeddings.append(pooled.reshape(-1).astype(np.float64))
+        names = [str(getattr(image, "filename", "") or f"image {place}") for place, image in enumerate(images, 1)]
+        return _similarities(names, embeddings, notes)
+
+    # --- Audio.
+
+    def _samples(self, recording: Recording) -> dict[str, Any]:
+        """Return a recording at the rate of the model, as long as a graph of a fixed length takes it."""
+        rate_hz = int(self._extractor.sampling_rate)
+        samples = resampled(recording, rate_hz)
+        if recording.rate_hz != rate_hz:
+            self._notes[f"the recording of {recording.rate_hz} Hz is resampled to {rate_hz} Hz"] = None
+        item = self._graph_inputs.get("input_values")
+        length = item.shape[1] if item is not None and len(item.shape) == 2 else None
+        if isinstance(length, int) and len(samples) != length:
+            done = "cut" if len(samples) > length else "padded with silence"
+            self._notes[
+                f"the recording of {len(samples)} samples is {done} to {length}, the length that the graph takes"
+            ] = None
+            samples = np.pad(samples[:length], (0, max(0, length - len(samples))))
+        return {"raw": samples, "sampling_rate": rate_hz}
+
+    def transcript(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return what is said in a recording."""
+        samples = self._samples(inputs["audio"])
+        pipeline = self._pipeline("tokenizer", "feature extractor")
+        is_whisper = self._model.config.model_type == "whisper"
+        if self._model.config.is_encoder_decoder:
+            # The pipeline knows by the name of a class of its own which models generate.
+            pipeline.type = "seq2seq_whisper" if is_whisper else "seq2seq"
+        longest = getattr(self._extractor, "n_samples", None)
+        is_long = is_whisper and longest is not None and len(samples["raw"]) > longest
+        with _explained(self._task), tokenizer_call(self._tokenizer):
+            found = pipeline(samples, **({"return_timestamps": True} if is_long else {}))
+        return Answer("text", (AnswerEntry(text=str(found["text"])),))
+
+    def audio_classes(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the classes of a recording."""
+        samples = self._samples(inputs["audio"])
+        with _explained(self._task):
+            return _classes(self._pipeline("feature extractor")(samples, top_k=self._top))
+
+
+_ANSWERS: Mapping[str, Callable[[TaskRunner, Mapping[str, Any]], Answer]] = {
+    "text-classification": TaskRunner.text_classes,
+    "token-classification": TaskRunner.entities,
+    "question-answering": TaskRunner.span,
+    "fill-mask": TaskRunner.masked_tokens,
+    "feature-extraction": TaskRunner.text_embeddings,
+    "image-feature-extraction": TaskRunner.image_embeddings,
+    "image-classification": TaskRunner.image_classes,
+    "object-detection": TaskRunner.boxes,
+    "image-segmentation": TaskRunner.segments,
+    "depth-estimation": TaskRunner.depth,
+    "zero-shot-image-classification": TaskRunner.labelled_image,
+    "automatic-speech-recognition": TaskRunner.transcript,
+    "audio-classification": TaskRunner.audio_classes,
+    "text2text-generation": TaskRunner.written_text,
+}
+
+
+def tensor_answer(model: Any, tensors: Arrays, names: Iterable[str] | None = None) -> Answer:
+    """Return the outputs of a model for tensors by name.
+
+    Args:
+        model: A built model, or one of transformers.
+        tensors: The inputs.
+        names: The outputs that are wanted; None: all that are tensors.
+
+    Raises:
+        UsageError: an input is missing, unknown, or of a type or shape the graph does not take.
+        StageError: ONNX Runtime fails.
+    """
+    with torch.inference_mode():
+        found = model(**{name: torch.as_tensor(array) for name, array in tensors.items()})
+    wanted = None if names is None else set(names)
+    arrays = {
+        name: to_numpy(value)
+        for name, value in found.items()
+        if isinstance(value, torch.Tensor) and (wanted is None or name in wanted)
+    }
+    return Answer("tensors", *_tensors(arrays))
+
+
+def _tensors(arrays: Arrays) -> tuple[tuple[AnswerEntry, ...], Arrays]:
+    entries = []
+    for name, array in arrays.items():
+        numbers = np.asarray(array, np.float64)
+        entries.append(
+            AnswerEntry(
+                label=name,
+                shape=array.shape,
+                dtype=str(array.dtype),
+                minimum=float(numbers.min()) if array.size else None,
+                maximum=float(numbers.max()) if array.size else None,
+                values=tuple(numbers.reshape(-1)[:_SHOWN_VALUES].tolist()),
+            )
+        )
+    return tuple(entries), arrays
+
+
+def _classes(found: Any) -> Answer:
+    return Answer(
+        "labels",
+        tuple(AnswerEntry(label=str(item["label"]), score=float(item["score"])) for item in _flat(found)),
+    )
+
+
+def _flat(found: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the records of an answer of a pipeline, which puts them in a list for each input, or not."""
+    if isinstance(found, Mapping):
+        yield found
+    else:
+        for item in found:
+            yield from _flat(item)
+
+
+def _similarities(names: Sequence[str], embeddings: Sequence[Array], notes: tuple[str, ...]) -> Answer:
+    arrays = {"embeddings": np.stack(embeddings).astype(np.float32)}
+    if len(embeddings) == 1:
+        values = tuple(arrays["embeddings"][0].tolist())
+        return Answer("embedding", (AnswerEntry(text=names[0], shape=(len(values),), values=values),), arrays, notes)
+    entries = (
+        AnswerEntry(text=name, score=cosine(embeddings[0], embedding))
+        for name, embedding in zip(names[1:], embeddings[1:], strict=True)
+    )
+    return Answer("similarity", tuple(entries), arrays, notes)
+
+
+def _several(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _named(outputs: Arrays, name: str) -> Array:
+    if name not in outputs:
+        raise InputError(
+            f"the model answers {', '.join(outputs)}; the task needs {name}",
+            hint="Give --task, or export the model again for this task.",
+        )
+    return outputs[name]
+
+
+def _probabilities(scores: Array, is_allowed: Array) -> Array:
+    """Return the softmax over the places that are allowed, and over the first, which stands for no answer."""
+    masked = np.where(is_allowed | (np.arange(len(scores)) == 0), scores.astype(np.float64), -np.inf)
+    weights = np.exp(masked - masked.max())
+    return np.asarray(weights / weights.sum() * is_allowed)
+
+
+@contextlib.contextmanager
+def _explained(task: str) -> Iterator[None]:
+    """Turn what a pipeline raises for inputs or files that do not fit into an error of the user.
+
+    Raises:
+        InputError: holds its words.
+    """
+    try:
+        yield
+    except WinMLError:
+        raise
+    except UNREADABLE as error:
+        raise InputError(
+            f"{task}: the pipeline of transformers fails: {first_line(error)}",
+            hint="Check that the processor files and the config beside the model are those of its checkpoint.",
+        ) from error

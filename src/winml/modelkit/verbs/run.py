@@ -1,0 +1,540 @@
+"""What does ``winml run`` do with a request? Answers one set of inputs with a model, as people read it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.errors import InputError, ModelPathError, TaskError, UsageError
+from winml.modelkit.fields import INPUT, OUTPUT, declare
+from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART, PROMPT, VISION
+from winml.modelkit.inference.task_inputs import IMAGE_SUFFIXES, RUN_TASKS, RunTask, TaskInput, run_task
+from winml.modelkit.load.checkpoints.task import canonical_task
+from winml.modelkit.options import nearest
+from winml.modelkit.results.plan import PlannedStep
+from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
+from winml.modelkit.verbs.running import ProviderFields
+
+if TYPE_CHECKING:
+    from winml.modelkit.inference.answering import Answer
+    from winml.modelkit.load.request import ModelRequest
+    from winml.modelkit.results.inference import InferenceResult, RunSchema, SchemaTensor
+
+__all__ = ["RECORDED", "RunRequest", "RunSubject", "plan_run", "run_model", "run_schema"]
+
+RECORDED = "recorded"
+"""Stands for the checkpoint that the model was made from."""
+_ARRAYS_SUFFIX = ".npz"
+_INPUT_FORM = "Such as --input context=@article.txt, or --input input_ids=[[2,5,3]]."
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(AnswerRequest, ProviderFields):
+    """What is requested of ``winml run``."""
+
+    name: str
+    """The model as the user wrote it."""
+    files: Mapping[str, Path]
+    """Part → ONNX file; empty for a checkpoint."""
+    checkpoint: ModelRequest | None = None
+    task: str | None = None
+    reference: str | None = None
+    """The checkpoint that PyTorch runs as well; :data:`RECORDED`; or None."""
+
+    text: tuple[str, ...] = declare((), "A text; repeatable: their similarity.", INPUT, metavar="TEXT")
+    image: tuple[str, ...] = declare((), "An image; repeatable: their similarity.", INPUT, metavar="FILE")
+    audio: str | None = declare(None, "A recording.", INPUT, metavar="FILE")
+    label: tuple[str, ...] = declare(
+        (), "A candidate label, of a model that compares images with texts; repeatable.", INPUT, metavar="TEXT"
+    )
+    inputs: tuple[str, ...] = declare(
+        (),
+        "An input of the task (question, context, text_pair) or a tensor of the graph; @FILE reads it; repeatable.",
+        INPUT,
+        spelling="--input",
+        metavar="NAME=VALUE",
+    )
+    schema: bool = declare(False, "Print what the model takes, with an example command, and run nothing.", OUTPUT)
+    top: int | None = declare(None, "Classes or tokens to show.  [default: 5]", OUTPUT, minimum=1)
+    threshold: float | None = declare(
+        None, "Minimum score of a box or a segment; else that of the pipeline.", OUTPUT, minimum=0, maximum=1
+    )
+    save: Path | None = declare(
+        None,
+        "Also write boxes, segments or depth as an image (.png, .jpg), embeddings or tensors as arrays (.npz).",
+        OUTPUT,
+    )
+
+
+@dataclass(frozen=True)
+class RunSubject:
+    """What is run on what."""
+
+    task: str | None
+    """None where tensors are passed by name, or the task of a checkpoint is not known yet."""
+    task_rule: str
+    tensors: Mapping[str, str]
+    """Input of the graph → value as the user wrote it."""
+    named: Mapping[str, tuple[str, ...]]
+    """Input of the task → values as the user wrote them."""
+
+
+def plan_run(request: RunRequest) -> AnswerPlan[RunSubject]:
+    """Return what would be run on what. Nothing is written, and no model is loaded.
+
+    Raises:
+        UsageError: an input is missing, unknown or of another task, there is nothing to save, or the execution
+            provider is unknown or not installed.
+        TaskError: the task is unknown, or the model is for another.
+        OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
+    """
+    request.refuse_unknown_provider()
+    if request.schema and request.reference:
+        raise UsageError("--schema runs nothing, and --reference compares a run", hint="Give one of them.")
+    subject = _subject(request)
+    media = [Path(value[1:]) for value in subject.tensors.values() if value.startswith("@")]
+    media += [Path(value) for values in subject.named.values() for value in values if value.startswith("@")]
+    plan = plan_answer(
+        "run",
+        subject,
+        request,
+        reads=(*request.files.values(), *media, *map(Path, request.image), *map(Path, filter(None, [request.audio]))),
+        steps=(PlannedStep("running", f"{request.name}: {subject.task or 'tensors by name'}"),),
+    )
+    request.choose_provider()
+    return plan
+
+
+# --- What is passed, and to which task?
+
+
+def _subject(request: RunRequest) -> RunSubject:
+    named = _named_values(request)
+    tensors: tuple[str, ...] = ()
+    stated: str | None = None
+    if request.files:
+        from winml.modelkit.graph.bundle import described_model
+
+        tensors = tuple(item.name for item in _graph_tensors(request.files, "inputs"))
+        stated = described_model(request.files.get(DECODER) or request.files[ONLY_PART]).get("task")
+    if request.task and stated and canonical_task(request.task) != canonical_task(stated):
+        raise TaskError(
+            f"--task {request.task}: {request.name} was exported for {stated}",
+            hint="Leave --task out, or build the model again for this task.",
+        )
+    name = request.task or stated
+    rule = "given by --task" if request.task else "as the file says" if stated else ""
+    passed = {key: value for key, value in named.items() if key in tensors and not _is_of_task(key, name, tensors)}
+    if passed:
+        if other := [key for key in named if key not in tensors]:
+            raise UsageError(
+                f"input {other[0]!r} is none of the graph, and {next(iter(passed))!r} is a tensor of it",
+                hint=f"Pass all tensors by name: {', '.join(tensors)}; or only inputs of the task.",
+            )
+        _refuse_save(request, RunTask((), "arrays"), "tensors by name")
+        values = {key: value[-1] for key, value in passed.items()}
+        return RunSubject(None, "tensors are passed by name", values, {})
+    if name is None:
+        if request.files and not request.schema:
+            raise TaskError(
+                f"{request.name} does not say what it is for",
+                hint=f"Say it: --task, such as --task text-classification; or pass tensors by name: "
+                f"{', '.join(f'--input {item}=@FILE.npy' for item in tensors)}.",
+            )
+        return RunSubject(None, rule, {}, named)
+    task, definition = run_task(name, tensors)
+    if not request.schema:
+        _refuse_generating(request, task, definition)
+        _refuse_inputs(request, task, definition, named, tensors)
+        _refuse_save(request, definition or RunTask(()), task)
+    return RunSubject(task, rule, {}, named)
+
+
+def _is_of_task(key: str, name: str | None, tensors: tuple[str, ...]) -> bool:
+    definition = None if name is None else run_task(name, tensors)[1]
+    return definition is not None and any(item.name == key for item in definition.inputs)
+
+
+def _named_values(request: RunRequest) -> dict[str, tuple[str, ...]]:
+    """Return what the options pass, by name; files as ``@path``.
+
+    Raises:
+        UsageError: a value without a name.
+    """
+    named: dict[str, tuple[str, ...]] = {}
+
+    def add(name: str, value: str) -> None:
+        named[name] = (*named.get(name, ()), value)
+
+    for text in request.text:
+        add("text", text)
+    for image in request.image:
+        add("image", f"@{image}")
+    if request.audio is not None:
+        add("audio", f"@{request.audio}")
+    for label in request.label:
+        add("label", label)
+    for pair in request.inputs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"--input {pair}: expected NAME=VALUE or NAME=@FILE", hint=_INPUT_FORM)
+        add(name.strip(), value)
+    return named
+
+
+def _refuse_generating(request: RunRequest, task: str, definition: RunTask | None) -> None:
+    if PROMPT in request.files or VISION in request.files or task in ("text-generation", "image-text-to-text"):
+        raise UsageError(
+            f"{request.name} is for {task}, which winml generate runs",
+            hint=f'winml generate {request.name} -p "Once upon a time"',
+        )
+    if definition is None and {ENCODER, DECODER} <= request.files.keys():
+        raise UsageError(
+            f"{request.name} is for {task}, which winml generate runs",
+            hint=f"winml generate {request.name} --image photo.jpg",
+        )
+    if definition is None:
+        raise UsageError(
+            f"{task}: winml run reads no texts, images or audio for this task",
+            hint=f"Pass tensors by name (winml run {request.name} --schema lists them), or a task of: "
+            f"{', '.join(RUN_TASKS)}.",
+        )
+
+
+def _refuse_inputs(
+    request: RunRequest,
+    task: str,
+    definition: RunTask | None,
+    named: Mapping[str, tuple[str, ...]],
+    tensors: tuple[str, ...],
+) -> None:
+    """Refuse names that the task does not know, and what is missing.
+
+    Raises:
+        UsageError: names the input and the nearest that there is.
+    """
+    assert definition is not None
+    known = {item.name: item for item in definition.inputs}
+    for name, values in named.items():
+        if name not in known:
+            guess = nearest(name, (*known, *tensors))
+            hint = f"Did you mean {guess!r}? " if guess else ""
+            raise UsageError(
+                f"{request.name} has no input {name!r}: {task} takes {', '.join(known)}",
+                hint=f"{hint}winml run {request.name} --schema shows what it takes.",
+            )
+        item = known[name]
+        if len(values) > 1 and not item.is_repeatable:
+            raise UsageError(f"input {name!r} is passed {len(values)} times, and {task} takes one", hint="Pass one.")
+        if item.kind != "text" and not values[0].startswith("@"):
+            raise UsageError(
+                f"input {name!r}: {values[0]!r} is no file; {task} takes {_article(item.kind)}",
+                hint=f"--input {name}=@{item.example}",
+            )
+    missing = [item for item in definition.inputs if item.is_required and item.name not in named]
+    if missing:
+        raise UsageError(
+            f"input {missing[0].name!r} is missing: {task} takes {', '.join(known)}",
+            hint=example_command(request.name, definition),
+        )
+
+
+def _article(kind: str) -> str:
+    return {"image": "an image", "audio": "a recording"}[kind]
+
+
+def _refuse_save(request: RunRequest, definition: RunTask, what: str) -> None:
+    if request.save is None:
+        return
+    if definition.saved is None:
+        raise UsageError(
+            f"--save {request.save}: {what} has no image and no arrays to save",
+            hint="Leave it out; -o FILE writes the answer as JSON.",
+        )
+    suffixes = IMAGE_SUFFIXES if definition.saved == "image" else (_ARRAYS_SUFFIX,)
+    if request.save.suffix.lower() not in suffixes:
+        raise UsageError(
+            f"--save {request.save}: the answer of {what} is saved as {', '.join(suffixes)}",
+            hint=f"--save {request.save.with_suffix(suffixes[0])}",
+        )
+
+
+# --- What does it take?
+
+
+def example_command(name: str, definition: RunTask) -> str:
+    """Return a command that runs a model on inputs of its task."""
+    return " ".join(["winml run", name, *(_example(item) for item in definition.inputs if item.is_required)])
+
+
+def _example(item: TaskInput) -> str:
+    value = item.example if item.kind != "text" else f'"{item.example}"'
+    options = {"text", "image", "audio", "label"}
+    return f"--{item.name} {value}" if item.name in options else f"--input {item.name}={value}"
+
+
+def _graph_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
+    """Return the inputs or outputs of the graphs as their files declare them."""
+    import onnx
+
+    from winml.modelkit.graph.files.reading import read_structure
+    from winml.modelkit.results.inference import SchemaTensor
+
+    found = []
+    for part, path in files.items():
+        graph = read_structure(path).graph
+        weights = {tensor.name for tensor in graph.initializer}
+        for value in graph.input if which == "inputs" else graph.output:
+            if value.name in weights:
+                continue
+            tensor = value.type.tensor_type
+            dtype = ""
+            with suppress(KeyError):
+                dtype = str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+            sizes = tuple(
+                size.dim_value if size.HasField("dim_value") else size.dim_param or None for size in tensor.shape.dim
+            )
+            found.append(SchemaTensor(part, value.name, dtype, sizes))
+    return found
+
+
+def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
+    """Return what a model takes: inputs of its task, tensors of its graph, and a command. Loads no weights.
+
+    Raises:
+        WinMLError: a checkpoint cannot be resolved.
+    """
+    from winml.modelkit.results.inference import RunSchema, SchemaInput, SchemaTensor
+
+    subject = plan.subject
+    name, tensors, outputs = subject.task, _graph_tensors(request.files, "inputs"), _graph_tensors(
+        request.files, "outputs"
+    )
+    if request.checkpoint is not None:
+        from winml.modelkit.load.resolution import resolve_model
+
+        resolved = resolve_model(request.checkpoint)
+        name = None if resolved.decision is None else resolved.decision.task
+        tensors = [
+            SchemaTensor(part.name, spec.name, spec.dtype, tuple(spec.shape))
+            for part in resolved.parts
+            for spec in part.inputs
+        ]
+    task, definition = (None, None) if name is None else run_task(name, tuple(item.name for item in tensors))
+    options = {"text", "image", "audio", "label"}
+    inputs = tuple(
+        SchemaInput(
+            item.name,
+            item.kind,
+            f"--{item.name}" if item.name in options else f"--input {item.name}=",
+            item.is_required,
+            item.is_repeatable,
+            item.meaning,
+        )
+        for item in (definition.inputs if definition is not None else ())
+    )
+    by_name = " ".join(f"--input {item.name}=@{item.name}.npy" for item in tensors)
+    example = f"winml run {request.name} {by_name}" if definition is None else example_command(request.name, definition)
+    if task == "text-generation":
+        example = f'winml generate {request.name} -p "Once upon a time"'
+    return RunSchema(request.name, task, inputs, tuple(tensors), tuple(outputs), example)
+
+
+# --- The run.
+
+
+def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[InferenceResult, Mapping[Path, Any]]:
+    """Answer the inputs, and compare with PyTorch where that is requested; write nothing.
+
+    Returns:
+        The answer, and for each file of ``save`` what writes it.
+
+    Raises:
+        WinMLError: an input cannot be read, the model cannot be loaded or built, or a run fails.
+    """
+    plan.recover()
+    from winml.modelkit.inference.answering import TaskRunner, tensor_answer
+    from winml.modelkit.inference.auto_model import WinMLAutoModel
+    from winml.modelkit.inference.generation.decoder_prompt import files_folder
+    from winml.modelkit.results.inference import InferenceResult
+
+    started = time.perf_counter()
+    provider = {name: getattr(request, name) for name in ("ep", "device", "ep_options", "threads")}
+    if request.checkpoint is not None:
+        from winml.modelkit.builds.open_sizes import build_with_open_sizes
+
+        built = build_with_open_sizes(request.checkpoint, None, ep=request.ep)
+        files = built.part_paths if len(built.part_paths) > 1 else {ONLY_PART: built.model_path}
+        request = replace(request, files=files)
+        subject = _subject(replace(request, task=None))
+    else:
+        subject = plan.subject
+    model: Any = WinMLAutoModel.open_files(request.files, **provider)
+    session_ms = (time.perf_counter() - started) * 1000
+    folder = files_folder(request.files.get(DECODER) or request.files[ONLY_PART])
+    started = time.perf_counter()
+    if subject.task is None:
+        tensors = {name: _tensor(name, value) for name, value in subject.tensors.items()}
+        answer: Answer = tensor_answer(model, tensors)
+        passed: Mapping[str, Any] = {
+            name: f"{array.dtype}[{', '.join(map(str, array.shape))}]" for name, array in tensors.items()
+        }
+        values: Mapping[str, Any] = tensors
+    else:
+        definition = RUN_TASKS[subject.task]
+        values = {
+            item.name: _values(item, subject.named[item.name]) for item in definition.inputs if item.name in subject.named
+        }
+        limits = {"top": request.top, "threshold": request.threshold}
+        graph_inputs = model.inputs if len(request.files) == 1 else ()
+        runner = TaskRunner(model, subject.task, folder, graph_inputs=graph_inputs, **limits)
+        answer = runner(values)
+        passed = {
+            name: given[0].removeprefix("@") if len(given) == 1 else [text.removeprefix("@") for text in given]
+            for name, given in subject.named.items()
+        }
+    run_ms = (time.perf_counter() - started) * 1000
+    result = InferenceResult(
+        model=request.name,
+        task=subject.task,
+        task_rule=subject.task_rule,
+        provider=request.choose_provider().provider.name,
+        inputs=passed,
+        kind=answer.kind,
+        entries=answer.entries,
+        session_ms=session_ms,
+        run_ms=run_ms,
+        notes=answer.notes,
+        saved=request.save,
+    )
+    if request.reference is not None:
+        result = _compared(result, answer, subject, values, request, folder, model)
+    return result, _saved(answer, values, request.save)
+
+
+def _compared(
+    result: InferenceResult,
+    answer: Answer,
+    subject: RunSubject,
+    values: Mapping[str, Any],
+    request: RunRequest,
+    folder: Path,
+    model: Any,
+) -> InferenceResult:
+    """Return a result with what PyTorch answers."""
+    from winml.modelkit.inference.answer_comparison import compared_answers
+    from winml.modelkit.inference.answering import TaskRunner, tensor_answer
+    from winml.modelkit.load.model import load_model
+
+    checkpoint = _reference(request)
+    if subject.task is not None:
+        checkpoint = replace(checkpoint, task=subject.task)
+    loaded: Any = load_model(replace(checkpoint, cache=False)).model
+    if subject.task is None:
+        theirs = tensor_answer(loaded, values, answer.arrays)
+    else:
+        limits = {"top": request.top, "threshold": request.threshold}
+        graph_inputs = model.inputs if len(request.files) == 1 else ()
+        theirs = TaskRunner(loaded, subject.task, folder, graph_inputs=graph_inputs, **limits)(values)
+    return replace(result, reference=compared_answers(answer, theirs, checkpoint.model))
+
+
+def _reference(request: RunRequest) -> ModelRequest:
+    """Return the checkpoint to compare with.
+
+    Raises:
+        UsageError: the user named none, and the model names none on this disk.
+    """
+    from winml.modelkit.graph.files.reading import read_structure
+    from winml.modelkit.load.request import ModelRequest, exported_from
+
+    if request.reference != RECORDED:
+        return ModelRequest(str(request.reference))
+    if request.checkpoint is not None:
+        return request.checkpoint
+    path = request.files.get(DECODER) or request.files[ONLY_PART]
+    metadata = {entry.key: entry.value for entry in read_structure(path).metadata_props}
+    return exported_from(metadata, str(path), "Name the checkpoint: --reference CHECKPOINT", "--reference")
+
+
+def _values(item: TaskInput, given: tuple[str, ...]) -> Any:
+    """Return the value of an input: one, or a list where several may be passed."""
+    values = [_value(item, text) for text in given]
+    return values if item.is_repeatable else values[0]
+
+
+def _value(item: TaskInput, given: str) -> Any:
+    """Return a text, an image or a recording.
+
+    Raises:
+        ModelPathError: there is no such file.
+        InputError: it cannot be read.
+    """
+    if not given.startswith("@"):
+        return given
+    path = Path(given[1:])
+    if not path.is_file():
+        raise ModelPathError(f"input {item.name!r}: {path}: no such file", hint="Give the path of a file.")
+    if item.kind == "text":
+        from winml.modelkit.options import JsonError, read_text_file
+
+        try:
+            return read_text_file(path)
+        except JsonError as error:
+            raise InputError(f"input {item.name!r}: {path}: {error}", hint="Give a file of UTF-8 text.") from error
+    from winml.modelkit.evaluate.media import Unreadable, open_image, open_recording
+
+    opened: Any = (open_image if item.kind == "image" else open_recording)(str(path), None, str(path))
+    if isinstance(opened, Unreadable):
+        raise InputError(
+            f"input {item.name!r}: {path} cannot be read as {_article(item.kind)}: {opened.reason}",
+            hint=f"Give {_article(item.kind)}, such as {item.example}.",
+        )
+    return opened.convert("RGB") if item.kind == "image" else opened
+
+
+def _tensor(name: str, given: str) -> Any:
+    """Return an array: JSON, or a file that numpy.save or a JSON writer wrote.
+
+    Raises:
+        UsageError: there is no such file, or it is neither.
+    """
+    import numpy as np
+
+    hint = f"Give numbers as JSON, --input {name}=[[1,2,3]], or a file of numpy.save: --input {name}=@{name}.npy."
+    try:
+        if given.startswith("@"):
+            path = Path(given[1:])
+            if path.suffix == ".npy":
+                return np.load(path, allow_pickle=False)
+            given = path.read_text(encoding="utf-8")
+        array = np.asarray(json.loads(given))
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"--input {name}: cannot be read: {error}", hint=hint) from error
+    if array.dtype.kind not in "biuf":
+        raise UsageError(f"--input {name}: holds no numbers in rows of equal length", hint=hint)
+    return array.astype(np.float32) if array.dtype.kind == "f" else array
+
+
+def _saved(answer: Answer, values: Mapping[str, Any], path: Path | None) -> Mapping[Path, Any]:
+    """Return the file to save → what writes it to a path."""
+    if path is None:
+        return {}
+    if path.suffix.lower() == _ARRAYS_SUFFIX:
+
+        def write_arrays(target: Path) -> None:
+            import numpy as np
+
+            with target.open("wb") as file:
+                np.savez(file, **answer.arrays)  # type: ignore[arg-type]  # numpy declares a flag among the keywords
+
+        return {path: write_arrays}
+    from winml.modelkit.inference.drawing import drawn_image, save_image
+
+    image = drawn_image(answer, values["image"])
+    return {path: lambda target: save_image(image, target, path.suffix.lower())}

@@ -1,0 +1,196 @@
+"""``winml run`` answers as the pipeline of transformers does on the PyTorch model, task by task.
+
+Scores agree within 1e-4, boxes within a pixel; texts, labels and spans are equal. Where transformers 5 has no pipeline,
+the reference is PyTorch by the same reading, or sentence-transformers' mean of the tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import transformers
+from PIL import Image
+
+from checkpoints import CONFIGS, make_distinct, save_image_processor
+from e2e.in_process import run_here
+from encoder_decoder import save_encoder_decoder
+from evaluation_checkpoints import WORDS, pipeline_of, save_task_checkpoint, sentences, text_tokenizer
+from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.flows.export.export import HTPExporter
+from winml.modelkit.graph.specs import DynamicRequest
+from winml.modelkit.load.request import ModelRequest
+
+TEXT = sentences(1)[0]
+OTHER = sentences(2, seed=5)[1]
+CLOSE = 1e-4
+"""Rounding of float32, seen up to 1e-6."""
+pytestmark = pytest.mark.usefixtures("libraries_may_warn")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint of a task, what it is asked, and what the pipeline is called with."""
+
+    save: Callable[[Path], object]
+    arguments: tuple[str, ...]
+    passed: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    is_open: bool = True
+
+
+def _text(class_name: str, labels: tuple[str, ...] | None = None) -> Callable[[Path], object]:
+    return lambda path: save_task_checkpoint(path, "bert", class_name, text_tokenizer(), labels=labels, **_ONE_LAYER)
+
+
+_ONE_LAYER = {"num_hidden_layers": 1}
+
+
+def _image(architecture: str, class_name: str, processor: Any, **changes: Any) -> Callable[[Path], object]:
+    return lambda path: save_task_checkpoint(path, architecture, class_name, processor(), **changes)
+
+
+def _save_vit(path: Path) -> None:
+    save_task_checkpoint(path, "vit", "ViTForImageClassification", labels=("ant", "bee", "cow"), **_ONE_LAYER)
+    save_image_processor(path, 32)
+
+
+def _save_clip(path: Path) -> None:
+    save_task_checkpoint(path, "clip", "CLIPModel", text_tokenizer())
+    size = {"height": 32, "width": 32}
+    transformers.CLIPImageProcessorPil(size=size, crop_size=size).save_pretrained(path)
+
+
+def _save_depth(path: Path) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    backbone = {**CONFIGS["segformer"][1], "model_type": "segformer"}
+    sizes = {key: value for key, value in backbone.items() if key not in ("model_type", "image_size")}
+    model = transformers.GLPNForDepthEstimation(transformers.GLPNConfig(**{**sizes, "decoder_hidden_size": 16}))
+    make_distinct(model)
+    model.save_pretrained(path)
+    transformers.GLPNImageProcessorPil(size_divisor=32).save_pretrained(path)
+
+
+def _save_audio(class_name: str) -> Callable[[Path], object]:
+    def save(path: Path) -> None:
+        labels = None if class_name.endswith("CTC") else ("speech", "music", "noise")
+        extractor = transformers.Wav2Vec2FeatureExtractor(return_attention_mask=False)
+        changes = {"classifier_proj_size": 16, **_ONE_LAYER}
+        save_task_checkpoint(path, "wav2vec2", class_name, extractor, labels=labels, **changes)
+        if labels is None:
+            vocabulary = {"[PAD]": 0, "|": 1, "[UNK]": 2, **{chr(97 + place): place + 3 for place in range(26)}}
+            (path / "vocab.json").write_text(json.dumps(vocabulary))
+            transformers.Wav2Vec2CTCTokenizer(
+                str(path / "vocab.json"), pad_token="[PAD]", unk_token="[UNK]"
+            ).save_pretrained(path)
+
+    return save
+
+
+PHOTO = ("--image", "photo.png")
+CASES = {
+    "text-classification": Case(_text("BertForSequenceClassification", ("bad", "good", "so")), ("--text", TEXT), TEXT),
+    "token-classification": Case(
+        _text("BertForTokenClassification", ("O", "B-PER", "B-LOC")), ("--text", TEXT), TEXT,
+        {"aggregation_strategy": "simple"},
+    ),
+    "question-answering": Case(
+        _text("BertForQuestionAnswering"), ("--input", f"question={OTHER}", "--input", f"context={TEXT}")
+    ),
+    "fill-mask": Case(_text("BertForMaskedLM"), ("--text", f"{TEXT} [MASK]"), f"{TEXT} [MASK]"),
+    "feature-extraction": Case(_text("BertModel"), ("--text", TEXT, "--text", OTHER)),
+    "image-classification": Case(_save_vit, PHOTO, "photo.png", is_open=False),
+    "object-detection": Case(
+        _image("yolos", "YolosForObjectDetection",
+               lambda: transformers.YolosImageProcessorPil(size={"height": 32, "width": 32}), labels=("ant", "bee")),
+        (*PHOTO, "--threshold", "0.3"), "photo.png", {"threshold": 0.3}, is_open=False,
+    ),
+    "image-segmentation": Case(
+        _image("segformer", "SegformerForSemanticSegmentation",
+               lambda: transformers.SegformerImageProcessorPil(size={"height": 32, "width": 32}),
+               labels=("sky", "sea", "sand")),
+        PHOTO, "photo.png", is_open=False,
+    ),
+    "zero-shot-image-classification": Case(
+        _save_clip, (*PHOTO, "--label", WORDS[0], "--label", WORDS[1]), "photo.png",
+        {"candidate_labels": [WORDS[0], WORDS[1]]},
+    ),
+    "depth-estimation": Case(_save_depth, PHOTO, "photo.png", is_open=False),
+    "automatic-speech-recognition": Case(_save_audio("Wav2Vec2ForCTC"), ("--audio", "sound.wav"), "sound"),
+    "audio-classification": Case(_save_audio("Wav2Vec2ForSequenceClassification"), ("--audio", "sound.wav"), "sound"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A photo and a recording."""
+    path = tmp_path_factory.mktemp("run")
+    pixels = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path / "photo.png")
+    sound = np.random.default_rng(0).standard_normal(8000).astype(np.float32) / 4
+    soundfile.write(path / "sound.wav", sound, 16_000, subtype="FLOAT")
+    soundfile.write(path / "slow.wav", sound[::2], 8_000, subtype="FLOAT")
+    return path
+
+
+def exported(checkpoint: Path, task: str, *, is_open: bool) -> Path:
+    """Export a checkpoint; config and processor go beside the file."""
+    model = checkpoint.parent / f"{checkpoint.name}-onnx" / "model.onnx"
+    model.parent.mkdir()
+    dynamic = DynamicRequest(batch=is_open, sequence=is_open)
+    HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(
+        ModelRequest(str(checkpoint), task=task, dynamic=dynamic), model
+    )
+    return model
+
+
+def answer(*arguments: str | Path, code: int = 0) -> dict[str, Any]:
+    """Return what ``winml run`` prints as JSON."""
+    outcome = run_here("run", *arguments, "--format", "json")
+    assert code == outcome.code, outcome.err
+    record: dict[str, Any] = json.loads(outcome.out)
+    return record
+
+
+@pytest.mark.parametrize("task", CASES)
+def test_answer_of_a_task_is_that_of_the_pipeline(task: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The labels, texts and boxes of the pipeline come with its scores, and ``--reference`` says so."""
+    monkeypatch.chdir(folder)
+    case = CASES[task]
+    case.save(folder / task)
+    model = exported(folder / task, task, is_open=case.is_open)
+
+    found = answer(model, *case.arguments, "--reference")
+
+    assert task == found["task"]
+    assert found["reference"]["is_same"], found["reference"]
+    assert found["entries"]
+    if case.passed is None:
+        return
+    passed = case.passed
+    if passed == "sound":
+        samples, rate = soundfile.read("sound.wav", dtype="float32")
+        passed = {"raw": samples, "sampling_rate": rate}
+    expected = pipeline_of(folder / task, task)(passed, **case.options)
+    if task == "depth-estimation":
+        assert float(expected["predicted_depth"].max()) == pytest.approx(found["entries"][0]["maximum"], abs=CLOSE)
+        return
+    expected = [expected] if isinstance(expected, dict) else expected
+    for item, entry in zip(expected, found["entries"], strict=False):
+        if "score" in item and item["score"] is not None:
+            assert item["score"] == pytest.approx(entry["score"], abs=CLOSE)
+        names = {"label", "entity_group", "token_str"} & item.keys()
+        if names and task != "image-segmentation":
+            assert item[names.pop()] == entry["label"]
+        if task == "automatic-speech-recognition":
+            assert item["text"] == entry["text"]
+        if "box" in item:
+            assert list(item["box"].values()) == entry["box"]
