@@ -91,8 +91,15 @@ def train_tokenizer(texts: list[str], folder: Path) -> Any:
     return fast
 
 
-def train_decoder(folder: Path, minutes: float, hidden: int) -> None:
-    """Train the decoder and write it with its tokenizer, the held-out windows and the calibration text."""
+def train_decoder(folder: Path, minutes: float, hidden: int, earlier: Path | None = None) -> None:
+    """Train the decoder and write it with its tokenizer, the held-out windows and the calibration text.
+
+    Args:
+        folder: Where it is written.
+        minutes: Time to train.
+        hidden: Size of its states.
+        earlier: Folder of a decoder that is trained further; None: training starts with random weights.
+    """
     import numpy as np
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -116,9 +123,9 @@ def train_decoder(folder: Path, minutes: float, hidden: int) -> None:
         num_attention_heads=hidden // 64, num_key_value_heads=2, max_position_embeddings=1024,
         tie_word_embeddings=False, bos_token_id=0, eos_token_id=0, pad_token_id=0,
     )  # fmt: skip
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config) if earlier is None else LlamaForCausalLM.from_pretrained(earlier)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(0 if earlier is None else 1)
     started, step = time.perf_counter(), 0
     model.train()
     while (spent := (time.perf_counter() - started) / (60 * minutes)) < 1:

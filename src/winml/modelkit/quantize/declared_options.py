@@ -201,6 +201,15 @@ class QuantizeFields:
         metavar="SIZE",
         min_length=1,
     )
+    max_drop: str | None = declare(
+        None,
+        "As `--budget smallest`, for language models: the smallest file whose perplexity is larger than that of the "
+        "source by at most this share, such as `perplexity=2%`. Measured on a quarter of `--calibration-data` that no "
+        "algorithm sees.",
+        BUDGET,
+        metavar="METRIC=SHARE",
+        min_length=1,
+    )
     ep: str | None = declare(
         None,
         "Execution provider that the result is for, by its short name: Q/DQ stands where it takes it, and a note says "

@@ -7,6 +7,7 @@ best is taken. Chosen by samples of their own: the file is judged on those of ev
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +16,10 @@ from pathlib import Path
 import onnx_ir as ir
 
 from winml.modelkit.errors import QuantizeError, UsageError
+from winml.modelkit.evaluate.metrics import PERPLEXITY
 from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask
 from winml.modelkit.flows.quality_samples import SampleRequest
-from winml.modelkit.flows.quantize.calibration_data import calibration_of, refuse_missing_data
+from winml.modelkit.flows.quantize.calibration_data import Calibration, refuse_missing_data
 from winml.modelkit.flows.quantize.layer_calibration import LayerCalibration
 from winml.modelkit.flows.quantize.quantize import FoundBits, Quantization, quantize_file
 from winml.modelkit.flows.quantize.quantized_variants import (
@@ -43,7 +45,7 @@ from winml.modelkit.quantize.planning import WeightKey, constant_weight, plan_qu
 from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.quantize.weight_only_engine import BlockWeight
 from winml.modelkit.results.quantization_budget import BudgetChoice, BudgetSearch, BudgetTrial
-from winml.modelkit.results.quantization_sensitivity import MeasuredVariant
+from winml.modelkit.results.quantization_sensitivity import FidelityTarget, MeasuredVariant
 from winml.modelkit.results.transformed_file import QuantizedFile
 from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.words import size_words
@@ -80,10 +82,12 @@ def quantize_within_budget(
         return quantize_file(task, work, on_step, checked, processors=processors, statistics_folder=statistics_folder)
     options.refuse_contradictions()
     folder = processors or task.source.absolute().parent
-    calibration = calibration_of(options, folder, work.sizes, task.seed, task.source)
-    if calibration is not None:
-        refuse_missing_data(calibration)
-    with temporary_folder() as blocks:
+    is_judged = options.bit_budget.max_drop is not None
+    data = Calibration(options, folder, work.sizes, task.seed, task.source, holds_out=is_judged)
+    calibration = data if options.needs_samples else None
+    if options.needs_samples or is_judged:
+        refuse_missing_data(data)
+    with temporary_folder() as blocks, contextlib.closing(data):
         solver = None
         if calibration is not None:
             solver = _SolvedOnce(LayerCalibration(calibration, options.algorithm, blocks))
@@ -93,7 +97,7 @@ def quantize_within_budget(
             if on_step is not None:
                 on_step(StepEvent(1, 1, f"{_SEARCH}: {words}"))
 
-        request = _Request(task.source, options, work.sizes, task.seed, folder, solver, tell)
+        request = _Request(task.source, options, work.sizes, task.seed, folder, data, solver, tell)
         with clock.step(_SEARCH) as step:
             chosen, search = _search(request)
             step.summary = f"{search.measured} forms measured: {search.form}, {search.mean_bits:.2f} bits"
@@ -137,6 +141,7 @@ class _Request:
     sizes: Mapping[str, int]
     seed: int
     processors: Path | None
+    data: Calibration
     solver: _SolvedOnce | None
     """Finds blocks of weights, where the algorithm needs samples."""
     on_progress: Callable[[str], None]
@@ -173,8 +178,10 @@ def _search(request: _Request) -> tuple[QuantizeOptions, BudgetSearch]:
     budget = request.options.bit_budget
     assert budget is not None  # whoever calls has one
     base = request.options.model_copy(
-        update={"budget": None, "max_size": None, "precision": "int4", "mode": "weight-only"}
+        update={"budget": None, "max_size": None, "max_drop": None, "precision": "int4", "mode": "weight-only"}
     )
+    if not base.needs_samples:  # the data were for the perplexity alone
+        base = base.model_copy(update={"calibration_data": None, "split": None, "columns": {}})
     with float_graph(request.source, base) as graph:
         if not graph.modules.modules:
             raise UsageError(
@@ -209,7 +216,13 @@ class _Study:
             run, request.processors, count=request.options.samples, tries_sizes=True, model=request.source
         )
         self._samples = take_samples(graph, samples, None)
-        self._variants = QuantizedVariants(graph, self._samples, self._quantizer, None)
+        self._evaluator, self._float_perplexity = None, None
+        budget = request.options.bit_budget
+        if budget is not None and budget.max_drop is not None:
+            from winml.modelkit.flows.quantize.held_out_perplexity import held_out_evaluator  # reads tasks
+
+            self._evaluator, self._float_perplexity = held_out_evaluator(request.data, graph.path, budget.max_drop)
+        self._variants = QuantizedVariants(graph, self._samples, self._quantizer, None, self._evaluator)
         self._variants.share_starts()
         self._float_bytes = weight_bytes(graph.model)
         self._units: list[_Unit] = []
@@ -260,10 +273,8 @@ class _Study:
 
     def choose(self, budget: BitBudget) -> tuple[QuantizeOptions, BudgetSearch]:
         """Return the options of the best form within the limit, and the search."""
-        least_db = self._request.options.min_sqnr_db
-        if budget == BitBudget():
-            assert least_db is not None  # refused before
-            forms = self._smallest(least_db)
+        if budget.is_smallest:
+            forms = self._smallest()
         else:
             forms = self._best(self._limit(budget), budget)
         for limit in self._frontier_limits():
@@ -317,7 +328,7 @@ class _Study:
             )
         return max(fitting, key=lambda forms: _quality(self._measured(forms)))
 
-    def _smallest(self, least_db: float) -> tuple[_Form, ...]:
+    def _smallest(self) -> tuple[_Form, ...]:
         """Return the smallest form that reaches a quality: the limit is halved as long as it does."""
         low = sum(min(choice.cost for choice in unit.choices.values()) for unit in self._units)
         high = self._unit_bytes
@@ -325,17 +336,21 @@ class _Study:
         while high - low > max(self._unit_bytes // 200, 1):
             middle = (low + high) // 2
             mixed = self._mixture(middle)
-            if mixed is not None and self._lower_db(mixed) >= least_db:
+            if mixed is not None and self._is_good(mixed):
                 best, high = mixed, min(middle, self._bytes_of(mixed))
             else:
                 low = middle
         for form in self._uniform:
             forms = (form,) * len(self._parts)
-            if self._lower_db(forms) >= least_db and (best is None or self._bytes_of(forms) < self._bytes_of(best)):
+            if self._is_good(forms) and (best is None or self._bytes_of(forms) < self._bytes_of(best)):
                 best = forms
         if best is None:
+            options = self._request.options
+            limit = (
+                f"--min-sqnr {options.min_sqnr_db:g}" if options.max_drop is None else f"--max-drop {options.max_drop}"
+            )
             raise QuantizeError(
-                f"--min-sqnr {least_db:g}: no form of the model that is smaller than the source reaches it",
+                f"{limit}: no form of the model that is smaller than the source reaches it",
                 hint="Ask for less, or --exclude the modules that lose most: winml quantize --sensitivity.",
             )
         return best
@@ -352,18 +367,21 @@ class _Study:
         if forms not in self._trials:
             if all(form.precision == FLOAT32 for form in forms):
                 return MeasuredVariant(None, 0, self._float_bytes)
-            self._trials[forms] = self._variants.measure(self._options(forms))
+            self._trials[forms] = self._variants.measure(self._options(forms), is_judged=True)
         return self._trials[forms]
 
     def _bytes_of(self, forms: tuple[_Form, ...]) -> int:
         """Return what the weights of the modules take, as it is in the file."""
         return self._unit_bytes - (self._float_bytes - self._measured(forms).weight_bytes)
 
-    def _lower_db(self, forms: tuple[_Form, ...]) -> float:
-        measured = self._measured(forms)
+    def _is_good(self, forms: tuple[_Form, ...]) -> bool:
+        """Say whether forms reach what is to be reached; one in which nothing is quantized does not."""
         if all(form.precision == FLOAT32 for form in forms):
-            return -math.inf  # nothing would be quantized
-        return measured.worst.lower_db if measured.worst is not None and measured.runs else -math.inf
+            return False
+        measured, least_db = self._measured(forms), self._request.options.min_sqnr_db
+        if self._evaluator is not None and not self._evaluator.target.is_met(measured):
+            return False
+        return least_db is None or FidelityTarget("sqnr_db", least_db).is_met(measured)
 
     def _frontier_limits(self) -> Iterator[int]:
         least = sum(min(choice.cost for choice in unit.choices.values()) for unit in self._units)
@@ -385,7 +403,12 @@ class _Study:
 
         trials = [
             BudgetTrial(
-                _name_of(forms), bits(self._bytes_of(forms)), form.weight_bytes, _decibels(form), forms == chosen
+                _name_of(forms),
+                bits(self._bytes_of(forms)),
+                form.weight_bytes,
+                _decibels(form),
+                forms == chosen,
+                form.scores.get(PERPLEXITY.name),
             )
             for forms, form in self._trials.items()
         ]
@@ -408,6 +431,7 @@ class _Study:
             self._variants.cost.measured,
             self._samples.about.count,
             self._samples.about.source,
+            self._float_perplexity,
         )
 
 

@@ -7,6 +7,7 @@ between layers and the blocks that were found lie on disk: memory holds one laye
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
 from collections import defaultdict
@@ -93,6 +94,7 @@ class LayerCalibration:
             if number < len(layers):
                 run.advance({weight.key: solved[weight.key] for weight in weights if weight.key in solved})
             values.retain(_read_later(layers[number:]))
+            run.release()
             count_progress(number, len(layers), f"layer {number} of {len(layers)}")
             self.on_progress(f"layer {number} of {len(layers)}")
         return solved
@@ -226,6 +228,7 @@ class _LayerRun:
 
     def advance(self, solved: Mapping[WeightKey, SolvedWeight]) -> None:
         """Hold what the layer makes of the samples with the weights that were found."""
+        self.release()  # some are replaced
         initializers = self._graph.graph.initializers
         for key, found in solved.items():
             if key.name in initializers:
@@ -235,6 +238,13 @@ class _LayerRun:
         for sample in range(self._values.count):
             for name, array in self._run(session, self._feeds(sample), names).items():
                 self._values.put(name, sample, array)
+
+    def release(self) -> None:
+        """Unmap the weights of the layer from memory; they are mapped again when they are read."""
+        for value in self._graph.graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                with contextlib.suppress(BufferError):  # somebody reads it
+                    value.const_value.release()
 
     def _feeds(self, sample: int) -> dict[str, Array]:
         return self._values.read([value.name or "" for value in self._layer.cut.inputs], sample)
