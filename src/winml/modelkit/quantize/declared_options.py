@@ -189,7 +189,7 @@ class QuantizeFields:
         None,
         "Choose 2, 4, 8, 16 or 32 bits and the block size of each module by measured sensitivity: mean bits of a "
         "quantized weight, scales included, such as `4.5bits`; or `smallest`, the smallest file that reaches "
-        "`--min-sqnr`.",
+        "`--min-sqnr`. With `--mode qdq`, between 8 bits, 16-bit activations (where `--ep` has them) and float.",
         BUDGET,
         metavar="BITS",
         min_length=1,

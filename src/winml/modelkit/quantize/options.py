@@ -120,9 +120,8 @@ class QuantizeOptions(_Fields):
     @property
     def base(self) -> Precision:
         """The precision of every module that nothing else is said of."""
-        if self.precision is None and self.kv_cache is not None and self.bit_budget is None:
-            return PRECISIONS[FLOAT32]
-        return PRECISIONS[self.precision or ("int8" if self.bit_budget is None else "int4")]
+            is_read = self.solves_weights or self.kv_cache is not None or self.max_drop is not None
+            if is_read and name in _OF_SAMPLES:
 
     @property
     def bit_budget(self) -> BitBudget | None:
@@ -241,7 +240,7 @@ class QuantizeOptions(_Fields):
         chosen = {
             "--max-size": self.budget is not None and self.max_size is not None,
             "--precision": self.precision is not None,
-            "--mode": self.mode not in (None, "weight-only"),
+            f"--mode {self.mode}": self.mode not in (None, "weight-only", "qdq"),
             "--per-module": bool(self.per_module),
             "--block-size": self.block_size is not None or bool(self.block_sizes),
         }

@@ -118,6 +118,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         needs_ranges=True,
         float_types=frozenset({"FLOAT"}),  # what its integers are turned back into
         options=frozenset({"per_channel", "symmetric", "smooth_quant", "cross_layer_equalization"})
+        | frozenset({"budget", "max_size", "max_drop"})
         | CALIBRATION_OPTIONS,
         remedies={"smooth_quant": "balance channels (--smooth-quant)"},
     ),

@@ -85,6 +85,33 @@ def test_smallest_reaches_the_quality(source: Path) -> None:
     assert all(trial.sqnr_db is None or trial.sqnr_db < 30 for trial in smaller)
 
 
+_CHANNELS = ", ".join([weight("w_k1", 16, 4, 3, 3), weight("w_k2", 16, 16, 3, 3), weight("w_c", 16, 8)])
+CONVOLUTIONS = f"""m (float[N, 4, 8, 8] x) => (float[N, 8] y) <{_CHANNELS}> {{
+    a = Conv <pads = [1, 1, 1, 1]> (x, w_k1)
+    r = Relu (a)
+    b = Conv <pads = [1, 1, 1, 1]> (r, w_k2)
+    t = Relu (b)
+    p = ReduceMean <axes = [2, 3], keepdims = 0> (t)
+    y = MatMul (p, w_c) }}"""
+"""A small CNN: a module of convolutions, and one of a product."""
+
+
+def test_activations_of_a_cnn_are_chosen_by_module(tmp_path: Path) -> None:
+    """A limit of quality leaves as few modules in float as it takes; one of size is kept."""
+    ir.save(parse(CONVOLUTIONS), tmp_path / "in.onnx")
+    source = tmp_path / "in.onnx"
+    loose, strict = (searched(source, mode="qdq", budget="smallest", min_sqnr_db=decibels) for decibels in (15.0, 41.0))
+    assert {"w8a8"} == {module.precision for module in loose.modules}
+    assert {"w8a8", "fp32"} == {module.precision for module in strict.modules}
+    assert {"w8a8"} == set(strict.modules[0].alone_db)
+    wide = searched(source, mode="qdq", ep="qnn", max_size="3250B")
+    assert {"w8a16"} == {module.precision for module in wide.modules}
+    limited = searched(source, mode="qdq", max_size="4kB")
+    chosen = next(trial for trial in limited.frontier if trial.is_chosen)
+    assert chosen.size_bytes <= 4_000
+    assert {"QuantizeLinear"} <= {node.op_type for node in onnx.load(source.with_name("out.onnx")).graph.node}
+
+
 LANGUAGE = f"""m (int64[1, N] input_ids) => (float[1, N, 64] logits) <
     {weight("w_e", 64, 128)}, {weight("w_1", 128, 128)}, {weight("w_2", 128, 64)}, float[1] small = {{0.03}}> {{
     e = Gather (w_e, input_ids)

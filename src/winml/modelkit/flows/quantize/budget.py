@@ -19,7 +19,7 @@ from winml.modelkit.errors import QuantizeError, UsageError
 from winml.modelkit.evaluate.metrics import PERPLEXITY
 from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask
 from winml.modelkit.flows.quality_samples import SampleRequest
-from winml.modelkit.flows.quantize.calibration_data import Calibration, refuse_missing_data
+from winml.modelkit.flows.quantize.calibration_data import Calibration, CalibrationStatistics, refuse_missing_data
 from winml.modelkit.flows.quantize.layer_calibration import LayerCalibration
 from winml.modelkit.flows.quantize.quantize import FoundBits, Quantization, quantize_file
 from winml.modelkit.flows.quantize.quantized_variants import (
@@ -41,6 +41,7 @@ from winml.modelkit.quantize.bit_allocation import Choice, allocate
 from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
+from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.planning import WeightKey, constant_weight, plan_quantization
 from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.quantize.weight_only_engine import BlockWeight
@@ -89,19 +90,22 @@ def quantize_within_budget(
         refuse_missing_data(data)
     with temporary_folder() as blocks, contextlib.closing(data):
         solver = None
-        if calibration is not None:
-            solver = _SolvedOnce(LayerCalibration(calibration, options.algorithm, blocks))
+        statistics = None
+        if options.needs_ranges:
+            statistics = CalibrationStatistics(data, task.source, statistics_folder)
+        if options.solves_weights:
+            solver = _SolvedOnce(LayerCalibration(data, options.algorithm, blocks))
         clock = StepClock((_SEARCH,), on_step)
 
         def tell(words: str) -> None:
             if on_step is not None:
                 on_step(StepEvent(1, 1, f"{_SEARCH}: {words}"))
 
-        request = _Request(task.source, options, work.sizes, task.seed, folder, data, solver, tell)
+        request = _Request(task.source, options, work.sizes, task.seed, folder, data, solver, statistics, tell)
         with clock.step(_SEARCH) as step:
             chosen, search = _search(request)
             step.summary = f"{search.measured} forms measured: {search.form}, {search.mean_bits:.2f} bits"
-        found = FoundBits(search, calibration, solver)
+        found = FoundBits(search, calibration, solver, statistics)
         reasons = {module.tag: module.why for module in search.modules}
         chosen_work = replace(work, options=chosen, reasons=reasons)
         return quantize_file(task, chosen_work, on_step, checked, processors=processors, found=found)
@@ -121,6 +125,11 @@ class _Form:
 
 FORMS = (_Form("int2", 32), _Form("int4", 128), _Form("int4", 32), _Form("int8", 64), _Form("bf16"), _Form(FLOAT32))
 """Chosen, from the fewest bits. Scales are as wide as the weights were: with float32, 3.1, 4.3, 5.1 and 8.6 bits."""
+_WITH_ACTIVATIONS = (_Form("w8a8"), _Form("w8a16"), _Form(FLOAT32))
+"""Chosen, from the fewest bits, where activations are quantized, too."""
+_WIDE_ACTIVATIONS = 16
+"""Activations in 16 bits count as so many parts of their weights and one more. Chosen: they take no bytes of the file,
+but time; so 8 bits are preferred where they are good enough, and 16 to a module in float."""
 _SEARCH = "search for bits"
 _OTHER_SAMPLES = 700_001
 """Added to the seed: forms are chosen by samples that the file is not judged on."""
@@ -144,6 +153,8 @@ class _Request:
     data: Calibration
     solver: _SolvedOnce | None
     """Finds blocks of weights, where the algorithm needs samples."""
+    statistics: CalibrationStatistics | None
+    """Of activations, where they are quantized."""
     on_progress: Callable[[str], None]
     """Called after each measurement."""
 
@@ -177,9 +188,9 @@ def _search(request: _Request) -> tuple[QuantizeOptions, BudgetSearch]:
     """
     budget = request.options.bit_budget
     assert budget is not None  # whoever calls has one
-    base = request.options.model_copy(
-        update={"budget": None, "max_size": None, "max_drop": None, "precision": "int4", "mode": "weight-only"}
-    )
+    options = request.options
+    chosen = {"precision": options.base.name, "mode": options.mode or "weight-only"}
+    base = options.model_copy(update={"budget": None, "max_size": None, "max_drop": None, **chosen})
     if not base.needs_samples:  # the data were for the perplexity alone
         base = base.model_copy(update={"calibration_data": None, "split": None, "columns": {}})
     with float_graph(request.source, base) as graph:
@@ -230,11 +241,11 @@ class _Study:
         self._trials: dict[tuple[_Form, ...], MeasuredVariant] = {}
 
     def _quantizer(self, model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> QuantizeResult:
-        return quantize(model, options, modules, None, self._request.solver)
+        return quantize(model, options, modules, self._request.statistics, self._request.solver)
 
     def measure(self) -> None:
         """Measure each module alone in each form, and the whole in each."""
-        lossy = [form for form in FORMS if form.precision != FLOAT32]
+        lossy = [form for form in self._forms() if form.precision != FLOAT32]
         # The whole first: what finds blocks with samples walks through the model once for each form.
         for form in lossy:
             self._uniform[form] = self._measured((form,) * len(self._parts))
@@ -242,6 +253,13 @@ class _Study:
         for number, part in enumerate(self._parts, 1):
             self._units.append(self._unit(part, lossy))
             self._request.on_progress(f"module {number} of {len(self._parts)}")
+
+    def _forms(self) -> tuple[_Form, ...]:
+        """Return the forms that a module may have; activations in 16 bits where a provider was named that has them."""
+        if self._base.mode != "qdq":
+            return FORMS
+        has_wide = self._base.ep not in (None, "cpu") and 16 in placement_for(self._base.ep).activation_bits
+        return tuple(form for form in _WITH_ACTIVATIONS if has_wide or form.precision != "w8a16")
 
     def _unit(self, part: ModulePart, forms: Sequence[_Form]) -> _Unit:
         parameters = self._parameters(part)
@@ -254,7 +272,10 @@ class _Study:
             alone[form.name] = decibels = _decibels(measured)
             if decibels is not None:
                 noise = max(10 ** (-decibels / 10), _LEAST_NOISE)
-                choices[form] = Choice(max(size - (self._float_bytes - measured.weight_bytes), 1), noise)
+                cost = max(size - (self._float_bytes - measured.weight_bytes), 1)
+                if form.precision == "w8a16":
+                    cost += cost // _WIDE_ACTIVATIONS
+                choices[form] = Choice(cost, noise)
         return _Unit(part, choices, alone, parameters)
 
     def _weights_of(self, part: ModulePart) -> dict[str, int]:
@@ -437,7 +458,7 @@ class _Study:
 
 def _with_form(options: QuantizeOptions, form: _Form) -> QuantizeOptions:
     """Return options with which everything has a form."""
-    mode = "weight-only" if form.block_size is not None else None
+    mode = "weight-only" if form.block_size is not None else "qdq" if form in _WITH_ACTIVATIONS[:2] else None
     changes = {"precision": form.precision, "mode": mode, "block_size": form.block_size}
     return options.model_copy(update=changes)
 
