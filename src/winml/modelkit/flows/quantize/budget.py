@@ -94,7 +94,7 @@ def quantize_within_budget(
         if options.needs_ranges:
             statistics = CalibrationStatistics(data, task.source, statistics_folder)
         if options.solves_weights:
-            solver = _SolvedOnce(LayerCalibration(data, options.algorithm, blocks))
+            solver = _SolvedOnce(LayerCalibration(data, options.algorithm, blocks, tell))
         clock = StepClock((_SEARCH,), on_step)
 
         def tell(words: str) -> None:
