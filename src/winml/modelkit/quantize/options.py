@@ -120,8 +120,11 @@ class QuantizeOptions(_Fields):
     @property
     def base(self) -> Precision:
         """The precision of every module that nothing else is said of."""
-            is_read = self.solves_weights or self.kv_cache is not None or self.max_drop is not None
-            if is_read and name in _OF_SAMPLES:
+        if self.bit_budget is not None:
+            return PRECISIONS[self.precision or ("w8a8" if self.mode == "qdq" else "int4")]
+        if self.precision is None and self.kv_cache is not None:
+            return PRECISIONS[FLOAT32]
+        return PRECISIONS[self.precision or "int8"]
 
     @property
     def bit_budget(self) -> BitBudget | None:

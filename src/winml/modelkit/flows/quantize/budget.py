@@ -89,6 +89,11 @@ def quantize_within_budget(
     if options.needs_samples or is_judged:
         refuse_missing_data(data)
     with temporary_folder() as blocks, contextlib.closing(data):
+
+        def tell(words: str) -> None:
+            if on_step is not None:
+                on_step(StepEvent(1, 1, f"{_SEARCH}: {words}"))
+
         solver = None
         statistics = None
         if options.needs_ranges:
@@ -96,10 +101,6 @@ def quantize_within_budget(
         if options.solves_weights:
             solver = _SolvedOnce(LayerCalibration(data, options.algorithm, blocks, tell))
         clock = StepClock((_SEARCH,), on_step)
-
-        def tell(words: str) -> None:
-            if on_step is not None:
-                on_step(StepEvent(1, 1, f"{_SEARCH}: {words}"))
 
         request = _Request(task.source, options, work.sizes, task.seed, folder, data, solver, statistics, tell)
         with clock.step(_SEARCH) as step:
