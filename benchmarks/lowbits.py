@@ -20,9 +20,9 @@ decibels as every verb prints them, size, and the time of a run over that of the
 
 Tables in Markdown, then one line of JSON.
 
-    python benchmarks/lowbits.py --cache FOLDER [--minutes 20] [--hidden 384] [--rows perplexity,budget,kv-cache,encoder]
-        [--algorithms rtn,hqq,k_quant,gptq,awq,auto] [--budgets 3.5bits,4.5bits,6bits] [--windows 64]
-        [--budget-algorithm gptq] [--runs 40] [--genai-python PYTHON]
+    python benchmarks/lowbits.py --cache FOLDER [--minutes 20] [--hidden 384] 
+        [--rows perplexity,budget,kv-cache,encoder] [--algorithms rtn,hqq,k_quant,gptq,awq,auto]
+        [--budgets 3.5bits,4.5bits,6bits] [--windows 64] [--budget-algorithm gptq] [--runs 40] [--genai-python PYTHON]
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ import sysconfig  # noqa: E402
 import time  # noqa: E402
 from typing import Any  # noqa: E402
 
-VOCABULARY, WINDOW, BATCH, LAYERS = 2048, 256, 8, 6
+VOCABULARY, WINDOW, BATCH, LAYERS, HEAD = 2048, 256, 8, 6, 64
 HELD_OUT = 20
 """Every so many-th file of the corpus is not trained on."""
 CALIBRATION_WINDOWS = 64
@@ -91,8 +91,15 @@ def train_tokenizer(texts: list[str], folder: Path) -> Any:
     return fast
 
 
-def train_decoder(folder: Path, minutes: float, hidden: int) -> None:
-    """Train the decoder and write it with its tokenizer, the held-out windows and the calibration text."""
+def train_decoder(folder: Path, minutes: float, hidden: int, earlier: Path | None = None) -> None:
+    """Train the decoder and write it with its tokenizer, the held-out windows and the calibration text.
+
+    Args:
+        folder: Where it is written.
+        minutes: Time to train.
+        hidden: Size of its states.
+        earlier: Folder of a decoder that is trained further; None: training starts with random weights.
+    """
     import numpy as np
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -113,12 +120,12 @@ def train_decoder(folder: Path, minutes: float, hidden: int) -> None:
     np.save(folder / "held_out.npy", rest[: count * WINDOW].reshape(count, WINDOW))
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=hidden // 3 * 8, num_hidden_layers=LAYERS,
-        num_attention_heads=hidden // 64, num_key_value_heads=2, max_position_embeddings=1024,
+        num_attention_heads=hidden // HEAD, num_key_value_heads=2, max_position_embeddings=1024,
         tie_word_embeddings=False, bos_token_id=0, eos_token_id=0, pad_token_id=0,
     )  # fmt: skip
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config) if earlier is None else LlamaForCausalLM.from_pretrained(earlier)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(0 if earlier is None else 1)
     started, step = time.perf_counter(), 0
     model.train()
     while (spent := (time.perf_counter() - started) / (60 * minutes)) < 1:
@@ -175,7 +182,8 @@ def prompt_feeds(session: Any, ids: Any) -> dict[str, Any]:
         elif value.name == "position_ids":
             feeds[value.name] = np.arange(ids.shape[1])[None]
         else:
-            shape = [1, value.shape[1], 0, value.shape[3]]
+            # onnxruntime-genai's builder names the size of a head.
+            shape = [1, value.shape[1], 0, value.shape[3] if isinstance(value.shape[3], int) else HEAD]
             feeds[value.name] = np.zeros(shape, np.int8 if value.type == "tensor(int8)" else np.float32)
     return feeds
 

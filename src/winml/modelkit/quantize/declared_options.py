@@ -189,7 +189,7 @@ class QuantizeFields:
         None,
         "Choose 2, 4, 8, 16 or 32 bits and the block size of each module by measured sensitivity: mean bits of a "
         "quantized weight, scales included, such as `4.5bits`; or `smallest`, the smallest file that reaches "
-        "`--min-sqnr`.",
+        "`--min-sqnr`. With `--mode qdq`, between 8 bits, 16-bit activations (where `--ep` has them) and float.",
         BUDGET,
         metavar="BITS",
         min_length=1,
@@ -199,6 +199,15 @@ class QuantizeFields:
         "As `--budget`, with the size of all weights as the limit, such as `1.2GB` or `900MB`.",
         BUDGET,
         metavar="SIZE",
+        min_length=1,
+    )
+    max_drop: str | None = declare(
+        None,
+        "As `--budget smallest`, for language models: the smallest file whose perplexity is larger than that of the "
+        "source by at most this share, such as `perplexity=2%`. Measured on a quarter of `--calibration-data` that no "
+        "algorithm sees.",
+        BUDGET,
+        metavar="METRIC=SHARE",
         min_length=1,
     )
     ep: str | None = declare(

@@ -51,10 +51,19 @@ class BitBudget:
     """Of the weights that are quantized, scales and zero points included."""
     max_bytes: int | None = None
     """Of all weights of a model."""
+    max_drop: float | None = None
+    """Share by which the perplexity may be larger than that of the source."""
+
+    @property
+    def is_smallest(self) -> bool:
+        """Whether the smallest form that reaches a quality is wanted."""
+        return self.mean_bits is None and self.max_bytes is None
 
     @property
     def words(self) -> str:
         """The limit as it is told."""
+        if self.max_drop is not None:
+            return f"the smallest with a perplexity at most {100 * self.max_drop:.3g} % larger"
         if self.mean_bits is not None:
             return f"{self.mean_bits:g} bits"
         return "the smallest" if self.max_bytes is None else size_words(self.max_bytes)
@@ -74,6 +83,17 @@ def _read_size(text: str) -> int:
     if found is None or found[2] not in _UNITS or not float(found[1]):
         raise UsageError(f"--max-size {text!r}: expected a size", hint="Such as 900MB or 1.2GB.")
     return round(float(found[1]) * _UNITS[found[2]])
+
+
+def _read_drop(text: str) -> float:
+    name, _, number = (part.strip() for part in text.partition("="))
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", number)
+    if name != "perplexity" or found is None:
+        raise UsageError(
+            f"--max-drop {text!r}: expected perplexity and a share of that of the source",
+            hint="Such as --max-drop perplexity=2%. For other outputs, --min-sqnr says how near they have to be.",
+        )
+    return float(found[1]) / (100 if found[2] else 1)
 
 
 _OF_SAMPLES = ("calibration_data", "split", "columns", "samples")
@@ -100,9 +120,11 @@ class QuantizeOptions(_Fields):
     @property
     def base(self) -> Precision:
         """The precision of every module that nothing else is said of."""
-        if self.precision is None and self.kv_cache is not None and self.bit_budget is None:
+        if self.bit_budget is not None:
+            return PRECISIONS[self.precision or ("w8a8" if self.mode == "qdq" else "int4")]
+        if self.precision is None and self.kv_cache is not None:
             return PRECISIONS[FLOAT32]
-        return PRECISIONS[self.precision or ("int8" if self.bit_budget is None else "int4")]
+        return PRECISIONS[self.precision or "int8"]
 
     @property
     def bit_budget(self) -> BitBudget | None:
@@ -111,6 +133,8 @@ class QuantizeOptions(_Fields):
         Raises:
             UsageError: it cannot be read.
         """
+        if self.max_drop is not None and self.budget in (None, "smallest") and self.max_size is None:
+            return BitBudget(max_drop=_read_drop(self.max_drop))
         if self.budget is not None:
             return _read_budget(self.budget)
         return None if self.max_size is None else BitBudget(max_bytes=_read_size(self.max_size))
@@ -219,17 +243,30 @@ class QuantizeOptions(_Fields):
         chosen = {
             "--max-size": self.budget is not None and self.max_size is not None,
             "--precision": self.precision is not None,
-            "--mode": self.mode not in (None, "weight-only"),
+            f"--mode {self.mode}": self.mode not in (None, "weight-only", "qdq"),
             "--per-module": bool(self.per_module),
             "--block-size": self.block_size is not None or bool(self.block_sizes),
         }
         for flag, is_stated in chosen.items():
             if is_stated:
-                name = "--budget" if self.budget is not None else "--max-size"
+                names = {"--budget": self.budget, "--max-size": self.max_size, "--max-drop": self.max_drop}
+                name = next(name for name, stated in names.items() if stated is not None)
                 raise UsageError(f"{flag}: {name} chooses bits and blocks of each module", hint="Give one of them.")
-        if budget == BitBudget() and self.min_sqnr_db is None:
+        if self.max_drop is not None and budget.max_drop is None:
+            other = "--budget" if self.budget is not None else "--max-size"
             raise UsageError(
-                "--budget smallest: nothing says what the outputs have to reach", hint="Add --min-sqnr, such as 25."
+                f"--max-drop {self.max_drop}: {other} is a limit, too",
+                hint="Leave it out, or give --budget smallest.",
+            )
+        if budget.max_drop is not None and self.calibration_data is None:
+            raise UsageError(
+                f"--max-drop {self.max_drop}: no text is there to measure the perplexity on",
+                hint="Give --calibration-data, such as texts.jsonl; a quarter of it is held out.",
+            )
+        if budget.is_smallest and budget.max_drop is None and self.min_sqnr_db is None:
+            raise UsageError(
+                "--budget smallest: nothing says what the outputs have to reach",
+                hint="Add --min-sqnr, such as 25, or --max-drop, such as perplexity=2%.",
             )
 
     def _refuse_bits(self, requested: Sequence[tuple[Precision, Mode]]) -> None:
@@ -262,7 +299,8 @@ class QuantizeOptions(_Fields):
         ):
             value = getattr(self, name)
             readers = [mode for mode, rules in MODES.items() if name in rules.options]
-            if (self.solves_weights or self.kv_cache is not None) and name in _OF_SAMPLES:
+            is_read = self.solves_weights or self.kv_cache is not None or self.max_drop is not None
+            if is_read and name in _OF_SAMPLES:
                 continue
             default = type(self).model_fields[name].get_default(call_default_factory=True, validated_data={})
             if value != default and not set(readers) & set(modes):

@@ -118,6 +118,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         needs_ranges=True,
         float_types=frozenset({"FLOAT"}),  # what its integers are turned back into
         options=frozenset({"per_channel", "symmetric", "smooth_quant", "cross_layer_equalization"})
+        | frozenset({"budget", "max_size", "max_drop"})
         | CALIBRATION_OPTIONS,
         remedies={"smooth_quant": "balance channels (--smooth-quant)"},
     ),
@@ -126,7 +127,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         frozenset({"MatMul", "Gemm", "Gather"}),
         least_opset=13,
         engine=f"{_ENGINES}.weight_only_engine:quantize_weights",
-        options=frozenset({"symmetric", "block_size", "block_sizes", "algorithm", "budget", "max_size"}),
+        options=frozenset({"symmetric", "block_size", "block_sizes", "algorithm", "budget", "max_size", "max_drop"}),
         is_by_tensor=True,
         remedies={"algorithm": "find weights with calibration samples (--algorithm auto)"},
     ),

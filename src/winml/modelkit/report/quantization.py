@@ -105,11 +105,18 @@ def budget_document(result: QuantizedFile) -> doc.Document:
 def _budget_words(search: BudgetSearch) -> str:
     return (
         f"{search.limit}: {search.form}, {search.mean_bits:.2f} bits of a weight in the mean; {search.measured} forms "
-        f"measured on {search.samples} samples"
+        f"measured on {search.samples} samples{_perplexity_words(search)}"
     )
 
 
+def _perplexity_words(search: BudgetSearch) -> str:
+    if search.perplexity is None or search.float_perplexity is None:
+        return ""
+    return f"; perplexity {search.perplexity:.4g} on held-out samples, {search.float_perplexity:.4g} before"
+
+
 def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
+    perplexity = [("perplexity", "score")] if search.float_perplexity is not None else []
     forms = list(dict.fromkeys(name for module in search.modules for name in module.alone_db))
     yield doc.Dots(
         [
@@ -133,9 +140,18 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
         bar_line=None,
     )
     yield doc.Table(
-        doc.columns("form", ("mean bits", "bits"), ("weights", "bytes"), ("SQNR dB", "decibels"), "chosen"),
+        doc.columns(
+            "form", ("mean bits", "bits"), ("weights", "bytes"), ("SQNR dB", "decibels"), *perplexity, "chosen"
+        ),
         [
-            [trial.form, trial.mean_bits, trial.size_bytes, trial.sqnr_db, "chosen" if trial.is_chosen else ""]
+            [
+                trial.form,
+                trial.mean_bits,
+                trial.size_bytes,
+                trial.sqnr_db,
+                *([trial.perplexity] if perplexity else []),
+                "chosen" if trial.is_chosen else "",
+            ]
             for trial in search.frontier
         ],
         name="frontier",

@@ -48,6 +48,8 @@ class BudgetTrial(Record):
     sqnr_db: float | None
     """Of the worst output, on the samples that forms are chosen by; null where it does not run."""
     is_chosen: bool = False
+    perplexity: float | None = field(default=None, metadata=entry(digits=4, omit_none=True))
+    """On the samples that were held out, where it is a limit."""
 
 
 @dataclass(frozen=True)
@@ -69,3 +71,10 @@ class BudgetSearch(Record):
     """Samples that forms were chosen by; the file is judged on others."""
     source: str
     """Where these samples come from."""
+    float_perplexity: float | None = field(default=None, metadata=entry(digits=4, omit_none=True))
+    """Of the source, on the samples that were held out, where the perplexity is a limit."""
+
+    @property
+    def perplexity(self) -> float | None:
+        """Of the form that was chosen; None where it is no limit."""
+        return next((trial.perplexity for trial in self.frontier if trial.is_chosen), None)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -16,6 +17,7 @@ from winml.modelkit import quantize_onnx
 from winml.modelkit.errors import QuantizeError, UsageError, WinMLError
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.results.quantization_budget import BudgetSearch
+from winml.modelkit.runtime.sessions import Session
 
 _WEIGHTS = ", ".join([weight("w_1", 128, 128), weight("w_2", 128, 128), weight("w_b", 128)])
 NET = f"""m (float[N, 128] x) => (float[N, 128] y) <{_WEIGHTS}, float[1] small = {{0.02}}> {{
@@ -83,6 +85,95 @@ def test_smallest_reaches_the_quality(source: Path) -> None:
     assert all(trial.sqnr_db is None or trial.sqnr_db < 30 for trial in smaller)
 
 
+_CHANNELS = ", ".join([weight("w_k1", 16, 4, 3, 3), weight("w_k2", 16, 16, 3, 3), weight("w_c", 16, 8)])
+CONVOLUTIONS = f"""m (float[N, 4, 8, 8] x) => (float[N, 8] y) <{_CHANNELS}> {{
+    a = Conv <pads = [1, 1, 1, 1]> (x, w_k1)
+    r = Relu (a)
+    b = Conv <pads = [1, 1, 1, 1]> (r, w_k2)
+    t = Relu (b)
+    p = ReduceMean <axes = [2, 3], keepdims = 0> (t)
+    y = MatMul (p, w_c) }}"""
+"""A small CNN: a module of convolutions, and one of a product."""
+
+
+def test_activations_of_a_cnn_are_chosen_by_module(tmp_path: Path) -> None:
+    """A limit of quality leaves as few modules in float as it takes; one of size is kept."""
+    ir.save(parse(CONVOLUTIONS), tmp_path / "in.onnx")
+    source = tmp_path / "in.onnx"
+    loose, strict = (searched(source, mode="qdq", budget="smallest", min_sqnr_db=decibels) for decibels in (15.0, 41.0))
+    assert {"w8a8"} == {module.precision for module in loose.modules}
+    assert {"w8a8", "fp32"} == {module.precision for module in strict.modules}
+    assert {"w8a8"} == set(strict.modules[0].alone_db)
+    wide = searched(source, mode="qdq", ep="qnn", max_size="3250B")
+    assert {"w8a16"} == {module.precision for module in wide.modules}
+    limited = searched(source, mode="qdq", max_size="4kB")
+    chosen = next(trial for trial in limited.frontier if trial.is_chosen)
+    assert chosen.size_bytes <= 4_000
+    assert {"QuantizeLinear"} <= {node.op_type for node in onnx.load(source.with_name("out.onnx")).graph.node}
+
+
+LANGUAGE = f"""m (int64[1, N] input_ids) => (float[1, N, 64] logits) <
+    {weight("w_e", 64, 128)}, {weight("w_1", 128, 128)}, {weight("w_2", 128, 64)}, float[1] small = {{0.03}}> {{
+    e = Gather (w_e, input_ids)
+    a = MatMul (e, w_1)
+    r = Relu (a)
+    s = Mul (r, small)
+    logits = MatMul (s, w_2) }}"""
+"""A model of the token that follows one."""
+
+
+@pytest.fixture
+def language(tmp_path: Path) -> Path:
+    """The model in a file, and texts it makes of itself beside it, in ``texts``."""
+    ir.save(parse(LANGUAGE), tmp_path / "language.onnx")
+    (tmp_path / "texts").mkdir()
+    session = Session(tmp_path / "language.onnx")
+    for number in range(8):
+        tokens = [number]
+        while len(tokens) < 12:
+            tokens.append(
+                int(session.run({"input_ids": np.array([tokens])})["logits"][0, -1].argsort()[-1 - number % 2])
+            )
+        np.savez(tmp_path / "texts" / f"{number}.npz", input_ids=np.array([tokens]))
+    return tmp_path / "language.onnx"
+
+
+@pytest.mark.parametrize("algorithm", ["rtn", "gptq"])
+def test_smallest_within_a_drop_of_perplexity(language: Path, algorithm: str) -> None:
+    """The perplexity on the samples that were held out is within the limit; a looser limit gives no larger file."""
+    texts = str(language.with_name("texts"))
+    strict, loose = (
+        searched(language, max_drop=drop, calibration_data=texts, algorithm=algorithm)
+        for drop in ("perplexity=0.1%", "perplexity=50%")
+    )
+    assert strict.float_perplexity is not None
+    assert strict.perplexity is not None
+    assert loose.perplexity is not None
+    assert strict.perplexity <= strict.float_perplexity * 1.001
+    assert loose.perplexity <= strict.float_perplexity * 1.5
+    assert loose.mean_bits < strict.mean_bits
+
+
+def test_perplexity_is_that_of_the_held_out_texts(language: Path) -> None:
+    """It is computed here by hand, on every fourth file."""
+    texts = language.with_name("texts")
+    search = searched(language, max_drop="perplexity=5%", calibration_data=str(texts))
+    session, losses = Session(language), []
+    for path in sorted(texts.glob("*.npz"))[3::4]:
+        tokens = np.load(path)["input_ids"]
+        logits = session.run({"input_ids": tokens})["logits"][0, :-1].astype(np.float64)
+        normalized = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        losses.append(-normalized[np.arange(len(normalized)), tokens[0, 1:]])
+    assert search.float_perplexity == pytest.approx(np.exp(np.mean(losses)), rel=1e-6)
+
+
+def test_drop_of_what_has_no_perplexity_is_refused(source: Path, tmp_path: Path) -> None:
+    """The message names what the model takes and returns."""
+    np.savez(tmp_path / "data.npz", x=np.ones((2, 128), np.float32))
+    with pytest.raises(UsageError, match=r"takes x and returns y"):
+        searched(source, max_drop="perplexity=2%", calibration_data=str(tmp_path / "data.npz"))
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -98,6 +189,9 @@ def test_smallest_reaches_the_quality(source: Path) -> None:
         ({"budget": "4bits", "per_module": {"x": "int8"}}, UsageError),
         ({"budget": "4bits", "block_size": 32}, UsageError),
         ({"budget": "smallest", "min_sqnr_db": None}, UsageError),
+        ({"max_drop": "perplexity=2%"}, UsageError),
+        ({"max_drop": "accuracy=2%", "calibration_data": "."}, UsageError),
+        ({"max_drop": "perplexity=2%", "budget": "4bits"}, UsageError),
         ({"budget": "smallest", "min_sqnr_db": 500.0}, QuantizeError),
     ],
     ids=str,

@@ -176,3 +176,35 @@ def test_data_that_nothing_reads_is_refused(source: Path, data: Path, options: d
     values = {key: str(data) if key == "calibration_data" else value for key, value in options.items()}
     with pytest.raises(UsageError):
         quantize_onnx(source, source.with_name("out.onnx"), **values)
+
+
+PADDED = f"""m (float[1, T, 64] x, int64[1, T] attention_mask) => (float[1, T, 64] y) <{weight("w_q", 64, 64)}> {{
+    c = Cast <to = 1> (attention_mask)
+    s = ReduceSum <keepdims = 0> (c)
+    h = Mul (x, s)
+    z = Sub (h, h)
+    i = Add (x, z)
+    y = MatMul (i, w_q) }}"""
+
+
+def test_padding_does_not_count(tmp_path: Path) -> None:
+    """Rows behind the end of a text change no block, whatever they hold."""
+    generator = np.random.default_rng(0)
+    mixing = generator.standard_normal((64, 64)).astype(np.float32)
+    ir.save(parse(PADDED), tmp_path / "in.onnx")
+    for name, added in (("short", 0), ("padded", 8)):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            values = np.random.default_rng(number).standard_normal((1, 20, 64)).astype(np.float32) @ mixing
+            rows = np.pad(values, [(0, 0), (0, added), (0, 0)], constant_values=50.0)
+            mask = np.pad(np.ones((1, 20), np.int64), [(0, 0), (0, added)])
+            np.savez(tmp_path / name / f"{number}.npz", x=rows, attention_mask=mask)
+        quantize_onnx(
+            tmp_path / "in.onnx", tmp_path / f"{name}.onnx", precision="int4", algorithm="gptq",
+            calibration_data=str(tmp_path / name), min_sqnr_db=-100.0,
+        )  # fmt: skip
+    short, padded = (
+        {tensor.name: tensor.raw_data for tensor in onnx.load(tmp_path / f"{name}.onnx").graph.initializer}
+        for name in ("short", "padded")
+    )
+    assert short == padded

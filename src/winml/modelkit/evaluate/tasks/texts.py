@@ -48,8 +48,10 @@ __all__ = [
     "TEXT_GENERATION",
     "TOKEN_CLASSIFICATION",
     "Pooling",
+    "PredictedText",
     "best_span",
     "cosine",
+    "predicted_text",
     "read_pooling",
 ]
 
@@ -58,7 +60,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class _PredictedText:
+class PredictedText:
     """One text."""
 
     surprise: float
@@ -76,31 +78,36 @@ class _PerplexityEvaluator(Evaluator):
     def reference(self, sample: Sample) -> None:  # noqa: ARG002  # the text itself
         return None
 
-    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[_PredictedText]:
+    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[PredictedText]:
         logits = named_output(outputs, "logits")
         return [
-            _predicted(scores[mask], tokens[mask])
+            predicted_text(scores[mask], tokens[mask])
             for scores, tokens, mask in zip(
                 logits, batch.feeds["input_ids"], token_masks(batch, self.tokenizer), strict=False
             )
         ]
 
-    def agreement(self, ours: _PredictedText, theirs: _PredictedText) -> float:
+    def agreement(self, ours: PredictedText, theirs: PredictedText) -> float:
         return float(np.mean(np.asarray(ours.best) == np.asarray(theirs.best))) if ours.best else 1.0
 
-    def for_metrics(self, prediction: _PredictedText, reference: None) -> tuple[float, int]:  # noqa: ARG002  # the text itself
+    def for_metrics(self, prediction: PredictedText, reference: None) -> tuple[float, int]:  # noqa: ARG002  # the text itself
         return prediction.surprise, len(prediction.best)
 
 
-def _predicted(scores: Array, tokens: Array) -> _PredictedText:
-    """Return what is to be told of a text: ``[tokens, vocabulary]`` scores and its ``[tokens]``."""
+def predicted_text(scores: Array, tokens: Array) -> PredictedText:
+    """Return how well each token of a text was foreseen.
+
+    Args:
+        scores: Logits: ``[tokens, vocabulary]``.
+        tokens: The text: ``[tokens]``.
+    """
     scores, following = scores[:-1].astype(np.float64), tokens[1:]
     if not len(following):
-        return _PredictedText(0.0, ())
+        return PredictedText(0.0, ())
     largest = scores.max(axis=1, keepdims=True)
     totals = np.log(np.exp(scores - largest).sum(axis=1)) + largest[:, 0]
     surprise = totals - scores[np.arange(len(following)), following]
-    return _PredictedText(float(surprise.sum()), tuple(scores.argmax(axis=1).tolist()))
+    return PredictedText(float(surprise.sum()), tuple(scores.argmax(axis=1).tolist()))
 
 
 def _perplexity_evaluator(context: EvaluatorContext) -> _PerplexityEvaluator:

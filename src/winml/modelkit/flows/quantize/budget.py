@@ -7,6 +7,7 @@ best is taken. Chosen by samples of their own: the file is judged on those of ev
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +16,10 @@ from pathlib import Path
 import onnx_ir as ir
 
 from winml.modelkit.errors import QuantizeError, UsageError
+from winml.modelkit.evaluate.metrics import PERPLEXITY
 from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask
 from winml.modelkit.flows.quality_samples import SampleRequest
-from winml.modelkit.flows.quantize.calibration_data import calibration_of, refuse_missing_data
+from winml.modelkit.flows.quantize.calibration_data import Calibration, CalibrationStatistics, refuse_missing_data
 from winml.modelkit.flows.quantize.layer_calibration import LayerCalibration
 from winml.modelkit.flows.quantize.quantize import FoundBits, Quantization, quantize_file
 from winml.modelkit.flows.quantize.quantized_variants import (
@@ -39,11 +41,12 @@ from winml.modelkit.quantize.bit_allocation import Choice, allocate
 from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
+from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.planning import WeightKey, constant_weight, plan_quantization
 from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.quantize.weight_only_engine import BlockWeight
 from winml.modelkit.results.quantization_budget import BudgetChoice, BudgetSearch, BudgetTrial
-from winml.modelkit.results.quantization_sensitivity import MeasuredVariant
+from winml.modelkit.results.quantization_sensitivity import FidelityTarget, MeasuredVariant
 from winml.modelkit.results.transformed_file import QuantizedFile
 from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.words import size_words
@@ -80,24 +83,30 @@ def quantize_within_budget(
         return quantize_file(task, work, on_step, checked, processors=processors, statistics_folder=statistics_folder)
     options.refuse_contradictions()
     folder = processors or task.source.absolute().parent
-    calibration = calibration_of(options, folder, work.sizes, task.seed, task.source)
-    if calibration is not None:
-        refuse_missing_data(calibration)
-    with temporary_folder() as blocks:
-        solver = None
-        if calibration is not None:
-            solver = _SolvedOnce(LayerCalibration(calibration, options.algorithm, blocks))
-        clock = StepClock((_SEARCH,), on_step)
+    is_judged = options.bit_budget.max_drop is not None
+    data = Calibration(options, folder, work.sizes, task.seed, task.source, holds_out=is_judged)
+    calibration = data if options.needs_samples else None
+    if options.needs_samples or is_judged:
+        refuse_missing_data(data)
+    with temporary_folder() as blocks, contextlib.closing(data):
 
         def tell(words: str) -> None:
             if on_step is not None:
                 on_step(StepEvent(1, 1, f"{_SEARCH}: {words}"))
 
-        request = _Request(task.source, options, work.sizes, task.seed, folder, solver, tell)
+        solver = None
+        statistics = None
+        if options.needs_ranges:
+            statistics = CalibrationStatistics(data, task.source, statistics_folder)
+        if options.solves_weights:
+            solver = _SolvedOnce(LayerCalibration(data, options.algorithm, blocks, tell))
+        clock = StepClock((_SEARCH,), on_step)
+
+        request = _Request(task.source, options, work.sizes, task.seed, folder, data, solver, statistics, tell)
         with clock.step(_SEARCH) as step:
             chosen, search = _search(request)
             step.summary = f"{search.measured} forms measured: {search.form}, {search.mean_bits:.2f} bits"
-        found = FoundBits(search, calibration, solver)
+        found = FoundBits(search, calibration, solver, statistics)
         reasons = {module.tag: module.why for module in search.modules}
         chosen_work = replace(work, options=chosen, reasons=reasons)
         return quantize_file(task, chosen_work, on_step, checked, processors=processors, found=found)
@@ -117,6 +126,11 @@ class _Form:
 
 FORMS = (_Form("int2", 32), _Form("int4", 128), _Form("int4", 32), _Form("int8", 64), _Form("bf16"), _Form(FLOAT32))
 """Chosen, from the fewest bits. Scales are as wide as the weights were: with float32, 3.1, 4.3, 5.1 and 8.6 bits."""
+_WITH_ACTIVATIONS = (_Form("w8a8"), _Form("w8a16"), _Form(FLOAT32))
+"""Chosen, from the fewest bits, where activations are quantized, too."""
+_WIDE_ACTIVATIONS = 16
+"""Activations in 16 bits count as so many parts of their weights and one more. Chosen: they take no bytes of the file,
+but time; so 8 bits are preferred where they are good enough, and 16 to a module in float."""
 _SEARCH = "search for bits"
 _OTHER_SAMPLES = 700_001
 """Added to the seed: forms are chosen by samples that the file is not judged on."""
@@ -137,8 +151,11 @@ class _Request:
     sizes: Mapping[str, int]
     seed: int
     processors: Path | None
+    data: Calibration
     solver: _SolvedOnce | None
     """Finds blocks of weights, where the algorithm needs samples."""
+    statistics: CalibrationStatistics | None
+    """Of activations, where they are quantized."""
     on_progress: Callable[[str], None]
     """Called after each measurement."""
 
@@ -172,9 +189,11 @@ def _search(request: _Request) -> tuple[QuantizeOptions, BudgetSearch]:
     """
     budget = request.options.bit_budget
     assert budget is not None  # whoever calls has one
-    base = request.options.model_copy(
-        update={"budget": None, "max_size": None, "precision": "int4", "mode": "weight-only"}
-    )
+    options = request.options
+    chosen = {"precision": options.base.name, "mode": options.mode or "weight-only"}
+    base = options.model_copy(update={"budget": None, "max_size": None, "max_drop": None, **chosen})
+    if not base.needs_samples:  # the data were for the perplexity alone
+        base = base.model_copy(update={"calibration_data": None, "split": None, "columns": {}})
     with float_graph(request.source, base) as graph:
         if not graph.modules.modules:
             raise UsageError(
@@ -209,7 +228,13 @@ class _Study:
             run, request.processors, count=request.options.samples, tries_sizes=True, model=request.source
         )
         self._samples = take_samples(graph, samples, None)
-        self._variants = QuantizedVariants(graph, self._samples, self._quantizer, None)
+        self._evaluator, self._float_perplexity = None, None
+        budget = request.options.bit_budget
+        if budget is not None and budget.max_drop is not None:
+            from winml.modelkit.flows.quantize.held_out_perplexity import held_out_evaluator  # reads tasks
+
+            self._evaluator, self._float_perplexity = held_out_evaluator(request.data, graph.path, budget.max_drop)
+        self._variants = QuantizedVariants(graph, self._samples, self._quantizer, None, self._evaluator)
         self._variants.share_starts()
         self._float_bytes = weight_bytes(graph.model)
         self._units: list[_Unit] = []
@@ -217,11 +242,11 @@ class _Study:
         self._trials: dict[tuple[_Form, ...], MeasuredVariant] = {}
 
     def _quantizer(self, model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> QuantizeResult:
-        return quantize(model, options, modules, None, self._request.solver)
+        return quantize(model, options, modules, self._request.statistics, self._request.solver)
 
     def measure(self) -> None:
         """Measure each module alone in each form, and the whole in each."""
-        lossy = [form for form in FORMS if form.precision != FLOAT32]
+        lossy = [form for form in self._forms() if form.precision != FLOAT32]
         # The whole first: what finds blocks with samples walks through the model once for each form.
         for form in lossy:
             self._uniform[form] = self._measured((form,) * len(self._parts))
@@ -229,6 +254,13 @@ class _Study:
         for number, part in enumerate(self._parts, 1):
             self._units.append(self._unit(part, lossy))
             self._request.on_progress(f"module {number} of {len(self._parts)}")
+
+    def _forms(self) -> tuple[_Form, ...]:
+        """Return the forms that a module may have; activations in 16 bits where a provider was named that has them."""
+        if self._base.mode != "qdq":
+            return FORMS
+        has_wide = self._base.ep not in (None, "cpu") and 16 in placement_for(self._base.ep).activation_bits
+        return tuple(form for form in _WITH_ACTIVATIONS if has_wide or form.precision != "w8a16")
 
     def _unit(self, part: ModulePart, forms: Sequence[_Form]) -> _Unit:
         parameters = self._parameters(part)
@@ -241,7 +273,10 @@ class _Study:
             alone[form.name] = decibels = _decibels(measured)
             if decibels is not None:
                 noise = max(10 ** (-decibels / 10), _LEAST_NOISE)
-                choices[form] = Choice(max(size - (self._float_bytes - measured.weight_bytes), 1), noise)
+                cost = max(size - (self._float_bytes - measured.weight_bytes), 1)
+                if form.precision == "w8a16":
+                    cost += cost // _WIDE_ACTIVATIONS
+                choices[form] = Choice(cost, noise)
         return _Unit(part, choices, alone, parameters)
 
     def _weights_of(self, part: ModulePart) -> dict[str, int]:
@@ -260,10 +295,8 @@ class _Study:
 
     def choose(self, budget: BitBudget) -> tuple[QuantizeOptions, BudgetSearch]:
         """Return the options of the best form within the limit, and the search."""
-        least_db = self._request.options.min_sqnr_db
-        if budget == BitBudget():
-            assert least_db is not None  # refused before
-            forms = self._smallest(least_db)
+        if budget.is_smallest:
+            forms = self._smallest()
         else:
             forms = self._best(self._limit(budget), budget)
         for limit in self._frontier_limits():
@@ -317,7 +350,7 @@ class _Study:
             )
         return max(fitting, key=lambda forms: _quality(self._measured(forms)))
 
-    def _smallest(self, least_db: float) -> tuple[_Form, ...]:
+    def _smallest(self) -> tuple[_Form, ...]:
         """Return the smallest form that reaches a quality: the limit is halved as long as it does."""
         low = sum(min(choice.cost for choice in unit.choices.values()) for unit in self._units)
         high = self._unit_bytes
@@ -325,17 +358,21 @@ class _Study:
         while high - low > max(self._unit_bytes // 200, 1):
             middle = (low + high) // 2
             mixed = self._mixture(middle)
-            if mixed is not None and self._lower_db(mixed) >= least_db:
+            if mixed is not None and self._is_good(mixed):
                 best, high = mixed, min(middle, self._bytes_of(mixed))
             else:
                 low = middle
         for form in self._uniform:
             forms = (form,) * len(self._parts)
-            if self._lower_db(forms) >= least_db and (best is None or self._bytes_of(forms) < self._bytes_of(best)):
+            if self._is_good(forms) and (best is None or self._bytes_of(forms) < self._bytes_of(best)):
                 best = forms
         if best is None:
+            options = self._request.options
+            limit = (
+                f"--min-sqnr {options.min_sqnr_db:g}" if options.max_drop is None else f"--max-drop {options.max_drop}"
+            )
             raise QuantizeError(
-                f"--min-sqnr {least_db:g}: no form of the model that is smaller than the source reaches it",
+                f"{limit}: no form of the model that is smaller than the source reaches it",
                 hint="Ask for less, or --exclude the modules that lose most: winml quantize --sensitivity.",
             )
         return best
@@ -352,18 +389,21 @@ class _Study:
         if forms not in self._trials:
             if all(form.precision == FLOAT32 for form in forms):
                 return MeasuredVariant(None, 0, self._float_bytes)
-            self._trials[forms] = self._variants.measure(self._options(forms))
+            self._trials[forms] = self._variants.measure(self._options(forms), is_judged=True)
         return self._trials[forms]
 
     def _bytes_of(self, forms: tuple[_Form, ...]) -> int:
         """Return what the weights of the modules take, as it is in the file."""
         return self._unit_bytes - (self._float_bytes - self._measured(forms).weight_bytes)
 
-    def _lower_db(self, forms: tuple[_Form, ...]) -> float:
-        measured = self._measured(forms)
+    def _is_good(self, forms: tuple[_Form, ...]) -> bool:
+        """Say whether forms reach what is to be reached; one in which nothing is quantized does not."""
         if all(form.precision == FLOAT32 for form in forms):
-            return -math.inf  # nothing would be quantized
-        return measured.worst.lower_db if measured.worst is not None and measured.runs else -math.inf
+            return False
+        measured, least_db = self._measured(forms), self._request.options.min_sqnr_db
+        if self._evaluator is not None and not self._evaluator.target.is_met(measured):
+            return False
+        return least_db is None or FidelityTarget("sqnr_db", least_db).is_met(measured)
 
     def _frontier_limits(self) -> Iterator[int]:
         least = sum(min(choice.cost for choice in unit.choices.values()) for unit in self._units)
@@ -385,7 +425,12 @@ class _Study:
 
         trials = [
             BudgetTrial(
-                _name_of(forms), bits(self._bytes_of(forms)), form.weight_bytes, _decibels(form), forms == chosen
+                _name_of(forms),
+                bits(self._bytes_of(forms)),
+                form.weight_bytes,
+                _decibels(form),
+                forms == chosen,
+                form.scores.get(PERPLEXITY.name),
             )
             for forms, form in self._trials.items()
         ]
@@ -408,12 +453,13 @@ class _Study:
             self._variants.cost.measured,
             self._samples.about.count,
             self._samples.about.source,
+            self._float_perplexity,
         )
 
 
 def _with_form(options: QuantizeOptions, form: _Form) -> QuantizeOptions:
     """Return options with which everything has a form."""
-    mode = "weight-only" if form.block_size is not None else None
+    mode = "weight-only" if form.block_size is not None else "qdq" if form in _WITH_ACTIVATIONS[:2] else None
     changes = {"precision": form.precision, "mode": mode, "block_size": form.block_size}
     return options.model_copy(update=changes)
 

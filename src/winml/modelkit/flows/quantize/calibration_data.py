@@ -73,6 +73,8 @@ as many as are read of data; a product with 1536 inputs needs more rows than the
 
 _OTHER_SAMPLES = 1_000_003
 """Added to the seed: what ranges come from is not what the result is judged on."""
+HELD_OUT = 4
+"""Chosen: three quarters of the samples find nearly the same blocks."""
 DECODING_SAMPLES = 128
 """Runs of a decoder, most of which read one token. Chosen: as many tokens as one sample of an encoder has."""
 _SOURCES = {"decoding": "runs while it continues texts", "processor": "its processor", "random": "random values"}
@@ -98,6 +100,8 @@ class Calibration:
     """Of random values, and of the samples that are drawn of a data set."""
     source: Path | None = None
     """File of the float graph, which a decoder continues texts with; None: it is not run for samples."""
+    holds_out: bool = False
+    """Whether every :data:`HELD_OUT`-th sample is left out, for :meth:`held_out_samples`."""
     _made: list[Values] = field(default_factory=list, compare=False)
     """Samples that what lies beside the model makes, where there is no data; known once they were read."""
 
@@ -113,11 +117,16 @@ class Calibration:
 
     @property
     def count(self) -> int:
-        """Number of samples that are read, without those that turned out not to open.
+        """Number of samples that are read, without those that turned out not to open and those held out.
 
         Raises:
             UsageError: there are fewer than asked for, or none.
         """
+        return self._total - (self._total // HELD_OUT if self.holds_out else 0)
+
+    @property
+    def _total(self) -> int:
+        """Number of samples, of which some may be held out."""
         requested = self.options.samples
         if not self.has_data:
             if requested is None and (self.options.solves_weights or not self.options.needs_ranges):
@@ -141,7 +150,7 @@ class Calibration:
             return ()
         files = tuple(calibration_files(self.options.calibration_data).values())
         if self._sample_feeds is None:
-            return files[: self.count]
+            return files[: self._total]
         return (*files, *processor_files(self.model_folder))
 
     @property
@@ -225,16 +234,29 @@ class Calibration:
             raise QuantizeError(f"{OPTION} {self._name}: the model does not run on it: {reason}", hint=hint) from error
 
     def read_samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
-        """Yield one array per input for each sample.
+        """Yield one array per input for each sample that is not held out.
 
         Raises:
             UsageError: data does not fit the inputs, or no values can be drawn for one.
             InputError: a file is damaged.
         """
+        for number, sample in enumerate(self._samples(inputs)):
+            if not (self.holds_out and number % HELD_OUT == HELD_OUT - 1):
+                yield sample
+
+    def held_out_samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
+        """Yield one array per input for each sample that is held out.
+
+        Raises:
+            UsageError, InputError: as :meth:`read_samples`.
+        """
+        return itertools.islice(self._samples(inputs), HELD_OUT - 1, None, HELD_OUT)
+
+    def _samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
         if self._sample_feeds is not None:
             yield from self._sample_feeds.read(inputs)
         elif self.has_data:
-            for path in itertools.islice(npz_files(self._path), self.count):
+            for path in itertools.islice(npz_files(self._path), self._total):
                 yield load_feeds(path, inputs, OPTION)
         elif self._kind == "decoding":
             yield from self._decoding_samples()

@@ -7,6 +7,7 @@ between layers and the blocks that were found lie on disk: memory holds one laye
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
 from collections import defaultdict
@@ -36,6 +37,7 @@ from winml.modelkit.quantize.calibrated_quantizers import (
 from winml.modelkit.quantize.declared_options import Algorithm
 from winml.modelkit.quantize.planning import WeightKey
 from winml.modelkit.quantize.weight_only_engine import BlockWeight
+from winml.modelkit.runtime.decoding.inputs import MASK
 from winml.modelkit.runtime.graph_inputs import GraphInput, described_inputs
 from winml.modelkit.runtime.sessions import Session
 
@@ -93,6 +95,7 @@ class LayerCalibration:
             if number < len(layers):
                 run.advance({weight.key: solved[weight.key] for weight in weights if weight.key in solved})
             values.retain(_read_later(layers[number:]))
+            run.release()
             count_progress(number, len(layers), f"layer {number} of {len(layers)}")
             self.on_progress(f"layer {number} of {len(layers)}")
         return solved
@@ -102,6 +105,9 @@ class LayerCalibration:
         for number, sample in enumerate(self.calibration.read_samples(inputs)):
             for name, array in sample.items():
                 values.put(name, number, array)
+            mask = sample.get(MASK)
+            if mask is not None and mask.ndim == 2 and not mask.all():
+                values.masks[number] = mask > 0
             values.count = number + 1
 
 
@@ -129,6 +135,8 @@ class _HeldValues:
         self._numbers: dict[str, int] = {}
         self.count = 0
         """Number of samples."""
+        self.masks: dict[int, Array] = {}
+        """Number of a sample with padding → which of its tokens are none."""
 
     def put(self, name: str, sample: int, array: Array) -> None:
         """Hold a value of a sample."""
@@ -226,6 +234,7 @@ class _LayerRun:
 
     def advance(self, solved: Mapping[WeightKey, SolvedWeight]) -> None:
         """Hold what the layer makes of the samples with the weights that were found."""
+        self.release()  # some are replaced
         initializers = self._graph.graph.initializers
         for key, found in solved.items():
             if key.name in initializers:
@@ -235,6 +244,17 @@ class _LayerRun:
         for sample in range(self._values.count):
             for name, array in self._run(session, self._feeds(sample), names).items():
                 self._values.put(name, sample, array)
+
+    def mask(self, sample: int) -> Array | None:
+        """Return which tokens of a sample are no padding; None where no input says it."""
+        return self._values.masks.get(sample)
+
+    def release(self) -> None:
+        """Unmap the weights of the layer from memory; they are mapped again when they are read."""
+        for value in self._graph.graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                with contextlib.suppress(BufferError):  # somebody reads it
+                    value.const_value.release()
 
     def _feeds(self, sample: int) -> dict[str, Array]:
         return self._values.read([value.name or "" for value in self._layer.cut.inputs], sample)
@@ -351,7 +371,8 @@ class _LayerSolver:
                             "calibration data)",
                             hint="Give data the model takes with --calibration-data, or --exclude the module.",
                         )
-                    (sums.judged if is_judging else sums.fitted).add(arrays[name])
+                    rows = _without_padding(arrays[name], run.mask(sample))
+                    (sums.judged if is_judging else sums.fitted).add(rows)
         return found
 
     def _solved_group(
@@ -452,6 +473,11 @@ def _matrix(weight: BlockWeight) -> Array:
 def _copied(statistics: InputStatistics) -> InputStatistics:
     """Return statistics whose Gram matrix may be used up."""
     return InputStatistics(statistics.gram.copy(), statistics.absolute, statistics.rows)
+
+
+def _without_padding(rows: Array, mask: Array | None) -> Array:
+    """Return the rows of the tokens that are no padding, of values with a row for each token; others as they are."""
+    return rows if mask is None or rows.shape[:-1] != mask.shape else rows[mask]
 
 
 def _is_for_products(weight: BlockWeight) -> bool:

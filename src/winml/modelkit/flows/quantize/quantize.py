@@ -166,6 +166,8 @@ class FoundBits:
     """Where samples come from, where the algorithm needs them; closed when the file is written."""
     solver: WeightSolver | None
     """Finds the blocks that were measured."""
+    statistics: CalibrationStatistics | None = None
+    """Statistics of activations, where modes need them."""
 
 
 def quantize_file(
@@ -198,10 +200,10 @@ def quantize_file(
         calibration = calibration_of(options, folder, work.sizes, task.seed, task.source)
     else:
         calibration = found.calibration
-    statistics = None
+    statistics = None if found is None else found.statistics
     if calibration is not None:
         refuse_missing_data(calibration)
-        if options.needs_ranges:
+        if options.needs_ranges and statistics is None:
             statistics = CalibrationStatistics(calibration, task.source, statistics_folder)
     with contextlib.ExitStack() as stack:
         solver = None if found is None else found.solver

@@ -1,0 +1,96 @@
+"""Measures the perplexity of a language model on calibration samples that no algorithm sees.
+
+The samples are those of :class:`~winml.modelkit.flows.quantize.calibration_data.Calibration` that it holds out, each
+read as one prompt. The number is that of ``winml eval``: the task and its metric are used as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.evaluate.metrics import PERPLEXITY
+from winml.modelkit.evaluate.tasks.texts import predicted_text
+from winml.modelkit.flows.quantize.calibration_data import Calibration
+from winml.modelkit.flows.quantize.quantized_variants import VariantEvaluator
+from winml.modelkit.results.quantization_sensitivity import MetricTarget
+from winml.modelkit.runtime.decoding.inputs import MASK, SCORES, TOKEN_IDS
+from winml.modelkit.runtime.graph_inputs import graph_inputs
+from winml.modelkit.runtime.sessions import Session
+
+__all__ = ["held_out_evaluator"]
+
+
+def held_out_evaluator(calibration: Calibration, model: Path, max_drop: float) -> tuple[VariantEvaluator, float]:
+    """Return what judges forms of a model by its perplexity, and the perplexity of the model.
+
+    Args:
+        calibration: Holds samples out.
+        model: The ONNX file.
+        max_drop: Share by which the perplexity may be larger.
+
+    Raises:
+        UsageError: the model has no perplexity, the data does not fit its inputs, or no sample is held out.
+        InputError: a file is damaged, or the model has no finite perplexity on the data.
+        StageError: the model does not run.
+    """
+
+    def scores(session: Session) -> dict[str, float]:
+        texts = itertools.starmap(predicted_text, _texts(session, calibration))
+        rows = [(text.surprise, len(text.best)) for text in texts]
+        return {PERPLEXITY.name: PERPLEXITY.measured(rows, []).value}
+
+    session = Session(model)
+    _refuse_others(session, model)
+    if next(calibration.held_out_samples(graph_inputs(session)), None) is None:
+        raise UsageError(
+            f"--max-drop perplexity: {calibration.words.partition(',')[0]} are too few to hold some out",
+            hint="Give four samples or more with --calibration-data.",
+        )
+    value = scores(session)[PERPLEXITY.name]
+    if not math.isfinite(value):
+        raise InputError(
+            f"{model}: its perplexity on the data is {value}",
+            hint="Give texts with several tokens each, of the language of the model: --calibration-data.",
+        )
+    target = MetricTarget(PERPLEXITY.name, value * (1 + max_drop), PERPLEXITY.is_higher_better)
+    return VariantEvaluator(target, scores, {"max_drop": max_drop, "data": calibration.request()}), value
+
+
+def _refuse_others(session: Session, model: Path) -> None:
+    inputs, outputs = session.inputs, session.outputs
+    if TOKEN_IDS not in inputs or SCORES not in outputs:
+        raise UsageError(
+            f"--max-drop perplexity: {model} takes {', '.join(inputs)} and returns {', '.join(outputs)}; a perplexity "
+            f"needs {TOKEN_IDS} and {SCORES}",
+            hint="Give --budget smallest --min-sqnr, such as 25.",
+        )
+
+
+def _texts(session: Session, calibration: Calibration) -> Iterator[tuple[Array, Array]]:
+    """Yield the scores and the tokens of each text that is held out, without its padding."""
+    for feeds in calibration.held_out_samples(graph_inputs(session)):
+        scores = session.run(feeds, [SCORES])[SCORES]
+        if scores.shape[:2] != feeds[TOKEN_IDS].shape:
+            raise UsageError(
+                f"--max-drop perplexity: {TOKEN_IDS} is {list(feeds[TOKEN_IDS].shape)}, and {SCORES} is "
+                f"{list(scores.shape)}; a perplexity needs scores of each token",
+                hint="Export the model with the scores of all tokens, or give --budget smallest --min-sqnr.",
+            )
+        yield from zip(*_without_padding(scores, feeds), strict=True)
+
+
+def _without_padding(scores: Array, feeds: Arrays) -> tuple[list[Array], list[Array]]:
+    tokens = feeds[TOKEN_IDS]
+    length = tokens.shape[1]
+    masks = feeds[MASK][:, -length:] > 0 if MASK in feeds else np.ones(tokens.shape, bool)
+    return (
+        [row[mask] for row, mask in zip(scores, masks, strict=True)],
+        [row[mask] for row, mask in zip(tokens, masks, strict=True)],
+    )
