@@ -20,7 +20,7 @@ decibels as every verb prints them, size, and the time of a run over that of the
 
 Tables in Markdown, then one line of JSON.
 
-    python benchmarks/lowbits.py --cache FOLDER [--minutes 20] [--hidden 384] 
+    python benchmarks/lowbits.py --cache FOLDER [--minutes 20] [--hidden 384]
         [--rows perplexity,budget,kv-cache,encoder] [--algorithms rtn,hqq,k_quant,gptq,awq,auto]
         [--budgets 3.5bits,4.5bits,6bits] [--windows 64] [--budget-algorithm gptq] [--runs 40] [--genai-python PYTHON]
 """
