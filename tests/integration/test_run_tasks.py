@@ -20,7 +20,6 @@ from PIL import Image
 
 from checkpoints import CONFIGS, make_distinct, save_image_processor
 from e2e.in_process import run_here
-from encoder_decoder import save_encoder_decoder
 from evaluation_checkpoints import WORDS, pipeline_of, save_task_checkpoint, sentences, text_tokenizer
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.flows.export.export import HTPExporter
@@ -145,7 +144,7 @@ def exported(checkpoint: Path, task: str, *, is_open: bool) -> Path:
     """Export a checkpoint; config and processor go beside the file."""
     model = checkpoint.parent / f"{checkpoint.name}-onnx" / "model.onnx"
     model.parent.mkdir()
-    dynamic = DynamicRequest(batch=is_open, sequence=is_open)
+    dynamic = DynamicRequest(batch=is_open, sequence=is_open, image_size=task == "depth-estimation")
     HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(
         ModelRequest(str(checkpoint), task=task, dynamic=dynamic), model
     )
@@ -194,3 +193,24 @@ def test_answer_of_a_task_is_that_of_the_pipeline(task: str, folder: Path, monke
             assert item["text"] == entry["text"]
         if "box" in item:
             assert list(item["box"].values()) == entry["box"]
+
+
+def test_inputs_that_do_not_fit_are_refused_with_what_fits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong task, a name that is misspelled, a text for a model of images and a file that is no image are refused."""
+    monkeypatch.chdir(folder)
+    _save_vit(folder / "refusing")
+    model = exported(folder / "refusing", "image-classification", is_open=False)
+    (folder / "broken.png").write_bytes(b"no image")
+
+    def told(*arguments: str, code: int = 2) -> str:
+        outcome = run_here("run", model, *arguments)
+        assert code == outcome.code, outcome.err
+        return outcome.err
+
+    assert "was exported for image-classification" in told(*PHOTO, "--task", "fill-mask")
+    assert "Did you mean 'image'" in told("--input", "imge=@photo.png")
+    assert "image-classification takes image" in told("--text", "a word")
+    assert "is none of BMP" in told("--image", "broken.png", code=1)
+    assert "no image and no arrays to save" in told(*PHOTO, "--save", "answer.png")
+    (model.parent / "preprocessor_config.json").unlink()
+    assert "image processor" in told(*PHOTO)

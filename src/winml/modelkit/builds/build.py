@@ -261,10 +261,7 @@ def _run_with(
         request, task.output, overwrite=True, with_companions=False, with_adapters=False
     )
     outcomes = export_outcomes(task.plan, result)
-    return tuple(
-        replace(outcome, summary=summary(part))
-        for outcome, part in zip(outcomes, result.parts, strict=True)
-    )
+    return tuple(replace(outcome, summary=summary(part)) for outcome, part in zip(outcomes, result.parts, strict=True))
 
 
 def _handover_of(plan: BuildPlan) -> GraphHandover:

@@ -274,7 +274,11 @@ def idle_quantization(section: QuantSection) -> str:
     options = quantize_options(section)
     if options.model_copy(update={"ep": None}) == QuantizeOptions():
         return "no precision is asked for (--precision)"
-    if options.kv_cache is not None or options.base.modes or any(PRECISIONS[name].modes for name in options.per_module.values()):
+    if (
+        options.kv_cache is not None
+        or options.base.modes
+        or any(PRECISIONS[name].modes for name in options.per_module.values())
+    ):
         return ""
     return auto_words(section) or f"precision {options.base.name} is what the model has"
 

@@ -398,7 +398,9 @@ def _quantized_words(result: QuantizedFile) -> str:
     from winml.modelkit.compare.words import comparison_words
 
     left = ", ".join(f"{count} left ({reason})" for reason, count in result.left.items())
-    weights = f"{result.precision} ({', '.join(result.modes)}), {result.quantized} quantized{f', {left}' if left else ''}"
+    weights = (
+        f"{result.precision} ({', '.join(result.modes)}), {result.quantized} quantized{f', {left}' if left else ''}"
+    )
     done = [*([weights] if result.modes else []), *([f"KV cache {result.kv_cache}"] if result.kv_cache else [])]
     return f"{', '.join(done)}, {comparison_words(result.fidelity)}"
 

@@ -123,9 +123,7 @@ def processor_files(folder: Path) -> tuple[Path, ...]:
     return tuple(path for path in files if path.is_file())
 
 
-def open_processor(
-    kind: ProcessorKind, folder: Path, option: str, *, instead: str = "or give .npz files"
-) -> Any:
+def open_processor(kind: ProcessorKind, folder: Path, option: str, *, instead: str = "or give .npz files") -> Any:
     """Return the object of transformers that makes arrays.
 
     Args:

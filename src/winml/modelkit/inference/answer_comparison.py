@@ -65,7 +65,8 @@ def _class_differences(
 ) -> Iterator[tuple[float | None, str]]:
     if ours[0].label != theirs[0].label:
         yield None, f"the first is {ours[0].label} instead of {theirs[0].label}"
-    scores = {entry.label: entry.score or 0.0 for entry in theirs}
+    names = [entry.label for entry in (*ours, *theirs)]  # special tokens have no text, and one label for all
+    scores = {entry.label: entry.score or 0.0 for entry in theirs if names.count(entry.label) == 2}
     yield from _score_differences((entry for entry in ours if entry.label in scores), scores)
 
 

@@ -55,10 +55,12 @@ class PipelineModel:
     Attributes:
         path: The ONNX file.
         device: Where answers are: always the CPU, wherever the graph runs.
+        dtype: In which floating-point type inputs are passed; a graph of another is passed that.
         input_modalities: What the model reads, as its transformers class says: ``text``, ``image`` and the like.
     """
 
     device = torch.device("cpu")
+    dtype = torch.float32
     input_modalities: Any = ()
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -158,6 +160,7 @@ class WinMLModel(PipelineModel):
         )
         self._session = self._opened(self.path)
         self.inputs: tuple[GraphInput, ...] = graph_inputs(self._session)
+        self.main_input_name = self.inputs[0].name if self.inputs else ""
         described = described_model(Path(path))
         self.task: str | None = described.get("task")
         self._passed_pad_token_id = pad_token_id
@@ -211,6 +214,9 @@ class WinMLModel(PipelineModel):
         values = {**dict(zip(names, tensors, strict=False)), **named}
         # What the model's own forward takes and the graph does not use changes no answer.
         unused = [name for name in values if name not in names and name in self._forward_parameters]
+        # A mask that hides no pixel, as pipelines pass for one image, changes none either.
+        if "pixel_mask" in values and "pixel_mask" not in names and bool(_as_array(values["pixel_mask"]).all()):
+            unused.append("pixel_mask")
         values = {name: value for name, value in values.items() if name not in unused}
         unknown = [name for name in values if name not in names]
         if unknown:

@@ -9,7 +9,15 @@ from typing import Any, Literal
 
 from winml.modelkit.records import Record, entry
 
-__all__ = ["AnswerEntry", "AnswerKind", "InferenceResult", "ReferenceAnswer", "RunSchema", "SchemaInput", "SchemaTensor"]
+__all__ = [
+    "AnswerEntry",
+    "AnswerKind",
+    "InferenceResult",
+    "ReferenceAnswer",
+    "RunSchema",
+    "SchemaInput",
+    "SchemaTensor",
+]
 
 AnswerKind = Literal[
     "labels", "entities", "spans", "boxes", "segments", "text", "similarity", "embedding", "depth", "tensors"

@@ -312,8 +312,10 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
     from winml.modelkit.results.inference import RunSchema, SchemaInput, SchemaTensor
 
     subject = plan.subject
-    name, tensors, outputs = subject.task, _graph_tensors(request.files, "inputs"), _graph_tensors(
-        request.files, "outputs"
+    name, tensors, outputs = (
+        subject.task,
+        _graph_tensors(request.files, "inputs"),
+        _graph_tensors(request.files, "outputs"),
     )
     if request.checkpoint is not None:
         from winml.modelkit.load.resolution import resolve_model
@@ -388,7 +390,9 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
     else:
         definition = RUN_TASKS[subject.task]
         values = {
-            item.name: _values(item, subject.named[item.name]) for item in definition.inputs if item.name in subject.named
+            item.name: _values(item, subject.named[item.name])
+            for item in definition.inputs
+            if item.name in subject.named
         }
         limits = {"top": request.top, "threshold": request.threshold}
         graph_inputs = model.inputs if len(request.files) == 1 else ()

@@ -52,9 +52,7 @@ Examples:
 
 @click.command(name="run", cls=WinMLCommand, epilog=EPILOG)
 @click.argument("target", required=False, metavar="[MODEL]")
-@model_option(
-    required=False, help="ONNX file, folder of a build, Hub id, checkpoint folder; or as argument."
-)
+@model_option(required=False, help="ONNX file, folder of a build, Hub id, checkpoint folder; or as argument.")
 @source_options
 @request_options(RunRequest)
 @grouped_option(
@@ -91,9 +89,7 @@ def command(**options: Any) -> None:
     with library_output_to_stderr():
         result, saved = run_model(plan, request)
     written = _write(result, saved, request)
-    show_result(
-        result.as_record(), options, lambda: inference_document(result).with_files(written), is_answer=True
-    )
+    show_result(result.as_record(), options, lambda: inference_document(result).with_files(written), is_answer=True)
     if result.reference is not None and not result.reference.is_same:
         click.get_current_context().exit(NEGATIVE_RESULT)
 
@@ -133,9 +129,7 @@ def _read_request(options: Mapping[str, Any]) -> RunRequest:
     )
 
 
-def _write(
-    result: InferenceResult, saved: Mapping[Path, Callable[[Path], None]], request: RunRequest
-) -> list[Path]:
+def _write(result: InferenceResult, saved: Mapping[Path, Callable[[Path], None]], request: RunRequest) -> list[Path]:
     """Write the files that are requested, all or none."""
     from winml.modelkit.graph.files.output_files import OutputFiles
 

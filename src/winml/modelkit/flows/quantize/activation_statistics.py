@@ -33,8 +33,8 @@ __all__ = [
     "ValueStatistics",
     "channel_rows",
     "measure_channels",
-    "measure_states",
     "measure_ranges",
+    "measure_states",
     "measure_statistics",
     "range_of",
 ]

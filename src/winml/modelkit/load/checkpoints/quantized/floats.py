@@ -131,7 +131,11 @@ def read_fp8(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
 
 
 def _block_of(declared: object) -> tuple[int, int] | None:
-    is_block = isinstance(declared, list) and len(declared) == 2 and all(isinstance(size, int) and size > 0 for size in declared)
+    is_block = (
+        isinstance(declared, list)
+        and len(declared) == 2
+        and all(isinstance(size, int) and size > 0 for size in declared)
+    )
     return (declared[0], declared[1]) if is_block else None  # type: ignore[index]  # it is a list of two
 
 
