@@ -48,7 +48,7 @@ def is_fused(model: Path, plan: BuildPlan) -> bool:
 
 
 def has_codes(model: ir.Model) -> bool:
-    """Say whether a graph holds weights in few bits, in operators of ONNX Runtime alone, or to be carried over to some."""
+    """Say whether a graph holds weights in few bits, in operators of ONNX Runtime or to be carried over to some."""
     if any(isinstance(value.const_value, CodedTensor) for value in model.graph.initializers.values()):
         return True
     return any(node.domain == DOMAIN and QUANTIZATION_KEY in node.metadata_props for node in model.graph)

@@ -113,8 +113,8 @@ def quantize_cache(model: ir.Model, maxima: Mapping[str, Array]) -> tuple[str, .
     record["kv_cache"] = {"precision": "int8", "attentions": len(found)}
     model.metadata_props[QUANTIZATION_KEY] = json.dumps(record, ensure_ascii=False)
     left = sum(node.op_type == _OPERATOR for node in model.graph) - len(found)
-    words = f"{count_noun(left, 'attention')} with a KV cache in floating point: the graph reads it elsewhere, too, or it is no input."
-    return (words,) if left else ()
+    reason = "the graph reads it elsewhere, too, or it is no input."
+    return (f"{count_noun(left, 'attention')} with a KV cache in floating point: {reason}",) if left else ()
 
 
 def _registered(graph: ir.Graph, present: ir.Value, maxima: Mapping[str, Array], fresh: FreshNames) -> ir.Value:

@@ -116,7 +116,7 @@ def _perplexity_words(search: BudgetSearch) -> str:
 
 
 def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
-    perplexity = [("perplexity", "score")] if search.float_perplexity is not None else []
+    perplexity = [doc.Column("perplexity", "score")] if search.float_perplexity is not None else []
     forms = list(dict.fromkeys(name for module in search.modules for name in module.alone_db))
     yield doc.Dots(
         [

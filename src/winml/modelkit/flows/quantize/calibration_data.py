@@ -68,7 +68,7 @@ RANDOM_SAMPLES = 16
 """Sets of random values where there is no data. Chosen: more of them say no more about real data."""
 
 SOLVING_SAMPLES = 128
-"""Samples made for algorithms that find blocks of weights, and for scales of a KV cache, where there is no data. Chosen:
+"""Samples made for algorithms of blocks of weights, and for scales of a KV cache, where there is no data. Chosen:
 as many as are read of data; a product with 1536 inputs needs more rows than the tokens of 16 sentences."""
 
 _OTHER_SAMPLES = 1_000_003

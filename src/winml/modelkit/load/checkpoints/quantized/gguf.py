@@ -122,8 +122,8 @@ def _config_of(path: Path, reader: Any) -> dict[str, Any]:
     plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in config.items()}
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    classes = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[plain["model_type"]]
-    return {**plain, "architectures": [classes if isinstance(classes, str) else classes[0]], "dtype": "float32"}
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[plain["model_type"]]
+    return {**plain, "architectures": [architecture], "dtype": "float32"}
 
 
 def _save_tokenizer(path: Path, folder: Path) -> None:
