@@ -95,6 +95,7 @@ def _save_audio(class_name: str) -> Callable[[Path], object]:
 
 
 PHOTO = ("--image", "photo.png")
+DRAWN = {"object-detection", "image-segmentation", "depth-estimation"}
 CASES = {
     "text-classification": Case(_text("BertForSequenceClassification", ("bad", "good", "so")), ("--text", TEXT), TEXT),
     "token-classification": Case(
@@ -167,11 +168,15 @@ def test_answer_of_a_task_is_that_of_the_pipeline(task: str, folder: Path, monke
     case.save(folder / task)
     model = exported(folder / task, task, is_open=case.is_open)
 
-    found = answer(model, *case.arguments, "--reference")
+    save = ("--save", f"{task}.png") if task in DRAWN else ()
+    found = answer(model, *case.arguments, *save, "--reference")
 
     assert task == found["task"]
     assert found["reference"]["is_same"], found["reference"]
     assert found["entries"]
+    if save:
+        assert Image.open(f"{task}.png").size == Image.open("photo.png").size
+        assert np.any(np.asarray(Image.open(f"{task}.png").convert("RGB")) != np.asarray(Image.open("photo.png")))
     if case.passed is None:
         return
     passed = case.passed

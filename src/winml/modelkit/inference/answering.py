@@ -1,7 +1,8 @@
 """Answers texts, images and audio with a model: what ``winml run`` does, for a built model and for PyTorch alike.
 
 Through the pipeline of transformers where it has the task; questions about a text, embeddings and texts of an
-encoder-decoder are answered here, as transformers 5 has no pipeline for them. Knows no files but those beside the model.
+encoder-decoder are answered here, as transformers 5 has no pipeline for them. Knows no files but those beside the
+model.
 """
 
 from __future__ import annotations
@@ -263,7 +264,7 @@ class TaskRunner:
         if passed != item.shape[-2:]:
             from transformers.image_utils import SizeDict
 
-            height, width = item.shape[-2:]
+            height, width = (int(size) for size in item.shape[-2:] if isinstance(size, int))
             processor.size = SizeDict(height=height, width=width)
             if getattr(processor, "do_center_crop", None):
                 processor.do_center_crop = False
@@ -333,7 +334,8 @@ class TaskRunner:
     def image_embeddings(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the embedding of one image, or the similarity of each to the first."""
         images = _several(inputs["image"])
-        processor, embeddings, notes = self._fit_images(images[0]), [], ()
+        processor, embeddings = self._fit_images(images[0]), []
+        notes: tuple[str, ...] = ()
         for image in images:
             outputs = self._outputs(dict(processor(images=[image], return_tensors="np")))
             if (pooled := outputs.get("pooler_output")) is None:

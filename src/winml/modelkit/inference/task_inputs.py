@@ -49,7 +49,7 @@ _AUDIO = TaskInput("audio", "audio", "the recording", "speech.wav")
 RUN_TASKS: Mapping[str, RunTask] = {
     "text-classification": RunTask((
         _TEXT,
-        TaskInput("text_pair", "text", "the second text, of a model that compares two", "It is new.", is_required=False),
+        TaskInput("text_pair", "text", "the second text, of a model of pairs", "It is new.", is_required=False),
     )),
     "token-classification": RunTask((_TEXT,)),
     "question-answering": RunTask((

@@ -58,7 +58,7 @@ class ReferenceAnswer(Record):
     is_same: bool
     """Whether labels, texts and boxes are equal, and numbers differ by at most :attr:`tolerance`."""
     max_difference: float | None
-    """Largest difference of two scores; of arrays, in shares of the largest value; of segments, the share of the pixels."""
+    """Largest difference of scores; of arrays, relative to the largest value; of segments, a share of the pixels."""
     tolerance: float
     difference: str | None = None
     """The first thing that differs, in words."""

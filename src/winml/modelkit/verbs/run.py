@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.results.inference import InferenceResult, RunSchema, SchemaTensor
 
-__all__ = ["RECORDED", "RunRequest", "RunSubject", "plan_run", "run_model", "run_schema"]
+__all__ = ["RECORDED", "RunRequest", "RunSubject", "example_command", "plan_run", "run_model", "run_schema"]
 
 RECORDED = "recorded"
 """Stands for the checkpoint that the model was made from."""
@@ -280,7 +280,7 @@ def _example(item: TaskInput) -> str:
 
 def _graph_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
     """Return the inputs or outputs of the graphs as their files declare them."""
-    import onnx
+    import onnx_ir as ir
 
     from winml.modelkit.graph.files.reading import read_structure
     from winml.modelkit.results.inference import SchemaTensor
@@ -294,8 +294,8 @@ def _graph_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
                 continue
             tensor = value.type.tensor_type
             dtype = ""
-            with suppress(KeyError):
-                dtype = str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+            with suppress(TypeError, ValueError):
+                dtype = str(ir.DataType(tensor.elem_type).numpy())
             sizes = tuple(
                 size.dim_value if size.HasField("dim_value") else size.dim_param or None for size in tensor.shape.dim
             )
@@ -394,7 +394,7 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
             for item in definition.inputs
             if item.name in subject.named
         }
-        limits = {"top": request.top, "threshold": request.threshold}
+        limits: dict[str, Any] = {"top": request.top, "threshold": request.threshold}
         graph_inputs = model.inputs if len(request.files) == 1 else ()
         runner = TaskRunner(model, subject.task, folder, graph_inputs=graph_inputs, **limits)
         answer = runner(values)
@@ -442,7 +442,7 @@ def _compared(
     if subject.task is None:
         theirs = tensor_answer(loaded, values, answer.arrays)
     else:
-        limits = {"top": request.top, "threshold": request.threshold}
+        limits: dict[str, Any] = {"top": request.top, "threshold": request.threshold}
         graph_inputs = model.inputs if len(request.files) == 1 else ()
         theirs = TaskRunner(loaded, subject.task, folder, graph_inputs=graph_inputs, **limits)(values)
     return replace(result, reference=compared_answers(answer, theirs, checkpoint.model))
@@ -538,7 +538,14 @@ def _saved(answer: Answer, values: Mapping[str, Any], path: Path | None) -> Mapp
                 np.savez(file, **answer.arrays)  # type: ignore[arg-type]  # numpy declares a flag among the keywords
 
         return {path: write_arrays}
-    from winml.modelkit.inference.drawing import drawn_image, save_image
+    from winml.modelkit.evaluate.drawing import depth_image, save_image, with_boxes, with_segments
 
-    image = drawn_image(answer, values["image"])
+    image = values["image"]
+    if answer.kind == "depth":
+        image = depth_image(answer.arrays["depth"], image.size)
+    elif answer.kind == "segments":
+        image = with_segments(image, answer.arrays["segments"], len(answer.entries))
+    else:
+        boxes = [(f"{entry.label} {entry.score:.2f}", entry.box) for entry in answer.entries if entry.box is not None]
+        image = with_boxes(image, boxes)
     return {path: lambda target: save_image(image, target, path.suffix.lower())}

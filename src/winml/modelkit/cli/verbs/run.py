@@ -136,7 +136,11 @@ def _write(result: InferenceResult, saved: Mapping[Path, Callable[[Path], None]]
     writers = dict(saved)
     if request.output is not None:
         text = f"{json_text(result.as_record())}\n"
-        writers[request.output] = lambda path: path.write_text(text, encoding="utf-8") and None
+
+        def write_answer(path: Path) -> None:
+            path.write_text(text, encoding="utf-8")
+
+        writers[request.output] = write_answer
     with OutputFiles() as files:
         for path, write in writers.items():
             write(files.reserve(path))

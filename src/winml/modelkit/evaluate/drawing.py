@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import colorsys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.inference.answering import Answer
 
-__all__ = ["drawn_image", "save_image"]
+__all__ = ["depth_image", "save_image", "with_boxes", "with_segments"]
 
+Box = tuple[float, float, float, float]
 _GOLDEN = 0.618034
 """Chosen: steps of the golden ratio around the circle of hues keep neighbouring numbers apart."""
 _OPACITY = 0.5
@@ -20,48 +21,51 @@ _LINE_SHARE = 0.004
 """Of the larger side of an image: width of a line. Chosen: seen in a photo and not hiding a small object."""
 
 
-def drawn_image(answer: Answer, image: Any) -> Any:
-    """Return an image of Pillow that displays an answer.
+def with_boxes(image: Any, boxes: Sequence[tuple[str, Box]]) -> Any:
+    """Return a copy of an image with boxes drawn on it.
 
     Args:
-        answer: Boxes, segments or depth.
-        image: What the model was passed.
+        image: Of Pillow.
+        boxes: Words for each box, all but the last of which decide its color, and its left, top, right and bottom.
     """
-    if answer.kind == "depth":
-        return _depth_image(answer.arrays["depth"], image.size)
-    drawn = image.convert("RGB")
-    if answer.kind == "segments":
-        return _with_segments(drawn, answer.arrays["segments"], len(answer.entries))
-    return _with_boxes(drawn, answer)
-
-
-def _with_boxes(image: Any, answer: Answer) -> Any:
     from PIL import ImageDraw
 
-    draw = ImageDraw.Draw(image)
+    drawn = image.convert("RGB").copy()
+    draw = ImageDraw.Draw(drawn)
     width = max(1, round(max(image.size) * _LINE_SHARE))
-    labels = list(dict.fromkeys(entry.label for entry in answer.entries))
-    for entry in answer.entries:
-        assert entry.box is not None
-        color = _color(labels.index(entry.label))
-        draw.rectangle(entry.box, outline=color, width=width)
-        words = f"{entry.label} {entry.score:.2f}"
-        place = (entry.box[0] + width, entry.box[1] + width)
+    names = list(dict.fromkeys(words.rpartition(" ")[0] for words, _ in boxes))
+    for words, box in boxes:
+        color = _color(names.index(words.rpartition(" ")[0]))
+        draw.rectangle(box, outline=color, width=width)
+        place = (box[0] + width, box[1] + width)
         draw.rectangle(draw.textbbox(place, words), fill=color)
         draw.text(place, words, fill=(0, 0, 0))
-    return image
+    return drawn
 
 
-def _with_segments(image: Any, numbers: Array, count: int) -> Any:
+def with_segments(image: Any, numbers: Array, count: int) -> Any:
+    """Return a copy of an image with colored segments.
+
+    Args:
+        image: Of Pillow.
+        numbers: Of the segment of each pixel; 0: none.
+        count: How many segments there are.
+    """
     from PIL import Image
 
     palette = np.asarray([(0, 0, 0), *(_color(place) for place in range(count))], np.uint8)
     colors = Image.fromarray(palette[numbers]).resize(image.size, Image.Resampling.NEAREST)
     weight = Image.fromarray(np.where(numbers > 0, round(255 * _OPACITY), 0).astype(np.uint8))
-    return Image.composite(colors, image, weight.resize(image.size, Image.Resampling.NEAREST))
+    return Image.composite(colors, image.convert("RGB"), weight.resize(image.size, Image.Resampling.NEAREST))
 
 
-def _depth_image(depth: Array, size: tuple[int, int]) -> Any:
+def depth_image(depth: Array, size: tuple[int, int]) -> Any:
+    """Return depth as an image in shades of gray: the least is black, the most white.
+
+    Args:
+        depth: Of each pixel.
+        size: Width and height of the image.
+    """
     from PIL import Image
 
     low, high = float(depth.min()), float(depth.max())
