@@ -31,6 +31,8 @@ __all__ = ["Answer", "TaskRunner", "tensor_answer"]
 
 _TOP = 5
 """Chosen: as transformers' pipelines do; a list that is read at a glance."""
+_BEFORE_TEXT = 4
+"""Specified by Whisper: tokens of start, language, task and times."""
 _SHOWN_VALUES = 8
 """Values of a tensor in an answer. Chosen: they fit on a line."""
 
@@ -375,8 +377,13 @@ class TaskRunner:
             pipeline.type = "seq2seq_whisper" if is_whisper else "seq2seq"
         longest = getattr(self._extractor, "n_samples", None)
         is_long = is_whisper and longest is not None and len(samples["raw"]) > longest
+        arguments: dict[str, Any] = {"return_timestamps": True} if is_long else {}
+        if self._model.config.is_encoder_decoder:
+            # Room for the tokens of language, task and times before the text.
+            settings = read_settings(self._folder).fitted(_BEFORE_TEXT, position_limit(self._folder))
+            arguments["generate_kwargs"] = {"max_new_tokens": settings.max_new_tokens}
         with _explained(self._task), tokenizer_call(self._tokenizer):
-            found = pipeline(samples, **({"return_timestamps": True} if is_long else {}))
+            found = pipeline(samples, **arguments)
         return Answer("text", (AnswerEntry(text=str(found["text"])),))
 
     def audio_classes(self, inputs: Mapping[str, Any]) -> Answer:
