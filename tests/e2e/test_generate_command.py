@@ -151,6 +151,56 @@ def test_chat_and_seed_decide_what_is_written(built: Path) -> None:
     assert (True, 2.0, 0.9) == tuple(drawn[0]["settings"][key] for key in ("do_sample", "temperature", "top_p"))
 
 
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        (["--num-beams", "3"], {"num_beams": 3}),
+        (["--repetition-penalty", "1.4"], {"repetition_penalty": 1.4}),
+        (["--num-beams", "2", "--repetition-penalty", "1.4"], {"num_beams": 2, "repetition_penalty": 1.4}),
+    ],
+    ids=str,
+)
+def test_options_choose_tokens_as_arguments_of_transformers_do(
+    built: Path, reference: Any, options: list[str], arguments: dict[str, Any]
+) -> None:
+    """By our loop or that of transformers: the tokens of the model in PyTorch."""
+    told = answer(built, "-p", PROMPT, "--max-new-tokens", "10", *options)
+    prompt = torch.tensor([told["prompt_tokens"]])
+    expected = reference.generate(prompt, max_new_tokens=10, do_sample=False, **arguments)[0, prompt.shape[1] :]
+    assert expected.tolist() == told["tokens"]
+    assert arguments.items() <= told["settings"].items()
+
+
+def test_few_of_the_likeliest_tokens_are_drawn_from(built: Path) -> None:
+    """One of them is the greedy text; a share of 1 of the best's probability as well."""
+    greedy = answer(built, "-p", PROMPT, "--max-new-tokens", "10", "--temperature", "0")
+    for option, value in (("--top-k", "1"), ("--min-p", "1")):
+        drawn = answer(built, "-p", PROMPT, "--max-new-tokens", "10", option, value, "--seed", "3")
+        assert drawn["settings"]["do_sample"]
+        assert greedy["tokens"] == drawn["tokens"]
+
+
+def test_text_ends_where_a_stop_string_does(built: Path, checkpoint: Path) -> None:
+    """With the token that completes it, as transformers' loop ends it; PyTorch with the same option writes the same."""
+    whole = answer(built, "-p", PROMPT, "--max-new-tokens", "10")
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    word = tokenizer.decode(whole["tokens"][4:6])
+    ended = answer(built, "-p", PROMPT, "--max-new-tokens", "10", "--stop", word, "--reference")
+    assert whole["tokens"][: len(ended["tokens"])] == ended["tokens"]
+    assert 5 <= len(ended["tokens"]) < 10
+    assert word in tokenizer.decode(ended["tokens"])
+    assert ended["reference"]["difference"] is None
+
+
+def test_system_message_is_put_before_that_of_the_user(built: Path) -> None:
+    """By the chat template; without a template nothing can be told."""
+    message = answer(built, "-p", "who", "--chat", "--system", "be brief", "--max-new-tokens", "2")
+    assert "<s>system: be brief\n<s>user: who\nassistant: " == message["prompt"]
+    refused = run_here("generate", built, "-p", "who", "--system", "be brief")
+    assert 2 == refused.code
+    assert "--chat" in refused.err
+
+
 def test_reference_finds_the_first_token_that_differs(built: Path, checkpoint: Path, tmp_path: Path) -> None:
     """The checkpoint that the file names writes the same; one with another weight does not, and the exit code is 3."""
     same = answer(built, "-p", PROMPT, "--max-new-tokens", "10", "--reference")

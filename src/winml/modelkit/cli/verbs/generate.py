@@ -30,6 +30,10 @@ STDIN = "-"
 """In place of a text: it is read from stdin."""
 RECORDED = "recorded"
 """Stands for the checkpoint that the model was made from."""
+_OF_SETTINGS = (
+    "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "num_beams", "stop", "seed",
+)  # fmt: skip
+"""Options that change how tokens are chosen."""
 LARGEST_SEED = 2**32 - 1
 """Specified: the largest seed that both numpy and transformers take."""
 
@@ -53,6 +57,7 @@ Examples:
 @click.option(
     "--image", metavar="FILE", multiple=True, help="A picture, for a model that writes what it sees; repeatable."
 )
+@click.option("--system", metavar="TEXT", help="With --chat: what the model is told before the message.")
 @click.option("--timestamps", is_flag=True, help="With --audio: say when each part of the text is spoken.")
 @click.option("--chat", is_flag=True, help="The prompt is a message; the model's chat template asks for an answer.")
 @click.option(
@@ -61,7 +66,20 @@ Examples:
     help="Longest answer.  [default: as the model's files say, else 256, within its positions]",
 )
 @click.option("--temperature", type=click.FloatRange(0, 100), help="Draw tokens, scores divided by this; 0: greedy.")
+@click.option("--top-k", type=click.IntRange(min=0), help="Draw from so many of the likeliest tokens; 0: from all.")
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Draw from the likeliest of this share.")
+@click.option(
+    "--min-p", type=click.FloatRange(0, 1), help="Draw from tokens with at least this share of the best's probability."
+)
+@click.option(
+    "--repetition-penalty",
+    type=click.FloatRange(0, min_open=True),
+    help="Scores of tokens that occurred are divided by this; 1: not.",
+)
+@click.option(
+    "--num-beams", type=click.IntRange(1, 1000), help="Follow so many texts at once, and take the best.  [default: 1]"
+)
+@click.option("--stop", metavar="TEXT", multiple=True, help="End the answer where it holds this text; repeatable.")
 @click.option(
     "--seed", type=click.IntRange(0, LARGEST_SEED), default=0, show_default=True, help="Seed of what is drawn."
 )
@@ -128,21 +146,22 @@ def _text_on_stdin() -> str:
 
 def _prepare(files: Mapping[str, Path], text: str | None, options: Mapping[str, Any]) -> PreparedPrompt:
     """Return what the model is given, in its tokens."""
-    requested = {key: options[key] for key in ("max_new_tokens", "temperature", "top_p", "seed")}
+    requested = {key: options[key] for key in _OF_SETTINGS}
     if ENCODER in files:
         from winml.modelkit.inference.generation.encoder_decoder_text import prepare_encoder_decoder
 
         image = next(iter(options["image"]), None)
         passed = {"prompt": text, "audio": options["audio"], "image": image}
         return prepare_encoder_decoder(files, passed, with_times=options["timestamps"], **requested)
+    chat = {"is_chat": options["chat"], "system": options["system"]}
     if VISION in files:
         from winml.modelkit.inference.generation.vision_language_text import prepare_vision_language
 
-        return prepare_vision_language(files, text or "", options["image"], is_chat=options["chat"], **requested)
+        return prepare_vision_language(files, text or "", options["image"], **chat, **requested)
     from winml.modelkit.inference.generation.writing import prepare_prompt
 
     model = files.get(ONLY_PART) or files[DECODER]
-    return prepare_prompt(model, text or "", is_chat=options["chat"], reader=files.get(PROMPT), **requested)
+    return prepare_prompt(model, text or "", reader=files.get(PROMPT), **chat, **requested)
 
 
 def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
@@ -155,6 +174,10 @@ def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
     media = [f"--{name}" for name in ("audio", "image") if options[name]]
     if options["prompt"] is None and not media:
         raise UsageError("nothing was given to go on with", hint='Give a text: -p "Once upon a time".')
+    if options["system"] is not None and not options["chat"]:
+        raise UsageError("--system: a model is told something by its chat template alone", hint="Add --chat.")
+    if "" in options["stop"]:
+        raise UsageError("--stop '': the empty text is in every answer", hint="Give the text that ends it.")
     if options["timestamps"] and not options["audio"]:
         raise UsageError("--timestamps: times are those of a recording, and none is given", hint="Give --audio.")
     from winml.modelkit.found_models import onnx_file, part_files

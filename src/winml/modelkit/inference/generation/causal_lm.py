@@ -30,7 +30,14 @@ from winml.modelkit.inference.generation.settings import SPEED_ONLY, GenerationS
 from winml.modelkit.inference.generation.text import open_tokenizer
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph, GraphCache
 
-__all__ = ["DecoderModel", "generate_with_transformers", "generated_by", "generation_call", "generation_config_beside"]
+__all__ = [
+    "DecoderModel",
+    "generate_with_transformers",
+    "generated_by",
+    "generation_call",
+    "generation_config_beside",
+    "loop_arguments",
+]
 
 
 class DecoderModel(GenerationMixin):
@@ -195,7 +202,7 @@ def generation_call(model: DecoderModel, **arguments: Any) -> Any:
     folder = model.tokenizer_folder
     if "max_new_tokens" in arguments:
         model.generation_config.max_length = None  # transformers warns where both are set
-    ends_by_strings = model.generation_config.stop_strings is not None
+    ends_by_strings = (arguments.get("stop_strings") or model.generation_config.stop_strings) is not None
     if ends_by_strings:
         arguments["tokenizer"] = open_tokenizer(folder)
     try:
@@ -236,6 +243,20 @@ def generate_with_transformers(
     yield from generated_by(_GraphModel(graph, folder), {"inputs": torch.tensor([list(prompt)])}, len(prompt), settings)
 
 
+def loop_arguments(settings: GenerationSettings) -> dict[str, Any]:
+    """Return what ``generate()`` is told of settings that a user can change."""
+    step, others = settings.step, settings.for_transformers or {}
+    drawn = {"temperature": step.temperature, "top_k": step.top_k, "top_p": step.top_p, "min_p": step.min_p}
+    return {
+        "max_new_tokens": settings.max_new_tokens,
+        "do_sample": step.is_sampled,
+        "repetition_penalty": step.repetition_penalty,
+        "num_beams": others.get("num_beams", 1),
+        **({"stop_strings": others["stop_strings"]} if "stop_strings" in others else {}),
+        **(drawn if step.is_sampled else {}),
+    }
+
+
 def generated_by(
     model: Any, inputs: Mapping[str, torch.Tensor], passed: int, settings: GenerationSettings
 ) -> Iterator[GeneratedToken]:
@@ -251,10 +272,8 @@ def generated_by(
     Raises:
         WinMLError: whatever a run of a graph raises.
     """
-    step = settings.step
-    drawn = {"temperature": step.temperature, "top_p": step.top_p} if step.is_sampled else {}
     set_seed(settings.seed)
-    streams = passed > 0 and (model.generation_config.num_beams or 1) == 1
+    streams = passed > 0 and settings.is_stepwise
     streamer = _Stream()
 
     def work() -> None:
@@ -262,10 +281,8 @@ def generated_by(
             output = generation_call(
                 model,
                 **inputs,
-                max_new_tokens=settings.max_new_tokens,
-                do_sample=step.is_sampled,
+                **loop_arguments(settings),
                 streamer=streamer if streams else None,
-                **drawn,
             )
             if not streams:
                 streamer.put(output[0, :passed])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.inference.generation.causal_lm import generation_call, generation_config_beside
+from winml.modelkit.inference.generation.causal_lm import generation_call, generation_config_beside, loop_arguments
 from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt, files_folder
 from winml.modelkit.inference.generation.text import TextTokenizer
 from winml.modelkit.load.model import load_model
@@ -54,8 +54,7 @@ def _pytorch_tokens(request: ModelRequest, prompt: PreparedPrompt) -> tuple[list
     output = generation_call(
         model,
         inputs=torch.tensor([list(prompt.tokens)]),
-        max_new_tokens=prompt.settings.max_new_tokens,
-        do_sample=False,
+        **loop_arguments(prompt.settings),
         return_dict_in_generate=True,
         output_scores=True,
     )

@@ -5,7 +5,7 @@ Reads ``generation_config.json`` and ``config.json`` as JSON: no model library i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -252,29 +252,45 @@ class GenerationSettings:
         }
 
     def updated(
-        self, *, max_new_tokens: int | None, temperature: float | None, top_p: float | None, seed: int
+        self,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        num_beams: int | None = None,
+        stop: Sequence[str] = (),
+        seed: int = 0,
     ) -> GenerationSettings:
-        """Return the settings with what a user asks for; whoever gives a temperature or a share wants tokens drawn.
+        """Return the settings with what a user asks for; None: as the files say.
 
         Args:
-            max_new_tokens: Longest text; None: as the files say.
-            temperature: 0 takes the token with the highest score; None: as the files say.
-            top_p: None: as the files say.
+            max_new_tokens: Longest text.
+            temperature: Scores are divided by it, and tokens drawn; 0 takes the token with the highest score.
+            top_k: Tokens are drawn from that many of the highest scores; 0: from all.
+            top_p: Tokens are drawn from the fewest whose probabilities reach this sum.
+            min_p: Tokens are drawn from those with at least this share of the largest probability.
+            repetition_penalty: Divides positive scores of tokens that occurred, and multiplies negative ones.
+            num_beams: Texts that are followed at once, by transformers' loop; 1: one.
+            stop: Texts that end the answer, by transformers' loop.
             seed: Of what is drawn.
         """
-        step = self.step
+        drawn = _without_none(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        step = replace(self.step, **_without_none(repetition_penalty=repetition_penalty))
         if temperature == 0:
             step = replace(step, is_sampled=False)
-        elif temperature is not None or top_p is not None:
-            requested: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
-            step = replace(
-                step, is_sampled=True, **{key: value for key, value in requested.items() if value is not None}
-            )
+        elif drawn:
+            step = replace(step, is_sampled=True, **drawn)
+        others = {**(self.for_transformers or {}), **({"stop_strings": list(stop)} if stop else {})}
+        if num_beams is not None:
+            others.pop("num_beams", None)
+            others |= {"num_beams": num_beams} if num_beams > 1 else {}
+        found = replace(self, step=step, seed=seed, for_transformers=others or None)
         if max_new_tokens is None:
-            return replace(self, step=step, seed=seed)
-        return replace(
-            self, step=step, seed=seed, max_new_tokens=max_new_tokens, max_length=None, is_default_length=False
-        )
+            return found
+        return replace(found, max_new_tokens=max_new_tokens, max_length=None, is_default_length=False)
 
     def fitted(self, prompt_tokens: int, positions: int | None) -> GenerationSettings:
         """Return the settings with a length that the positions of the model leave room for.
@@ -390,6 +406,10 @@ def part_position_limit(model: Path, folder: Path, part: str = DECODER) -> int |
     described = read_part_description(model)
     stated = None if described is None else described.positions
     return position_limit(folder, part) if stated is None else stated
+
+
+def _without_none(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _first_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:

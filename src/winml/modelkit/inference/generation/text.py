@@ -200,8 +200,13 @@ RENDERING = "winml.modelkit.inference.generation.template_rendering"
 """The module that renders."""
 
 
-def chat_prompt(folder: Path, message: str) -> str:
+def chat_prompt(folder: Path, message: str, system: str | None = None) -> str:
     """Return the text with which a model is asked to answer a message of a user, as its chat template writes it.
+
+    Args:
+        folder: With the template.
+        message: What the user says.
+        system: What is said before it in the role ``system``.
 
     The special tokens are in the text: it is encoded without adding any.
 
@@ -216,18 +221,19 @@ def chat_prompt(folder: Path, message: str) -> str:
             f"{folder}: has no chat template ({_TEMPLATE_NAME})",
             hint="Leave out --chat: the model goes on with any text.",
         )
-    return rendered_chat(folder, template, message, _special_tokens(config))
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return rendered_chat(folder, template, [*before, {"role": "user", "content": message}], _special_tokens(config))
 
 
 def rendered_chat(
-    folder: Path, template: str, content: str | Sequence[Mapping[str, object]], variables: Mapping[str, object]
+    folder: Path, template: str, messages: Sequence[Mapping[str, object]], variables: Mapping[str, object]
 ) -> str:
-    """Return what a template makes of one message of a user.
+    """Return what a template makes of messages.
 
     Args:
         folder: Where the template is from, for messages.
         template: Its text.
-        content: The text of the message, or its parts.
+        messages: Each a role and its content: a text, or parts.
         variables: What the template knows besides, such as ``bos_token``.
 
     Raises:
@@ -235,7 +241,7 @@ def rendered_chat(
     """
     question = {
         "template": template,
-        "messages": [{"role": "user", "content": content}],
+        "messages": list(messages),
         "variables": dict(variables),
     }
     try:

@@ -34,7 +34,13 @@ _FAILURES = (ValueError, TypeError, LookupError, RuntimeError, AttributeError)
 
 
 def prepare_vision_language(
-    files: Mapping[str, Path], text: str, pictures: Sequence[str], *, is_chat: bool, **requested: Any
+    files: Mapping[str, Path],
+    text: str,
+    pictures: Sequence[str],
+    *,
+    is_chat: bool,
+    system: str | None = None,
+    **requested: Any,
 ) -> PreparedPrompt:
     """Make tokens and pixels, and settle how the answer is written; no graph is opened.
 
@@ -43,6 +49,7 @@ def prepare_vision_language(
         text: What is asked. Where it names no place for the pictures, they come before it.
         pictures: Their paths.
         is_chat: Whether the text is the message of a user, which the chat template of the model makes a prompt of.
+        system: What the chat template is given before it in the role ``system``.
         **requested: See :meth:`~winml.modelkit.inference.generation.settings.GenerationSettings.updated`.
 
     Raises:
@@ -55,7 +62,7 @@ def prepare_vision_language(
     settings = read_settings(folder).updated(**requested)
     created: dict[str, Array] = {}
     if images or is_chat:
-        text, tokens, created = _processed(files, folder, text, images, is_chat=is_chat)
+        text, tokens, created = _processed(files, folder, text, images, is_chat=is_chat, system=system)
     else:
         tokens = tuple(tokenizer.encode(text))
     if not tokens:
@@ -118,13 +125,14 @@ def _opened_image(path: str) -> Any:
 
 
 def _processed(
-    files: Mapping[str, Path], folder: Path, text: str, images: Sequence[object], *, is_chat: bool
+    files: Mapping[str, Path], folder: Path, text: str, images: Sequence[object], *, is_chat: bool, system: str | None
 ) -> tuple[str, tuple[int, ...], dict[str, Array]]:
     """Return the text with places for the pictures, its tokens, and what the graphs take besides."""
     from winml.modelkit.graph.files.reading import read_structure
 
     processor = _open_processor(folder)
-    text = _chat_text(processor, folder, text, len(images)) if is_chat else _placed_text(processor, text, len(images))
+    count = len(images)
+    text = _chat_text(processor, folder, text, count, system) if is_chat else _placed_text(processor, text, count)
     try:
         with tokenizer_call(folder, text):
             created = processor(
@@ -199,7 +207,7 @@ def _placed_text(processor: object, text: str, count: int) -> str:
     return text if not isinstance(place, str) or not place or place in text else place * count + text
 
 
-def _chat_text(processor: Any, folder: Path, text: str, count: int) -> str:
+def _chat_text(processor: Any, folder: Path, text: str, count: int, system: str | None) -> str:
     """Return what the chat template makes of a message with pictures.
 
     Raises:
@@ -211,4 +219,7 @@ def _chat_text(processor: Any, folder: Path, text: str, count: int) -> str:
     template = next((one.get("default") if isinstance(one, dict) else one for one in templates if one), None)
     if not template:
         raise UsageError(f"{folder}: has no chat template", hint="Leave out --chat: the model goes on with any text.")
-    return rendered_chat(folder, template, content, processor.tokenizer.special_tokens_map)
+    messages = [{"role": "user", "content": content}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
+    return rendered_chat(folder, template, messages, processor.tokenizer.special_tokens_map)

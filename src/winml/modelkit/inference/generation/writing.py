@@ -65,7 +65,13 @@ class _Progress:
 
 
 def prepare_prompt(
-    model: Path, prompt: str, *, is_chat: bool, reader: Path | None = None, **requested: Any
+    model: Path,
+    prompt: str,
+    *,
+    is_chat: bool,
+    system: str | None = None,
+    reader: Path | None = None,
+    **requested: Any,
 ) -> PreparedPrompt:
     """Encode a prompt, and settle how the answer is written; the model itself is not opened.
 
@@ -73,6 +79,7 @@ def prepare_prompt(
         model: The ONNX file; tokenizer and configs are beside it.
         prompt: The text.
         is_chat: Whether it is the message of a user, which the chat template of the model makes a prompt of.
+        system: What the chat template is given before it in the role ``system``.
         reader: The ONNX file that reads prompts, where the model is of two graphs of fixed sizes.
         **requested: See :meth:`~winml.modelkit.inference.generation.settings.GenerationSettings.updated`.
 
@@ -83,7 +90,7 @@ def prepare_prompt(
     folder = files_folder(model)
     tokenizer = read_tokenizer(folder)
     settings = read_settings(folder).updated(**requested)
-    text = chat_prompt(folder, prompt) if is_chat else prompt
+    text = chat_prompt(folder, prompt, system) if is_chat else prompt
     tokens = tuple(tokenizer.encode(text, with_special=not is_chat))
     if not tokens:
         raise UsageError("the prompt is empty, and this model begins with no token of its own", hint="Give a text.")
