@@ -147,6 +147,9 @@ def test_rows_of_answers_are_their_keys(made: Path) -> None:
     )
     (compared,) = _tables("## JSON of `winml compare`")
     assert _keys(compared) - {"parts"} == set(_done("compare", "model.onnx", "full.onnx"))
+    (answer,) = _tables("## JSON of `winml run`")
+    tokens = [f"--input={name}={[[1] * 16]}" for name in ("input_ids", "attention_mask", "token_type_ids")]
+    assert _keys(answer) == set(_done("run", "model.onnx", *tokens))
     (extracted,) = _tables("## Manifest of `winml extract`")
     assert _keys(extracted) == set(json.loads((made / "parts" / "extract_manifest.json").read_text(encoding="utf-8")))
 

@@ -17,6 +17,8 @@ from winml.modelkit.file_names import OWNER_LOCK_NAME, PARTIAL_PREFIX
 from winml.modelkit.graph.files.recovery import STAGED, write_journal
 
 FEW = ("--iterations", "2", "--warmup", "0")
+ONES = f"x={json.dumps([[1.0] * 32])}"
+"""An input of the model, as ``winml run`` takes it."""
 CASES = {
     "optimize": ("optimize", "-m", "models/model.onnx", "-o", "models/new.onnx", "--level", "basic"),
     "optimize, no output": ("optimize", "-m", "models/model.onnx"),
@@ -61,6 +63,7 @@ CASES = {
         *("tune", "-m", "models/model.onnx", "-o", "out", "--only", "dynamic", "--target", "size", "--min-sqnr", "20"),
     ),
     "sweep": ("sweep", "models/models.txt", "--set", "optim.level=none,basic", "-o", "out"),
+    "run": ("run", "models/model.onnx", "--input", ONES, "-o", "out/answer.json", "--save", "models/arrays.npz"),
     "optimize, a folder": ("optimize", "-m", "built", "-o", "built-fast", "--level", "basic"),
 }
 """Name → a command that writes; every verb with ``--dry-run`` has one."""
