@@ -42,6 +42,7 @@ IN_ONE_PROCESS = (
     ("extract", "chain.onnx", "--module", "c", "-o", "extracted"),
     ("retag", "chain.onnx", "bare.onnx", "-o", "retagged.onnx"),
     ("perf", "chain.onnx", "--iterations", "2"),
+    ("run", "chain.onnx", "--input", f"x={[[1.0] * 32]}"),
     ("config", "-m", "decoder", "-o", "config.json"),
     ("export", "-m", f"{nets}:good", "-o", "exported.onnx"),
     ("build", "-m", "decoder", "-o", "built", "--level", "none", "--no-verify"),
