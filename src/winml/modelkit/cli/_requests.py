@@ -34,6 +34,7 @@ __all__ = [
     "exported_path",
     "files_read",
     "is_stated",
+    "model_name",
     "model_request",
     "read_build_config",
     "read_request",
@@ -270,6 +271,25 @@ FOR_CHECKPOINTS = (*(option.name for option in declared_options() if not option.
 """Options that say how a checkpoint becomes a graph, which an ONNX file already is."""
 
 
+def model_name(options: Mapping[str, Any], taken: str) -> str:
+    """Return the model, given as argument or with ``-m``.
+
+    Args:
+        options: Values by the name of the option, ``target`` and ``model`` among them.
+        taken: What a verb takes, for the hint.
+
+    Raises:
+        UsageError: there is none, or two.
+    """
+    passed: list[str] = [value for value in (options["target"], options["model"]) if value is not None]
+    if len(passed) != 1:
+        raise UsageError(
+            f"two models were given: {passed[0]!r} and, with -m, {passed[1]!r}" if passed else "no model was given",
+            hint=f"Give one: {taken}.",
+        )
+    return passed[0]
+
+
 def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
     """Return the model, and the fields of its ``RunOptions`` that say what it is fed.
 
@@ -281,13 +301,7 @@ def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, An
     Raises:
         UsageError: no model or two, nothing at its path, or an option that has no meaning for an ONNX file.
     """
-    passed = [value for value in (options["target"], options["model"]) if value is not None]
-    if len(passed) != 1:
-        raise UsageError(
-            f"two models were given: {passed[0]!r} and, with -m, {passed[1]!r}" if passed else "no model was given",
-            hint="Give one: an ONNX file, the folder of a build, a Hub id, a checkpoint folder or file.py:factory.",
-        )
-    name = passed[0]
+    name = model_name(options, "an ONNX file, the folder of a build, a Hub id, a checkpoint folder or file.py:factory")
     from winml.modelkit.found_models import FoundModel, onnx_file
     from winml.modelkit.graph.files.named_paths import refuse_missing_values
 

@@ -1,8 +1,7 @@
 """Which files are the parts of one model, and which output of one feeds which input of another?
 
-Reads and describes the ``winml.part`` metadata of FORMATS, and reads ``winml.model``.
-A file without it is a model of its own. Knows nothing of
-how the parts were made, and runs none.
+Reads and describes the ``winml.part`` metadata of FORMATS, and reads ``winml.model``. A file without it is a model of
+its own. Knows nothing of how the parts were made, and runs none.
 """
 
 from __future__ import annotations

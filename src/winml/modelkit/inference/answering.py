@@ -49,11 +49,7 @@ class Answer:
 
 
 class TaskRunner:
-    """Answers the inputs of a task with a model.
-
-    Attributes:
-        notes: What was done with the inputs so that the graph takes them, a sentence each.
-    """
+    """Answers the inputs of a task with a model."""
 
     def __init__(
         self,

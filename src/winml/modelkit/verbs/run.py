@@ -21,7 +21,7 @@ from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
 from winml.modelkit.verbs.running import ProviderFields
 
 if TYPE_CHECKING:
-    from winml.modelkit.inference.answering import Answer
+    from winml.modelkit.inference.answering import Answer, TaskRunner
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.results.inference import InferenceResult, RunSchema, SchemaTensor
 
@@ -121,7 +121,7 @@ def _subject(request: RunRequest) -> RunSubject:
         from winml.modelkit.graph.bundle import described_model
 
         tensors = tuple(item.name for item in _graph_tensors(request.files, "inputs"))
-        stated = described_model(request.files.get(DECODER) or request.files[ONLY_PART]).get("task")
+        stated = described_model(_described_file(request)).get("task")
     if request.task and stated and canonical_task(request.task) != canonical_task(stated):
         raise TaskError(
             f"--task {request.task}: {request.name} was exported for {stated}",
@@ -150,8 +150,9 @@ def _subject(request: RunRequest) -> RunSubject:
     task, definition = run_task(name, tensors)
     if not request.schema:
         _refuse_generating(request, task, definition)
+        assert definition is not None  # refused above
         _refuse_inputs(request, task, definition, named, tensors)
-        _refuse_save(request, definition or RunTask(()), task)
+        _refuse_save(request, definition, task)
     return RunSubject(task, rule, {}, named)
 
 
@@ -209,7 +210,7 @@ def _refuse_generating(request: RunRequest, task: str, definition: RunTask | Non
 def _refuse_inputs(
     request: RunRequest,
     task: str,
-    definition: RunTask | None,
+    definition: RunTask,
     named: Mapping[str, tuple[str, ...]],
     tensors: tuple[str, ...],
 ) -> None:
@@ -218,7 +219,6 @@ def _refuse_inputs(
     Raises:
         UsageError: names the input and the nearest that there is.
     """
-    assert definition is not None
     known = {item.name: item for item in definition.inputs}
     for name, values in named.items():
         if name not in known:
@@ -272,10 +272,14 @@ def example_command(name: str, definition: RunTask) -> str:
     return " ".join(["winml run", name, *(_example(item) for item in definition.inputs if item.is_required)])
 
 
+def _option_of(item: TaskInput) -> str:
+    has_option = item.name in {"text", "image", "audio", "label"}
+    return f"--{item.name}" if has_option else f"--input {item.name}="
+
+
 def _example(item: TaskInput) -> str:
     value = item.example if item.kind != "text" else f'"{item.example}"'
-    options = {"text", "image", "audio", "label"}
-    return f"--{item.name} {value}" if item.name in options else f"--input {item.name}={value}"
+    return f"{_option_of(item)}{'' if _option_of(item).endswith('=') else ' '}{value}"
 
 
 def _graph_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
@@ -328,12 +332,11 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
             for spec in part.inputs
         ]
     task, definition = (None, None) if name is None else run_task(name, tuple(item.name for item in tensors))
-    options = {"text", "image", "audio", "label"}
     inputs = tuple(
         SchemaInput(
             item.name,
             item.kind,
-            f"--{item.name}" if item.name in options else f"--input {item.name}=",
+            _option_of(item),
             item.is_required,
             item.is_repeatable,
             item.meaning,
@@ -360,9 +363,8 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
         WinMLError: an input cannot be read, the model cannot be loaded or built, or a run fails.
     """
     plan.recover()
-    from winml.modelkit.inference.answering import TaskRunner, tensor_answer
+    from winml.modelkit.inference.answering import tensor_answer
     from winml.modelkit.inference.auto_model import WinMLAutoModel
-    from winml.modelkit.inference.generation.decoder_prompt import files_folder
     from winml.modelkit.results.inference import InferenceResult
 
     started = time.perf_counter()
@@ -378,7 +380,6 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
         subject = plan.subject
     model: Any = WinMLAutoModel.open_files(request.files, **provider)
     session_ms = (time.perf_counter() - started) * 1000
-    folder = files_folder(request.files.get(DECODER) or request.files[ONLY_PART])
     started = time.perf_counter()
     if subject.task is None:
         tensors = {name: _tensor(name, value) for name, value in subject.tensors.items()}
@@ -394,10 +395,7 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
             for item in definition.inputs
             if item.name in subject.named
         }
-        limits: dict[str, Any] = {"top": request.top, "threshold": request.threshold}
-        graph_inputs = model.inputs if len(request.files) == 1 else ()
-        runner = TaskRunner(model, subject.task, folder, graph_inputs=graph_inputs, **limits)
-        answer = runner(values)
+        answer = _runner(model, model, subject.task, request)(values)
         passed = {
             name: given[0].removeprefix("@") if len(given) == 1 else [text.removeprefix("@") for text in given]
             for name, given in subject.named.items()
@@ -417,8 +415,23 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
         saved=request.save,
     )
     if request.reference is not None:
-        result = _compared(result, answer, subject, values, request, folder, model)
+        result = _compared(result, answer, subject, values, request, model)
     return result, _saved(answer, values, request.save)
+
+
+def _runner(model: Any, built: Any, task: str, request: RunRequest) -> TaskRunner:
+    """Return what answers a task with a model, its inputs made to fit the graph of the built one."""
+    from winml.modelkit.inference.answering import TaskRunner
+    from winml.modelkit.inference.generation.decoder_prompt import files_folder
+
+    folder = files_folder(_described_file(request))
+    graph_inputs = built.inputs if len(request.files) == 1 else ()
+    return TaskRunner(model, task, folder, graph_inputs=graph_inputs, top=request.top, threshold=request.threshold)
+
+
+def _described_file(request: RunRequest) -> Path:
+    """Return the file that says what the model is for, with tokenizer and configs beside it."""
+    return request.files.get(DECODER) or request.files[ONLY_PART]
 
 
 def _compared(
@@ -427,12 +440,11 @@ def _compared(
     subject: RunSubject,
     values: Mapping[str, Any],
     request: RunRequest,
-    folder: Path,
     model: Any,
 ) -> InferenceResult:
     """Return a result with what PyTorch answers."""
     from winml.modelkit.inference.answer_comparison import compared_answers
-    from winml.modelkit.inference.answering import TaskRunner, tensor_answer
+    from winml.modelkit.inference.answering import tensor_answer
     from winml.modelkit.load.model import load_model
 
     checkpoint = _reference(request)
@@ -442,9 +454,7 @@ def _compared(
     if subject.task is None:
         theirs = tensor_answer(loaded, values, answer.arrays)
     else:
-        limits: dict[str, Any] = {"top": request.top, "threshold": request.threshold}
-        graph_inputs = model.inputs if len(request.files) == 1 else ()
-        theirs = TaskRunner(loaded, subject.task, folder, graph_inputs=graph_inputs, **limits)(values)
+        theirs = _runner(loaded, model, subject.task, request)(values)
     return replace(result, reference=compared_answers(answer, theirs, checkpoint.model))
 
 
@@ -461,7 +471,7 @@ def _reference(request: RunRequest) -> ModelRequest:
         return ModelRequest(str(request.reference))
     if request.checkpoint is not None:
         return request.checkpoint
-    path = request.files.get(DECODER) or request.files[ONLY_PART]
+    path = _described_file(request)
     metadata = {entry.key: entry.value for entry in read_structure(path).metadata_props}
     return exported_from(metadata, str(path), "Name the checkpoint: --reference CHECKPOINT", "--reference")
 

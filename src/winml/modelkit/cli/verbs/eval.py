@@ -19,9 +19,8 @@ from winml.modelkit.cli._options import (
     source_options,
 )
 from winml.modelkit.cli._progress import show_step
-from winml.modelkit.cli._requests import refuse_checkpoint_options, stated_fields
+from winml.modelkit.cli._requests import model_name, refuse_checkpoint_options, stated_fields
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, write_and_print_result
-from winml.modelkit.errors import UsageError
 from winml.modelkit.verbs.eval import EvalRequest, plan_evaluation, run_evaluation
 
 __all__ = ["command"]
@@ -70,13 +69,7 @@ def _read_request(options: Mapping[str, Any]) -> EvalRequest:
     from winml.modelkit.found_models import FoundModel, onnx_file
     from winml.modelkit.load.request import ModelRequest, resolve_source
 
-    passed = [value for value in (options["target"], options["model"]) if value is not None]
-    if len(passed) != 1:
-        raise UsageError(
-            f"two models were given: {passed[0]!r} and, with -m, {passed[1]!r}" if passed else "no model was given",
-            hint="Give one: an ONNX file, the folder of a build, or a checkpoint.",
-        )
-    name: str = passed[0]
+    name = model_name(options, "an ONNX file, the folder of a build, or a checkpoint")
     path = onnx_file(name)
     if path is None:
         model = ModelRequest(model=name, task=options["task"], trust_remote_code=options["trust_remote_code"])

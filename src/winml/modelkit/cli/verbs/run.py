@@ -19,14 +19,13 @@ from winml.modelkit.cli._options import (
     request_options,
     source_options,
 )
-from winml.modelkit.cli._requests import model_request, refuse_checkpoint_options, stated_fields
+from winml.modelkit.cli._requests import model_name, model_request, refuse_checkpoint_options, stated_fields
 from winml.modelkit.cli._streams import (
     json_text,
     library_output_to_stderr,
     show_result,
     silence_library_warnings,
 )
-from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import COMPARISON
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.verbs.run import RECORDED, RunRequest, plan_run, run_model, run_schema
@@ -99,13 +98,7 @@ def _read_request(options: Mapping[str, Any]) -> RunRequest:
     from winml.modelkit.found_models import onnx_file, part_files
     from winml.modelkit.load.request import resolve_source
 
-    passed = [value for value in (options["target"], options["model"]) if value is not None]
-    if len(passed) != 1:
-        raise UsageError(
-            f"two models were given: {passed[0]!r} and, with -m, {passed[1]!r}" if passed else "no model was given",
-            hint="Give one: an ONNX file, the folder of a build, or a checkpoint.",
-        )
-    name: str = passed[0]
+    name = model_name(options, "an ONNX file, the folder of a build, or a checkpoint")
     files: Mapping[str, Path] = part_files(name)
     checkpoint = None
     if not files:
