@@ -139,6 +139,19 @@ def test_text_is_streamed_and_the_rest_is_told_on_stderr(built: Path) -> None:
     assert "tokens/s" in outcome.err
 
 
+def test_several_prompts_are_answered_one_after_the_other(built: Path) -> None:
+    """Each text is that of its prompt alone, and the reference is loaded once for all."""
+    other = TEXTS[1]
+    alone = [run_here("generate", built, "-p", text, "--max-new-tokens", "6", "-q").out for text in (PROMPT, other)]
+    both = run_here("generate", built, "-p", PROMPT, "-p", other, "--max-new-tokens", "6", "--reference")
+    assert 0 == both.code, both.err
+    assert "".join(alone) == both.out
+    outcome = run_here("generate", built, "-p", PROMPT, "-p", other, "--max-new-tokens", "6", "--format", "json")
+    record = json.loads(outcome.out)
+    assert alone == [f"{entry['text']}\n" for entry in record["texts"]]
+    assert [PROMPT, other] == [entry["prompt"] for entry in record["texts"]]
+
+
 def test_chat_and_seed_decide_what_is_written(built: Path) -> None:
     """A message is put into the template; one seed gives one text, another one another."""
     message = answer(built, "-p", "who", "--chat", "--max-new-tokens", "2")

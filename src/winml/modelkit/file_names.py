@@ -13,6 +13,7 @@ __all__ = [
     "VISION",
     "built_part_name",
     "data_path",
+    "files_folder",
     "is_data_of",
     "is_plain_name",
     "measured_path",
@@ -200,3 +201,9 @@ def is_plain_name(name: str) -> bool:
     (True, False, False)
     """
     return stays_inside(name) and "/" not in name
+
+
+def files_folder(model: Path) -> Path:
+    """Return the folder with the configs and the tokenizer of a model: its own, or the one above where it has none."""
+    own, above = model.parent, model.parent.parent
+    return above if not (own / CHECKPOINT_CONFIG_NAME).is_file() and (above / CHECKPOINT_CONFIG_NAME).is_file() else own

@@ -5,6 +5,10 @@ Flows take paths; this is where a name becomes one. Builds nothing: ``builds.bui
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +21,12 @@ from winml.modelkit.file_names import (
     CHECKPOINT_CONFIG_NAME,
     MODEL_SUFFIX,
     ONLY_PART,
+    files_folder,
 )
 from winml.modelkit.graph.files.foreign_names import file_within, name_problem
-from winml.modelkit.graph.files.named_paths import named_path
+from winml.modelkit.graph.files.named_paths import COPIES_FOLDER, cache_root, named_path
 from winml.modelkit.load.checkpoints.companion_files import companion_files
+from winml.modelkit.load.checkpoints.hub import hub_file
 from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, resolve_source
 
@@ -36,6 +42,7 @@ __all__ = [
     "onnx_file_in",
     "part_files",
     "refuse_unknown_parts",
+    "without_links",
 ]
 
 
@@ -149,19 +156,63 @@ def refuse_unknown_parts(submodel: Iterable[str], parts: Mapping[str, object], n
 def onnx_file(name: str) -> Path | None:
     """Return the ONNX file a name means; None where it means a model that is still to be exported.
 
+    A file of the Hub (``owner/name/path/model.onnx``) is fetched where it is not in the Hub cache.
+
     Raises:
         ModelPathError: there is no such file, a folder of a build lacks its model, or a folder is neither a build nor a
             checkpoint.
+        HubError: the file cannot be fetched.
     """
     path = named_path(name.strip())
     if path.is_dir():
         return _built_model(path)
-    if path.suffix.lower() != ".onnx":
+    if path.suffix.lower() != MODEL_SUFFIX:
         return None
     if not path.is_file():
+        remote = None if path.exists() else hub_file(name.strip())
+        if remote is not None:
+            return without_links(remote.local_path())
         problem = "is no regular file" if path.exists() else "no such file"
         raise ModelPathError(f"{path}: {problem}", hint="Give the path of an ONNX file.")
-    return path
+    return without_links(path)
+
+
+def without_links(path: Path) -> Path:
+    """Return a file whose data files are no links: the file itself, or a copy of it and its data in winml's cache.
+
+    In the Hub cache every file is a link to a blob. onnx_ir follows no link from a model to its data, symbolic or hard,
+    and ONNX Runtime none that leads to another folder. The model's configs and tokenizer are copied as well.
+
+    Raises:
+        InputError: it is no ONNX file, or a data file is missing.
+        WriteError: the cache cannot be written.
+    """
+    if not path.is_symlink():
+        return path
+    from winml.modelkit.graph.files.output_files import write_error
+    from winml.modelkit.graph.files.placing import copy_data, external_files
+
+    data = external_files(path)
+    if not any(file.is_symlink() for file in data):
+        return path
+    above = files_folder(path)
+    files = {file.relative_to(above).as_posix(): file.resolve() for file in (path, *data)}
+    files |= {name: file.resolve() for name, file in companion_files(above).items()}
+    key = hashlib.sha256("\n".join(f"{name}:{file}" for name, file in sorted(files.items())).encode()).hexdigest()
+    folder = cache_root() / COPIES_FOLDER / key[:32]
+    if not folder.is_dir():
+        unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
+        try:
+            for name, file in files.items():
+                (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
+                copy_data(file, unfinished / name)
+            with contextlib.suppress(OSError):  # another process was faster
+                unfinished.rename(folder)
+        except OSError as error:
+            raise write_error(folder, error) from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return folder / path.relative_to(above)
 
 
 def onnx_file_in(name: str) -> Path | None:

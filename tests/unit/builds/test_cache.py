@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from winml.modelkit.builds.cache import cache_root, digest, file_digest, library_versions
+from winml.modelkit.builds.cache import digest, file_digest, library_versions
+from winml.modelkit.graph.files.named_paths import cache_root
 from winml.modelkit.graph.files.resumable_results import write_atomically
 
 

@@ -15,13 +15,12 @@ from graphs import parse
 from weighted_graphs import CONVOLUTION, PERCEPTRON
 from winml.modelkit import compile_onnx, optimize_onnx, quantize_onnx
 from winml.modelkit.compile.options import CompileOptions
-from winml.modelkit.compile.pipeline import failure_hint
 from winml.modelkit.errors import InputError, StageError, UsageError
 from winml.modelkit.graph.contexts import context_file_names
 from winml.modelkit.graph.files.placing import data_names, external_files, place_copy, replaceable_data
 from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.metadata_keys import COMPILE_KEY, NORMALIZED_KEY
-from winml.modelkit.runtime.devices import ChosenProvider
+from winml.modelkit.runtime.devices import ChosenProvider, missing_option_hint
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
 from winml.modelkit.runtime.host import instruction_sets, is_x86
 from winml.modelkit.runtime.plug_ins import fitting_kind, register_library
@@ -158,10 +157,10 @@ def test_lack_of_memory_in_qnn_names_the_option_that_names_the_processor() -> No
     reason = "Failed to finalize QNN graph: QNN_COMMON_ERROR_MEM_ALLOC"
     qnn = EXECUTION_PROVIDERS["qnn"]
     hints = [
-        failure_hint(qnn.name, text, ChosenProvider(qnn, "npu", options))
+        missing_option_hint(ChosenProvider(qnn, "npu", options), text)
         for text, options in ((reason, {}), (reason, {"soc_model": "60"}), ("other", {}))
     ]
-    assert [True, False, False] == ["--ep-options soc_model=" in hint for hint in hints]
+    assert [True, False, False] == ["--ep-options soc_model=" in (hint or "") for hint in hints]
 
 
 def test_flags_beside_options_are_refused(perceptron: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.builds.build import BuildCache, BuildListener, identify_plan, run_build
-from winml.modelkit.builds.cache import CACHE_WORDS, cache_root, digest, library_versions
+from winml.modelkit.builds.cache import CACHE_WORDS, digest, library_versions
 from winml.modelkit.builds.config import (
     SECTIONS,
     WinMLBuildConfig,
@@ -27,7 +27,7 @@ from winml.modelkit.builds.stage_runs import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage
 from winml.modelkit.errors import UsageError, rename_options
 from winml.modelkit.export.config import COMMAND_OPTIONS, PYTHON_WORDS, WinMLExportConfig
-from winml.modelkit.graph.files.named_paths import unrecorded
+from winml.modelkit.graph.files.named_paths import cache_root, unrecorded
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import read_json

@@ -24,14 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import platformdirs
 
 from winml.modelkit.builds.config import WinMLBuildConfig
 from winml.modelkit.builds.plan import is_onnx_path, plan_build
 from winml.modelkit.errors import WinMLError, WriteError, first_line, rename_options
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.graph.files.content_digest import hash_file
-from winml.modelkit.graph.files.named_paths import unrecorded
+from winml.modelkit.graph.files.named_paths import CACHE_VARIABLE, COPIES_FOLDER, cache_root, unrecorded
 from winml.modelkit.graph.files.output_files import refuse_existing
 from winml.modelkit.graph.files.resumable_results import write_atomically
 from winml.modelkit.load.request import ModelRequest, resolve_source
@@ -41,9 +40,7 @@ from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep
 from winml.modelkit.version import __version__
 
 __all__ = [
-    "CACHE_VARIABLE",
     "CACHE_WORDS",
-    "cache_root",
     "digest",
     "file_digest",
     "hash_file",
@@ -59,8 +56,6 @@ __all__ = [
     "tool_versions",
 ]
 
-CACHE_VARIABLE = "WINML_CACHE"
-"""Environment variable that names another folder for the cache."""
 CACHE_WORDS = {"another output path": f"another folder for the cache ({CACHE_VARIABLE})"}
 """What a message on an output says instead of the cache."""
 
@@ -82,12 +77,6 @@ def only_looking() -> Iterator[None]:
         yield
     finally:
         _IS_LOOKING.reset(token)
-
-
-def cache_root() -> Path:
-    """Return the folder of the cache: ``WINML_CACHE``, else the platform's place for caches. It need not exist."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("winml", appauthor=False)
 
 
 def digest(record: object) -> str:
@@ -265,7 +254,8 @@ def list_cache(older_than: timedelta | None = None) -> CacheContents:
     chosen = [build for build in builds if older_than is None or now - build.written > older_than]
     chosen.sort(key=lambda build: build.written, reverse=True)
     notes = (path for name in NOTE_FOLDERS for path in _notes(root / name))
-    return CacheContents(root, tuple(chosen), 0 if older_than is not None else stored_bytes(notes))
+    linked = (root / COPIES_FOLDER).rglob("*")
+    return CacheContents(root, tuple(chosen), 0 if older_than is not None else stored_bytes((*notes, *linked)))
 
 
 def remove_builds(contents: CacheContents) -> CacheContents:
@@ -288,7 +278,10 @@ def remove_builds(contents: CacheContents) -> CacheContents:
         for path in _notes(root / name)
         if is_empty or (name == "stages" and not _leads_somewhere(path))
     ]
-    freed = stored_bytes(dead_notes)
+    linked = [*(root / COPIES_FOLDER).rglob("*")] if is_empty else []
+    freed = stored_bytes((*dead_notes, *linked))
+    if is_empty:
+        shutil.rmtree(root / COPIES_FOLDER, ignore_errors=True)
     for path in dead_notes:
         with _removal_errors(path):
             path.unlink(missing_ok=True)

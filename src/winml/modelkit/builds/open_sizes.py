@@ -14,7 +14,6 @@ from pathlib import Path
 
 from winml.modelkit.builds.build import identify_plan
 from winml.modelkit.builds.build_model import build_in_cache, cache_key, passed_build_config
-from winml.modelkit.builds.cache import cache_root
 from winml.modelkit.builds.config import WinMLBuildConfig
 from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.errors import (
@@ -27,7 +26,7 @@ from winml.modelkit.errors import (
     WinMLError,
     WriteError,
 )
-from winml.modelkit.graph.files.named_paths import unrecorded
+from winml.modelkit.graph.files.named_paths import cache_root, unrecorded
 from winml.modelkit.graph.files.resumable_results import write_atomically
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import read_json_file

@@ -19,7 +19,7 @@ from winml.modelkit.builds.build import (
     with_chosen_stages,
 )
 from winml.modelkit.builds.build_model import cache_folder
-from winml.modelkit.builds.cache import cache_root, only_looking
+from winml.modelkit.builds.cache import only_looking
 from winml.modelkit.builds.folder import BuildFolder, refuse_input_as_output
 from winml.modelkit.builds.identity import FileRecords, ModelIdentity
 from winml.modelkit.builds.layouts.folder_layout import FolderLayout
@@ -37,6 +37,7 @@ from winml.modelkit.file_names import (
     sidecar_path,
 )
 from winml.modelkit.flows.quantize.calibration_files import calibration_files
+from winml.modelkit.graph.files.named_paths import cache_root
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.load.checkpoints.adapters import adapter_files, read_adapters
 from winml.modelkit.load.checkpoints.hub import cached_snapshot

@@ -28,6 +28,7 @@ from winml.modelkit.file_names import (
     ONLY_PART,
     OPTIMIZED_NAME,
     QUANTIZED_NAME,
+    files_folder,
     numbered_data_path,
     part_path,
     sidecar_path,
@@ -342,7 +343,7 @@ def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str,
         record["calibration_data"] = file_digests(files) if files else options.calibration_data
         if plan.onnx_path is not None and calibration_kind(options.calibration_data) != "arrays":
             # What lies beside an ONNX file is no part of it.
-            record["processors"] = file_digests(processor_files(plan.onnx_path.parent))
+            record["processors"] = file_digests(processor_files(files_folder(plan.onnx_path)))
     return record
 
 

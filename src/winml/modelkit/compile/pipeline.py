@@ -29,7 +29,7 @@ from winml.modelkit.hierarchy.tagging import NodeTag, all_nodes, listed_modules,
 from winml.modelkit.metadata_keys import COMPILE_KEY, MODULES_KEY
 from winml.modelkit.records import Record, entry
 from winml.modelkit.runtime.default_sizes import fixing_command
-from winml.modelkit.runtime.devices import ChosenProvider, provider_version
+from winml.modelkit.runtime.devices import ChosenProvider, missing_option_hint, provider_version
 from winml.modelkit.runtime.host import instruction_sets
 from winml.modelkit.runtime.kernels import compile_to_file
 from winml.modelkit.runtime.sessions import onnxruntime_version, rewrite_file
@@ -41,7 +41,6 @@ __all__ = [
     "OutsideNode",
     "compile_context",
     "compile_graph",
-    "failure_hint",
     "write_absorbed_modules",
 ]
 
@@ -128,19 +127,14 @@ def compile_context(source: Path, target: Path, chosen: ChosenProvider, *, embed
         )
     if compiled.problem:
         raise CompileError(
-            f"{name} cannot compile the graph: {compiled.problem}", hint=failure_hint(name, compiled.problem, chosen)
+            f"{name} cannot compile the graph: {compiled.problem}", hint=_failure_hint(compiled.problem, chosen)
         )
     return compiled.reasons
 
 
-def failure_hint(name: str, reason: str, chosen: ChosenProvider) -> str:
-    """Return what to do where a provider failed to compile, by its name, its reason and its options."""
-    if name == "QNNExecutionProvider" and "MEM_ALLOC" in reason and "soc_model" not in chosen.options:
-        return (
-            "Without a processor's name QNN may take one with too little memory on chip. Name the one it is for: "
-            "--ep-options soc_model=N, by the number Qualcomm gives it."
-        )
-    return (
+def _failure_hint(reason: str, chosen: ChosenProvider) -> str:
+    """Return what to do where a provider failed to compile, by the reason it states and its options."""
+    return missing_option_hint(chosen, reason) or (
         "winml inspect shows the operators and types of the file. Some devices take float16 or integers only: "
         "winml quantize makes them; others need other --ep-options."
     )

@@ -28,6 +28,7 @@ from winml.modelkit.compile.declared_options import DEFAULT_MIN_SQNR_DB, MARGIN_
 from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.compile.pipeline import UNNAMED_FILE, CompileResult, OutsideNode, compile_graph
 from winml.modelkit.errors import LimitError, StageError, UsageError, VerificationError, rename_options
+from winml.modelkit.file_names import files_folder
 from winml.modelkit.flows.graph_file import (
     CheckedSource,
     GraphFileTask,
@@ -250,7 +251,7 @@ class Compilation(GraphWork[CompileResult]):
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
         # Of a decoder, the float file writes the texts that are read.
         model = self.reference or source
-        request = SampleRequest(run, source.absolute().parent, count=SAMPLES, tries_sizes=True, model=model)
+        request = SampleRequest(run, files_folder(source.absolute()), count=SAMPLES, tries_sizes=True, model=model)
         draws, expected, samples = reference_outputs(source, request.read)
         provider = self.chosen
         try:

@@ -18,6 +18,7 @@ from winml.modelkit.evaluate.data_sets import DataSetRequest, open_data_set
 from winml.modelkit.evaluate.preprocessing import (
     SampleFeeds,
 )
+from winml.modelkit.file_names import files_folder
 from winml.modelkit.flows.generated_samples import decoding_samples, has_processors, made_values, with_fixed_sizes
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_tokens
@@ -163,7 +164,7 @@ def _decoded_values(inputs: Sequence[GraphInput], request: SampleRequest) -> Sam
     is_fixed = any(item.cache for item in inputs) and decoder_tokens(inputs, run.sizes) is None
     if not is_fixed or request.model is None:
         return None
-    folder = request.folder or request.model.parent
+    folder = request.folder or files_folder(request.model)
     try:
         feeds = [
             *decoding_samples(request.model, folder, run.sizes, request.samples, run.seed, every=_RUNS_BETWEEN_SAMPLES)

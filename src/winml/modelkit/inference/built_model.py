@@ -26,10 +26,9 @@ from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.processors import UNREADABLE, tokenizer_call
 from winml.modelkit.export.tensors import to_numpy, to_torch
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, files_folder
 from winml.modelkit.graph.bundle import described_model
 from winml.modelkit.graph.files.reading import read_structure
-from winml.modelkit.inference.generation.decoder_prompt import files_folder
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
 from winml.modelkit.runtime.sessions import Session

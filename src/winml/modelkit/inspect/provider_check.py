@@ -24,7 +24,13 @@ from winml.modelkit.inspect.node_facts import GraphFacts, NodeFacts, read_facts
 from winml.modelkit.inspect.onnx_inspection import Basis, Finding, FindingKind, ListedLimit, ProviderFit
 from winml.modelkit.metadata_keys import FLOAT_SOURCE_KEY
 from winml.modelkit.options import load_json
-from winml.modelkit.runtime.devices import ChosenProvider, choose_provider, present_providers, provider_version
+from winml.modelkit.runtime.devices import (
+    PROCESSOR_HINT,
+    ChosenProvider,
+    choose_provider,
+    present_providers,
+    provider_version,
+)
 from winml.modelkit.runtime.execution_providers import Device, find_execution_provider, short_name
 from winml.modelkit.runtime.kernels import (
     KernelTable,
@@ -132,7 +138,7 @@ def _for_graph(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider)
     if what.startswith("opset"):
         return f"Convert it: winml optimize -m {path} --opset N."
     if short_name(chosen.provider.name) == "qnn":
-        return "Name the processor it is for: --ep-options soc_model=N, by the number Qualcomm gives it."
+        return PROCESSOR_HINT
     return "Give other --ep-options or another --device; what its documentation lists follows."
 
 

@@ -16,7 +16,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Literal
 
 from winml.modelkit.errors import ModelPathError, UsageError, WinMLError
-from winml.modelkit.file_names import BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX, files_folder
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec, is_open
 from winml.modelkit.load.checkpoints.adapters import ADAPTER_CONFIG_NAME, named_adapter, read_adapters
@@ -375,7 +375,7 @@ def processor_folder(model: Path | ModelRequest) -> Path | None:
         HubError: the Hub did not deliver.
     """
     if isinstance(model, Path):
-        return model.absolute().parent
+        return files_folder(model.absolute())
     source = resolve_source(model)
     if source.kind != "hub" and source.path is None:
         return None

@@ -34,9 +34,11 @@ from winml.modelkit.runtime.plug_ins import (
 from winml.modelkit.runtime.sessions import CPU
 
 __all__ = [
+    "PROCESSOR_HINT",
     "ChosenProvider",
     "choose_compiler",
     "choose_provider",
+    "missing_option_hint",
     "present_providers",
     "provider_version",
     "unreadable_reason",
@@ -67,6 +69,16 @@ class ChosenProvider:
     def names(self) -> tuple[str, ...]:
         """The providers for a session: operators the chosen one lacks run on the CPU."""
         return tuple(dict.fromkeys((self.provider.name, *CPU)))
+
+
+PROCESSOR_HINT = "Name the processor it is for: --ep-options soc_model=N, by the number Qualcomm gives it."
+
+
+def missing_option_hint(chosen: ChosenProvider, reason: str) -> str | None:
+    """Return which option a failed provider most likely needs, by the reason it states; None where nothing shows it."""
+    if chosen.provider.name == "QNNExecutionProvider" and "MEM_ALLOC" in reason and "soc_model" not in chosen.options:
+        return f"Without a processor's name QNN may take one with too little memory on chip. {PROCESSOR_HINT}"
+    return None
 
 
 def present_providers() -> list[str]:

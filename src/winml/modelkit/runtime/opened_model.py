@@ -13,7 +13,7 @@ from winml.modelkit.arrays import Arrays
 from winml.modelkit.errors import MeasureError, StageError, UsageError
 from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_feeds
 from winml.modelkit.runtime.default_sizes import fixing_command
-from winml.modelkit.runtime.devices import ChosenProvider, choose_provider
+from winml.modelkit.runtime.devices import ChosenProvider, choose_provider, missing_option_hint
 from winml.modelkit.runtime.execution_providers import Device
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, load_feeds, settle_sizes
 from winml.modelkit.runtime.host import resident_bytes
@@ -138,7 +138,9 @@ def open_model(path: Path, options: RunOptions, provider: ChosenProvider, **sess
 
         external_files(path)  # raises where a data file is the cause
         hint = (
-            error.hint or f"winml inspect {path} shows its operators and opsets; winml sys which ONNX Runtime this is."
+            missing_option_hint(provider, error.message)
+            or error.hint
+            or f"winml inspect {path} shows its operators and opsets; winml sys which ONNX Runtime this is."
         )
         raise MeasureError(error.message, hint=hint) from error
     creation_ms = (time.perf_counter() - started) * 1000

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError
 from winml.modelkit.fields import COMPARISON, INPUT, OUTPUT, declare
-from winml.modelkit.file_names import BUILD_MANIFEST_NAME, ONLY_PART, data_path
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME, MODEL_SUFFIX, ONLY_PART, data_path
 from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
 from winml.modelkit.words import size_words
 
@@ -233,11 +233,15 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
         self.refuse_options(request)
         source = find_source(request)
         if isinstance(source, Path):
-            return self.plan_file(request)
+            return self.plan_file(request if source == request.model else self._of_hub(request, source))
         if request.output is None or request.output.suffix.lower() != ".onnx":
             return self._plan_folder(request, source)
         model = only_part(source, f"-o {request.output} is one file")
         return self.plan_file(replace(request, model=model, submodel=()))
+
+    def _of_hub(self, request: RequestT, fetched: Path) -> RequestT:
+        """Return the request for a fetched file; without ``-o`` the output is in the current folder, not the cache."""
+        return replace(request, model=fetched, output=request.output or self.default_output(Path(fetched.name)))
 
     def plan_file(self, request: RequestT) -> FilePlan[RequestT, WorkT]:
         """Return what would be done with one file; raises as :meth:`plan` does."""
@@ -358,11 +362,12 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
 
 
 def find_source(request: FileRequest[Any]) -> FoundFolder | Path:
-    """Return the file that a request names, there or not, or the folder of a build.
+    """Return the file that a request names, there or not, or the folder of a build; a file of the Hub is fetched.
 
     Raises:
         UsageError: it names none, or the folder has no part of a name.
         ModelPathError: the folder holds no ONNX model.
+        HubError: the file cannot be fetched.
     """
     model = request.model
     if model is None:
@@ -376,7 +381,15 @@ def find_source(request: FileRequest[Any]) -> FoundFolder | Path:
             f"--submodel {request.submodel[0]} names a part in the folder of a build, and {model} is none",
             hint="Leave it out.",
         )
-    return model
+    if model.suffix.lower() != MODEL_SUFFIX or (model.exists() and not model.is_symlink()):
+        return model
+    from winml.modelkit.found_models import without_links
+    from winml.modelkit.load.checkpoints.hub import hub_file
+
+    remote = None if model.exists() else hub_file(model)
+    if remote is not None:
+        return without_links(remote.local_path())
+    return without_links(model) if model.is_file() else model
 
 
 def only_part(found: FoundFolder, words: str) -> Path:

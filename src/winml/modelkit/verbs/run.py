@@ -421,8 +421,8 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
 
 def _runner(model: Any, built: Any, task: str, request: RunRequest) -> TaskRunner:
     """Return what answers a task with a model, its inputs made to fit the graph of the built one."""
+    from winml.modelkit.file_names import files_folder
     from winml.modelkit.inference.answering import TaskRunner
-    from winml.modelkit.inference.generation.decoder_prompt import files_folder
 
     folder = files_folder(_described_file(request))
     graph_inputs = built.inputs if len(request.files) == 1 else ()

@@ -15,10 +15,15 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import huggingface_hub.constants
+import numpy as np
+import onnx_ir as ir
 import pytest
 
 from checkpoints import save_checkpoint
-from winml.modelkit.errors import HubError
+from e2e.in_process import run_here
+from winml.modelkit.errors import HubError, ModelPathError
+from winml.modelkit.file_names import files_folder
+from winml.modelkit.found_models import onnx_file
 from winml.modelkit.load.checkpoints.companion_files import LARGEST_COMPANION, companion_files
 from winml.modelkit.load.checkpoints.hub import snapshot_folder
 from winml.modelkit.load.model import load_model
@@ -269,3 +274,80 @@ def test_modules_of_sentence_transformers_are_fetched(hub: SmallHub) -> None:
     assert wanted == {name for name in names if "/" in name}
     assert "corpus.txt" not in names
     assert wanted <= set(companion_files(fetched)) | {"2_Dense/model.safetensors"}
+
+
+def _with_onnx_file(hub: SmallHub, name: str = "onnx/model.onnx") -> Path:
+    """Add an ONNX file whose weights are in a file of a name of their own."""
+    folder = hub.repositories["owner/bert-tiny"]
+    weights = np.arange(600, dtype=np.float32).reshape(20, 30)
+    node = ir.node(
+        "MatMul",
+        [
+            ir.Value(name="x", shape=ir.Shape([1, 20]), type=ir.TensorType(ir.DataType.FLOAT)),
+            ir.Value(name="w", const_value=ir.tensor(weights, name="w")),
+        ],
+    )
+    node.outputs[0].name, node.outputs[0].dtype, node.outputs[0].shape = "y", ir.DataType.FLOAT, ir.Shape([1, 30])
+    graph = ir.Graph(
+        [node.inputs[0]], node.outputs, nodes=[node], initializers=[node.inputs[1]], opset_imports={"": 18}
+    )
+    path = folder / name
+    path.parent.mkdir(exist_ok=True, parents=True)
+    ir.save(ir.Model(graph, ir_version=10), path, external_data="weights.bin", size_threshold_bytes=0)
+    return path
+
+
+def test_onnx_file_is_fetched_with_its_data_and_the_tokenizer(hub: SmallHub, tmp_path: Path) -> None:
+    """The weights are found by what the file says; the second use asks nobody."""
+    original = _with_onnx_file(hub)
+    file = onnx_file("owner/bert-tiny/onnx/model.onnx")
+    assert file is not None
+    assert file.read_bytes() == original.read_bytes()
+    assert ["README.md", "config.json", "model.onnx", "tokenizer_config.json", "weights.bin"] == sorted(hub.asked)
+    assert (files_folder(file) / "tokenizer_config.json").is_file()
+    before = hub.requests
+    assert file == onnx_file("owner/bert-tiny@main/onnx/model.onnx")
+    assert before == hub.requests
+    (snapshot,) = (tmp_path / "cache" / "models--owner--bert-tiny" / "snapshots").iterdir()
+    assert file == onnx_file(str(snapshot / "onnx" / "model.onnx"))
+    (snapshot / "onnx" / "weights.bin").unlink()
+    again = onnx_file("owner/bert-tiny/onnx/model.onnx")
+    assert again is not None
+    assert (again.parent / "weights.bin").read_bytes() == (original.parent / "weights.bin").read_bytes()
+
+
+def test_onnx_file_of_the_hub_is_optimized_into_the_current_folder(hub: SmallHub, tmp_path: Path) -> None:
+    """The cache belongs to every program: nothing is written into it."""
+    _with_onnx_file(hub)
+    outcome = run_here("optimize", "-m", "owner/bert-tiny/onnx/model.onnx", "--level", "basic")
+    assert 0 == outcome.code, outcome.err
+    assert (tmp_path / "model_opt.onnx").is_file()
+    assert not list((tmp_path / "cache").rglob("model_opt*"))
+    assert 0 == run_here("inspect", "owner/bert-tiny/onnx/model.onnx").code
+    assert run_here("diff", "owner/bert-tiny/onnx/model.onnx", "model_opt.onnx").code in (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("owner/bert-tiny/onnx/other.onnx", "onnx/model.onnx"),
+        ("owner/missing/model.onnx", "owner/missing"),
+        ("owner/bert-tiny@v9/model.onnx", "'v9'"),
+        ("owner/gated/model.onnx", "gated"),
+    ],
+)
+def test_onnx_file_that_is_not_on_the_hub_is_named(hub: SmallHub, name: str, words: str) -> None:
+    """The refusal says what there is instead."""
+    _with_onnx_file(hub)
+    with pytest.raises(HubError) as caught:
+        onnx_file(name)
+    assert words in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_name_below_a_folder_that_exists_is_a_path(hub: SmallHub, tmp_path: Path) -> None:
+    """A misspelled path of this disk asks nobody."""
+    (tmp_path / "built").mkdir()
+    for name in ("built/encoder/model.onnx", "./owner/name/model.onnx", "owner/model.onnx", str(tmp_path / "x.onnx")):
+        with pytest.raises(ModelPathError):
+            onnx_file(name)
+    assert 0 == hub.requests

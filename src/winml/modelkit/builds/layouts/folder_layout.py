@@ -11,7 +11,7 @@ from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import BuiltPart
 from winml.modelkit.builds.stages import adapter_names, built_name
 from winml.modelkit.evaluate.processors import missing_processors
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, is_data_of, numbered_data_path
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, files_folder, is_data_of, numbered_data_path
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.load.checkpoints.companion_files import companion_files
 
@@ -45,7 +45,7 @@ class FolderLayout:
             return {}
         if self._plan.onnx_path is not None:
             # Without a layout nothing is known of a reader who looks for them.
-            return {} if self._layout is PLAIN else companion_files(self._plan.onnx_path.parent)
+            return {} if self._layout is PLAIN else companion_files(files_folder(self._plan.onnx_path))
         return {**identity.companions, **(identity.card if self._layout.with_card else {})}
 
     @property

@@ -42,6 +42,7 @@ Examples:
   winml generate built -p "Once upon a time"
   winml generate built --chat -p "What is ONNX?" --temperature 0.7 --top-p 0.9 --seed 1
   winml generate built -p - --max-new-tokens 64 --format json < prompt.txt
+  winml generate built -p "The first prompt" -p "The second prompt" -q
   winml generate built -p "Once upon a time" --reference
   winml generate built -p "Once upon a time" --adapter french
   winml generate t5-built -p "translate English to German: The house is old."
@@ -52,7 +53,13 @@ Examples:
 
 @click.command(name="generate", cls=WinMLCommand, epilog=EPILOG)
 @click.argument("folder", metavar="MODEL")
-@click.option("-p", "--prompt", metavar="TEXT", help="The text to go on with, or to answer; - reads it from stdin.")
+@click.option(
+    "-p",
+    "--prompt",
+    metavar="TEXT",
+    multiple=True,
+    help="Prompt to continue; - reads it from stdin; repeatable.",
+)
 @click.option("--audio", metavar="FILE", help="A recording, for a model that writes what it hears.")
 @click.option(
     "--image", metavar="FILE", multiple=True, help="A picture, for a model that writes what it sees; repeatable."
@@ -105,23 +112,26 @@ def command(**options: Any) -> None:
     files = _refuse_early(options)
     adapter = _adapter(files, options["adapter"])
     checkpoint = _checkpoint(files, options["reference"], options["adapter"])
-    text = _text_on_stdin() if options["prompt"] == STDIN else options["prompt"]
+    texts = [_text_on_stdin() if text == STDIN else text for text in options["prompt"]] or [None]
     silence_library_warnings(debug=options["debug"])
-    prompt = _prepare(files, text, options)
-    if options["reference"] is not None and prompt.settings.step.is_sampled:
+    prompts = [_prepare(files, text, options) for text in texts]
+    if options["reference"] is not None and prompts[0].settings.step.is_sampled:
         raise UsageError(
             "--reference compares token by token, and tokens are drawn at random",
             hint="Add --temperature 0, which takes the token with the highest score.",
         )
-    result = _write(prompt, checkpoint, adapter, options)
+    results = _write(prompts, checkpoint, adapter, options)
     if options["format_"] == "json":
-        print_json(result.as_record())
-    _tell_result(result, options)
-    if result.reference is not None and result.reference.difference is not None:
-        raise VerificationError(
-            f"PyTorch writes another token after {result.reference.difference.index} equal ones",
-            hint="Where the margin is small, rounding decides; winml compare shows where the graphs part.",
-        )
+        records = [result.as_record() for result in results]
+        print_json(records[0] if len(records) == 1 else {"schema_version": 1, "texts": records})
+    for result in results:
+        _tell_result(result, options)
+    for result in results:
+        if result.reference is not None and result.reference.difference is not None:
+            raise VerificationError(
+                f"PyTorch writes another token after {result.reference.difference.index} equal ones",
+                hint="Where the margin is small, rounding decides; winml compare shows where the graphs part.",
+            )
 
 
 def _text_on_stdin() -> str:
@@ -172,7 +182,9 @@ def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
     """
     refuse_unknown_ep(options["ep"])
     media = [f"--{name}" for name in ("audio", "image") if options[name]]
-    if options["prompt"] is None and not media:
+    if options["prompt"].count(STDIN) > 1:
+        raise UsageError("-p -: stdin is read once, and is named twice", hint="Give -p - once.")
+    if not options["prompt"] and not media:
         raise UsageError("nothing was given to go on with", hint='Give a text: -p "Once upon a time".')
     if options["system"] is not None and not options["chat"]:
         raise UsageError("--system: a model is told something by its chat template alone", hint="Add --chat.")
@@ -254,10 +266,10 @@ def _checkpoint(files: Mapping[str, Path], reference: str | None, adapter: str |
 
 
 def _write(
-    prompt: PreparedPrompt, checkpoint: ModelRequest | None, adapter: Path | None, options: Mapping[str, Any]
-) -> GeneratedText:
-    """Write the text, on stdout unless all of the answer is to be one JSON object."""
-    from winml.modelkit.inference.generation.writing import write_text
+    prompts: list[PreparedPrompt], checkpoint: ModelRequest | None, adapter: Path | None, options: Mapping[str, Any]
+) -> list[GeneratedText]:
+    """Generate the texts: on stdout, each ended by a line break, unless the whole answer is one JSON object."""
+    from winml.modelkit.inference.generation.writing import write_texts
     from winml.modelkit.runtime.devices import choose_provider
 
     provider = choose_provider(options["ep"], options["device"], parse_ep_options(options["ep_options"]))
@@ -267,21 +279,23 @@ def _write(
         out.write(terminal_text(piece))
         out.flush()
 
+    results = []
     with library_output_to_stderr():
-        result = write_text(
-            prompt,
+        for result in write_texts(
+            prompts,
             provider,
             threads=options["threads"],
             show=show if is_table else lambda _piece: None,
             adapter=adapter,
-        )
-        if is_table:
-            show("\n")
+        ):
+            results.append(result)
+            if is_table:
+                show("\n")
         if checkpoint is not None:
             from winml.modelkit.inference.generation.reference import compare_with_pytorch
 
-            result = compare_with_pytorch(result, prompt, checkpoint)
-    return result
+            results = compare_with_pytorch(results, prompts, checkpoint)
+    return results
 
 
 def _tell_result(result: GeneratedText, options: dict[str, object]) -> None:

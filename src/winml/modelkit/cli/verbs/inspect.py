@@ -118,7 +118,7 @@ def _refuse_early(options: Mapping[str, Any]) -> str | None:
         )
     if options["depth"] is not None and not options["hierarchy"] and options["module"] is None:
         raise UsageError(f"--depth {options['depth']} is for the module tree, which -H shows", hint="Add -H.")
-    model: str | None = _file_in_folder(passed[0]) if passed else None
+    model: str | None = _named_file(passed[0]) if passed else None
     is_file = model is not None and model.lower().endswith(".onnx")
     _refuse_provider(options, model)
     if options["module"] is not None and not is_file:
@@ -161,11 +161,12 @@ def _refuse_provider(options: Mapping[str, Any], model: str | None) -> None:
         )
 
 
-def _file_in_folder(name: str) -> str:
-    """Return the ONNX file where a name is the folder of a build or an export, else the name itself."""
-    from winml.modelkit.found_models import onnx_file_in
+def _named_file(name: str) -> str:
+    """Return the ONNX file of a name: in the folder of a build or an export, or of the Hub; else the name itself."""
+    from winml.modelkit.found_models import onnx_file, onnx_file_in
+    from winml.modelkit.load.checkpoints.hub import hub_file
 
-    path = onnx_file_in(name)
+    path = onnx_file(name) if hub_file(name) is not None else onnx_file_in(name)
     return name if path is None else str(path)
 
 

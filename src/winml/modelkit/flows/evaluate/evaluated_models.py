@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.errors import TaskError, UsageError
 from winml.modelkit.evaluate.processors import kinds_for, open_config, open_processor, processor_files
 from winml.modelkit.evaluate.tasks.table import TASK_DEFINITIONS
+from winml.modelkit.file_names import files_folder
 from winml.modelkit.flows.evaluate.sides import Side, open_onnx_side, opened_torch_side
 from winml.modelkit.load.checkpoints.task import TASKS, WITH_PAST, canonical_task, canonical_word
 from winml.modelkit.load.request import ModelRequest, exported_from, resolve_source
@@ -190,7 +191,7 @@ def _onnx_model(path: Path, run: RunOptions, task: str | None) -> EvaluatedModel
     name = task_name(task or str(stated))
     rule = "given by --task" if task else "as the file says"
     source = _source_of(metadata, run.shown)
-    folder = path.parent
+    folder = files_folder(path)
     if not processor_files(folder) and source is not None and (beside := _checkpoint_folder(source)) is not None:
         folder = beside
     return EvaluatedModel(side, name, rule, folder, open_config(folder), source)
@@ -266,7 +267,7 @@ def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -
     if isinstance(baseline, Path):
         side = open_onnx_side(baseline, replace(subject.run, shown=str(baseline)))
         _refuse_other_task(side, model)
-        _refuse_other(model, baseline.parent, str(baseline))
+        _refuse_other(model, files_folder(baseline), str(baseline))
         return side, ()
     if baseline is None:
         if subject.has_baseline is None:

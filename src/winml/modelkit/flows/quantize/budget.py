@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import QuantizeError, UsageError
 from winml.modelkit.evaluate.metrics import PERPLEXITY
+from winml.modelkit.file_names import files_folder
 from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask
 from winml.modelkit.flows.quality_samples import SampleRequest
 from winml.modelkit.flows.quantize.calibration_data import Calibration, CalibrationStatistics, refuse_missing_data
@@ -82,7 +83,7 @@ def quantize_within_budget(
     if options.bit_budget is None:
         return quantize_file(task, work, on_step, checked, processors=processors, statistics_folder=statistics_folder)
     options.refuse_contradictions()
-    folder = processors or task.source.absolute().parent
+    folder = processors or files_folder(task.source.absolute())
     is_judged = options.bit_budget.max_drop is not None
     data = Calibration(options, folder, work.sizes, task.seed, task.source, holds_out=is_judged)
     calibration = data if options.needs_samples else None

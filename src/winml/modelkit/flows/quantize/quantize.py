@@ -18,6 +18,7 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import refuse_unfaithful
+from winml.modelkit.file_names import files_folder
 from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphWork, transform_file
 from winml.modelkit.flows.module_functions import graph_modules, source_notes
 from winml.modelkit.flows.quality_samples import SampleRequest
@@ -195,7 +196,7 @@ def quantize_file(
     """
     options = work.options
     options.refuse_contradictions()
-    folder = processors or task.source.absolute().parent
+    folder = processors or files_folder(task.source.absolute())
     if found is None:
         calibration = calibration_of(options, folder, work.sizes, task.seed, task.source)
     else:

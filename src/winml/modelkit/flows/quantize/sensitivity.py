@@ -19,6 +19,7 @@ import numpy as np
 
 from winml.modelkit.compare.words import samples_words
 from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.file_names import files_folder
 from winml.modelkit.flows.quality_samples import SampleRequest
 from winml.modelkit.flows.quantize.calibration_data import (
     Calibration,
@@ -239,7 +240,7 @@ def _calibration(source: Path, options: QuantizeOptions, sensitivity: Sensitivit
 
 
 def _processors(source: Path, sensitivity: SensitivityOptions) -> Path:
-    return sensitivity.processors or source.absolute().parent
+    return sensitivity.processors or files_folder(source.absolute())
 
 
 def _quantizer(calibration: Calibration | None) -> Quantizer:

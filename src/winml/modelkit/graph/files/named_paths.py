@@ -13,9 +13,14 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import platformdirs
+
 from winml.modelkit.errors import ModelPathError, UsageError
 
 __all__ = [
+    "CACHE_VARIABLE",
+    "COPIES_FOLDER",
+    "cache_root",
     "committed_files",
     "named_path",
     "record_committed",
@@ -30,6 +35,12 @@ __all__ = [
 
 _DISPLAYED_CHARACTERS = 80
 """Chosen: enough of a name to find it in a command."""
+
+
+CACHE_VARIABLE = "WINML_CACHE"
+"""Environment variable that names another folder for the cache."""
+COPIES_FOLDER = "copies"
+"""Folder of the cache with copies of models whose data files are links, as in the Hub cache."""
 
 
 def named_path(text: str | os.PathLike[str]) -> Path:
@@ -51,6 +62,12 @@ def named_path(text: str | os.PathLike[str]) -> Path:
         raise ModelPathError(
             f"{displayed}: cannot be a path: {reason}", hint="Give the path of a file or folder."
         ) from None
+
+
+def cache_root() -> Path:
+    """Return the folder of the cache: ``WINML_CACHE``, else the platform's place for caches. It need not exist."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("winml", appauthor=False)
 
 
 # --- Keeps the working directory where foreign code changes it, so that a relative path goes on meaning what it

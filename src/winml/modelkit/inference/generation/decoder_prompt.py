@@ -27,7 +27,7 @@ from winml.modelkit.inference.generation.settings import (
 from winml.modelkit.inference.generation.text import TextTokenizer
 from winml.modelkit.runtime.decoding.vision_language import VisionLanguageFiles
 
-__all__ = ["DecoderPrompt", "PreparedPrompt", "files_folder", "read_decoder_prompt", "read_prompt"]
+__all__ = ["DecoderPrompt", "PreparedPrompt", "read_decoder_prompt", "read_prompt"]
 
 _READ_HERE = {
     "forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids", "suppress_tokens", "begin_suppress_tokens",
@@ -245,9 +245,3 @@ class PreparedPrompt:
     def decoder_tokens(self) -> int:
         """Number of tokens that the decoder reads before it writes the first one."""
         return len(self.before) + (0 if self.beginning is None else self.beginning.prompt_places)
-
-
-def files_folder(model: Path) -> Path:
-    """Return the folder with the configs and the tokenizer of a model: its own, or the one above where it has none."""
-    own, above = model.parent, model.parent.parent
-    return above if not (own / CHECKPOINT_CONFIG_NAME).is_file() and (above / CHECKPOINT_CONFIG_NAME).is_file() else own

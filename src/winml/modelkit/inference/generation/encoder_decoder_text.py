@@ -17,8 +17,8 @@ import numpy as np
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import Recording, Unreadable, open_recording, resampled
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, ENCODER, GENERATION_CONFIG_NAME
-from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt, files_folder, read_decoder_prompt
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, ENCODER, GENERATION_CONFIG_NAME, files_folder
+from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt, read_decoder_prompt
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
 from winml.modelkit.inference.generation.settings import part_position_limit, read_generation_config
 from winml.modelkit.inference.generation.text import TextSegment, TimedText, read_tokenizer

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.file_names import files_folder
 from winml.modelkit.inference.generation.causal_lm import generation_call, generation_config_beside, loop_arguments
-from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt, files_folder
+from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt
 from winml.modelkit.inference.generation.text import TextTokenizer
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
@@ -22,26 +23,32 @@ from winml.modelkit.results.generated_text import GeneratedText, ReferenceText, 
 __all__ = ["compare_with_pytorch"]
 
 
-def compare_with_pytorch(result: GeneratedText, prompt: PreparedPrompt, request: ModelRequest) -> GeneratedText:
-    """Return a result with what PyTorch writes after the same prompt.
+def compare_with_pytorch(
+    results: Sequence[GeneratedText], prompts: Sequence[PreparedPrompt], request: ModelRequest
+) -> list[GeneratedText]:
+    """Return the results with the text that PyTorch generates after the same prompts. The checkpoint is loaded once.
 
     Args:
-        result: What ONNX Runtime wrote, greedily.
-        prompt: What it began with.
+        results: The texts that ONNX Runtime generated greedily, one for each prompt.
+        prompts: Prompts of one model.
         request: Hub id or folder of the checkpoint, and the adapters that are merged into it.
 
     Raises:
         UsageError: it does not generate.
         WinMLError: the checkpoint cannot be loaded.
     """
-    tokens, scores = _pytorch_tokens(request, prompt)
-    difference = _first_difference(result.tokens, tokens, scores, prompt)
-    text = _text_of(prompt.tokenizer, tokens, prompt.before)
-    return replace(result, reference=ReferenceText(request.model, tuple(tokens), text, difference))
+    model = _loaded_model(request, prompts[0])
+    compared = []
+    for result, prompt in zip(results, prompts, strict=True):
+        tokens, scores = _pytorch_tokens(model, prompt)
+        difference = _first_difference(result.tokens, tokens, scores, prompt)
+        text = _text_of(prompt.tokenizer, tokens, prompt.before)
+        compared.append(replace(result, reference=ReferenceText(request.model, tuple(tokens), text, difference)))
+    return compared
 
 
-def _pytorch_tokens(request: ModelRequest, prompt: PreparedPrompt) -> tuple[list[int], Sequence[torch.Tensor]]:
-    """Return the tokens PyTorch writes, and the scores of all tokens at each step."""
+def _loaded_model(request: ModelRequest, prompt: PreparedPrompt) -> Any:
+    """Return the checkpoint in PyTorch, with the generation config and the tokenizer of the built model."""
     task = "text-generation" if prompt.encoder is None else "text2text-generation"
     model: Any = load_model(replace(request, task=task)).model
     if not hasattr(model, "generate"):
@@ -51,6 +58,11 @@ def _pytorch_tokens(request: ModelRequest, prompt: PreparedPrompt) -> tuple[list
         )
     model.generation_config = generation_config_beside(files_folder(prompt.model), model.config, has_cache=True)
     model.tokenizer_folder = files_folder(prompt.model)
+    return model
+
+
+def _pytorch_tokens(model: Any, prompt: PreparedPrompt) -> tuple[list[int], Sequence[torch.Tensor]]:
+    """Return the tokens that PyTorch generates, and the scores of all tokens at each step."""
     output = generation_call(
         model,
         inputs=torch.tensor([list(prompt.tokens)]),

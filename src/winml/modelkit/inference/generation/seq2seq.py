@@ -19,8 +19,9 @@ from transformers.utils.generic import ModelOutput
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy, to_torch
+from winml.modelkit.file_names import files_folder
 from winml.modelkit.inference.generation.causal_lm import DecoderModel
-from winml.modelkit.inference.generation.decoder_prompt import files_folder, read_prompt
+from winml.modelkit.inference.generation.decoder_prompt import read_prompt
 from winml.modelkit.inference.generation.settings import position_limit
 from winml.modelkit.runtime.decoding.decoder import GraphCache
 from winml.modelkit.runtime.decoding.encoder_decoder import EncoderDecoder

@@ -17,8 +17,8 @@ import numpy as np
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError, first_line
 from winml.modelkit.evaluate.processors import tokenizer_call
-from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
-from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt, files_folder
+from winml.modelkit.file_names import DECODER, EMBEDDING, VISION, files_folder
+from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
 from winml.modelkit.inference.generation.settings import part_position_limit, read_settings
 from winml.modelkit.inference.generation.text import read_tokenizer, rendered_chat

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,8 @@ import numpy as np
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import UsageError
-from winml.modelkit.file_names import DECODER, ENCODER
-from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt, files_folder
+from winml.modelkit.file_names import DECODER, ENCODER, files_folder
+from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
 from winml.modelkit.inference.generation.settings import part_position_limit, position_limit, read_settings
 from winml.modelkit.inference.generation.text import TimedText, chat_prompt, read_tokenizer
@@ -35,7 +35,7 @@ from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.opened_model import RunOptions, values_for
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["measure_encoder_decoder_generation", "measure_generation", "prepare_prompt", "write_text"]
+__all__ = ["measure_encoder_decoder_generation", "measure_generation", "prepare_prompt", "write_text", "write_texts"]
 
 _NO_CACHE = (
     "This model has no cache: every token runs the whole text again, which gets slower with each.",
@@ -106,14 +106,27 @@ def write_text(
     show: Callable[[str], None],
     adapter: Path | None = None,
 ) -> GeneratedText:
-    """Write the text after a prompt.
+    """Generate the text after a prompt; see :func:`write_texts`."""
+    (result,) = write_texts([prompt], provider, threads=threads, show=show, adapter=adapter)
+    return result
+
+
+def write_texts(
+    prompts: Sequence[PreparedPrompt],
+    provider: ChosenProvider,
+    *,
+    threads: int | None,
+    show: Callable[[str], None],
+    adapter: Path | None = None,
+) -> Iterator[GeneratedText]:
+    """Yield the text after each prompt. The model is opened once, and each prompt starts with an empty cache.
 
     Args:
-        prompt: What it begins with.
+        prompts: Prompts of one model, at least one.
         provider: Where the model runs.
         threads: Threads that share the work of one operator; None: the runtime's own choice.
-        show: Given each piece of the text as soon as it is there.
-        adapter: File of the adapter that is active; None: the base model answers.
+        show: Called with each piece of the text as soon as it is generated.
+        adapter: File of the active adapter; None: the base model answers.
 
     Raises:
         InputError: the model does not generate.
@@ -121,10 +134,22 @@ def write_text(
         StageError: ONNX Runtime fails.
     """
     started = time.perf_counter()
-    graph, begin = _opened_graphs(prompt, partial(_session, provider=provider, threads=threads, adapter=adapter))
-    prompt = replace(prompt, settings=prompt.settings.fitted(prompt.decoder_tokens, graph.most_tokens))
+    graph, begin = _opened_graphs(prompts[0], partial(_session, provider=provider, threads=threads, adapter=adapter))
     session_ms = (time.perf_counter() - started) * 1000
-    loop, tokens = begin(prompt)
+    fitted = [replace(item, settings=item.settings.fitted(item.decoder_tokens, graph.most_tokens)) for item in prompts]
+    for prompt in fitted:
+        loop, tokens = begin(prompt)
+        yield _written(prompt, graph, loop, tokens, session_ms, show)
+
+
+def _written(
+    prompt: PreparedPrompt,
+    graph: DecoderGraph,
+    loop: Literal["winml", "transformers"],
+    tokens: Iterator[GeneratedToken],
+    session_ms: float,
+    show: Callable[[str], None],
+) -> GeneratedText:
     progress, pieces = _Progress(), list[str]()
     for piece in prompt.tokenizer.pieces((progress.add(entry) for entry in tokens), after=prompt.before):
         pieces.append(piece)

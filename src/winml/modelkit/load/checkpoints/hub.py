@@ -1,4 +1,4 @@
-"""Finds the folder on this disk that holds the checkpoint of a Hub id, and fetches what is missing.
+"""Finds the folder on this disk that holds a checkpoint or an ONNX file of the Hub, and fetches what is missing.
 
 Looks into the cache that transformers uses and, only if something is missing there, fetches it. Hands back a folder, so
 that nothing after it ever needs the network. Imports ``huggingface_hub`` alone; knows nothing of models.
@@ -6,13 +6,18 @@ that nothing after it ever needs the network. Imports ``huggingface_hub`` alone;
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import logging
+import os
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from winml.modelkit.errors import CheckpointError, HubError
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, MODEL_CARD_NAME
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, MODEL_CARD_NAME, MODEL_SUFFIX
 from winml.modelkit.load.checkpoints.companion_files import (
     COMPANION_NAMES,
     LARGEST_COMPANION,
@@ -21,7 +26,7 @@ from winml.modelkit.load.checkpoints.companion_files import (
 )
 from winml.modelkit.load.checkpoints.weight_files import FORMATS, find_weights
 
-__all__ = ["cached_snapshot", "snapshot_folder"]
+__all__ = ["HubFile", "cached_snapshot", "hub_file", "snapshot_folder"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,6 +35,112 @@ _SMALL_SUFFIXES = frozenset(
 )
 """Endings of configs, vocabularies, merges, sentencepiece models and chat templates; code of a repository may read more
 of them than transformers has names for."""
+
+
+_FILE_NAME = re.compile(r"^(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^/@]+))?/(?P<path>.*[^/])$", re.ASCII)
+_DISPLAYED_NAMES = 8
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """An ONNX file of a repository, as ``owner/name/path/model.onnx`` or ``owner/name@revision/path/model.onnx``."""
+
+    repository: str
+    path: str
+    """Within the repository, with ``/`` between folders."""
+    revision: str | None = None
+    """Branch, tag or commit; None is the default branch."""
+
+    def local_path(self) -> Path:
+        """Return the file in the Hub cache; it is fetched with its data and the tokenizer's files if it is not there.
+
+        Raises:
+            HubError: offline, no such repository, revision or file, gated, or the connection failed.
+        """
+        import huggingface_hub
+
+        cached = huggingface_hub.try_to_load_from_cache(self.repository, self.path, revision=self.revision)
+        # Without its data, the download was interrupted.
+        if isinstance(cached, str) and not self._missing_data(Path(cached)):
+            return Path(cached)
+        if huggingface_hub.is_offline_mode():
+            raise HubError(
+                f"{self}: no such file here or in the Hub cache, and offline mode forbids fetching it",
+                hint="Unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or give the path of an ONNX file.",
+            )
+        with _hub_errors(self.repository, self.revision, "file"):
+            return self._fetch()
+
+    def _fetch(self) -> Path:
+        import huggingface_hub
+
+        listing = huggingface_hub.HfApi().model_info(self.repository, revision=self.revision, files_metadata=True)
+        sizes = {sibling.rfilename: sibling.size or 0 for sibling in listing.siblings or ()}
+        if self.path not in sizes:
+            files = [name for name in sorted(sizes) if name.lower().endswith(MODEL_SUFFIX)]
+            more = len(files) - _DISPLAYED_NAMES
+            named = ", ".join(files[:_DISPLAYED_NAMES]) + (f" and {more} more" if more > 0 else "")
+            raise HubError(
+                f"{self}: {self.repository} has no file {self.path}",
+                hint=f"Its ONNX files are {named}." if files else "It has no ONNX file: winml build makes one of it.",
+            )
+        names = [self.path, *_files_to_fetch(sizes, needs_weights=False, needs_code=False)]
+        file = self._download(names) / self.path
+        missing = self._missing_data(file)
+        if missing:
+            self._download([name for name in missing if name in sizes])
+        return file
+
+    def _download(self, names: Sequence[str]) -> Path:
+        import huggingface_hub
+
+        patterns = [glob.escape(name) for name in names]
+        with _bars_on_terminals_only():
+            folder = huggingface_hub.snapshot_download(self.repository, revision=self.revision, allow_patterns=patterns)
+        return Path(folder)
+
+    def _missing_data(self, file: Path) -> tuple[str, ...]:
+        """Return the data files that the model names and that are not beside it, as named in the repository."""
+        from winml.modelkit.graph.files.placing import data_names
+
+        folder = PurePosixPath(self.path).parent
+        return tuple(str(folder / name) for name in data_names(file) if not (file.parent / name).is_file())
+
+    def __str__(self) -> str:
+        """Return the name as it is written for ``-m``."""
+        return f"{self.repository}{'' if self.revision is None else f'@{self.revision}'}/{self.path}"
+
+
+@contextlib.contextmanager
+def _bars_on_terminals_only() -> Iterator[None]:
+    """Display the progress bars of the Hub's client on a terminal, and nothing in a log."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if sys.stderr.isatty() or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
+
+
+def hub_file(name: str | os.PathLike[str]) -> HubFile | None:
+    """Return the ONNX file of the Hub that a name means; None where it means a path.
+
+    A name that begins with a dot, or whose first folder exists here, is a path.
+    """
+    path = Path(name)
+    match = _FILE_NAME.match(path.as_posix())
+    if (
+        match is None
+        or os.fspath(name).startswith(".")
+        or path.suffix.lower() != MODEL_SUFFIX
+        or Path(path.parts[0]).exists()
+    ):
+        return None
+    return HubFile(match["repository"], match["path"], match["revision"])
 
 
 def snapshot_folder(
@@ -100,9 +211,8 @@ def _fetch_snapshot(
     repository: str, revision: str | None, needs_weights: bool, needs_code: bool, progress: Callable[[str], None] | None
 ) -> Path:
     import huggingface_hub
-    from huggingface_hub import errors
 
-    try:
+    with _hub_errors(repository, revision, "folder"):
         listing = huggingface_hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
         # Sizes are missing where a server does not tell them.
         sizes = {sibling.rfilename: sibling.size or 0 for sibling in listing.siblings or ()}
@@ -110,7 +220,16 @@ def _fetch_snapshot(
         if progress is not None:
             progress(f"fetching {len(file_names)} files of {repository}")
         # By name, not by the commit of the listing: only then is it found in the cache by that name again.
-        folder = huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=file_names)
+        return Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=file_names))
+
+
+@contextlib.contextmanager
+def _hub_errors(repository: str, revision: str | None, kind: str) -> Iterator[None]:
+    """Raise what the Hub's client raises as :class:`HubError`; ``kind`` is what the name could mean on this disk."""
+    from huggingface_hub import errors
+
+    try:
+        yield
     except errors.GatedRepoError as error:
         raise HubError(
             f"{repository}: is gated and this account has no access",
@@ -122,17 +241,16 @@ def _fetch_snapshot(
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise HubError(
-            f"{repository}: no such folder here and no such model on the Hub",
+            f"{repository}: no such {kind} here and no such model on the Hub",
             hint="Check the spelling; for a private model log in with `hf auth login` or set HF_TOKEN.",
         ) from error
     except errors.HFValidationError as error:
         raise HubError(f"{repository}: not a valid Hub id", hint="Give owner/name, or an existing path.") from error
     except _connection_errors() as error:
         raise HubError(
-            f"{repository}: no such folder here, and the Hub could not be reached: {_first_line(error)}",
-            hint="Check the connection, or give a local checkpoint folder.",
+            f"{repository}: no such {kind} here, and the Hub could not be reached: {_first_line(error)}",
+            hint=f"Check the connection, or give the path of a local {kind}.",
         ) from error
-    return Path(folder)
 
 
 def _connection_errors() -> tuple[type[BaseException], ...]:
