@@ -21,6 +21,7 @@ __all__ = [
     "INPUT",
     "OPTIONS",
     "OUTPUT",
+    "RECORDED",
     "Field",
     "declare",
     "fields_of",
@@ -32,6 +33,10 @@ OPTIONS, INPUT, OUTPUT, COMPARISON, GENERAL = "Options", "Input", "Output", "Com
 PROVIDER = "Execution provider"
 """Headings in the help that several verbs have: that of options without one, then those of most verbs. What is a verb's
 own stands before the last two."""
+
+
+RECORDED = "recorded"
+"""Value of ``--reference`` without one: the checkpoint that the file says it was exported from."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from winml.modelkit.builds.build_model import build_onnx_model
 from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
 from winml.modelkit.builds.open_sizes import build_with_open_sizes
 from winml.modelkit.errors import InputError, TaskError, UsageError
-from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, PROMPT, VISION
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME, DECODER, EMBEDDING, ENCODER, PROMPT, VISION, files_folder
 from winml.modelkit.found_models import onnx_file_in, part_files
 from winml.modelkit.graph.bundle import described_model
 from winml.modelkit.inference.built_model import WinMLModel, config_beside, pad_token_beside
@@ -58,7 +58,8 @@ class _BuiltModel(WinMLModel):
 
         Args:
             model: Hub id, checkpoint folder, config.json, ``file.py:factory`` or ``package.module:factory``; or the
-                folder of an export or a build, whose ``model.onnx`` is taken as by :meth:`from_onnx`.
+                folder of a build, which is opened as it is unless ``config`` is passed, or of an export, whose
+                file is built by :meth:`from_onnx`.
             config: What the build is to do; see :func:`~winml.modelkit.build_hf_model`. Where it says nothing about
                 sizes, batch and sequence are left open if the model and the provider take that.
             precision: Bits of the result, such as ``int8``; None: as the config says.
@@ -81,6 +82,8 @@ class _BuiltModel(WinMLModel):
             return cls._open_parts(parts, ep=ep, device=device)
         if (path := onnx_file_in(request.model)) is not None:
             cls._refuse_for_onnx(path, {"precision": precision, "task": task, **load})
+            if config is None and (files_folder(path) / BUILD_MANIFEST_NAME).is_file():  # a finished build
+                return cls._open_file(path, ep=ep, device=device, pad_token_id=pad_token_id)
             return cls.from_onnx(path, config=config, ep=ep, device=device, pad_token_id=pad_token_id)
         result = build_with_open_sizes(request, config, ep=ep, precision=precision)
         if _generates(result.part_paths):

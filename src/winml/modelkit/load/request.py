@@ -16,6 +16,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Literal
 
 from winml.modelkit.errors import ModelPathError, UsageError, WinMLError
+from winml.modelkit.fields import RECORDED
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX, files_folder
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec, is_open
@@ -46,6 +47,7 @@ __all__ = [
     "exported_from",
     "processor_folder",
     "recorded_adapters",
+    "reference_checkpoint",
     "resolve_source",
 ]
 
@@ -389,6 +391,26 @@ def processor_folder(model: Path | ModelRequest) -> Path | None:
 _HINT = "Give the model itself: -m with a Hub id, checkpoint folder or file.py:factory, and --baseline pytorch."
 _SHARE = "\\\\"
 """Start of the drive of a path on another machine, which Windows asks for."""
+
+
+def reference_checkpoint(
+    metadata: Mapping[str, str], displayed: str, checkpoint: str, active: str | None = None
+) -> ModelRequest:
+    """Return the model that PyTorch runs beside an ONNX file, for ``--reference``.
+
+    Args:
+        metadata: What the file says about itself.
+        displayed: The file, for messages.
+        checkpoint: The checkpoint that the user named, or :data:`RECORDED`.
+        active: Name of the adapter that is active in the file; None: none is.
+
+    Raises:
+        UsageError: the file does not name a checkpoint on this machine, and the user named none.
+    """
+    hint = "Name the checkpoint: --reference CHECKPOINT"
+    is_recorded = checkpoint == RECORDED
+    request = exported_from(metadata, displayed, hint, "--reference") if is_recorded else ModelRequest(checkpoint)
+    return replace(request, adapter=recorded_adapters(metadata, active))
 
 
 def recorded_adapters(metadata: Mapping[str, str], active: str | None = None) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import InputError, ModelPathError, TaskError, UsageError
-from winml.modelkit.fields import INPUT, OUTPUT, declare
+from winml.modelkit.fields import INPUT, OUTPUT, RECORDED, declare
 from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART, PROMPT, VISION
 from winml.modelkit.inference.task_inputs import IMAGE_SUFFIXES, RUN_TASKS, RunTask, TaskInput, run_task
 from winml.modelkit.load.checkpoints.task import canonical_task
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.results.inference import InferenceResult, RunSchema, SchemaTensor
 
-__all__ = ["RECORDED", "RunRequest", "RunSubject", "example_command", "plan_run", "run_model", "run_schema"]
+__all__ = ["RunRequest", "RunSubject", "example_command", "plan_run", "run_model", "run_schema"]
 
-RECORDED = "recorded"
-"""Stands for the checkpoint that the model was made from."""
 _ARRAYS_SUFFIX = ".npz"
 _INPUT_FORM = "Such as --input context=@article.txt, or --input input_ids=[[2,5,3]]."
 
@@ -465,15 +463,13 @@ def _reference(request: RunRequest) -> ModelRequest:
         UsageError: the user named none, and the model names none on this disk.
     """
     from winml.modelkit.graph.files.reading import read_structure
-    from winml.modelkit.load.request import ModelRequest, exported_from
+    from winml.modelkit.load.request import reference_checkpoint
 
-    if request.reference != RECORDED:
-        return ModelRequest(str(request.reference))
-    if request.checkpoint is not None:
+    if request.checkpoint is not None and request.reference == RECORDED:
         return request.checkpoint
     path = _described_file(request)
     metadata = {entry.key: entry.value for entry in read_structure(path).metadata_props}
-    return exported_from(metadata, str(path), "Name the checkpoint: --reference CHECKPOINT", "--reference")
+    return reference_checkpoint(metadata, str(path), str(request.reference))
 
 
 def _values(item: TaskInput, given: tuple[str, ...]) -> Any:

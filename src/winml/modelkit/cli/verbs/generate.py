@@ -13,6 +13,7 @@ from winml.modelkit.cli._measuring import provider_options, refuse_unknown_ep
 from winml.modelkit.cli._options import debug_option, format_option
 from winml.modelkit.cli._streams import library_output_to_stderr, print_json, silence_library_warnings, tell
 from winml.modelkit.errors import UsageError, VerificationError
+from winml.modelkit.fields import RECORDED
 from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, PROMPT, VISION
 from winml.modelkit.runtime.execution_providers import parse_ep_options
 from winml.modelkit.words import terminal_text
@@ -28,8 +29,6 @@ __all__ = ["command"]
 
 STDIN = "-"
 """In place of a text: it is read from stdin."""
-RECORDED = "recorded"
-"""Stands for the checkpoint that the model was made from."""
 _OF_SETTINGS = (
     "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "num_beams", "stop", "seed",
 )  # fmt: skip
@@ -254,15 +253,11 @@ def _checkpoint(files: Mapping[str, Path], reference: str | None, adapter: str |
     if reference is None:
         return None
     from winml.modelkit.graph.files.reading import read_structure
-    from winml.modelkit.load.request import ModelRequest, exported_from, recorded_adapters
+    from winml.modelkit.load.request import reference_checkpoint
 
     path = files.get(DECODER) or files[ONLY_PART]
     metadata = {entry.key: entry.value for entry in read_structure(path).metadata_props}
-    adapters = recorded_adapters(metadata, adapter)
-    if reference == RECORDED:
-        hint = "Name the checkpoint: --reference CHECKPOINT"
-        reference = exported_from(metadata, str(path), hint, "--reference").model
-    return ModelRequest(reference, adapter=adapters)
+    return reference_checkpoint(metadata, str(path), reference, adapter)
 
 
 def _write(

@@ -26,9 +26,9 @@ from winml.modelkit.cli._streams import (
     show_result,
     silence_library_warnings,
 )
-from winml.modelkit.fields import COMPARISON
+from winml.modelkit.fields import COMPARISON, RECORDED
 from winml.modelkit.file_names import ONLY_PART
-from winml.modelkit.verbs.run import RECORDED, RunRequest, plan_run, run_model, run_schema
+from winml.modelkit.verbs.run import RunRequest, plan_run, run_model, run_schema
 
 if TYPE_CHECKING:
     from winml.modelkit.results.inference import InferenceResult
