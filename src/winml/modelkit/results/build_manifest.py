@@ -247,7 +247,7 @@ class BuildResult(Record):
 
 
 def build_lines(result: BuildResult) -> Iterator[tuple[str, str]]:
-    """Yield what is told of a build to people: a word, and what it says."""
+    """Yield the summary of a build as lines: a heading, and its text."""
     parts = result.manifest.parts
     for part in parts:
         prefix = f"{part.name} " if len(parts) > 1 else ""
@@ -256,7 +256,6 @@ def build_lines(result: BuildResult) -> Iterator[tuple[str, str]]:
         model = " and ".join(_file_words(file, result.folder) for file in part.model)
         yield f"{prefix}model", f"{model}, from {last.name if last else 'the input as it is'}"
     yield "deploy", _deploy_words(result.manifest)
-    yield "normalized", _times_words(result.manifest.normalizations)
     if result.evaluation is not None:
         # Numbers as arrays, which reading a manifest needs not.
         from winml.modelkit.results.evaluation import evaluation_words
@@ -270,9 +269,15 @@ def _file_words(file: FileRecord, folder: Path = Path()) -> str:
 
 
 def _deploy_words(manifest: BuildManifest) -> str:
-    """Say which files of the folder are needed where the model is used."""
-    size = size_words(sum(file.size_bytes for file in manifest.deploy))
-    return f"{', '.join(map(_file_words, manifest.deploy))}; {size} in all"
+    """Return which files of the folder are needed where the model is used: each model, and how many beside them."""
+    models = {file.name for part in manifest.parts for file in part.model}
+    beside = [file for file in manifest.deploy if file.name not in models]
+    words = [_file_words(file) for file in manifest.deploy if file.name in models]
+    if beside:
+        size = size_words(sum(file.size_bytes for file in beside))
+        words.append(f"{len(beside)} config and tokenizer files ({size})" if len(beside) > 1 else _file_words(*beside))
+    total = size_words(sum(file.size_bytes for file in manifest.deploy))
+    return ", ".join(words) + (f"; {total} in total" if len(words) > 1 else "")
 
 
 def _stage_words(stage: StageRecord) -> str:
@@ -285,7 +290,3 @@ def _stage_words(stage: StageRecord) -> str:
     memory = "" if stage.peak_memory_bytes is None else f", peak {size_words(stage.peak_memory_bytes)}"
     done = "reused" if stage.status == "reused" else f"{stage.seconds:.1f} s{memory}"
     return f"{stage.nodes} nodes, {tagged}, {done}{f' ({stage.reason})' if stage.reason else ''}"
-
-
-def _times_words(count: int) -> str:
-    return {0: "never", 1: "once"}.get(count, f"{count} times")

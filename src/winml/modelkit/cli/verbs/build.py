@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,8 +32,9 @@ from winml.modelkit.cli._requests import (
     with_sizes,
 )
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings, tell
-from winml.modelkit.errors import UsageError, rename_options
+from winml.modelkit.errors import TaskError, UsageError, rename_options
 from winml.modelkit.fields import fields_of
+from winml.modelkit.file_names import DECODER
 from winml.modelkit.quantize.declared_options import QuantizeFields
 from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.verbs.build import BuildRequest, plan_requested_build, run_planned_build
@@ -205,4 +207,28 @@ def _show_result(result: BuildResult, options: Mapping[str, object]) -> None:
     from winml.modelkit.report.document import Document, Fields
     from winml.modelkit.results.build_manifest import build_lines
 
-    show_result(result.as_record(), options, lambda: Document([Fields(list(build_lines(result)))]))
+    def lines() -> Document:
+        return Document([Fields([*build_lines(result), ("next", _next_command(result))])])
+
+    show_result(result.as_record(), options, lines)
+
+
+def _next_command(result: BuildResult) -> str:
+    """Return a command that runs what was built."""
+    from winml.modelkit.graph.bundle import described_model
+    from winml.modelkit.graph.files.reading import read_structure
+    from winml.modelkit.inference.task_inputs import run_task
+    from winml.modelkit.verbs.run import example_command
+
+    folder, parts = shlex.quote(str(result.folder)), result.part_paths
+    path = parts.get(DECODER) or next(iter(parts.values()))
+    inputs = tuple(value.name for value in read_structure(path).graph.input)
+    try:
+        task, definition = run_task(described_model(path).get("task") or "", inputs)
+    except TaskError:  # a script's model: it has no task
+        return f"winml run {folder} --schema"
+    if definition is not None:
+        return example_command(folder, definition)
+    if task == "text-generation":
+        return f'winml generate {folder} -p "Once upon a time"'
+    return f"winml run {folder} --schema"
