@@ -59,7 +59,7 @@ class Supplies:
         """Run a command of a page in its folder; MiniLM is exported once for all pages that ask for it alike."""
         if HUB_ID not in words:
             return run_here(*words, stdin=stdin)
-        is_open = words[0] == "build" or "--dynamic-batch" in words
+        is_open = {"--layout", "--dynamic-batch"} & {*words}
         hub = self._made("half-minilm") if is_open else self._minilm
         told = tuple(str(hub) if word == HUB_ID else word for word in words)
         if words[0] != "export":
