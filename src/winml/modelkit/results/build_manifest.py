@@ -275,7 +275,8 @@ def _deploy_words(manifest: BuildManifest) -> str:
     words = [_file_words(file) for file in manifest.deploy if file.name in models]
     if beside:
         size = size_words(sum(file.size_bytes for file in beside))
-        words.append(f"{len(beside)} config and tokenizer files ({size})" if len(beside) > 1 else _file_words(beside[0]))
+        several = f"{len(beside)} config and tokenizer files ({size})"
+        words.append(several if len(beside) > 1 else _file_words(beside[0]))
     total = size_words(sum(file.size_bytes for file in manifest.deploy))
     return ", ".join(words) + (f"; {total} in total" if len(words) > 1 else "")
 
