@@ -16,12 +16,21 @@ from typing import Any, Literal, get_args, get_origin
 from winml.modelkit.errors import UsageError
 
 __all__ = [
-    "COMPARISON",
+    "ADVANCED",
+    "CALIBRATION",
+    "DATASET",
+    "DEVICE",
+    "EXPORT",
     "GENERAL",
-    "INPUT",
-    "OPTIONS",
+    "GENERATION",
+    "INPUTS",
+    "LIMITS",
+    "MODEL",
     "OUTPUT",
+    "QUANTIZATION",
     "RECORDED",
+    "SIZES",
+    "VERIFICATION",
     "Field",
     "declare",
     "fields_of",
@@ -29,10 +38,15 @@ __all__ = [
     "read_columns",
 ]
 
-OPTIONS, INPUT, OUTPUT, COMPARISON, GENERAL = "Options", "Input", "Output", "Comparison", "General"
-PROVIDER = "Execution provider"
-"""Headings in the help that several verbs have: that of options without one, then those of most verbs. What is a verb's
-own stands before the last two."""
+MODEL, INPUTS, SIZES, OUTPUT = "Model", "Inputs", "Sizes", "Output"
+EXPORT, QUANTIZATION, CALIBRATION = "Export", "Quantization", "Calibration"
+DATASET, LIMITS, GENERATION = "Dataset", "Metrics and limits", "Generation"
+VERIFICATION, DEVICE, ADVANCED, GENERAL = "Verification", "Device", "Advanced", "General"
+"""Groups of options that several verbs have. A group of one verb is declared with its options."""
+
+_FIRST = (MODEL, INPUTS, SIZES, OUTPUT)
+_LAST = (DATASET, LIMITS, VERIFICATION, DEVICE, GENERATION, ADVANCED, GENERAL)
+"""Order of the groups in the help and the reference; all further ones stand between, in the order of declaration."""
 
 
 RECORDED = "recorded"
@@ -49,8 +63,15 @@ class Field:
     """Its type as annotated, such as ``str | None``."""
     default: Any
     help: str
+    """What it does, in one or several sentences. ``--help`` shows the first one."""
     group: str
-    """Heading in the help below which it stands; of options of loading, those that a verb offers together."""
+    """Heading of the help under which it is listed."""
+    is_common: bool = False
+    """Whether ``--help`` lists it; ``--help-all`` lists every option."""
+    default_words: str = ""
+    """The default as the help shows it, with its unit, where the value itself does not tell."""
+    offered_with: str = ""
+    """Of an option of loading: the set of options that a verb offers together."""
     minimum: int | None = None
     maximum: int | None = None
     above: int | None = None
@@ -85,6 +106,11 @@ class Field:
         return self.spelling.partition(" ")[0].partition("/")[0] or f"--{self.name.replace('_', '-')}"
 
     @property
+    def description(self) -> str:
+        """What it does and what applies by default, for the schema of a config."""
+        return f"{self.help} Default: {self.default_words}." if self.default_words else self.help
+
+    @property
     def choices(self) -> tuple[Any, ...]:
         """The values it may have, where they are listed."""
         if self.only is not None or self.read is not None:
@@ -107,8 +133,8 @@ def declare(default: Any, help: str, group: str, **details: Any) -> Any:
 
     Args:
         default: Its value where nobody states one.
-        help: What it does, in one or two sentences; serves the help, the config and the reference.
-        group: Heading in the help below which it stands.
+        help: What it does. ``--help`` shows the first sentence; ``--help-all``, the config and the reference show all.
+        group: Heading of the help under which it is listed.
         details: Attributes of :class:`Field`, such as ``short="-m"`` or ``minimum=1``.
     """
     metadata = {"help": help, "group": group, **details}
@@ -146,9 +172,10 @@ def _annotations(declaring: type) -> dict[str, object]:
 
 
 def in_groups(groups: Iterable[str]) -> list[str]:
-    """Return headings, each once, in the order in which the help and the reference show them."""
-    ranks = {OPTIONS: 0, INPUT: 1, OUTPUT: 2, COMPARISON: 4, GENERAL: 5}
-    return sorted(dict.fromkeys(groups), key=lambda group: ranks.get(group, 3))
+    """Return headings, each once, in the order of the help and the reference."""
+    found = dict.fromkeys(groups)
+    between = [group for group in found if group not in (*_FIRST, *_LAST)]
+    return [*(group for group in _FIRST if group in found), *between, *(group for group in _LAST if group in found)]
 
 
 def read_columns(

@@ -120,7 +120,7 @@ def record_of(*declaring: type) -> type[Options]:
         declaring: Dataclasses of :func:`winml.modelkit.fields.declare`.
     """
     fields: dict[str, Any] = {
-        field.name: (_limited(field), pydantic.Field(description=field.help, **_default(field)))
+        field.name: (_limited(field), pydantic.Field(description=field.description, **_default(field)))
         for kind in declaring
         for field in fields_of(kind)
     }

@@ -73,7 +73,7 @@ else:
         __base__=ModelSection,
         __doc__="Which model it is.",
         **{
-            option.name: (option.annotation, pydantic.Field(option.default, description=option.help))
+            option.name: (option.annotation, pydantic.Field(option.default, description=option.description))
             for option in declared_options()
         },
     )

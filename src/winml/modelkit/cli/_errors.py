@@ -13,12 +13,14 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from winml.modelkit.cli._completion import complete_values
+from winml.modelkit.cli._help import WIDTH, GroupedOption, help_all_option, write_help
 from winml.modelkit.cli._streams import finish_streams, tell
 from winml.modelkit.errors import (
     InputError,
@@ -29,18 +31,15 @@ from winml.modelkit.errors import (
     first_line,
     missing_name,
 )
-from winml.modelkit.fields import GENERAL, OPTIONS, in_groups
+from winml.modelkit.fields import DEVICE
 from winml.modelkit.words import printable
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 __all__ = [
     "NEGATIVE_RESULT",
     "Interrupted",
     "WinMLCommand",
+    "WinMLGroup",
     "catch_signals",
-    "complete_paths",
     "end_process",
     "exit_status",
     "is_out_of_memory",
@@ -50,31 +49,6 @@ __all__ = [
     "report_unexpected",
     "tell_settled",
 ]
-
-
-# --- Which values does a shell complete as paths? Those of parameters that take a path or something else, too.
-
-
-_PATHS = frozenset({"MODEL", "CHECKPOINT", "DATA", "FILE", "FOLDER", "PATH", "JSON"})
-"""Words of a metavar that stand for a path: ``PATH|NAME``, ``[MODEL]``. ``JSON`` is a file or text."""
-
-
-class _PathOrText(click.types.StringParamType):
-    """Text that may be a path, such as a model, which is a file, a folder, or a name at the Hub."""
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002  # click's
-        """Leave it to the shell, which knows the files."""
-        from click.shell_completion import CompletionItem
-
-        return [CompletionItem(incomplete, type="file")]
-
-
-def complete_paths(params: Iterable[click.Parameter]) -> None:
-    """Let a shell complete every argument of a verb, and every option whose metavar names a path; in place."""
-    for param in params:
-        is_named = bool(_PATHS & set(re.findall(r"[A-Z]+", param.metavar or "")))
-        if isinstance(param.type, click.types.StringParamType) and (isinstance(param, click.Argument) or is_named):
-            param.type = _PathOrText()
 
 
 _MEMORY_HINT = (
@@ -116,20 +90,22 @@ class WinMLCommand(click.Command):
         """Take what any command of click takes."""
         super().__init__(*arguments, **settings)
         self._add_libraries()
-        complete_paths(self.params)
+        self.params.append(help_all_option())
+        self.context_settings.setdefault("max_content_width", WIDTH)
+        complete_values(self.params)
 
     def _add_libraries(self) -> None:
         """Let a verb that names an execution provider take the library of its plug-in, too."""
         place = next((number for number, param in enumerate(self.params) if param.name == "ep"), None)
         if place is None:
             return
-        option = click.Option(
+        option = GroupedOption(
             ["--ep-library"],
+            group=DEVICE,
             multiple=True,
             metavar="NAME=PATH",
-            help="Library of a plug-in that brings the provider; repeatable. Also in WINML_EP_LIBRARY.",
+            help="Library of a plug-in execution provider. The variable WINML_EP_LIBRARY also takes it.",
         )
-        option.group = getattr(self.params[place], "group", OPTIONS)  # type: ignore[attr-defined]  # read by the help
         self.params.insert(place + 1, option)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -183,17 +159,9 @@ class WinMLCommand(click.Command):
         os.environ[LIBRARY_VARIABLE] = named
         ctx.call_on_close(lambda: os.environ.update({LIBRARY_VARIABLE: before}))
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options below their headings."""
-        rows: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            heading = getattr(param, "group", GENERAL if "--help" in param.opts else OPTIONS)
-            is_described = isinstance(param, click.Option) or hasattr(param, "group")
-            if is_described and (row := param.get_help_record(ctx)) is not None:
-                rows.setdefault(heading, []).append(row)
-        for heading in in_groups(rows):
-            with formatter.section(heading):
-                formatter.write_dl(rows[heading])
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help: the common options in groups, or all of them for ``--help-all``."""
+        write_help(self, ctx, formatter)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb."""
@@ -204,6 +172,20 @@ class WinMLCommand(click.Command):
             if ctx.params.get("debug"):
                 traceback.print_exc()
             ctx.exit(report_error(error))
+
+
+class WinMLGroup(click.Group):
+    """A verb of several commands, with the same help."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        """Take what any group of click takes."""
+        super().__init__(*arguments, **settings)
+        self.params.append(help_all_option())
+        self.context_settings.setdefault("max_content_width", WIDTH)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help: the commands; for ``--help-all`` with the options of each."""
+        write_help(self, ctx, formatter)
 
 
 def report_error(error: WinMLError) -> int:

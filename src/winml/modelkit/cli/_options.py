@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import click
 
+from winml.modelkit.cli._help import GroupedArgument, GroupedOption
 from winml.modelkit.errors import ModelPathError
 from winml.modelkit.export.declared_options import DynamicFields
-from winml.modelkit.fields import GENERAL, INPUT, OPTIONS, OUTPUT, Field, fields_of
+from winml.modelkit.fields import DEVICE, GENERAL, MODEL, OUTPUT, SIZES, Field, fields_of
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import Group, declared_options
 
@@ -22,6 +23,7 @@ __all__ = [
     "device_option",
     "dynamic_options",
     "format_option",
+    "grouped_argument",
     "grouped_option",
     "input_options",
     "model_option",
@@ -70,55 +72,44 @@ def _all_of(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
 
 
 def model_option(*, required: bool, help: str) -> Callable[[_F], _F]:
-    """Return the option that says which model."""
-    return grouped_option("-m", "--model", required=required, metavar="MODEL", group=INPUT, help=help)
+    """Return the option that names the model."""
+    return grouped_option("-m", "--model", required=required, metavar="MODEL", group=MODEL, is_common=True, help=help)
 
 
-def _load_options(group: Group) -> Callable[[_F], _F]:
-    """Return the options of a group that load/load_options.py declares."""
-    heading = {"cls": _GroupedOption, "group": "Model loading"}
-    return _all_of(*(_declared_option(option, **heading) for option in declared_options() if option.group == group))
+def _load_options(offered_with: Group) -> Callable[[_F], _F]:
+    """Return the options that load/load_options.py declares as offered together."""
+    return declared_options_of(option for option in declared_options() if option.offered_with == offered_with)
 
 
-class _GroupedOption(click.Option):
-    """An option that stands below a heading in the help.
+def grouped_option(*names: str, group: str, is_common: bool = False, **settings: object) -> Callable[[_F], _F]:
+    """Return an option that is no field of a request, with its group in the help."""
+    return click.option(*names, cls=GroupedOption, group=group, is_common=is_common, **settings)
 
-    Attributes:
-        group: The heading.
-        config_key: Key of a build config that says the same; empty: none.
+
+def grouped_argument(name: str, *, help: str, group: str = MODEL, **settings: Any) -> Callable[[_F], _F]:
+    """Return an argument that is no field of a request, with its group in the help."""
+    return click.argument(name, cls=GroupedArgument, group=group, words=help, **settings)
+
+
+def _declared_option(option: Field, *, config_key: str = "") -> Callable[[_F], _F]:
+    """Return the option of the command that a field declares.
+
+    Args:
+        option: The field.
+        config_key: Key of a build config that states the same; empty: none.
     """
-
-    def __init__(self, *names: Any, group: str, config_key: str = "", **settings: Any) -> None:
-        super().__init__(*names, **settings)
-        self.group, self.config_key = group, config_key
-
-
-class _GroupedArgument(click.Argument):
-    """An argument that the help describes below a heading."""
-
-    def __init__(self, names: Sequence[str], *, group: str, words: str, **settings: Any) -> None:
-        super().__init__(names, **settings)
-        self.group, self._words = group, words
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        """Return the row of the help."""
-        return self.make_metavar(ctx), self._words
-
-
-def grouped_option(*names: str, group: str = GENERAL, **settings: object) -> Callable[[_F], _F]:
-    """Return an option that is no field of a request, with the heading below which the help has it."""
-    return click.option(*names, cls=_GroupedOption, group=group, **settings)
-
-
-def _declared_option(option: Field, **heading: object) -> Callable[[_F], _F]:
-    """Return the option of the command that a field declares; ``heading`` is that of a :class:`_GroupedOption`."""
+    help = option.help.replace("`", "")
     if option.is_argument:
         type_ = NonEmptyPath() if option.annotation is Path else None
-        return click.argument(
-            option.name, cls=_GroupedArgument, group=option.group, words=option.help.replace("`", ""), type=type_
-        )
+        return grouped_argument(option.name, help=help, group=option.group, type=type_)
     default = None if option.read is not None else option.default
-    settings: dict[str, Any] = {"help": option.help.replace("`", ""), **heading}
+    settings: dict[str, Any] = {
+        "help": help,
+        "group": option.group,
+        "is_common": option.is_common,
+        "config_key": config_key,
+        "default_words": option.default_words,
+    }
     settings |= {"required": True} if option.is_required else {"default": default}
     names = [option.name, *([option.short] if option.short else []), *(option.spelling.split() or [option.flag])]
     kinds = (option.annotation, *get_args(option.annotation))
@@ -126,11 +117,13 @@ def _declared_option(option: Field, **heading: object) -> Callable[[_F], _F]:
         names[-1] += f"/--no-{option.flag[2:]}"
     if option.annotation is bool:
         is_pair = "/" in names[-1]
-        return click.option(*names, is_flag=True, show_default=is_pair, **settings)
+        return click.option(*names, cls=GroupedOption, is_flag=True, show_default=is_pair, **settings)
     if option.is_switch:
-        return click.option(*names, **settings)
+        return click.option(*names, cls=GroupedOption, **settings)
     if option.is_repeatable:
-        return click.option(*names, multiple=True, metavar=option.metavar, **{**settings, "default": ()})
+        settings["default"] = ()
+        return click.option(*names, cls=GroupedOption, multiple=True, metavar=option.metavar, **settings)
+    metavar = option.metavar
     if option.choices:
         settings["type"] = _Choice(option.choices)
     elif Path in kinds:
@@ -140,10 +133,12 @@ def _declared_option(option: Field, **heading: object) -> Callable[[_F], _F]:
         is_limited = least is not None or option.maximum is not None
         limits = click.FloatRange(least, option.maximum, min_open=option.above is not None)
         settings["type"] = limits if is_limited else float
+        metavar = metavar or "NUMBER"
     elif int in kinds and option.read is None:
         is_limited = (option.minimum, option.maximum) != (None, None)
         settings["type"] = click.IntRange(option.minimum, option.maximum) if is_limited else int
-    return click.option(*names, metavar=option.metavar, show_default=default is not None, **settings)
+        metavar = metavar or "N"
+    return click.option(*names, cls=GroupedOption, metavar=metavar, show_default=default is not None, **settings)
 
 
 class _Choice(click.Choice[Any]):
@@ -158,8 +153,8 @@ class _Choice(click.Choice[Any]):
 
 
 def declared_options_of(fields: Iterable[Field]) -> Callable[[_F], _F]:
-    """Return the options that fields declare, below their headings."""
-    return _all_of(*(_declared_option(field, cls=_GroupedOption, group=field.group) for field in fields))
+    """Return the options that fields declare, in their groups."""
+    return _all_of(*map(_declared_option, fields))
 
 
 def request_options(kind: type[Any]) -> Callable[[_F], _F]:
@@ -173,90 +168,100 @@ def request_options(kind: type[Any]) -> Callable[[_F], _F]:
     config: list[Callable[[_F], _F]] = []
     if hasattr(kind, "declaring"):
         keys = {kind.declaring: f"{kind.section}.", **keys}
-        help = f"A build config, or its {kind.section} section; options win over it."
-        config.append(grouped_option("-c", "--config", metavar="JSON", group=INPUT, help=help))
+        help = f"Build config, or its {kind.section} section. A file or JSON text; options take precedence over it."
+        config.append(grouped_option("-c", "--config", metavar="JSON", group=MODEL, help=help))
     return _all_of(
         *(
-            _declared_option(
-                field, cls=_GroupedOption, group=field.group, config_key=f"{start}{field.name}" if start else ""
-            )
+            _declared_option(field, config_key=f"{start}{field.name}" if start else "")
             for declaring, start in keys.items()
             for field in fields_of(declaring)
             if field.in_command
         ),
         *config,
-        grouped_option("--dry-run", is_flag=True, group=OUTPUT, help="Print what would be done, and write nothing."),
+        grouped_option(
+            "--dry-run", is_flag=True, group=OUTPUT, help="Print what would be read, run and written. Writes nothing."
+        ),
     )
 
 
 def source_options(command: _F) -> _F:
-    """Add the options that say how the model is to be read."""
+    """Add the options that state how the model is loaded."""
     return _load_options("source")(command)
 
 
 def input_options(command: _F) -> _F:
-    """Add the options that say what the inputs are."""
+    """Add the options that state the inputs and their sizes."""
     return _all_of(
         grouped_option(
-            "--input-specs",
-            group="Model inputs",
-            metavar="JSON",
-            help="All inputs, as a JSON file or text; wins over shapes.",
-        ),
-        grouped_option(
             "--shape-config",
-            group="Model inputs",
+            group=SIZES,
+            is_common=True,
             metavar="JSON",
-            help='Sizes, such as {"sequence_length": 64}; a name instead of a number leaves one open; a file or text.',
+            help='Sizes of dimensions, such as {"sequence_length": 64}. A file or JSON text; a name instead of a number '
+            "makes the dimension dynamic.",
         ),
         grouped_option(
             "--batch-size",
-            group="Model inputs",
+            group=SIZES,
             type=click.IntRange(min=1),
-            help="Batch size; 1 where nothing says otherwise.",
+            metavar="N",
+            default_words="1",
+            help="Batch size.",
+        ),
+        grouped_option(
+            "--input-specs",
+            group=SIZES,
+            metavar="JSON",
+            help="Name, shape, dtype and value range of every input: a file or JSON text. Takes precedence over "
+            "--shape-config.",
         ),
     )(command)
 
 
 def random_options(command: _F) -> _F:
-    """Add the options that say what is drawn at random."""
+    """Add the options that state what is drawn at random."""
     return _load_options("random")(command)
 
 
 def weight_options(command: _F) -> _F:
-    """Add the options that say how the weights are kept."""
+    """Add the options that state the type of the weights."""
     return _load_options("weights")(command)
 
 
 def dynamic_options(command: _F) -> _F:
-    """Add the options that leave dimensions open."""
+    """Add the options that make dimensions dynamic."""
     return _all_of(
         declared_options_of(fields_of(DynamicFields)),
         grouped_option(
             "--dynamic-axes",
             multiple=True,
             metavar="AXES",
-            group="Model inputs",
-            help="Leave axes open by place: input_ids:0=batch,1=sequence; repeatable; or a JSON file or text.",
+            group=SIZES,
+            help="Dynamic axes by input and position: input_ids:0=batch,1=sequence, or JSON as a file or text.",
         ),
     )(command)
 
 
 def verbose_option(help: str) -> Callable[[_F], _F]:
-    """Return the option that asks for more."""
-    return grouped_option("-v", "--verbose", is_flag=True, help=help)
+    """Return the option that requests more detail."""
+    return grouped_option("-v", "--verbose", is_flag=True, group=OUTPUT, help=help)
 
 
 def tree_options(help: str) -> Callable[[_F], _F]:
-    """Return the options that say how much is told, of a verb that shows the module tree."""
+    """Return the options that state how much a verb shows that shows the module tree."""
 
     def add(command: _F) -> _F:
         return _all_of(
             grouped_option(
-                "-v", "--verbose", count=True, group=OPTIONS, help=f"{help} Twice: equal modules each by itself."
+                "-v", "--verbose", count=True, group=OUTPUT, help=f"{help} -vv: do not fold repeated modules."
             ),
             grouped_option(
-                "--depth", type=click.IntRange(min=1), group=OPTIONS, help="Levels of the module tree to show."
+                "--depth",
+                type=click.IntRange(min=1),
+                metavar="N",
+                group=OUTPUT,
+                default_words="all",
+                help="Levels of the module tree to show.",
             ),
         )(command)
 
@@ -264,12 +269,12 @@ def tree_options(help: str) -> Callable[[_F], _F]:
 
 
 def quiet_option(help: str) -> Callable[[_F], _F]:
-    """Return the option that asks for less."""
-    return grouped_option("-q", "--quiet", is_flag=True, help=help)
+    """Return the option that requests less output."""
+    return grouped_option("-q", "--quiet", is_flag=True, group=OUTPUT, help=help)
 
 
 def format_option(command: _F) -> _F:
-    """Add the option that says in which form the answer comes."""
+    """Add the option that states the output format."""
     return grouped_option(
         "-f",
         "--format",
@@ -277,31 +282,34 @@ def format_option(command: _F) -> _F:
         type=click.Choice(["table", "json"]),
         default="table",
         show_default=True,
-        help="Form of the answer on stdout.",
+        group=OUTPUT,
+        is_common=True,
+        help="Output format.",
     )(command)
 
 
-def device_option(help: str) -> Callable[[_F], _F]:
-    """Return the option that says on which kind of processor a model runs."""
-    return click.option("-d", "--device", type=click.Choice(["cpu", "gpu", "npu"]), help=help)
+def device_option(help: str, default_words: str) -> Callable[[_F], _F]:
+    """Return the option that states on which kind of device a model runs."""
+    kinds = click.Choice(["cpu", "gpu", "npu"])
+    return grouped_option("-d", "--device", type=kinds, group=DEVICE, default_words=default_words, help=help)
 
 
 def debug_option(command: _F) -> _F:
-    """Add the option that shows what is kept from users."""
-    return grouped_option("--debug", is_flag=True, help="Show library warnings, and the traceback of a failure.")(
-        command
-    )
+    """Add the option that shows warnings of libraries and tracebacks."""
+    return grouped_option(
+        "--debug", is_flag=True, group=GENERAL, help="Show warnings of libraries, and the traceback of a failure."
+    )(command)
 
 
 def output_options(command: _F) -> _F:
-    """Add the options that say how much is told, and in which form."""
-    return verbose_option("Tell more: what each step of a stage did.")(result_options(command))
+    """Add the options that state how much is shown, and in which format."""
+    return verbose_option("Show more detail: every step of a stage.")(result_options(command))
 
 
 def result_options(command: _F) -> _F:
-    """Add the options that say in which form is told what was done."""
+    """Add the options that state in which format the result is shown."""
     return _all_of(
-        quiet_option("Print nothing but errors."),
+        quiet_option("Print errors only."),
         format_option,
         debug_option,
     )(command)

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from winml.modelkit.cli._options import grouped_option
 from winml.modelkit.cli._streams import tell
 from winml.modelkit.errors import ConfigError, UsageError
-from winml.modelkit.fields import INPUT, fields_of
+from winml.modelkit.fields import MODEL, fields_of
 from winml.modelkit.load.load_options import declared_options, is_not_default
 from winml.modelkit.verbs.file_to_file import FileRequest, read_sizes
 from winml.modelkit.words import size_words
@@ -118,7 +118,7 @@ class ConfiguredOptions:
 
 def config_option(help: str) -> Callable[[_F], _F]:
     """Return the option that names a build config."""
-    return grouped_option("-c", "--config", metavar="JSON", group=INPUT, help=help)
+    return grouped_option("-c", "--config", metavar="JSON", group=MODEL, is_common=True, help=help)
 
 
 def read_build_config(place: str | None, *, section: str = "") -> WinMLBuildConfig:

@@ -17,25 +17,25 @@ from winml.modelkit.registries import Registry
 __all__ = ["main"]
 
 COMMANDS = {
-    "build": "Export a model and optimize it into one folder; what has not changed is not made again.",
-    "cache": "Show or remove what earlier builds keep on this disk.",
-    "compare": "Run two models on the same values, and find the module where their answers part.",
-    "compile": "Compile an ONNX file for one execution provider; its tags stay.",
-    "config": "Write what a build of a model will do, as a file to read, change and keep.",
-    "diff": "Show what changed between two ONNX files, module by module; neither is run.",
-    "eval": "Judge a model by the samples of a data set, beside the model it was made from.",
-    "export": "Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.",
-    "extract": "Cut modules out of a model, each as an ONNX model of its own.",
-    "generate": "Let a built model go on with a text, token by token.",
-    "inspect": "Show what is in a model, or what an export of it will be; no weight is read.",
-    "optimize": "Make an ONNX file cheaper with the same answer; its tags stay.",
-    "perf": "Measure how fast a model is, and how much memory it takes.",
-    "quantize": "Let modules of an ONNX file compute with fewer bits; its tags stay.",
-    "retag": "Give a file that another tool made the tags of the file it was made from.",
-    "run": "Run a model on one text, image, recording or set of tensors, and print its answer.",
-    "sweep": "Build, measure and compare many models in many configurations, each in a process of its own.",
-    "sys": "Say what a bug report needs: versions, execution providers, devices, memory.",
-    "tune": "Find the fastest file of a model on this machine that is still right.",
+    "build": "Export, optimize, quantize and compile a model into one folder. Up-to-date stages are skipped.",
+    "cache": "List or remove builds in the cache.",
+    "compare": "Run two models on the same inputs and find the first module whose outputs diverge.",
+    "compile": "Compile an ONNX model for an execution provider. Tags are preserved.",
+    "config": "Write the build config of a model as JSON.",
+    "diff": "Show the changes between two ONNX models by module, without running them.",
+    "eval": "Evaluate a model on a dataset and compare it with its source model.",
+    "export": "Export a PyTorch or Hugging Face model to ONNX. Every node is tagged with its module.",
+    "extract": "Extract modules of a model as separate ONNX models.",
+    "generate": "Generate text with a built model.",
+    "inspect": "Show the contents of an ONNX model, or the planned export of a checkpoint.",
+    "optimize": "Optimize an ONNX model without changing its outputs. Tags are preserved.",
+    "perf": "Measure the latency and memory of a model, in total or by module.",
+    "quantize": "Quantize an ONNX model, module by module. Tags are preserved.",
+    "retag": "Transfer module tags to an ONNX file that another tool wrote.",
+    "run": "Run a model on text, an image, audio or tensors, and print the result.",
+    "sweep": "Build, measure and compare many models in many configurations.",
+    "sys": "Show versions, execution providers, devices and memory.",
+    "tune": "Find the fastest variant of a model on this machine within a quality limit.",
 }
 """Verb → what it does. Each is the ``command`` of the module of its name in ``verbs``."""
 
@@ -96,10 +96,10 @@ def _print_version(ctx: click.Context, _param: click.Parameter, is_requested: bo
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
 )
-@click.option("-q", "--quiet", is_flag=True, help="As behind the verb: print nothing but errors.")
-@click.option("-v", "--verbose", is_flag=True, help="As behind the verb: tell more.")
+@click.option("-q", "--quiet", is_flag=True, help="Same as after the verb: print errors only.")
+@click.option("-v", "--verbose", is_flag=True, help="Same as after the verb: show more detail.")
 def _winml(**_given: bool) -> None:
-    """PyTorch models to deployable ONNX, with every node's module remembered."""
+    """Convert PyTorch models to ONNX for deployment. Every node is tagged with its module."""
 
 
 def _run(argv: Sequence[str] | None) -> Any:

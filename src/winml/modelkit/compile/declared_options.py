@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from winml.modelkit.fields import COMPARISON, declare
+from winml.modelkit.fields import DEVICE, VERIFICATION, declare
 from winml.modelkit.runtime.execution_providers import Device, parse_ep_options
 
 __all__ = ["DEFAULT_MIN_SQNR_DB", "MARGIN_DB", "CompileFields"]
@@ -27,49 +27,60 @@ class CompileFields:
 
     ep: str | None = declare(
         None,
-        "Execution provider that compiles, such as `qnn`; `--list` shows them. In a build config, sections that name "
-        "none are for it, too, and without one a build does not compile.",
-        _GROUP,
+        "Execution provider to compile for, such as `qnn`; `--list` lists them. In a build config, it also applies to "
+        "the sections that name none. Without one, a build does not compile.",
+        DEVICE,
         metavar="NAME",
         min_length=1,
+        is_common=True,
     )
-    device: Device | None = declare(None, "Kind of device. The provider's default where left out.", _GROUP, short="-d")
+    device: Device | None = declare(
+        None,
+        "Kind of device.",
+        DEVICE,
+        short="-d",
+        default_words="that of the execution provider",
+        is_common=True,
+    )
     ep_options: Mapping[str, str] | None = declare(
         None,
-        "Option of the provider; repeatable.",
-        _GROUP,
+        "Option of the execution provider.",
+        DEVICE,
         metavar="KEY=VALUE",
         is_repeatable=True,
         read=parse_ep_options,
+        is_common=True,
     )
     embed: bool | None = declare(
         None,
-        "Keep what the provider compiled, and weights, inside the model, or in files beside it. Beside it where left "
-        "out.",
+        "Store the compiled context and the weights inside the model, or in files beside it.",
         _GROUP,
+        default_words="beside it",
+        is_common=True,
     )
     max_outside: int | None = declare(
         None,
-        "Most nodes that the provider may leave to the CPU provider; with more, nothing is written. Any number where "
-        "left out.",
+        "Maximum number of nodes that run on the CPU provider instead. With more, no file is written.",
         _GROUP,
         metavar="N",
         minimum=0,
+        default_words="unlimited",
     )
     max_parts: int | None = declare(
         None,
-        "Most parts that the provider may compile the graph in; with more, nothing is written. Any number where left "
-        "out.",
+        "Maximum number of compiled subgraphs. With more, no file is written.",
         _GROUP,
         metavar="N",
         minimum=1,
+        default_words="unlimited",
     )
     min_sqnr_db: float | None = declare(
         None,
-        f"Ratio of signal to error in decibels that every output has to reach, where the provider computes with fewer "
-        f"bits. {DEFAULT_MIN_SQNR_DB:.0f} where left out; of a quantized file beside its float source "
-        f"{MARGIN_DB:.0f} dB less than it reaches itself, if that is less.",
-        COMPARISON,
+        "Minimum SQNR (dB) of every output, if the execution provider computes with fewer bits than the file states.",
+        VERIFICATION,
         spelling="--min-sqnr",
         metavar="DB",
+        default_words=f"{DEFAULT_MIN_SQNR_DB:.0f} dB; with a float reference, at most {MARGIN_DB:.0f} dB below the "
+        "SQNR of the quantized source",
+        is_common=True,
     )

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import declare
+from winml.modelkit.fields import DATASET, declare
 
 if TYPE_CHECKING:
     from winml.modelkit.evaluate.data_sets import DataSetRequest
 
-__all__ = ["DATA_SET", "DataSetFields", "data_set_files", "declare_limits", "requested_samples"]
-
-DATA_SET = "Data set"
-"""Their heading in the help."""
+__all__ = ["DataSetFields", "data_set_files", "declare_limits", "requested_samples"]
 
 
 def _read_columns(texts: tuple[str, ...]) -> dict[str, str]:
@@ -24,14 +21,17 @@ def _read_columns(texts: tuple[str, ...]) -> dict[str, str]:
     return parse_columns(texts)
 
 
-def declare_limits(option: str, text: str, group: str, metavar: str = "METRIC=VALUE") -> Any:
+def declare_limits(
+    option: str, text: str, group: str, metavar: str = "METRIC=VALUE", *, is_common: bool = False
+) -> Any:
     """Return the field of a repeatable option that states limits by metric.
 
     Args:
         option: Its spelling, which errors name.
         text: Its help.
-        group: Its heading in the help.
+        group: Its group in the help.
         metavar: Form of one limit.
+        is_common: Whether ``--help`` lists it.
     """
 
     def read(texts: tuple[str, ...]) -> dict[str, float]:
@@ -39,30 +39,33 @@ def declare_limits(option: str, text: str, group: str, metavar: str = "METRIC=VA
 
         return parse_limits(texts, option)
 
-    return declare({}, text, group, metavar=metavar, is_repeatable=True, read=read)
+    return declare({}, text, group, metavar=metavar, is_repeatable=True, read=read, is_common=is_common)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSetFields:
-    """What is read of a data set."""
+    """What is read of a dataset."""
 
-    dataset: str | None = declare(None, "File, folder, or NAME[:CONFIG] at the Hub.", DATA_SET, metavar="PATH|NAME")
+    dataset: str | None = declare(
+        None, "Dataset: a file, a folder, or NAME[:CONFIG] on the Hub.", DATASET, metavar="PATH|NAME"
+    )
     split: str | None = declare(
         None,
-        "Split of the data set; else validation, test, train, or the only one.",
-        DATA_SET,
+        "Split of the dataset.",
+        DATASET,
         metavar="NAME",
         min_length=1,
+        default_words="validation, else test, train or the only one",
     )
     columns: dict[str, str] = declare(
         {},
-        "Column of the data set that is the text, image, …, where its name does not say so.",
-        DATA_SET,
+        "Column of the dataset by role, such as text or image, if its name does not tell.",
+        DATASET,
         metavar="ROLE=COLUMN",
         is_repeatable=True,
         read=_read_columns,
     )
-    samples: int | None = declare(None, "Samples to draw; else all.", DATA_SET, minimum=1)
+    samples: int | None = declare(None, "Number of samples.", DATASET, minimum=1, default_words="all", is_common=True)
 
 
 def requested_samples(request: DataSetFields, *, most: int, seed: int) -> DataSetRequest | None:

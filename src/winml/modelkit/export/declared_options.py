@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from winml.modelkit.errors import ConfigError
-from winml.modelkit.fields import OPTIONS, declare
+from winml.modelkit.fields import ADVANCED, DEVICE, EXPORT, QUANTIZATION, SIZES, VERIFICATION, declare
 from winml.modelkit.hierarchy.torch_modules import TorchModules, normalized_torch_modules
 
 __all__ = ["ACCEPT_ASSUMPTIONS", "EXPORTER", "Activations", "DynamicFields", "ExportFields", "ExporterChoice"]
@@ -20,24 +20,22 @@ OLDEST_OPSET = 11
 NEWEST_OPSET = 20
 """Specified: the newest opset torch's TorchScript exporter writes."""
 
-_INPUTS = "Model inputs"
-
-
 EXPORTER: Mapping[str, Any] = {
     "default": "auto",
-    "help": "Exporter that makes the graph: dynamo, or TorchScript. `auto`, where left out: TorchScript, and dynamo "
-    "for what it cannot export.",
+    "help": "Export with torch.export (`dynamo`), or with the TorchScript exporter. `auto`: TorchScript, or dynamo if "
+    "that fails.",
     "spelling": "--dynamo/--no-dynamo",
     "read": lambda is_dynamo: "dynamo" if is_dynamo else "torchscript",
+    "default_words": "auto",
 }
-"""Declaration of the option, which several verbs have, apart from its heading."""
+"""Declaration of the option, which several verbs have, apart from its group."""
 
 
 ACCEPT_ASSUMPTIONS: Mapping[str, Any] = {
     "default": False,
-    "help": "Report a file as verified although it assumes something of its inputs (`verification.assumed`).",
+    "help": "Accept a file that is verified only under assumptions about its inputs (`verification.assumed`).",
 }
-"""Declaration of the option, which several verbs have, apart from its heading."""
+"""Declaration of the option, which several verbs have, apart from its group."""
 
 
 def _read_classes(text: str) -> object:
@@ -50,18 +48,19 @@ def _read_classes(text: str) -> object:
 
 @dataclass(kw_only=True)
 class DynamicFields:
-    """The dimensions that are left open, of verbs that make a graph."""
+    """The dimensions that are dynamic, of verbs that make a graph."""
 
-    dynamic_batch: bool = declare(False, "Leave the batch size of every input open.", _INPUTS)
+    dynamic_batch: bool = declare(False, "Make the batch size of every input dynamic.", SIZES, is_common=True)
     dynamic_sequence: bool = declare(
         False,
-        "Leave the length of sequences open: of text, of the decoder's text, or of audio.",
-        _INPUTS,
+        "Make sequence lengths dynamic. Applies to text, decoder text and audio.",
+        SIZES,
         spelling="--dynamic-seq-len --dynamic-sequence",
+        is_common=True,
     )
-    dynamic_image_size: bool = declare(False, "Leave height and width of images open.", _INPUTS)
+    dynamic_image_size: bool = declare(False, "Make the height and width of images dynamic.", SIZES)
     allow_dynamic: bool = declare(
-        False, "Leave dimensions open even where the execution provider `ep` needs fixed sizes.", _INPUTS
+        False, "Allow dynamic dimensions although the execution provider `ep` requires fixed sizes.", SIZES
     )
 
 
@@ -71,50 +70,54 @@ class ExportFields:
 
     ep: str | None = declare(
         None,
-        "Execution provider the file is for, such as qnn; one that needs fixed sizes refuses open dimensions.",
-        OPTIONS,
+        "Target execution provider, such as qnn. Dynamic dimensions are an error if it requires fixed sizes.",
+        DEVICE,
         metavar="NAME",
+        default_words="any",
+        is_common=True,
     )
-    exporter: ExporterChoice = declare(**EXPORTER, group=OPTIONS)
+    exporter: ExporterChoice = declare(**EXPORTER, group=EXPORT, is_common=True)
     opset_version: int | None = declare(
         None,
-        "Version of the default ONNX operator set in the file. 17 with TorchScript and 18 with dynamo where left out.",
-        OPTIONS,
+        "Opset version of the ONNX file.",
+        EXPORT,
         minimum=OLDEST_OPSET,
         maximum=NEWEST_OPSET,
         spelling="--opset",
+        default_words="17, or 18 with dynamo",
+        is_common=True,
     )
     do_constant_folding: bool = declare(
-        True,
-        "Compute at export what depends on no input. Weights are never duplicated by it.",
-        OPTIONS,
-        in_command=False,
+        True, "Fold constants during the export. Weights are never duplicated.", EXPORT, in_command=False
     )
     torch_module: TorchModules = declare(
         "auto",
-        "`torch.nn` classes that become modules of the hierarchy: those listed, such as Linear,LayerNorm, `all` or "
-        "`none`. `auto`, where left out: those with no other class between them and the root.",
-        OPTIONS,
+        "`torch.nn` classes that appear in the module hierarchy: names such as Linear,LayerNorm, `all` or `none`. "
+        "`auto`: those that only `torch.nn` modules and the root contain.",
+        ADVANCED,
         metavar="CLASSES",
         read=_read_classes,
+        default_words="auto",
     )
     hierarchy: bool = declare(
-        True, "Write the module tags. Without them the file carries no key of winml, nor of torch.", OPTIONS
+        True, "Write module tags. Without them, the file contains no metadata of winml or torch.", EXPORT
     )
     keep_torch_metadata: bool = declare(
-        False, "Keep torch's own metadata of nodes, which holds local paths and names of the trace.", OPTIONS
+        False, "Keep the node metadata of torch. It contains local paths and names of the trace.", ADVANCED
     )
     operation_fallback: bool = declare(
         False,
-        "Tag a node without a known scope by the longest scope that its neighbours share, instead of by the root.",
-        OPTIONS,
+        "Tag a node without a scope by the longest common scope of its neighbors, instead of the root.",
+        ADVANCED,
     )
     activations: Activations | None = declare(
         None,
-        "Of a checkpoint whose weights have few bits: type of activations in products with them. `float32` is exact; "
-        "`int8` rounds them by blocks, which is up to 8 times as fast in 4 bits. float32 in 4 bits, and int8 in 2 and "
-        "8 bits, for which there is no other fast kernel, where left out.",
-        OPTIONS,
+        "Type of the activations that are multiplied by low-bit weights of the checkpoint. `float32` is exact; `int8` "
+        "quantizes them by block, and is up to 8 times as fast with 4 bits.",
+        QUANTIZATION,
+        default_words="float32 with 4 bits; int8 with 2 and 8 bits, which have no other fast kernel",
     )
-    verify: bool = declare(True, "Compare ONNX Runtime with PyTorch before the file is put in place.", OPTIONS)
-    accept_assumptions: bool = declare(**ACCEPT_ASSUMPTIONS, group=OPTIONS)
+    verify: bool = declare(
+        True, "Compare ONNX Runtime with PyTorch before the file is written.", VERIFICATION, is_common=True
+    )
+    accept_assumptions: bool = declare(**ACCEPT_ASSUMPTIONS, group=VERIFICATION)

@@ -7,17 +7,17 @@ Standard library only, because the help of a verb is made from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from winml.modelkit.fields import Field, fields_of
+from winml.modelkit.fields import ADVANCED, GENERATION, MODEL, Field, declare, fields_of
 
 __all__ = ["LoadOptions", "declared_options", "is_not_default"]
 
 Dtype = Literal["fp32", "fp16", "bf16"]
 Logits = Literal["all", "last"]
 Group = Literal["source", "random", "weights"]
-"""Options that a verb offers together: where the model comes from, what is drawn at random, how weights are kept."""
+"""Options that a verb offers together: how the model is loaded, what is drawn at random, the type of the weights."""
 
 LARGEST_PROMPT = 2**20
 """Chosen: more than any model has positions."""
@@ -25,79 +25,84 @@ LARGEST_SEED = 2**63 - 1
 """Specified: what torch.manual_seed takes."""
 
 
-def _declared(help: str, group: Group, **limits: object) -> dict[str, object]:
-    return {"help": help, "group": group, **limits}
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
     """How a model is loaded, apart from which model it is and what its inputs are."""
 
-    task: str | None = field(
-        default=None,
-        metadata=_declared(
-            "What the model is for, such as feature-extraction; else decided from its config.", "source", short="-t"
-        ),
+    task: str | None = declare(
+        None,
+        "Task of the model, such as text-classification.",
+        MODEL,
+        offered_with="source",
+        short="-t",
+        default_words="from the model",
+        is_common=True,
     )
-    model_class: str | None = field(
-        default=None,
-        metadata=_declared(
-            "Class to load it with, such as BertForMaskedLM; decides the task where none is given.", "source"
-        ),
+    model_class: str | None = declare(
+        None,
+        "Class to load, such as BertForMaskedLM. Without `--task`, it determines the task.",
+        MODEL,
+        offered_with="source",
+        metavar="CLASS",
+        default_words="by the task",
     )
-    revision: str | None = field(default=None, metadata=_declared("Branch, tag or commit of a Hub id.", "source"))
-    trust_remote_code: bool = field(
-        default=False, metadata=_declared("Allow code that comes with the checkpoint to run.", "source")
+    revision: str | None = declare(
+        None, "Branch, tag or commit on the Hub.", MODEL, offered_with="source", default_words="main"
     )
-    cache: bool = field(
-        default=True,
-        metadata=_declared("Give a model that generates text its cache as inputs and outputs.", "source"),
+    trust_remote_code: bool = declare(
+        False, "Allow Python code from the checkpoint to run.", MODEL, offered_with="source"
     )
-    logits: Logits | None = field(
-        default=None,
-        metadata=_declared(
-            "Return scores for all tokens of a run, or for the last one only; all unless asked otherwise.", "source"
-        ),
+    cache: bool = declare(
+        True, "Export a generative model with its KV cache as inputs and outputs.", GENERATION, offered_with="source"
     )
-    prompt_length: int | None = field(
-        default=None,
-        metadata=_declared(
-            "Of a decoder of fixed sizes, as a provider such as qnn needs it: also make a graph that reads a prompt so "
-            "many tokens at a time.",
-            "source",
-            minimum=2,
-            maximum=LARGEST_PROMPT,
-        ),
+    logits: Logits | None = declare(
+        None,
+        "Output the logits of all tokens, or of the last token only.",
+        GENERATION,
+        offered_with="source",
+        default_words="all",
     )
-    submodel: tuple[str, ...] = field(
-        default=(),
-        metadata=_declared(
-            "Only this part of a model of several, such as decoder; repeatable.", "source", metavar="PART"
-        ),
+    prompt_length: int | None = declare(
+        None,
+        "Also write a prompt graph that reads N tokens per run. For decoders with fixed sizes, which execution "
+        "providers such as qnn require.",
+        GENERATION,
+        offered_with="source",
+        minimum=2,
+        maximum=LARGEST_PROMPT,
     )
-    adapter: tuple[str, ...] = field(
-        default=(),
-        metadata=_declared(
-            "Folder of a LoRA adapter as peft saves it, to merge into the weights; as NAME=PATH it is switched at run "
-            "time instead. Repeatable.",
-            "source",
-            metavar="[NAME=]PATH",
-        ),
+    submodel: tuple[str, ...] = declare(
+        (), "Part of a model with several parts, such as decoder.", MODEL, offered_with="source", metavar="PART"
     )
-    random_weights: bool = field(
-        default=False, metadata=_declared("Build from the config alone, with seeded random weights.", "random")
+    adapter: tuple[str, ...] = declare(
+        (),
+        "Folder of a LoRA adapter (PEFT format), which is merged into the weights. With NAME=PATH it remains separate "
+        "and is selected at run time.",
+        MODEL,
+        offered_with="source",
+        metavar="[NAME=]PATH",
     )
-    seed: int = field(
-        default=0,
-        metadata=_declared(
-            "Seed of random weights and inputs.", "random", minimum=0, maximum=LARGEST_SEED, is_for_onnx=True
-        ),
+    random_weights: bool = declare(
+        False,
+        "Initialize the weights at random from the config; no weights are loaded.",
+        ADVANCED,
+        offered_with="random",
     )
-    dtype: Dtype | None = field(
-        default=None,
-        metadata=_declared(
-            "Cast floating point weights to this type; else they stay as the checkpoint has them.", "weights"
-        ),
+    seed: int = declare(
+        0,
+        "Seed of random weights and inputs.",
+        ADVANCED,
+        offered_with="random",
+        minimum=0,
+        maximum=LARGEST_SEED,
+        is_for_onnx=True,
+    )
+    dtype: Dtype | None = declare(
+        None,
+        "Convert floating-point weights to this type.",
+        MODEL,
+        offered_with="weights",
+        default_words="as in the checkpoint",
     )
 
 

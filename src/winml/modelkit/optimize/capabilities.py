@@ -29,10 +29,10 @@ Level = Literal["none", "basic", "extended", "full"]
 """Default set of capabilities; each level includes those before it."""
 LEVELS: tuple[Level, ...] = get_args(Level)
 LEVEL_WORDS: Mapping[Level, str] = {
-    "none": "nothing but what is enabled by name",
-    "basic": "operators of ONNX itself only: any execution provider runs the result",
-    "extended": "also operators of ONNX Runtime (com.microsoft), where the execution provider has them",
-    "full": "also attention as one operator; for the CPU the fastest of the four",
+    "none": "only optimizations that are enabled by name",
+    "basic": "ONNX operators only, which every execution provider runs",
+    "extended": "also ONNX Runtime operators (com.microsoft) that the execution provider supports",
+    "full": "also fused attention; the fastest level on CPU",
 }
 """Level → what it does."""
 
@@ -108,55 +108,55 @@ _CONTRIB_FOR_QDQ = (
 _ENTRIES = (
     # Operators of ONNX itself.
     Capability(
-        "constant_folding", "compute what depends on constants only", "basic", _ORT,
+        "constant_folding", "fold constants: compute nodes that depend on constants only", "basic", _ORT,
         transformers=("ConstantFolding",),
     ),
     Capability(
-        "common_subexpression_elimination", "compute equal things once, and store equal scalars once", "basic",
+        "common_subexpression_elimination", "eliminate common subexpressions, and share equal scalars", "basic",
         _ORT, transformers=("CommonSubexpressionElimination", "ConstantSharing"),
     ),
     Capability(
-        "noop_elimination", "remove operators that change nothing: x + 0, x · 1, casts to the same type, full slices",
+        "noop_elimination", "remove nodes without effect: x + 0, x · 1, casts to the same type, full slices",
         "basic", _ORT, transformers=_RULES_FOR_NOTHING,
     ),
     Capability(
-        "reshape_fusion", "replace a shape that is computed at run time by a constant one where it is the same",
+        "reshape_fusion", "replace a shape computed at run time by an equivalent constant",
         "basic", _ORT, transformers=("ReshapeFusion",),
     ),
     Capability(
-        "transpose_elimination", "push transpositions through the graph until they cancel", "basic", _ORT,
+        "transpose_elimination", "push Transpose nodes through the graph until they cancel", "basic", _ORT,
         transformers=("TransposeOptimizer",), contrib_transformers=("TransposeOptimizer_CPUExecutionProvider",),
     ),
     Capability(
-        "gemm_sum_fusion", "take an addition after a Gemm into it", "basic", _ORT,
+        "gemm_sum_fusion", "fuse Gemm with the addition after it", "basic", _ORT,
         transformers=("GemmSumFusion",),
     ),
     Capability(
-        "gemm_transpose_fusion", "take transpositions around a Gemm into it", "basic", _ORT,
+        "gemm_transpose_fusion", "fuse Gemm with the Transpose nodes around it", "basic", _ORT,
         transformers=("GemmTransposeFusion",),
     ),
     Capability(
-        "matmul_batch_norm_fusion", "compute a batch normalization into the weights of the product before it", "basic",
+        "matmul_batch_norm_fusion", "fold BatchNormalization into the weights of the MatMul before it", "basic",
         _ORT, transformers=("MatMul_BatchNormalization_Fusion",), marks=("MatMulBnFusion_GemmB_",),
     ),
     Capability(
-        "conv_batch_norm_fusion", "compute a batch normalization into the weights of the convolution before it",
+        "conv_batch_norm_fusion", "fold BatchNormalization into the weights of the Conv before it",
         "basic", _ORT, transformers=("ConvBNFusion",), marks=("ConvBnFusion_W_",),
     ),
     Capability(
-        "conv_add_fusion", "compute the addition of a constant into the bias of the convolution before it", "basic",
+        "conv_add_fusion", "fold the addition of a constant into the bias of the Conv before it", "basic",
         _ORT, transformers=("ConvAddFusion",), marks=("ConvAddFusion_",),
     ),
     Capability(
-        "conv_mul_fusion", "compute the multiplication by a constant into the weights of the convolution before it",
+        "conv_mul_fusion", "fold the multiplication by a constant into the weights of the Conv before it",
         "basic", _ORT, transformers=("ConvMulFusion",), marks=("ConvMulFusion_W_",),
     ),
     Capability(
-        "pad_fusion", "let a convolution or pooling do the padding before it", "basic", _ORT,
+        "pad_fusion", "fold Pad into the convolution or pooling after it", "basic", _ORT,
         transformers=("Pad_Fusion",),
     ),
     Capability(
-        "relu_clip_fusion", "join a Relu with the Clip after it", "basic", _ORT,
+        "relu_clip_fusion", "fuse Relu with the Clip after it", "basic", _ORT,
         transformers=("FuseReluClip",),
     ),
     Capability(
@@ -164,109 +164,109 @@ _ENTRIES = (
         transformers=("DivMulFusion",),
     ),
     Capability(
-        "not_where_fusion", "swap the branches of a Where in place of negating its condition", "basic", _ORT,
+        "not_where_fusion", "remove a Not by swapping the branches of the Where after it", "basic", _ORT,
         transformers=("NotWhereFusion",),
     ),
     Capability(
-        "gelu_fusion", "replace the operators of a GELU by one", "basic", _ORT,
+        "gelu_fusion", "fuse the nodes of GELU into one", "basic", _ORT,
         transformers=("GeluFusionL1",), since_opset=20, contrib_transformers=("GeluFusionL2",),
         providers=_CPU_CUDA_DML, makes=_GELUS,
     ),
     Capability(
-        "layer_norm_fusion", "replace the operators of a layer normalization by one", "basic", _ORT,
+        "layer_norm_fusion", "fuse the nodes of layer normalization into one", "basic", _ORT,
         transformers=("LayerNormFusionL1",), since_opset=17, contrib_transformers=("LayerNormFusionL2",),
         providers=_CPU_CUDA_DML, makes=_LAYER_NORMS,
     ),
     # Operators of ONNX Runtime.
     Capability(
-        "fast_gelu_fusion", "replace the operators of a GELU written with tanh by one", "extended", _ORT,
+        "fast_gelu_fusion", "fuse the nodes of GELU with tanh into FastGelu", "extended", _ORT,
         contrib_transformers=("FastGeluFusion",), providers=_CPU_CUDA_DML, makes=("com.microsoft:FastGelu",),
     ),
     Capability(
-        "quick_gelu_fusion", "replace x · sigmoid(1.702 x), and x · sigmoid(x), by one operator", "extended",
+        "quick_gelu_fusion", "fuse x · sigmoid(1.702 x), and x · sigmoid(x), into QuickGelu", "extended",
         _ORT, contrib_transformers=("QuickGeluFusion",), providers=_CPU_CUDA_DML,
         makes=("com.microsoft:QuickGelu",),
     ),
     Capability(
-        "bias_gelu_fusion", "join a GELU with the addition before it", "extended", _ORT,
+        "bias_gelu_fusion", "fuse Gelu with the addition before it", "extended", _ORT,
         contrib_transformers=("BiasGeluFusion",), providers=_CPU_CUDA_DML, makes=("com.microsoft:BiasGelu",),
     ),
     Capability(
-        "skip_layer_norm_fusion", "join a layer normalization with the addition before it", "extended", _ORT,
+        "skip_layer_norm_fusion", "fuse LayerNormalization with the addition before it", "extended", _ORT,
         contrib_transformers=("SkipLayerNormFusion", "BiasSkipLayerNormFusion"), providers=_CPU_CUDA_DML,
         makes=("com.microsoft:SkipLayerNormalization",),
     ),
     Capability(
-        "matmul_transpose_fusion", "let a matrix product transpose its inputs", "extended", _ORT,
+        "matmul_transpose_fusion", "fuse MatMul with the Transpose nodes before it", "extended", _ORT,
         contrib_transformers=("MatmulTransposeFusion",), providers=_CPU_CUDA_DML, marks=("MatmulTransposeFusion",),
     ),
     Capability(
-        "conv_activation_fusion", "let a convolution apply the activation after it", "extended", _ORT,
+        "conv_activation_fusion", "fuse Conv with the activation after it", "extended", _ORT,
         contrib_transformers=("ConvActivationFusion",), providers=_CPU_WEBGPU, makes=("com.microsoft:FusedConv",),
     ),
     Capability(
-        "gather_fusion", "replace several Gather or Slice of one tensor by a Split", "extended", _ORT,
+        "gather_fusion", "replace several Gather or Slice nodes of one tensor by Split", "extended", _ORT,
         contrib_transformers=("GatherSliceToSplitFusion", "GatherToSliceFusion"), providers=_CPU_CUDA,
     ),
     Capability(
-        "dynamic_quantize_matmul_fusion", "replace quantization, integer product and scaling by one operator",
+        "dynamic_quantize_matmul_fusion", "fuse dynamic quantization, integer MatMul and scaling into one node",
         "extended", _ORT,
         contrib_transformers=("MatMulIntegerToFloatFusion", "DynamicQuantizeMatMulFusion"), providers=_CPU_DML,
         makes=("com.microsoft:DynamicQuantizeMatMul", "com.microsoft:MatMulIntegerToFloat"),
     ),
     Capability(
-        "simplified_layer_norm_fusion", "replace the operators of a root-mean-square normalization by one", "extended",
+        "simplified_layer_norm_fusion", "fuse the nodes of RMSNorm into one", "extended",
         "winml", providers=_CPU_CUDA, makes=("SimplifiedLayerNormalization", f"com.microsoft:{_SKIP_NORM}"),
         implementation=f"{_PASSES}.decoders.norm_fusions:RootMeanSquareNormFusionPass",
     ),
     Capability(
-        "skip_simplified_layer_norm_fusion", "join a root-mean-square normalization with the addition before it",
+        "skip_simplified_layer_norm_fusion", "fuse RMSNorm with the addition before it",
         "extended", "winml", providers=_CPU_CUDA, makes=(f"com.microsoft:{_SKIP_NORM}",),
         implementation=f"{_PASSES}.decoders.norm_fusions:SkipNormFusionPass",
     ),
     Capability(
-        "group_query_attention_fusion", "replace the operators of an attention over a cache by one", "full", "winml",
+        "group_query_attention_fusion", "fuse attention with a KV cache into GroupQueryAttention", "full", "winml",
         providers=_CPU, makes=("com.microsoft:GroupQueryAttention",),
         implementation=f"{_PASSES}.decoders.grouped_attention_fusion:GroupQueryAttentionFusionPass",
     ),
     Capability(
-        "attention_fusion", "replace the operators of an attention by one", "full", "winml",
+        "attention_fusion", "fuse attention into MultiHeadAttention", "full", "winml",
         providers=_CPU_CUDA_DML, makes=("com.microsoft:MultiHeadAttention",),
         implementation=f"{_PASSES}.attention_fusion:AttentionFusionPass",
     ),
     # Only when enabled by name, and for onnxruntime-genai, which pads prompts on the right; PyTorch counts padding too.
     Capability(
-        "token_windows", "in attention fused over a cache, count sliding windows by tokens, not the padding between",
+        "token_windows", "count the sliding windows of GroupQueryAttention in tokens, without padding",
         None, "winml", providers=_CPU, marks=("/mask/past_tokens",),
         sets=("group_query_attention_fusion", "counts_tokens"),
     ),
     # Only when enabled by name. Products of three axes and additions become Gemm between two reshapes, and the graph is
     # longer; ONNX Runtime does that by itself when it opens a file. OpenVINO drops the activation of a FusedGemm.
     Capability(
-        "matmul_add_fusion", "replace a matrix product and the addition after it by one Gemm", None, _ORT,
+        "matmul_add_fusion", "fuse MatMul and the addition after it into Gemm", None, _ORT,
         transformers=("MatMulAddFusion",), makes=("Gemm", "com.microsoft:FusedGemm"),
     ),
     # ONNX Runtime 1.31 removes a scale that a second product still reads, and then cannot load the graph.
     Capability(
-        "matmul_scale_fusion", "let a matrix product scale its result", None, _ORT,
+        "matmul_scale_fusion", "fuse MatMul with the scaling after it", None, _ORT,
         contrib_transformers=("MatMulScaleFusion",), providers=_CPU_CUDA_DML, marks=("MatMulScaleFusion",),
     ),
     Capability(
-        "gemm_activation_fusion", "let a Gemm apply the activation after it", None, _ORT,
+        "gemm_activation_fusion", "fuse Gemm with the activation after it", None, _ORT,
         contrib_transformers=("GemmActivationFusion",), providers=_CPU, makes=("com.microsoft:FusedGemm",),
     ),
     Capability(
-        "gelu_approximation", "compute GELUs by a faster formula; changes the numbers a little", None, _ORT,
+        "gelu_approximation", "approximate GELU by FastGelu; changes the outputs slightly", None, _ORT,
         contrib_transformers=("GeluApproximation",), providers=_CPU_CUDA, makes=("com.microsoft:FastGelu",),
         config=(("optimization.enable_gelu_approximation", "1"),),
     ),
     Capability(
         "quantized_operator_fusion",
-        "run quantized what stands between DequantizeLinear and QuantizeLinear; changes the numbers a little",
+        "run the operators between DequantizeLinear and QuantizeLinear on integers; changes the outputs slightly",
         None, _ORT, transformers=_RULES_FOR_QDQ, contrib_transformers=_CONTRIB_FOR_QDQ, providers=_CPU,
     ),
     Capability(
-        "nchwc_layout", "lay out convolutions for the vector width of this machine's processor", None, _ORT,
+        "nchwc_layout", "use the NCHWc layout of convolutions that fits the vector width of this CPU", None, _ORT,
         contrib_transformers=("NchwcTransformer", "NhwcTransformer", "ConvAddActivationFusion"), providers=_CPU,
         makes=("com.microsoft.nchwc:Conv",), needs_layouts=True,
     ),

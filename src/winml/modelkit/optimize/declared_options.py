@@ -6,12 +6,15 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from winml.modelkit.fields import declare
+from winml.modelkit.fields import DEVICE, declare
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVEL_WORDS, Level
 
-__all__ = ["OptimizeFields"]
+__all__ = ["CAPABILITY_GROUP", "OPTIMIZATION", "OptimizeFields"]
 
-_GROUP = "Optimization"
+OPTIMIZATION = "Optimization"
+"""Group of what the optimizer changes, and where."""
+CAPABILITY_GROUP = "Graph optimizations"
+"""Group of the options that switch one capability on or off."""
 
 
 @dataclass(kw_only=True)
@@ -20,33 +23,43 @@ class _NamedFields:
 
     level: Level = declare(
         "none",
-        f"How much is done by default. {'; '.join(f'`{name}`: {words}' for name, words in LEVEL_WORDS.items())}.",
-        _GROUP,
+        f"Optimization level. {'; '.join(f'`{name}`: {words}' for name, words in LEVEL_WORDS.items())}.",
+        OPTIMIZATION,
+        is_common=True,
     )
     ep: str | None = declare(
         None,
-        "Execution provider that the result is for, such as `qnn`: leaves out what it has no operators for. Any where "
-        "left out.",
-        _GROUP,
+        "Target execution provider, such as `qnn`. Optimizations whose operators it does not support are skipped.",
+        DEVICE,
         metavar="NAME",
         min_length=1,
+        default_words="any",
+        is_common=True,
     )
     opset: int | None = declare(
-        None, "Convert to this version of ONNX's operators first. As it is where left out.", _GROUP, minimum=7
+        None,
+        "Convert the model to this opset version first.",
+        OPTIMIZATION,
+        minimum=7,
+        default_words="no conversion",
+        is_common=True,
     )
     module: tuple[str, ...] = declare(
         (),
-        "The only modules that change, with all below them, as selectors. All where left out.",
-        _GROUP,
+        "Optimize only these modules. Submodules are included.",
+        OPTIMIZATION,
         metavar="SELECTOR",
         min_length=1,
+        default_words="all",
+        is_common=True,
     )
     exclude: tuple[str, ...] = declare(
         (),
-        "Modules that stay as they are apart from the plain form, with all below them, as selectors.",
-        _GROUP,
+        "Do not optimize these modules. Submodules are included. They are still normalized.",
+        OPTIMIZATION,
         metavar="SELECTOR",
         min_length=1,
+        is_common=True,
     )
 
 
@@ -62,7 +75,7 @@ else:
                 declare(
                     None,
                     f"{entry.words[0].upper()}{entry.words[1:]}.",
-                    "Capabilities",
+                    CAPABILITY_GROUP,
                     spelling=f"--enable-{entry.flag}/--disable-{entry.flag}",
                 ),
             )

@@ -9,21 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from winml.modelkit.fields import COMPARISON, declare, read_columns
+from winml.modelkit.fields import CALIBRATION, DEVICE, QUANTIZATION, VERIFICATION, declare, read_columns
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, CalibrationMethod, ModeName, PrecisionName
 
-__all__ = ["BUDGET", "DATA_ALGORITHMS", "SENSITIVITY", "Algorithm", "BlockSize", "QuantizeFields", "SensitivityFields"]
+__all__ = ["DATA_ALGORITHMS", "SENSITIVITY", "Algorithm", "BlockSize", "QuantizeFields", "SensitivityFields"]
 
 Algorithm = Literal["rtn", "hqq", "k_quant", "gptq", "awq", "auto"]
 BlockSize = Literal[16, 32, 64, 128, 256]
 DATA_ALGORITHMS: frozenset[Algorithm] = frozenset({"gptq", "awq", "auto"})
 """Those that run the model on samples."""
 
-_GROUP, _RANGES = "Quantization", "Calibration"
-BUDGET = "Budget"
-"""Heading in the help of what chooses bits by module."""
 SENSITIVITY = "Sensitivity"
-"""Heading in the help of what is measured."""
+"""Group of the options that measure modules."""
 _MOST_JOBS = 64
 """Chosen: each holds a session of the whole model."""
 
@@ -46,212 +43,235 @@ class QuantizeFields:
 
     precision: PrecisionName | None = declare(
         None,
-        "Bits of what is quantized. `int8` where left out.",
-        _GROUP,
+        "Precision of the quantized modules.",
+        QUANTIZATION,
         short="-p",
         only=tuple(name for name in PRECISIONS if name != FLOAT32),
+        default_words="int8",
+        is_common=True,
     )
     mode: ModeName | None = declare(
         None,
-        "How; the usual way of each precision where left out. "
-        f"{'; '.join(f'`{name}`: {rules.words}' for name, rules in MODES.items())}.",
-        _GROUP,
+        f"Quantization mode. {'; '.join(f'`{name}`: {rules.words}' for name, rules in MODES.items())}.",
+        QUANTIZATION,
         only=MODES.names,
+        default_words="by precision",
+        is_common=True,
     )
     exclude: tuple[str, ...] = declare(
         (),
-        "Modules that stay as they are, with all below them, as selectors.",
-        _GROUP,
+        "Do not quantize these modules. Submodules are included.",
+        QUANTIZATION,
         metavar="SELECTOR",
         min_length=1,
+        is_common=True,
     )
     include: tuple[str, ...] = declare(
         (),
-        "The only modules that change, with all below them, as selectors. All where left out.",
-        _GROUP,
+        "Quantize only these modules. Submodules are included.",
+        QUANTIZATION,
         metavar="SELECTOR",
         min_length=1,
+        default_words="all",
     )
     per_module: dict[str, PrecisionName] = declare(
         {},
-        'Precision by selector, such as {"BertPooler": "fp32"}; of several that match a module the first wins, and all '
-        "win over `precision`. On the command line a file or text.",
-        _GROUP,
+        'Precision by selector, such as {"BertPooler": "fp32"}. The first selector that matches a module applies, '
+        "before `precision`. The command takes a file or JSON text.",
+        QUANTIZATION,
         metavar="JSON",
         read=_read_rules,
     )
     per_channel: bool | None = declare(
         None,
-        "A scale for each output channel of a weight, or one for the weight. For each channel where left out.",
-        _GROUP,
+        "Scales of weights: one per output channel, or one per tensor.",
+        QUANTIZATION,
         spelling="--per-channel/--per-tensor",
+        default_words="per channel",
     )
     symmetric: bool | None = declare(
         None,
-        "Weights without a zero point, or with one. As is usual for the precision where left out.",
-        _GROUP,
+        "Quantize weights without zero points, or with zero points.",
+        QUANTIZATION,
         spelling="--symmetric/--asymmetric",
+        default_words="by precision",
     )
     block_size: BlockSize | None = declare(
         None,
-        "Weight-only: values of a weight that share a scale. 32 in 4 bits and 64 in 8 bits where left out.",
-        _GROUP,
+        "Weight-only: number of values of a weight that share a scale.",
+        QUANTIZATION,
+        default_words="32 with 4 bits, 64 with 8 bits",
     )
     block_sizes: dict[str, BlockSize] = declare(
         {},
-        'Weight-only: block size by selector, such as {"BertPooler": 128}; of several that match a module the first '
-        "wins, and all win over `block_size`. On the command line a file or text.",
-        _GROUP,
+        'Weight-only: block size by selector, such as {"BertPooler": 128}. The first selector that matches a module '
+        "applies, before `block_size`. The command takes a file or JSON text.",
+        QUANTIZATION,
         metavar="JSON",
         read=_read_block_sizes,
     )
     algorithm: Algorithm = declare(
         "rtn",
-        "Weight-only: how scales are found. `rtn` rounds to the nearest step; `hqq` and `k_quant` search for better "
-        "ones, which takes 5 to 20 times as long. With `hqq`, tables that rows are looked up in and weights in 8 bits "
-        "are rounded: their kernels take no zero point between the steps. `gptq` and `awq` run the model on samples, "
-        "layer by layer, and keep the error of the outputs of each product small; `auto` takes, for each module, the "
-        "algorithm with the smallest such error. Tables are rounded.",
-        _GROUP,
+        "Weight-only: how weights are rounded. `rtn`: round to nearest. `hqq` and `k_quant`: search for better scales, "
+        "5 to 20 times as slow. `gptq` and `awq`: minimize the output error of each layer on calibration samples. "
+        "`auto`: for each module, the algorithm with the smallest output error. Embedding tables are rounded to "
+        "nearest; with `hqq`, 8-bit weights are, too, since their kernels take integer zero points only.",
+        QUANTIZATION,
     )
     calibration_data: str | None = declare(
         None,
-        "Samples for `qdq`, which finds the ranges of activations with them, and for the algorithms that need samples: "
-        "an `.npz` file or a folder of them, one array per input "
-        "of the graph and one file a sample; or a dataset for the tokenizer or image processor beside the model: .txt, "
-        ".csv, .jsonl, .parquet, a folder of images, or a name at the Hub. Where left out, samples made for the "
-        "tokenizer or processor beside the model, else random values.",
-        _RANGES,
+        "Calibration samples: arrays or a dataset. For activation ranges (`qdq`) and for the algorithms that run the "
+        "model. Arrays: an `.npz` file with one array per graph input, or a folder of such files, one per sample. "
+        "Dataset: .txt, .csv, .jsonl, .parquet, a folder of images, or a name on the Hub; it requires the tokenizer or "
+        "image processor beside the model.",
+        QUANTIZATION,
         metavar="DATA",
         min_length=1,
+        default_words="samples generated for the tokenizer or processor beside the model, else random values",
+        is_common=True,
     )
     split: str | None = declare(
         None,
-        "Split of the dataset. The validation split, else the test split, else the training split where left out.",
-        _RANGES,
+        "Split of the dataset.",
+        CALIBRATION,
         metavar="NAME",
         min_length=1,
+        default_words="validation, else test, else train",
     )
     columns: dict[str, str] = declare(
         {},
-        "Column of the dataset by role, such as `text` or `image`, where names of columns do not say it.",
-        _RANGES,
+        "Column of the dataset by role, such as `text` or `image`, if its name does not tell.",
+        CALIBRATION,
         metavar="ROLE=COLUMN",
         is_repeatable=True,
         read=read_columns,
     )
     samples: int | None = declare(
         None,
-        "Samples to calibrate with, and to compare the result on. 128 of the data and 16 that are made or random "
-        "(fewer of large models) where left out.",
-        _RANGES,
+        "Samples to calibrate on. The result is compared with the source on the same samples.",
+        CALIBRATION,
         minimum=1,
+        default_words="128 of a dataset, 16 generated or random ones; fewer for large models",
     )
     method: CalibrationMethod | None = declare(
         None,
-        "How a range is computed from the calibration samples. `minmax` (default): all values. `percentile`: without "
-        "the largest 0.001 %. `entropy` and `mse`: clip large values where 8 bits gain by it (smallest divergence, "
-        "smallest squared error).",
-        _RANGES,
+        "How activation ranges are computed. `minmax`: all values. `percentile`: all but the largest 0.001 %. "
+        "`entropy` and `mse`: clip outliers where this reduces the divergence or the squared error in 8 bits.",
+        CALIBRATION,
+        default_words="minmax",
     )
     calibration_cache: str | None = declare(
         None,
-        "File of activation statistics by module, created or extended: another provider, method or precision of the "
-        "same model and samples reads it and does not run the calibration again.",
-        _RANGES,
+        "File of activation statistics by module, which is created or extended. Later runs with the same model and "
+        "samples read it and skip calibration, whatever their execution provider, method or precision.",
+        CALIBRATION,
         metavar="FILE",
         min_length=1,
     )
     smooth_quant: float | None = declare(
         None,
-        "SmoothQuant: move outliers of activation channels into the weights before 8-bit quantization. Strength from 0 "
-        "(weights only) to 1 (activations only), usually 0.5; off where left out. Measures activations, also with "
-        "`--mode dynamic`.",
-        _RANGES,
+        "SmoothQuant: scale outliers of activation channels into the weights before 8-bit quantization. Strength from "
+        "0 (weights only) to 1 (activations only), usually 0.5. It requires calibration, also with `--mode dynamic`.",
+        CALIBRATION,
         metavar="STRENGTH",
         minimum=0,
         maximum=1,
+        default_words="off",
     )
     cross_layer_equalization: bool = declare(
         False,
-        "Balance the channel ranges of consecutive layers (convolutions, products) through ReLU and pooling before "
-        "8-bit quantization, which changes no output in float.",
-        _RANGES,
+        "Equalize the channel ranges of consecutive layers before 8-bit quantization. Applies to Conv, MatMul and Gemm "
+        "with ReLU or pooling between them, and does not change float outputs.",
+        CALIBRATION,
         spelling="--cross-layer-equalization",
     )
     kv_cache: Literal["int8"] | None = declare(
         None,
-        "Store the KV cache of a decoder in 8 bits, a scale for each channel of each head, measured on samples. Alone, "
-        "it leaves weights as they are. For attention that is fused (`GroupQueryAttention`), as a build does.",
-        _GROUP,
+        "Store the KV cache of a decoder in 8 bits. Each channel of each head has a scale from calibration. Without "
+        "further quantization options, weights are not quantized. Requires fused attention (`GroupQueryAttention`), "
+        "as a build makes it.",
+        QUANTIZATION,
     )
     budget: str | None = declare(
         None,
-        "Choose 2, 4, 8, 16 or 32 bits and the block size of each module by measured sensitivity: mean bits of a "
-        "quantized weight, scales included, such as `4.5bits`; or `smallest`, the smallest file that reaches "
-        "`--min-sqnr`. With `--mode qdq`, between 8 bits, 16-bit activations (where `--ep` has them) and float.",
-        BUDGET,
+        "Choose bits by module: `4.5bits`, or `smallest`. The number is the mean per weight. Modules get 2, 4, 8, "
+        "16 or 32 bits and a block size by their measured sensitivity; scales count as bits. `smallest`: the smallest "
+        "file that reaches `--min-sqnr`. With `--mode qdq`, the choice is between 8 bits, 16-bit activations "
+        "(if `--ep` supports them) and float.",
+        QUANTIZATION,
         metavar="BITS",
         min_length=1,
+        is_common=True,
     )
     max_size: str | None = declare(
         None,
-        "As `--budget`, with the size of all weights as the limit, such as `1.2GB` or `900MB`.",
-        BUDGET,
+        "Choose bits by module, as `--budget`, for a total weight size such as `1.2GB` or `900MB`.",
+        QUANTIZATION,
         metavar="SIZE",
         min_length=1,
     )
     max_drop: str | None = declare(
         None,
-        "As `--budget smallest`, for language models: the smallest file whose perplexity is larger than that of the "
-        "source by at most this share, such as `perplexity=2%`. Measured on a quarter of `--calibration-data` that no "
-        "algorithm sees.",
-        BUDGET,
+        "Choose bits by module for the smallest language model within a perplexity limit, such as `perplexity=2%`. The "
+        "limit is relative to the source, on a quarter of `--calibration-data` that no algorithm reads.",
+        QUANTIZATION,
         metavar="METRIC=SHARE",
         min_length=1,
     )
     ep: str | None = declare(
         None,
-        "Execution provider that the result is for, by its short name: Q/DQ stands where it takes it, and a note says "
-        "if it does not take the mode. Any where left out.",
-        _GROUP,
+        "Target execution provider. Q/DQ nodes are placed as it requires; a note reports an unsupported mode.",
+        DEVICE,
         metavar="NAME",
         min_length=1,
+        default_words="any",
+        is_common=True,
     )
     min_sqnr_db: float | None = declare(
         None,
-        "Signal-to-quantization-noise ratio in decibels that every output has to reach. That of the precision where "
-        "left out.",
-        COMPARISON,
+        "Minimum SQNR (dB) of every output. SQNR: signal-to-quantization-noise ratio relative to the source model.",
+        VERIFICATION,
         spelling="--min-sqnr",
         metavar="DB",
+        default_words="by precision",
+        is_common=True,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityFields:
-    """Which modules are quantized alone, on which inputs, and what is looked for."""
+    """Which modules are quantized alone, on which inputs, and for which target."""
 
     depth: int | None = declare(
-        None, "Levels of the module tree to measure. All where left out.", SENSITIVITY, minimum=1
+        None, "Levels of the module tree to measure.", SENSITIVITY, minimum=1, default_words="all"
     )
     module: str | None = declare(
-        None, "The only modules to measure. All where left out.", SENSITIVITY, metavar="SELECTOR", min_length=1
+        None,
+        "Measure only these modules.",
+        SENSITIVITY,
+        metavar="SELECTOR",
+        min_length=1,
+        default_words="all",
     )
     samples: int | None = declare(
         None,
-        "Samples compared on. 16, or fewer of large models, where left out.",
+        "Samples to compare on.",
         SENSITIVITY,
         minimum=1,
         in_command=False,
+        default_words="16, fewer for large models",
     )
     input_data: Path | None = declare(
-        None, "An .npz file with an array for each input, in place of random values.", SENSITIVITY, metavar="FILE"
+        None,
+        "Inputs to compare on: an .npz file with one array per input.",
+        SENSITIVITY,
+        metavar="FILE",
+        default_words="random values",
     )
     target: str | None = declare(
         None,
-        "Find the modules that must stay in float for sqnr_db=30 or, with `--dataset`, accuracy=0.9.",
+        "Find the modules to exclude for this quality: sqnr_db=30 or, with `--dataset`, accuracy=0.9.",
         SENSITIVITY,
         metavar="METRIC=NUMBER",
     )
-    jobs: int = declare(1, "Modules measured at a time.", SENSITIVITY, minimum=1, maximum=_MOST_JOBS)
+    jobs: int = declare(1, "Modules to measure in parallel.", SENSITIVITY, minimum=1, maximum=_MOST_JOBS)

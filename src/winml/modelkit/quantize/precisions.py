@@ -99,7 +99,7 @@ CALIBRATION_OPTIONS = frozenset({"calibration_data", "split", "columns", "sample
 _ENGINES = "winml.modelkit.quantize"
 _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
     "dynamic": ModeRules(
-        "weights in 8 bits, activations in 8 bits by the range each run finds; needs no data",
+        "8-bit weights, and activations that are quantized to 8 bits at run time; needs no calibration",
         frozenset({"MatMul", "Gemm", "Gather"}),
         least_opset=13,
         engine=f"{_ENGINES}.dynamic_engine:quantize_dynamically",
@@ -111,7 +111,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         fixed_attributes={"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0}},  # a product and a bias
     ),
     "qdq": ModeRules(
-        "weights and activations in 8 or 16 bits by ranges from calibration data (QuantizeLinear, DequantizeLinear)",
+        "weights and activations in 8 or 16 bits, with ranges from calibration (QuantizeLinear, DequantizeLinear)",
         frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Gather"}),
         least_opset=13,
         engine=f"{_ENGINES}.qdq_engine:quantize_statically",
@@ -123,7 +123,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         remedies={"smooth_quant": "balance channels (--smooth-quant)"},
     ),
     "weight-only": ModeRules(
-        "weights in 2, 4 or 8 bits by blocks, activations stay float (MatMulNBits)",
+        "weights in 2, 4 or 8 bits by block, float activations (MatMulNBits)",
         frozenset({"MatMul", "Gemm", "Gather"}),
         least_opset=13,
         engine=f"{_ENGINES}.weight_only_engine:quantize_weights",
@@ -132,7 +132,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         remedies={"algorithm": "find weights with calibration samples (--algorithm auto)"},
     ),
     "float": ModeRules(
-        "16-bit floating point: weights and activations in fp16, or weights in bf16 that are computed in float32",
+        "16-bit floating point: fp16 weights and activations, or bf16 weights and float32 computation",
         frozenset(),
         least_opset=13,
         engine=f"{_ENGINES}.half_float_engine:convert_floats",
@@ -156,11 +156,11 @@ _BUILT_IN = {
         Precision("w8a8", 8, ("qdq",), "8-bit weights and activations", 6.0, activation_bits=8),
         Precision("w8a16", 8, ("qdq",), "8-bit weights, 16-bit activations", 12.0, activation_bits=16),
         Precision("w16a16", 16, ("qdq",), "16-bit weights and activations", 20.0, activation_bits=16),
-        Precision("int4", 4, ("weight-only",), "4-bit weights by blocks", 4.0),
-        Precision("int2", 2, ("weight-only",), "2-bit weights by blocks", 0.0),
+        Precision("int4", 4, ("weight-only",), "4-bit weights by block", 4.0),
+        Precision("int2", 2, ("weight-only",), "2-bit weights by block", 0.0),
         Precision("fp16", 16, ("float",), "16-bit floating point", 40.0),
         Precision("bf16", 16, ("float",), "bfloat16", 30.0),
-        Precision("fp32", 32, (), "left as it is", 100.0),
+        Precision("fp32", 32, (), "not quantized", 100.0),
     )
 }
 

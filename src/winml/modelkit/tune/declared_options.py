@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.evaluate.declared_options import DATA_SET, DataSetFields, declare_limits
-from winml.modelkit.fields import INPUT, PROVIDER, declare
+from winml.modelkit.evaluate.declared_options import DataSetFields, declare_limits
+from winml.modelkit.fields import CALIBRATION, DATASET, DEVICE, INPUTS, LIMITS, declare
 from winml.modelkit.results.tuning import KINDS, CandidateKind, TuneTarget
 from winml.modelkit.runtime.execution_providers import parse_ep_options
 
@@ -46,68 +46,83 @@ class TuneFields(DataSetFields):
 
     target: TuneTarget = declare(
         "latency",
-        "What is to be best: `latency` of one run, `size` of the file, or `throughput`: samples in a second, with runs "
-        "at a time.",
+        "What to optimize for. `latency` of one run, `size` of the file, or `throughput`: samples per second with "
+        "parallel runs.",
         _SEARCH,
+        is_common=True,
     )
     min_sqnr_db: float | None = declare(
         None,
-        "Signal-to-quantization-noise ratio in decibels that every output has to reach beside the plain file. 30 where "
-        "left out, or none with `max_drop`.",
-        _SEARCH,
+        "Minimum SQNR (dB) of every output. SQNR: signal-to-quantization-noise ratio relative to the unoptimized model.",
+        LIMITS,
         spelling="--min-sqnr",
         metavar="DB",
+        default_words="30 dB, or none with max_drop",
+        is_common=True,
     )
     max_drop: dict[str, float] = declare_limits(
         "--max-drop",
-        "Most by which a metric of the task may be worse than that of the plain file, on `dataset`.",
-        _SEARCH,
+        "Maximum drop of a task metric on `dataset`. It is relative to the unoptimized model.",
+        LIMITS,
+        is_common=True,
     )
     dataset: str | None = declare(
         None,
-        "Samples that `max_drop` is judged by: a file, a folder, or a name at the Hub.",
-        DATA_SET,
+        "Dataset for `max_drop`. A file, a folder, or a name on the Hub.",
+        DATASET,
         metavar="PATH|NAME",
         min_length=1,
+        is_common=True,
     )
     ep: str | None = declare(
         None,
-        "Execution provider the model is tuned for: every candidate is made for it and runs on it, and modules whose "
-        "quantization costs time there stay in float. All that are installed where left out.",
-        PROVIDER,
+        "Execution provider to tune for. Candidates are made for it and run on it. Modules that quantization slows "
+        "down there remain float.",
+        DEVICE,
         metavar="NAME",
         min_length=1,
+        default_words="all installed ones",
+        is_common=True,
     )
     ep_options: dict[str, str] = declare(
         {},
-        "Option of the provider of `ep`; repeatable.",
-        PROVIDER,
+        "Option of the execution provider `ep`.",
+        DEVICE,
         metavar="KEY=VALUE",
         is_repeatable=True,
         read=parse_ep_options,
     )
     budget_minutes: float | None = declare(
         None,
-        "When this time is over, nothing new is begun. The whole plan where left out.",
+        "Start no new candidate after this many minutes.",
         _SEARCH,
         spelling="--budget",
         above=0,
         metavar="MINUTES",
+        default_words="unlimited",
+        is_common=True,
     )
     only: tuple[CandidateKind, ...] = declare(
         (),
-        f"Kinds of candidates to try, of {', '.join(KINDS)}. All where left out.",
+        f"Kinds of candidates to try. Separated by commas: {', '.join(KINDS)}.",
         _SEARCH,
         metavar="KIND",
         read=parse_kinds,
+        default_words="all",
+        is_common=True,
     )
     calibration_data: str | None = declare(
         None,
-        "Where the ranges of activations come from, for `qdq`. Random values where left out.",
-        INPUT,
+        "Calibration samples for the activation ranges of `qdq`: arrays or a dataset.",
+        CALIBRATION,
         metavar="PATH|NAME",
         min_length=1,
+        default_words="random values",
     )
     input_data: Path | None = declare(
-        None, "An .npz file with an array for each input, in place of random values.", INPUT, metavar="FILE"
+        None,
+        "Inputs to run on: an .npz file with one array per input.",
+        INPUTS,
+        metavar="FILE",
+        default_words="random values",
     )

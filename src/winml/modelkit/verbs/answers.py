@@ -24,8 +24,8 @@ SubjectT = TypeVar("SubjectT")
 class AnswerRequest:
     """The files that an answer is written to, besides stdout."""
 
-    output: Path | None = declare(None, "Also write the answer to this file, as JSON.", OUTPUT, short="-o")
-    overwrite: bool = declare(False, "Replace files that are there already.", OUTPUT)
+    output: Path | None = declare(None, "Also write the result to this JSON file.", OUTPUT, short="-o", is_common=True)
+    overwrite: bool = declare(False, "Overwrite existing files.", OUTPUT)
 
     @property
     def writes_files(self) -> bool:
@@ -37,7 +37,7 @@ class AnswerRequest:
 class ModuleAnswerRequest(AnswerRequest):
     """The same of an answer by module; of several parts, each has its own files but for the answer."""
 
-    report: Path | None = declare(None, "Also write a page with chart and table, to open in a browser.", OUTPUT)
+    report: Path | None = declare(None, "Also write an HTML report with chart and table.", OUTPUT, is_common=True)
     node_data: Path | None = declare(None, "Also write node data for Model Explorer (JSON).", OUTPUT)
 
 

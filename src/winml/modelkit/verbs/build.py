@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.builds.layouts.layout import LAYOUTS
 from winml.modelkit.errors import UsageError, rename_options
 from winml.modelkit.export.declared_options import ACCEPT_ASSUMPTIONS, EXPORTER, ExporterChoice
-from winml.modelkit.fields import COMPARISON, OUTPUT, PROVIDER, declare
+from winml.modelkit.fields import DEVICE, OUTPUT, VERIFICATION, declare
 from winml.modelkit.optimize.capabilities import LEVELS
 
 if TYPE_CHECKING:
@@ -42,45 +42,59 @@ class BuildRequest:
     words: Mapping[str, str] = field(default_factory=dict)
     """Option → the key of the config that stands in its place, for messages."""
 
-    output: Path | None = declare(None, "The folder to build in.", OUTPUT, short="-o")
-    use_cache: bool = declare(False, "Build in the cache: one folder for each model and config.", OUTPUT)
-    rebuild: bool = declare(False, "Run every stage again; files no build wrote stay.", OUTPUT)
+    output: Path | None = declare(None, "Folder to build in.", OUTPUT, short="-o", is_common=True)
+    use_cache: bool = declare(False, "Build in the cache. It has one folder per model and config.", OUTPUT)
+    rebuild: bool = declare(
+        False, "Run all stages, including up-to-date ones. Files that no build wrote remain.", OUTPUT
+    )
     layout: str | None = declare(
         None,
-        "Lay the folder out for this tool, which then opens it unchanged.",
+        "Folder layout of this tool, which opens the folder without changes.",
         OUTPUT,
         only=LAYOUTS.names,
     )
     deploy_only: bool = declare(
         False,
-        "Leave in the folder only what is deployed: the model, and the files its readers look for beside it.",
+        "Retain only what is deployed: the model, and the files that its readers need beside it.",
         OUTPUT,
     )
     tokenizer: bool = declare(
-        True, "Copy config, tokenizer and processor files of the checkpoint into the folder, or not.", OUTPUT
+        True, "Copy the config, tokenizer and processor files of the checkpoint into the folder.", OUTPUT
     )
-    optimize: bool = declare(True, "Optimize the graph, or not.", STAGES)
-    quant: bool = declare(True, "Quantize where a precision is requested, or not.", STAGES)
+    optimize: bool = declare(True, "Run the optimization stage.", STAGES)
+    quant: bool = declare(True, "Run the quantization stage, if a precision is requested.", STAGES)
     compile: bool | None = declare(
-        None,
-        "Compile the result, or not.  [default: where --ep or compile.ep of the config names a provider]",
-        STAGES,
+        None, "Run the compilation stage.", STAGES, default_words="if --ep or compile.ep names an execution provider"
     )
-    level: str | None = declare(None, "How much the optimizer does; winml optimize --list.", STAGES, only=LEVELS)
+    level: str | None = declare(
+        None,
+        "Optimization level. winml optimize --list shows the optimizations of each level.",
+        STAGES,
+        only=LEVELS,
+        default_words="none",
+        is_common=True,
+    )
     exporter: ExporterChoice = declare(**EXPORTER, group=STAGES)
     skip_pre_normalization: bool = declare(
-        False, "Leave an .onnx file as it is where no optimization is requested.", STAGES
+        False, "Do not normalize an .onnx file if no optimization is requested.", STAGES
     )
     ep: str | None = declare(
         None,
-        "Execution provider the model is for, and compiled for where it compiles, such as qnn.",
-        PROVIDER,
+        "Target execution provider, such as qnn. If it compiles models, the model is compiled for it.",
+        DEVICE,
         metavar="NAME",
+        default_words="any",
+        is_common=True,
     )
-    ep_options: tuple[str, ...] = declare((), "Option of the provider; repeatable.", PROVIDER, metavar="KEY=VALUE")
-    verify: bool = declare(True, "Compare what each stage makes with what it was made from, or not.", COMPARISON)
+    ep_options: tuple[str, ...] = declare((), "Option of the execution provider.", DEVICE, metavar="KEY=VALUE")
+    verify: bool = declare(
+        True,
+        "Verify the outputs of each stage. They are compared with those of its input.",
+        VERIFICATION,
+        is_common=True,
+    )
 
-    accept_assumptions: bool = declare(**ACCEPT_ASSUMPTIONS, group=COMPARISON)
+    accept_assumptions: bool = declare(**ACCEPT_ASSUMPTIONS, group=VERIFICATION)
 
     @property
     def sections_off(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from winml.modelkit.fields import OPTIONS, declare
+from winml.modelkit.fields import OUTPUT, declare
 from winml.modelkit.results.plan import Plan, PlannedStep
 from winml.modelkit.words import size_words
 
@@ -24,7 +24,13 @@ class CleanRequest:
     """What is requested of ``winml cache clean``."""
 
     older_than: float | None = declare(
-        None, "Only builds last written longer ago than this.", OPTIONS, minimum=0, metavar="DAYS"
+        None,
+        "Remove only builds last written more than this many days ago.",
+        OUTPUT,
+        minimum=0,
+        metavar="DAYS",
+        default_words="all builds",
+        is_common=True,
     )
 
 

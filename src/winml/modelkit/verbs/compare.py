@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.declared_options import (
-    DATA_SET,
     DataSetFields,
     data_set_files,
     requested_samples,
 )
-from winml.modelkit.fields import COMPARISON, INPUT, OUTPUT, declare, fields_of
+from winml.modelkit.fields import DATASET, INPUTS, MODEL, OUTPUT, SIZES, declare, fields_of
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.results.plan import PlannedStep
 from winml.modelkit.verbs.answers import AnswerPlan, ModuleAnswerRequest, plan_answer
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["CompareRequest", "plan_comparison", "run_comparison"]
 
 MOST_SAMPLES = 16
-"""Samples of a data set where no number is given. Chosen: as many as a quantized file is compared on."""
+"""Samples of a dataset without --samples. Chosen: as many as a quantized file is compared on."""
+_COMPARISON = "Comparison"
 _ONLY_BY_MODULE = ("depth", "report", "node_data")
 _OF_ONE_GRAPH = ("dataset", "input_data", "names", "step")
 """What one graph is fed."""
@@ -50,47 +50,73 @@ class CompareRequest(ModuleAnswerRequest, DataSetFields):
     """What is requested of ``winml compare``."""
 
     reference: str = declare(
-        None, "What is right: an ONNX file, the folder of a build, a checkpoint or a Hub id.", INPUT, is_argument=True
+        None, "Reference: an ONNX file, a build folder, a checkpoint or a Hub id.", MODEL, is_argument=True
     )
-    candidate: str = declare(None, "What is compared with it.", INPUT, is_argument=True)
-    submodel: tuple[str, ...] = declare(
-        (), "Of a folder with several parts, compare this one; repeatable.", INPUT, metavar="PART"
+    candidate: str = declare(None, "Model to compare with it.", MODEL, is_argument=True)
+    submodel: tuple[str, ...] = declare((), "Compare only this part of a folder.", MODEL, metavar="PART")
+    by_module: bool = declare(
+        False, "Compare every module, and report the first one whose outputs diverge.", _COMPARISON, is_common=True
     )
-    by_module: bool = declare(False, "Compare every module, and name the first whose error is its own.", COMPARISON)
-    depth: int | None = declare(None, "With --by-module, levels of the module tree to show.", OUTPUT, minimum=1)
-    threshold: float | None = declare(None, "Largest relative error of an output; else exit 3.", COMPARISON, minimum=0)
+    depth: int | None = declare(
+        None,
+        "Levels of the module tree to show, with `--by-module`.",
+        OUTPUT,
+        minimum=1,
+        default_words="all",
+        is_common=True,
+    )
+    threshold: float | None = declare(
+        None,
+        "Maximum relative error of an output. If it is exceeded, the exit code is 3.",
+        _COMPARISON,
+        minimum=0,
+        default_words="unlimited",
+        is_common=True,
+    )
     input_data: Path | None = declare(
-        None, "Values for the inputs: an .npz file, or a folder of them.", INPUT, metavar="FILE"
+        None,
+        "Inputs to run on: an .npz file with one array per input, or a folder of such files.",
+        INPUTS,
+        metavar="FILE",
+        default_words="random values",
+        is_common=True,
     )
     sizes: dict[str, int] = declare(
         {},
-        'Sizes of open dimensions, such as {"batch_size": 4}, by name or input:axis; a file or text.',
-        INPUT,
+        'Sizes of dynamic dimensions by name or input:axis, such as {"batch_size": 4}: a file or JSON text.',
+        SIZES,
         spelling="--shape-config",
         metavar="JSON",
         read=read_sizes,
+        is_common=True,
     )
     dataset: str | None = declare(
-        None, "Samples in place of random values: a file, a folder, a Hub name.", DATA_SET, metavar="DATA"
+        None,
+        "Dataset to run on, instead of random values: a file, a folder, or a name on the Hub.",
+        DATASET,
+        metavar="DATA",
+        is_common=True,
     )
     samples: int | None = declare(
         None,
-        "Samples: of the data set, made for the processor of the model, or random.  [default: 16, fewer of large ones]",
-        DATA_SET,
+        "Number of samples. They come from the dataset, or are generated for the processor of the model, or random.",
+        DATASET,
         minimum=1,
+        default_words="16, fewer for large models",
+        is_common=True,
     )
     step: int | None = declare(
         None,
-        "Of decoders: compare at token N of the text that REFERENCE writes greedily; 0 is the prompt.",
-        COMPARISON,
+        "Decoders: compare at token N of the text that REFERENCE generates greedily; 0 is the prompt.",
+        _COMPARISON,
         minimum=0,
         metavar="N",
     )
-    seed: int = declare(0, "Seed of what is drawn.", INPUT)
+    seed: int = declare(0, "Seed of random inputs.", INPUTS)
     names: dict[str, str] = declare(
         {},
-        "Input or output A of REFERENCE is B of CANDIDATE.",
-        INPUT,
+        "Input or output A of REFERENCE corresponds to B of CANDIDATE.",
+        INPUTS,
         spelling="--map",
         metavar="A=B",
         is_repeatable=True,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from winml.modelkit.compile.declared_options import CompileFields
 from winml.modelkit.errors import ModelPathError, UsageError
-from winml.modelkit.fields import COMPARISON, declare
+from winml.modelkit.fields import VERIFICATION, declare
 from winml.modelkit.runtime.execution_providers import find_execution_provider
 from winml.modelkit.verbs.file_to_file import EXTERNAL_FROM_BYTES, FileRequest, FileVerb, PlannedPart
 from winml.modelkit.words import size_words
@@ -35,17 +35,19 @@ class CompileRequest(FileRequest["CompileOptions"]):
 
     verify: bool = declare(
         True,
-        "Open the result, run it on the provider and compare it with the source.",
-        COMPARISON,
+        "Load the result, run it on the execution provider and compare it with the source.",
+        VERIFICATION,
         spelling="--validate/--no-validate --verify/--no-verify",
+        is_common=True,
     )
 
     reference: Path | None = declare(
         None,
-        "Float file that the source was quantized from: the result is compared with it, beside what the source "
-        "reaches. The one that the source names where left out.",
-        COMPARISON,
+        "Float model that the source was quantized from. The result is compared with it, too, and must be nearly "
+        "as close to it as the source.",
+        VERIFICATION,
         metavar="FLOAT.onnx",
+        default_words="the one recorded in the source",
     )
 
     @classmethod

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from winml.modelkit.errors import UsageError, rename_options
-from winml.modelkit.fields import OPTIONS, declare
+from winml.modelkit.fields import DEVICE, MODEL, OUTPUT, QUANTIZATION, declare
 from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
 
@@ -30,16 +30,27 @@ class ConfigRequest:
     words: Mapping[str, str] = field(default_factory=dict)
     """Option → the key of the config that stands in its place, for messages."""
 
-    model_type: str | None = declare(None, "Architecture such as bert, in place of a model.", OPTIONS)
-    device: Literal["cpu", "gpu", "npu"] | None = declare(None, "Kind of device it will run on.", OPTIONS, short="-d")
-    ep: str | None = declare(None, "Execution provider it will run on.", OPTIONS, metavar="NAME")
-    precision: str | None = declare(
-        None, f"{', '.join(PRECISIONS)}, or auto: by the device.", OPTIONS, short="-p", metavar="NAME"
+    model_type: str | None = declare(
+        None, "Architecture, such as bert, instead of a model.", MODEL, metavar="TYPE", is_common=True
     )
-    no_quant: bool = declare(False, "Skip quantization.", OPTIONS)
-    no_compile: bool = declare(False, "Skip compilation.", OPTIONS)
-    output: Path | None = declare(None, "File to write; stdout where it is left out.", OPTIONS, short="-o")
-    overwrite: bool = declare(False, "Replace the file if it is there already.", OPTIONS)
+    device: Literal["cpu", "gpu", "npu"] | None = declare(
+        None, "Kind of device to run on.", DEVICE, short="-d", is_common=True
+    )
+    ep: str | None = declare(None, "Execution provider to run on, such as qnn.", DEVICE, metavar="NAME", is_common=True)
+    precision: str | None = declare(
+        None,
+        f"Precision, or auto for the usual one of the device. Values: {', '.join(PRECISIONS)}, auto.",
+        QUANTIZATION,
+        short="-p",
+        metavar="NAME",
+        is_common=True,
+    )
+    no_quant: bool = declare(False, "Do not quantize.", QUANTIZATION, is_common=True)
+    no_compile: bool = declare(False, "Do not compile.", DEVICE, is_common=True)
+    output: Path | None = declare(
+        None, "JSON file to write.", OUTPUT, short="-o", default_words="stdout", is_common=True
+    )
+    overwrite: bool = declare(False, "Overwrite an existing file.", OUTPUT)
 
 
 @dataclass(frozen=True, kw_only=True)

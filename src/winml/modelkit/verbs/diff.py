@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml.modelkit.errors import ModelPathError
-from winml.modelkit.fields import INPUT, OUTPUT, declare
+from winml.modelkit.fields import MODEL, OUTPUT, declare
 from winml.modelkit.results.plan import PlannedStep
 from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
 
@@ -21,9 +21,11 @@ __all__ = ["DiffRequest", "plan_diff", "run_diff"]
 class DiffRequest(AnswerRequest):
     """What is requested of ``winml diff``."""
 
-    before: Path = declare(None, "The file, or the folder of a build, that is changed.", INPUT, is_argument=True)
-    after: Path = declare(None, "What it is compared with.", INPUT, is_argument=True)
-    output: Path | None = declare(None, "File to write the answer to as JSON; .md writes Markdown.", OUTPUT, short="-o")
+    before: Path = declare(None, "ONNX file or build folder before the change.", MODEL, is_argument=True)
+    after: Path = declare(None, "ONNX file or build folder after the change.", MODEL, is_argument=True)
+    output: Path | None = declare(
+        None, "Also write the result to this file: JSON, or Markdown for .md.", OUTPUT, short="-o", is_common=True
+    )
 
 
 def plan_diff(request: DiffRequest) -> AnswerPlan[tuple[Path, Path]]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.evaluate.declared_options import DATA_SET, DataSetFields, data_set_files, declare_limits
-from winml.modelkit.fields import declare
+from winml.modelkit.evaluate.declared_options import DataSetFields, data_set_files, declare_limits
+from winml.modelkit.fields import DATASET, LIMITS, declare
 from winml.modelkit.results.plan import PlannedStep
 from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
 from winml.modelkit.verbs.running import ProviderFields
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["EvalRequest", "plan_evaluation", "run_evaluation"]
 
 
-LIMITS = "Metrics and limits"
-
-
 @dataclass(frozen=True, kw_only=True)
 class EvalRequest(AnswerRequest, ProviderFields, DataSetFields):
     """What is requested of ``winml eval``."""
@@ -37,23 +34,43 @@ class EvalRequest(AnswerRequest, ProviderFields, DataSetFields):
     """How a checkpoint is loaded: options of loading by name."""
 
     dataset: str | None = declare(
-        None, "File, folder, or NAME[:CONFIG] at the Hub.", DATA_SET, metavar="PATH|NAME", is_required=True
+        None,
+        "Dataset: a file, a folder, or NAME[:CONFIG] on the Hub.",
+        DATASET,
+        metavar="PATH|NAME",
+        is_required=True,
+        is_common=True,
     )
-    batch_size: int | None = declare(None, "Samples in one run; else what fits the task.", DATA_SET, minimum=1)
-    seed: int = declare(0, "Of the draw and the intervals.", DATA_SET, minimum=0)
+    batch_size: int | None = declare(None, "Samples per run.", DATASET, minimum=1, default_words="by task")
+    seed: int = declare(0, "Seed of the sample selection and of the confidence intervals.", DATASET, minimum=0)
     metrics: tuple[str, ...] = declare(
-        (), "Metric to report; repeatable; else all.", LIMITS, spelling="--metric", metavar="NAME"
+        (),
+        "Metric to report.",
+        LIMITS,
+        spelling="--metric",
+        metavar="NAME",
+        default_words="all",
+        is_common=True,
     )
     baseline: str | None = declare(
         None,
-        "What to compare with; else the checkpoint the file was exported from, where that is on this disk.",
+        "Model to compare with.",
         LIMITS,
         metavar="pytorch|FILE|none",
+        default_words="the checkpoint that the file was exported from, if it is local",
+        is_common=True,
     )
-    min: dict[str, float] = declare_limits("--min", "Least value; else exit 3; repeatable.", LIMITS)
-    max: dict[str, float] = declare_limits("--max", "Most, where less is better; repeatable.", LIMITS)
+    min: dict[str, float] = declare_limits(
+        "--min", "Minimum of a metric. If it is missed, the exit code is 3.", LIMITS, is_common=True
+    )
+    max: dict[str, float] = declare_limits(
+        "--max", "Maximum of a metric where less is better. If it is exceeded, the exit code is 3.", LIMITS
+    )
     max_drop: dict[str, float] = declare_limits(
-        "--max-drop", "How much worse than the baseline it may be; repeatable.", LIMITS
+        "--max-drop",
+        "Maximum drop of a metric relative to the baseline. If it is exceeded, the exit code is 3.",
+        LIMITS,
+        is_common=True,
     )
 
 

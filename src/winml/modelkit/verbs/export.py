@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from winml.modelkit.errors import UsageError, rename_options
 from winml.modelkit.export.declared_options import ExportFields
-from winml.modelkit.fields import OPTIONS, OUTPUT, declare
+from winml.modelkit.fields import EXPORT, OUTPUT, declare
 from winml.modelkit.file_names import ADAPTER_SUFFIX, sidecar_path
 from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside, planned_data
 from winml.modelkit.verbs.file_to_file import FileRequest, FileVerb, PlannedPart, orphaned_data
@@ -44,19 +44,19 @@ class ExportRequest:
     origin: str = "export.{}"
     """Where a key of the config was stated, for messages."""
 
-    output: Path = declare(None, "The .onnx file to write.", OUTPUT, short="-o", is_required=True)
-    overwrite: bool = declare(False, "Replace files that are there already.", OUTPUT)
+    output: Path = declare(None, "ONNX file to write.", OUTPUT, short="-o", is_required=True, is_common=True)
+    overwrite: bool = declare(False, "Overwrite existing files.", OUTPUT, is_common=True)
     functions: str | None = declare(
         None,
-        "Write modules as ONNX functions: all; classes, where those of a class with equal graphs share one; or those a "
-        "selector names.",
-        OPTIONS,
+        "Write modules as ONNX functions. all: every module; classes: one function for modules of a class with equal "
+        "graphs; or the modules of a selector.",
+        EXPORT,
         metavar="SELECTOR",
     )
     tokenizer: bool = declare(
-        True, "Copy config, tokenizer and processor files of the checkpoint beside the model, or not.", OPTIONS
+        True, "Copy the config, tokenizer and processor files of the checkpoint beside the model.", OUTPUT
     )
-    with_report: bool = declare(False, "Also write a Markdown report.", OPTIONS)
+    with_report: bool = declare(False, "Also write a Markdown report.", OUTPUT, is_common=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.fields import INPUT, OUTPUT, declare
+from winml.modelkit.fields import MODEL, OUTPUT, declare
 from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME
 from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
 
@@ -30,11 +30,18 @@ class ExtractRequest:
     protected: tuple[Path, ...]
     """Files that are read; none of them may be replaced."""
     module: str = declare(
-        None, "Modules to cut out, by class, path or tag.", INPUT, metavar="SELECTOR", is_required=True
+        None,
+        "Modules to extract, by class, module path or tag.",
+        MODEL,
+        metavar="SELECTOR",
+        is_required=True,
+        is_common=True,
     )
-    output: Path = declare(None, "The folder to write to.", OUTPUT, short="-o", is_required=True)
-    with_inputs: bool = declare(False, "Also write what flowed in and out, as .npz files.", OUTPUT)
-    overwrite: bool = declare(False, "Replace files that are there already.", OUTPUT)
+    output: Path = declare(None, "Folder to write to.", OUTPUT, short="-o", is_required=True, is_common=True)
+    with_inputs: bool = declare(
+        False, "Also write the inputs and outputs of each module (.npz).", OUTPUT, is_common=True
+    )
+    overwrite: bool = declare(False, "Overwrite existing files.", OUTPUT, is_common=True)
 
     def options(self) -> ExtractOptions:
         """Return how modules are cut out and written."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError
-from winml.modelkit.fields import COMPARISON, INPUT, OUTPUT, declare
+from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, MODEL_SUFFIX, ONLY_PART, data_path
 from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
 from winml.modelkit.words import size_words
@@ -78,22 +78,28 @@ class FileRequest(ABC, Generic[OptionsT]):
 
     options: OptionsT
     """What is done with the graph."""
-    model: Path | None = declare(None, "ONNX file, or folder of a build; it is not changed.", INPUT, short="-m")
-    submodel: tuple[str, ...] = declare(
-        (), "Of a folder with several parts, only this one; repeatable.", INPUT, metavar="PART"
+    model: Path | None = declare(
+        None, "ONNX file or build folder. It is not modified.", MODEL, short="-m", is_common=True
     )
-    output: Path | None = declare(None, "File to write; of a folder, the folder.", OUTPUT, short="-o")
-    overwrite: bool = declare(False, "Replace the output if it is there already.", OUTPUT)
-    verify: bool = declare(True, "Compare the result with the source in ONNX Runtime.", COMPARISON)
+    submodel: tuple[str, ...] = declare(
+        (), "Part of a folder with several parts, such as decoder.", MODEL, metavar="PART", default_words="all"
+    )
+    output: Path | None = declare(
+        None, "File to write; for a build folder, the folder.", OUTPUT, short="-o", is_common=True
+    )
+    overwrite: bool = declare(False, "Overwrite existing files.", OUTPUT, is_common=True)
+    verify: bool = declare(True, "Compare the result with the source in ONNX Runtime.", VERIFICATION, is_common=True)
     sizes: Mapping[str, int] | None = declare(
         None,
-        'Sizes to compare at, such as {"batch_size": 4}, by name or input:axis; else some are tried; a file or text.',
-        COMPARISON,
+        'Sizes of dynamic dimensions in the comparison, such as {"batch_size": 4}. By name or input:axis; a file or '
+        "JSON text.",
+        VERIFICATION,
         spelling="--shape-config",
         metavar="JSON",
         read=read_sizes,
+        default_words="several sizes",
     )
-    seed: int = declare(0, "Seed of the values compared on.", COMPARISON)
+    seed: int = declare(0, "Seed of the random inputs of the comparison.", VERIFICATION)
 
     @classmethod
     @abstractmethod
@@ -130,8 +136,9 @@ class WeightsRequest(FileRequest[OptionsT]):
 
     external_data: bool | None = declare(
         None,
-        "Keep weights in a file of their own, or inside; by default large ones go outside, which loads faster.",
+        "Store the weights in an external data file, or inside the ONNX file.",
         OUTPUT,
+        default_words="external if they are large, which loads faster",
     )
 
 

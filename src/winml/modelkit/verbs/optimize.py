@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from winml.modelkit.fields import INPUT, OUTPUT, declare
+from winml.modelkit.fields import MODEL, OUTPUT, declare
 from winml.modelkit.file_names import OPTIMIZED_SUFFIX, optimized_path
 from winml.modelkit.optimize.declared_options import OptimizeFields
 from winml.modelkit.verbs.file_to_file import FileVerb, PlannedPart, WeightsRequest
@@ -33,19 +33,21 @@ class OptimizeRequest(WeightsRequest["OptimizeOptions"]):
 
     output: Path | None = declare(
         None,
-        f"File to write; of a folder, the folder.  [default: <stem>{OPTIMIZED_SUFFIX}.onnx beside the input]",
+        "File to write; for a build folder, the folder.",
         OUTPUT,
         short="-o",
+        default_words=f"STEM{OPTIMIZED_SUFFIX}.onnx beside the input",
+        is_common=True,
     )
     functions: str | None = declare(
         None,
-        "Write modules as ONNX functions: all; classes, where those of a class with equal graphs share one; or those a "
-        "selector names.",
+        "Write modules as ONNX functions. all: every module; classes: one function for modules of a class with equal "
+        "graphs; or the modules of a selector.",
         OUTPUT,
         metavar="SELECTOR",
     )
     skip_normalization: bool = declare(
-        False, "Take the graph for normalized although no stamp says so.", INPUT, in_command=False
+        False, "Treat the graph as normalized although its metadata does not state it.", MODEL, in_command=False
     )
 
     @classmethod

@@ -13,7 +13,7 @@ from winml.modelkit.file_names import DECODER, ENCODER
 from winml.modelkit.hierarchy.selector import Selector
 from winml.modelkit.results.plan import PlannedStep
 from winml.modelkit.verbs.answers import AnswerPlan, ModuleAnswerRequest, plan_answer
-from winml.modelkit.verbs.running import LatencyFields, ProviderFields
+from winml.modelkit.verbs.running import MEASUREMENT, LatencyFields, ProviderFields
 
 if TYPE_CHECKING:
     from winml.modelkit.flows.perf import Baseline
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PerfRequest", "PerfSubject", "plan_perf"]
 
-_SUBJECT = "What is measured"
 _PYTORCH = "pytorch"
 _ONLY_BY_MODULE = ("depth", "top", "group", "report", "node_data", "trace")
 _OF_ONE_GRAPH = ("by_module", "baseline", "input_data")
@@ -45,22 +44,32 @@ class PerfRequest(ModuleAnswerRequest, ProviderFields, LatencyFields):
     fed: Mapping[str, Any]
     """Option → its value, of those that say what a run is fed."""
 
-    by_module: bool = declare(False, "Show which module takes the time, in one profiled session.", _SUBJECT)
+    by_module: bool = declare(
+        False, "Measure the time of each module, in one profiled session.", MEASUREMENT, is_common=True
+    )
     module: str | None = declare(
         None,
-        "Cut out each module it names, and measure it alone on real activations.",
-        _SUBJECT,
+        "Extract these modules and measure each one alone, on real activations.",
+        MEASUREMENT,
         metavar="SELECTOR",
+        is_common=True,
     )
     generation: bool = declare(
         False,
-        "Of a model with a cache: time to the first token by length of the prompt, tokens/s by what is cached.",
-        _SUBJECT,
+        "Generative models: measure the time to first token by prompt length, and tokens/s by cache length.",
+        MEASUREMENT,
+        is_common=True,
     )
-    baseline: str | None = declare(None, "Measure this too, in turns, and compare.", _SUBJECT, metavar="pytorch|FILE")
-    depth: int | None = declare(None, "Levels of the module tree to show.", OUTPUT, minimum=1)
-    top: int | None = declare(None, "Show only so many, those with the most own time.", OUTPUT, minimum=1)
-    group: Literal["class"] | None = declare(None, "Show all modules of a class together.", OUTPUT)
+    baseline: str | None = declare(
+        None,
+        "Measure this model too, in alternation, and compare.",
+        MEASUREMENT,
+        metavar="pytorch|FILE",
+        is_common=True,
+    )
+    depth: int | None = declare(None, "Levels of the module tree to show.", OUTPUT, minimum=1, default_words="all")
+    top: int | None = declare(None, "Modules to show, by self time.", OUTPUT, minimum=1, default_words="all")
+    group: Literal["class"] | None = declare(None, "Show one row per module class.", OUTPUT)
     trace: Path | None = declare(None, "Also write a Chrome trace with module frames (JSON).", OUTPUT)
 
     @property

@@ -37,10 +37,12 @@ class _Measures:
 
     sensitivity: bool = declare(
         False,
-        "Write no model: quantize each module alone, and rank modules by the loss of accuracy of the outputs. "
-        "`--output` is the answer as JSON, `--samples` the samples compared on [default: 16, fewer of large models] or "
-        "those of `--dataset`. An interrupted run continues where it ended.",
+        "Measure how sensitive each module is to quantization, and write no model. Each module is quantized alone, and "
+        "modules are ranked by the error of the outputs. `--output` is a JSON file of the result; `--samples` is the "
+        "number of samples compared [default: 16, fewer for large models], or of `--dataset`. An interrupted "
+        "measurement resumes with the same command.",
         SENSITIVITY,
+        is_common=True,
     )
 
 
@@ -53,17 +55,18 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions"], SensitivityFields, _Mea
 
     dataset: str | None = declare(
         None,
-        "Samples that `--target` is evaluated on, as by winml eval: file, folder, or name at the Hub.",
+        "Dataset for `--target`, as in winml eval: a file, a folder, or a name on the Hub.",
         SENSITIVITY,
         metavar="PATH|NAME",
     )
     split: str | None = declare(None, "Split of `dataset`.", SENSITIVITY, in_command=False)
     columns: Mapping[str, str] = declare({}, "Column of `dataset` by role.", SENSITIVITY, in_command=False)
-    exclude_list: Path | None = declare(None, "Write these modules to a file for `--per-module`.", SENSITIVITY)
+    exclude_list: Path | None = declare(None, "Write the modules to exclude to a file for `--per-module`.", SENSITIVITY)
     report: Path | None = declare(
         None,
-        "Also write a page with chart and table, to open in a browser; also with `--budget` and `--max-size`.",
+        "Write an HTML report with chart and table. Also with `--budget` and `--max-size`.",
         SENSITIVITY,
+        is_common=True,
     )
 
     @classmethod

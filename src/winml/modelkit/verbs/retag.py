@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml.modelkit.fields import INPUT, OUTPUT, declare
+from winml.modelkit.fields import MODEL, OUTPUT, declare
 from winml.modelkit.file_names import data_path
 from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
 from winml.modelkit.verbs.file_to_file import orphaned_data
@@ -22,12 +22,12 @@ __all__ = ["RetagPlan", "RetagRequest", "plan_retag", "run_retag"]
 class RetagRequest:
     """What is requested of ``winml retag``."""
 
-    before: Path = declare(None, "The tagged file that another tool was run on.", INPUT, is_argument=True)
-    after: Path = declare(None, "The file that the tool wrote.", INPUT, is_argument=True)
+    before: Path = declare(None, "Tagged ONNX file that the tool read.", MODEL, is_argument=True)
+    after: Path = declare(None, "ONNX file that the tool wrote.", MODEL, is_argument=True)
     output: Path | None = declare(
-        None, "ONNX file to write; else AFTER itself, with `--overwrite`.", OUTPUT, short="-o"
+        None, "ONNX file to write. With `--overwrite`, AFTER by default.", OUTPUT, short="-o", is_common=True
     )
-    overwrite: bool = declare(False, "Replace files that are there already.", OUTPUT)
+    overwrite: bool = declare(False, "Overwrite existing files.", OUTPUT, is_common=True)
 
 
 @dataclass(frozen=True, kw_only=True)

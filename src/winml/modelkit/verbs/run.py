@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import InputError, ModelPathError, TaskError, UsageError
-from winml.modelkit.fields import INPUT, OUTPUT, RECORDED, declare
+from winml.modelkit.fields import INPUTS, OUTPUT, RECORDED, declare
 from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART, PROMPT, VISION
 from winml.modelkit.inference.task_inputs import IMAGE_SUFFIXES, RUN_TASKS, RunTask, TaskInput, run_task
 from winml.modelkit.load.checkpoints.task import canonical_task
@@ -44,28 +44,45 @@ class RunRequest(AnswerRequest, ProviderFields):
     reference: str | None = None
     """The checkpoint that PyTorch runs as well; :data:`RECORDED`; or None."""
 
-    text: tuple[str, ...] = declare((), "A text; repeatable: their similarity.", INPUT, metavar="TEXT")
-    image: tuple[str, ...] = declare((), "An image; repeatable: their similarity.", INPUT, metavar="FILE")
-    audio: str | None = declare(None, "A recording.", INPUT, metavar="FILE")
+    text: tuple[str, ...] = declare(
+        (), "Text input. With several, their similarity.", INPUTS, metavar="TEXT", is_common=True
+    )
+    image: tuple[str, ...] = declare(
+        (), "Image file. With several, their similarity.", INPUTS, metavar="FILE", is_common=True
+    )
+    audio: str | None = declare(None, "Audio file.", INPUTS, metavar="FILE", is_common=True)
     label: tuple[str, ...] = declare(
-        (), "A candidate label, of a model that compares images with texts; repeatable.", INPUT, metavar="TEXT"
+        (), "Candidate label for zero-shot classification.", INPUTS, metavar="TEXT", is_common=True
     )
     inputs: tuple[str, ...] = declare(
         (),
-        "An input of the task (question, context, text_pair) or a tensor of the graph; @FILE reads it; repeatable.",
-        INPUT,
+        "Named input: of the task (question, context, text_pair), or a tensor of the graph. @FILE reads the value.",
+        INPUTS,
         spelling="--input",
         metavar="NAME=VALUE",
+        is_common=True,
     )
-    schema: bool = declare(False, "Print what the model takes, with an example command, and run nothing.", OUTPUT)
-    top: int | None = declare(None, "Classes or tokens to show.  [default: 5]", OUTPUT, minimum=1)
+    schema: bool = declare(
+        False, "Show the inputs of the model with an example command, and run nothing.", OUTPUT, is_common=True
+    )
+    top: int | None = declare(
+        None, "Number of classes or tokens to show.", OUTPUT, minimum=1, default_words="5", is_common=True
+    )
     threshold: float | None = declare(
-        None, "Minimum score of a box or a segment; else that of the pipeline.", OUTPUT, minimum=0, maximum=1
+        None,
+        "Minimum score of boxes and segments, from 0 to 1.",
+        OUTPUT,
+        minimum=0,
+        maximum=1,
+        default_words="that of the pipeline",
+        is_common=True,
     )
     save: Path | None = declare(
         None,
-        "Also write boxes, segments or depth as an image (.png, .jpg), embeddings or tensors as arrays (.npz).",
+        "Also write the result to this file: boxes, segments or depth as an image (.png, .jpg), embeddings or tensors "
+        "as arrays (.npz).",
         OUTPUT,
+        is_common=True,
     )
 
 

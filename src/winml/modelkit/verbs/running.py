@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import PROVIDER, declare
+from winml.modelkit.fields import DEVICE, declare
 from winml.modelkit.runtime.execution_providers import parse_ep_options
 
 if TYPE_CHECKING:
     from winml.modelkit.measure.latency import LatencyOptions
     from winml.modelkit.runtime.devices import ChosenProvider
 
-__all__ = ["LatencyFields", "ProviderFields"]
+__all__ = ["MEASUREMENT", "LatencyFields", "ProviderFields"]
 
 MOST_THREADS = 1024
 """Chosen: more than any processor has cores; ONNX Runtime starts as many as it is told, and dies of too many."""
@@ -21,7 +21,8 @@ MOST_RUNS = 100_000_000
 """Chosen: a day of runs of a millisecond; the time of each is kept."""
 LONGEST_S = 86_400
 """Chosen: a day; refuses ``inf``, which would measure until the memory is full."""
-_TIMING = "Timing"
+MEASUREMENT = "Measurement"
+"""Group of what is measured, and how often."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,23 +30,29 @@ class ProviderFields:
     """Where a model runs."""
 
     ep: str | None = declare(
-        None, "Execution provider, such as openvino; cpu without --device.", PROVIDER, metavar="NAME"
+        None,
+        "Execution provider, such as openvino.",
+        DEVICE,
+        metavar="NAME",
+        default_words="cpu, or by --device",
+        is_common=True,
     )
-    device: Literal["cpu", "gpu", "npu"] | None = declare(None, "Kind of processor.", PROVIDER, short="-d")
+    device: Literal["cpu", "gpu", "npu"] | None = declare(None, "Kind of device.", DEVICE, short="-d", is_common=True)
     ep_options: dict[str, str] = declare(
         {},
-        "Option of the provider; repeatable.",
-        PROVIDER,
+        "Option of the execution provider.",
+        DEVICE,
         metavar="KEY=VALUE",
         is_repeatable=True,
         read=parse_ep_options,
     )
     threads: int | None = declare(
         None,
-        "Threads that share the work of one operator on the CPU; else the runtime's own choice.",
-        PROVIDER,
+        "CPU threads per operator (intra-op).",
+        DEVICE,
         minimum=1,
         maximum=MOST_THREADS,
+        default_words="that of ONNX Runtime",
     )
 
     @property
@@ -79,18 +86,29 @@ class ProviderFields:
 class LatencyFields:
     """What is timed, and how often."""
 
-    iterations: int | None = declare(None, "Counted runs.  [default: 100]", _TIMING, minimum=1, maximum=MOST_RUNS)
-    warmup: int = declare(10, "Runs before, not counted.", _TIMING, minimum=0, maximum=MOST_RUNS)
+    iterations: int | None = declare(
+        None,
+        "Measured runs.",
+        MEASUREMENT,
+        minimum=1,
+        maximum=MOST_RUNS,
+        default_words="100",
+        is_common=True,
+    )
+    warmup: int = declare(10, "Warm-up runs, which are not measured.", MEASUREMENT, minimum=0, maximum=MOST_RUNS)
     duration: float | None = declare(
         None,
-        "Measure for this long instead of a number of runs.",
-        _TIMING,
+        "Measure for this many seconds, instead of a number of runs.",
+        MEASUREMENT,
         above=0,
         maximum=LONGEST_S,
         metavar="SECONDS",
+        is_common=True,
     )
     io_binding: bool = declare(
-        True, "Copy inputs to the device once and leave outputs there; else pass arrays in every run.", _TIMING
+        True,
+        "Bind inputs and outputs to device memory (IO binding), instead of passing arrays in every run.",
+        MEASUREMENT,
     )
 
     @property

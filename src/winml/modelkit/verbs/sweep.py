@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import ConfigError
 from winml.modelkit.evaluate.declared_options import declare_limits
-from winml.modelkit.fields import INPUT, OUTPUT, declare
+from winml.modelkit.fields import LIMITS, MODEL, OUTPUT, declare
 from winml.modelkit.file_names import (
     SWEEP_LOCK_NAME,
     SWEEP_PAGE_NAME,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PlannedSweep", "SweepRequest", "plan_sweep", "run_planned_sweep"]
 
-_CELLS, _LIMITS, _WORK = "Cells", "Limits", "Processes"
+_CELLS, _WORK = "Configurations", "Processes"
 
 
 def _read_settings(texts: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
@@ -49,41 +49,74 @@ def _read_steps(text: str) -> tuple[str, ...]:
 class SweepRequest:
     """What is requested of ``winml sweep``."""
 
-    plan: Path = declare(None, "A JSON plan, or a list with one model a line.", INPUT, is_argument=True)
-    output: Path = declare(None, "Folder of the sweep; it goes on from there.", OUTPUT, short="-o", is_required=True)
+    plan: Path = declare(None, "JSON plan, or text file with one model per line.", MODEL, is_argument=True)
+    output: Path = declare(
+        None,
+        "Folder of the sweep. An existing sweep is resumed.",
+        OUTPUT,
+        short="-o",
+        is_required=True,
+        is_common=True,
+    )
     set: dict[str, tuple[Any, ...]] = declare(
         {},
-        "Values that a key of the config takes; repeatable.",
+        "Values of a config key, one configuration each.",
         _CELLS,
         metavar="KEY=V,V",
         is_repeatable=True,
         read=_read_settings,
+        is_common=True,
     )
     do: tuple[str, ...] = declare(
         (),
-        "Of export, build, perf, eval, compare, with commas.  [default: build]",
+        "Steps, separated by commas: export, build, perf, eval, compare.",
         _CELLS,
         metavar="STEPS",
         is_repeatable=False,
         read=_read_steps,
+        default_words="build",
+        is_common=True,
     )
-    min: dict[str, float] = declare_limits("--min", "Least value; else exit 3; repeatable.", _LIMITS, "MEASURE=N")
-    max: dict[str, float] = declare_limits("--max", "Largest value; else exit 3; repeatable.", _LIMITS, "MEASURE=N")
-    timeout: float | None = declare(None, "Most for each.", _WORK, metavar="SECONDS", above=0)
-    memory: float | None = declare(None, "Most memory for each, with what it starts.", _WORK, metavar="GB", above=0)
+    min: dict[str, float] = declare_limits(
+        "--min", "Minimum of a measure. If it is missed, the exit code is 3.", LIMITS, "MEASURE=N", is_common=True
+    )
+    max: dict[str, float] = declare_limits(
+        "--max", "Maximum of a measure. If it is exceeded, the exit code is 3.", LIMITS, "MEASURE=N", is_common=True
+    )
+    timeout: float | None = declare(
+        None,
+        "Time limit of each configuration and model, in seconds.",
+        _WORK,
+        metavar="SECONDS",
+        above=0,
+        default_words="3600 s",
+        is_common=True,
+    )
+    memory: float | None = declare(
+        None,
+        "Memory limit of each process and its children, in GB.",
+        _WORK,
+        metavar="GB",
+        above=0,
+        default_words="share of the free memory",
+        is_common=True,
+    )
     jobs: int | None = declare(
-        None, "Processes at a time.  [default: the cores; one where perf is measured]", _WORK, minimum=1
+        None,
+        "Parallel processes.",
+        _WORK,
+        minimum=1,
+        default_words="number of cores; 1 if perf is measured",
+        is_common=True,
     )
-    ray: str | None = declare(None, "Spread the work over this Ray cluster.", _WORK, metavar="HOST:PORT|auto")
-    queue: str | None = declare(
-        None, "Spread the work by another queue, such as that of a plug-in.", _WORK, metavar="NAME=ADDRESS"
-    )
+    ray: str | None = declare(None, "Run on this Ray cluster.", _WORK, metavar="HOST:PORT|auto")
+    queue: str | None = declare(None, "Run on another queue, such as one of a plug-in.", _WORK, metavar="NAME=ADDRESS")
     artifacts: str | None = declare(
-        None, "Where what is built goes, such as s3://bucket/sweep.", OUTPUT, metavar="FOLDER|URL"
+        None, "Folder or URL for built models, such as s3://bucket/sweep.", OUTPUT, metavar="FOLDER|URL"
     )
-    keep: bool = declare(True, "Keep what was built once it is measured, or not.", OUTPUT)
-    retry_failed: bool = declare(False, "Do again what failed in an earlier run.", _CELLS)
-    against: Path | None = declare(None, "Folder of an earlier sweep to compare with.", _LIMITS)
+    keep: bool = declare(True, "Keep built models after they are measured.", OUTPUT)
+    retry_failed: bool = declare(False, "Retry what failed in an earlier run.", _CELLS, is_common=True)
+    against: Path | None = declare(None, "Folder of an earlier sweep to compare with.", LIMITS, is_common=True)
 
     def sweep_options(self) -> SweepOptions:
         """Return how the sweep is run."""

@@ -41,8 +41,15 @@ class TuneRequest(TuneFields):
     batch_size: int | None = None
     seed: int = 0
 
-    output: Path = declare(None, "Folder of the tuning, new or its own.", OUTPUT, short="-o", is_required=True)
-    overwrite: bool = declare(False, "Start anew where the folder belongs to another tuning.", OUTPUT)
+    output: Path = declare(
+        None,
+        "Folder of the tuning. A tuning that was interrupted is resumed.",
+        OUTPUT,
+        short="-o",
+        is_required=True,
+        is_common=True,
+    )
+    overwrite: bool = declare(False, "Replace a different tuning in the folder.", OUTPUT, is_common=True)
 
     def tune_options(self) -> TuneOptions:
         """Return what is looked for."""

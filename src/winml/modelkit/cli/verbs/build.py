@@ -60,7 +60,9 @@ def _quantization_options(precisions: Sequence[str], help: str) -> Callable[[_F]
         precisions: Those the verb takes.
         help: What ``--precision`` means there.
     """
-    own: dict[str, dict[str, Any]] = {"precision": {"only": tuple(precisions), "help": help}}
+    own: dict[str, dict[str, Any]] = {
+        "precision": {"only": tuple(precisions), "help": help, "default_words": "no quantization"}
+    }
     return declared_options_of(replace(field, default=None, **own.get(field.name, {})) for field in _FIELDS)
 
 
@@ -113,13 +115,14 @@ Examples:
 @click.command(name="build", cls=WinMLCommand, epilog=EPILOG)
 @model_option(
     required=False,
-    help="Hub id, checkpoint folder, config.json, file.py:factory, package.module:factory, or an .onnx file.",
+    help="Hub id, checkpoint, Python factory or ONNX file. A checkpoint is a folder or its config.json; a factory is "
+    "file.py:function or package.module:function.",
 )
-@config_option("What to do, as winml config writes it; a file or text. Options win over it.")
+@config_option("Build config, as winml config writes it. A file or JSON text; options take precedence over it.")
 @request_options(BuildRequest)
 @_quantization_options(
     [*PRECISIONS, "auto"],
-    "Bits of what is quantized; auto: by the device in the config.  [default: as the model has them]",
+    "Precision of the quantized modules. auto: the usual one of the device in the config.",
 )
 @source_options
 @weight_options
@@ -129,10 +132,12 @@ Examples:
 @output_options
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
-    """Build a model: export, optimize, quantize, compile it; one ONNX file for each stage, and model.onnx for the last.
+    """Export, optimize, quantize and compile a model into one folder.
 
-    Stages whose result is there already are not run again. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a stage's
-    result does not answer as its input does, or the result misses a limit of the eval section.
+    Each stage writes an ONNX file; the last one is model.onnx. Up-to-date stages are skipped.
+
+    Exit codes: 0 success, 1 failure, 2 usage error, 3 a stage changed the outputs beyond tolerance, or the result
+    misses a limit of the eval section.
     """
     silence_library_warnings(debug=options["debug"])
     request = _read_request(context, options)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._errors import WinMLCommand, WinMLGroup
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._options import debug_option, format_option, request_options
 from winml.modelkit.cli._requests import stated_fields
@@ -23,11 +23,12 @@ Examples:
 """
 
 
-@click.group(name="cache", epilog=EPILOG, no_args_is_help=True)
+@click.group(name="cache", cls=WinMLGroup, epilog=EPILOG, no_args_is_help=True)
 def command() -> None:
-    """Show or remove what earlier builds keep, so that a model is exported once.
+    """List or remove builds in the cache.
 
-    The cache is in the platform's place for caches, or where WINML_CACHE says. Nothing in it is ever needed.
+    The cache stores builds and exports, so that a model is exported only once. It is in the cache folder of the user,
+    or in the folder of the variable WINML_CACHE. Removing it is always safe.
     """
 
 
@@ -35,7 +36,7 @@ def command() -> None:
 @format_option
 @debug_option
 def _list(**options: object) -> None:
-    """List the builds in the cache, the one written last first, with what removing each frees."""
+    """List the builds in the cache with the space that removing each one frees, latest first."""
     from winml.modelkit.builds.cache import list_cache
     from winml.modelkit.report.machine import contents_document
 
@@ -48,7 +49,7 @@ def _list(**options: object) -> None:
 @format_option
 @debug_option
 def _clean(**options: Any) -> None:
-    """Remove builds from the cache, all of them or old ones. A build that somebody works in stays."""
+    """Remove all builds, or old ones, from the cache. Builds in use are skipped."""
     from winml.modelkit.report.machine import removed_document
 
     plan = plan_cleaning(CleanRequest(**stated_fields(CleanRequest, options)))

@@ -45,15 +45,16 @@ Examples:
 
 @click.command(name="compare", cls=WinMLCommand, epilog=EPILOG)
 @request_options(CompareRequest)
-@verbose_option("Tell more: every module.")
+@verbose_option("Show more detail: every module.")
 @format_option
 @debug_option
 def command(**options: Any) -> None:
-    """Run REFERENCE and CANDIDATE on the same values, and say how near their answers are.
+    """Run two models on the same inputs and find the first module whose outputs diverge.
 
-    Each is an ONNX file, the folder of a build, or a checkpoint or Hub id, which PyTorch runs. Of a folder with several
-    parts, those of one name are compared. Exit codes: 0 done, 3 an output is off by more than --threshold, 1 failed, 2
-    wrong usage.
+    Each model is an ONNX file, a build folder, or a checkpoint or Hub id, which PyTorch runs. In folders with several
+    parts, parts of the same name are compared.
+
+    Exit codes: 0 success, 1 failure, 2 usage error, 3 the error of an output exceeds --threshold.
     """
     silence_library_warnings(debug=options["debug"])
     request = CompareRequest(**stated_fields(CompareRequest, options))

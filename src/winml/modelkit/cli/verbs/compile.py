@@ -11,6 +11,7 @@ from winml.modelkit.cli._folders import run_verb
 from winml.modelkit.cli._options import grouped_option, request_options, result_options, verbose_option
 from winml.modelkit.cli._requests import read_request
 from winml.modelkit.cli._streams import show_result
+from winml.modelkit.fields import DEVICE
 from winml.modelkit.verbs.compile import COMPILE, CompileRequest
 
 if TYPE_CHECKING:
@@ -31,15 +32,24 @@ Examples:
 
 @click.command(name="compile", cls=WinMLCommand, epilog=EPILOG)
 @request_options(CompileRequest)
-@grouped_option("--list", "list_", is_flag=True, help="List the providers that compile, and which are here.")
-@verbose_option("Tell more: every module and node.")
+@grouped_option(
+    "--list",
+    "list_",
+    is_flag=True,
+    group=DEVICE,
+    is_common=True,
+    help="List the execution providers that compile models, and which are installed.",
+)
+@verbose_option("Show more detail: every module and node.")
 @result_options
 def command(**options: Any) -> None:
-    """Compile an ONNX file for one execution provider; its nodes go on naming their modules.
+    """Compile an ONNX model for an execution provider. Tags are preserved.
 
-    Where the provider compiles, each part it takes becomes one node that lists its modules. For cpu, the file holds
-    the graph that ONNX Runtime runs, so that sessions open faster. Exit codes: 0 done, 1 the files are wrong, 2 wrong
-    usage, 3 the result does not load, or does not answer as the source does.
+    If the provider compiles, each compiled subgraph becomes one EPContext node that lists its modules. For cpu, the
+    file contains the graph as ONNX Runtime optimizes it, so that sessions open faster.
+
+    Exit codes: 0 success, 1 invalid files, 2 usage error, 3 the result does not load, or its outputs differ from those
+    of the source beyond tolerance.
     """
     if options["list_"]:
         _list_providers(options)

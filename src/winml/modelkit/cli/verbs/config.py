@@ -37,7 +37,7 @@ from winml.modelkit.cli._streams import (
     write_result,
 )
 from winml.modelkit.errors import UsageError, rename_options
-from winml.modelkit.fields import OPTIONS
+from winml.modelkit.fields import MODEL, OUTPUT
 from winml.modelkit.verbs.config import ConfigRequest, plan_config, run_config
 from winml.modelkit.words import printable
 
@@ -58,31 +58,35 @@ STDIN = "-"
 @click.command(name="config", cls=WinMLCommand, epilog=EPILOG)
 @model_option(
     required=False,
-    help="Hub id, checkpoint folder, config.json, file.py:factory, package.module:factory, or an .onnx file.",
+    help="Hub id, checkpoint, Python factory or ONNX file. A checkpoint is a folder or its config.json; a factory is "
+    "file.py:function or package.module:function.",
 )
-@config_option("A config to begin with, whose model may stand for -m; a file or text. Options win over it.")
+@config_option("Build config to start from. A file or JSON text; options take precedence over it.")
 @source_options
 @weight_options
 @random_options
 @input_options
 @dynamic_options
 @request_options(ConfigRequest)
-@grouped_option("--schema", is_flag=True, group=OPTIONS, help="Print the JSON Schema of the config instead.")
-@grouped_option("--check", metavar="FILE", group=OPTIONS, help="Check a config instead; - reads stdin.")
+@grouped_option("--schema", is_flag=True, group=OUTPUT, is_common=True, help="Print the JSON Schema of configs.")
+@grouped_option("--check", metavar="FILE", group=MODEL, is_common=True, help="Validate this config; - reads stdin.")
 @grouped_option(
     "-f",
     "--format",
     "format_",
     type=click.Choice(["table", "json"]),
-    help="Form of the plan of --dry-run; a config is JSON.  [default: table]",
+    group=OUTPUT,
+    default_words="table",
+    help="Output format of --dry-run; a config is always JSON.",
 )
 @debug_option
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
-    """Write what a build of a model will do, as JSON; no weight is read.
+    """Write the build config of a model as JSON.
 
-    Task, class, inputs and opset are those that winml export decides. Exit codes: 0 done, 1 the files are wrong, 2
-    wrong usage or an invalid config.
+    Task, class, inputs and opset are chosen as in winml export. No weights are read.
+
+    Exit codes: 0 success, 1 invalid files, 2 usage error or invalid config.
     """
     makes_config = any(options[name] for name in ("model", "model_type", "config"))
     exclusive = [name for name in ("model", "model_type", "check", "schema") if options[name]]

@@ -14,6 +14,7 @@ from winml.modelkit.cli._options import debug_option, grouped_option, request_op
 from winml.modelkit.cli._progress import shown_wait
 from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import json_text, show_result, write_files
+from winml.modelkit.fields import OUTPUT
 from winml.modelkit.verbs.diff import DiffRequest, plan_diff, run_diff
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ Examples:
 
 @click.command(name="diff", cls=WinMLCommand, epilog=EPILOG)
 @request_options(DiffRequest)
-@grouped_option("--exit-zero", is_flag=True, help="Exit with 0 although the files differ.")
+@grouped_option(
+    "--exit-zero", is_flag=True, group=OUTPUT, is_common=True, help="Exit with 0 even if the models differ."
+)
 @grouped_option(
     "-f",
     "--format",
@@ -41,17 +44,18 @@ Examples:
     type=click.Choice(["table", "json", "markdown"]),
     default="table",
     show_default=True,
-    help="Form of the answer on stdout.",
+    group=OUTPUT,
+    is_common=True,
+    help="Output format.",
 )
-@verbose_option("Tell more: every module, and the names of weights.")
+@verbose_option("Show more detail: every module, and names of weights.")
 @debug_option
 def command(**options: Any) -> None:
-    """Compare BEFORE and AFTER by module: operators, weights, types, sizes. Neither is run.
+    """Show the changes between two ONNX models by module: operators, weights, types and sizes.
 
-    Each is an ONNX file or the folder of a build.
+    The models are not run. Weights are compared by content; their values are not shown.
 
-    Weights are compared by content, in the files; their values are not told. Exit codes: 0 the same, 3 different,
-    1 the files are wrong, 2 wrong usage.
+    Exit codes: 0 equal, 1 invalid files, 2 usage error, 3 different.
     """
     plan = plan_diff(DiffRequest(**stated_fields(DiffRequest, options)))
     if options["dry_run"]:

@@ -13,6 +13,7 @@ from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import (
     debug_option,
     format_option,
+    grouped_argument,
     model_option,
     quiet_option,
     request_options,
@@ -36,18 +37,21 @@ Examples:
 
 
 @click.command(name="eval", cls=WinMLCommand, epilog=EPILOG)
-@click.argument("target", required=False, metavar="[MODEL]")
-@model_option(required=False, help="ONNX file, folder of a build, or a checkpoint, which PyTorch runs; or as argument.")
+@grouped_argument(
+    "target", required=False, metavar="[MODEL]", help="ONNX file, build folder, or a checkpoint, which PyTorch runs."
+)
+@model_option(required=False, help="Same as the argument MODEL.")
 @request_options(EvalRequest)
 @source_options
-@quiet_option("Show no progress.")
+@quiet_option("Do not show progress.")
 @format_option
 @debug_option
 def command(**options: Any) -> None:
-    """Judge a model by the samples of a data set, beside the PyTorch model it was exported from.
+    """Evaluate a model on a dataset and compare it with its source model.
 
-    Both are run on the same samples. A checkpoint is judged by itself, in PyTorch. Exit codes: 0 done, 3 a limit
-    (--min, --max, --max-drop) is not met, 1 failed, 2 wrong usage.
+    Both are evaluated on the same samples. A checkpoint is evaluated alone, in PyTorch.
+
+    Exit codes: 0 success, 1 failure, 2 usage error, 3 a limit (--min, --max, --max-drop) is not met.
     """
     silence_library_warnings(debug=options["debug"])
     request = _read_request(options)

@@ -38,7 +38,7 @@ from winml.modelkit.cli._requests import (
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings, tell
 from winml.modelkit.errors import ConfigError, UsageError, rename_options
 from winml.modelkit.export.declared_options import DynamicFields, ExportFields
-from winml.modelkit.fields import OPTIONS, fields_of
+from winml.modelkit.fields import ADVANCED, fields_of
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.verbs.export import PIN, ExportRequest, PinRequest, plan_export, run_export
@@ -125,19 +125,20 @@ def _show_pinned(result: PinnedModel, options: Mapping[str, Any]) -> None:
 EPILOG = """\b
 Examples:
   winml export -m sentence-transformers/all-MiniLM-L6-v2 -o model.onnx -v
-  winml export -m ./checkpoint -o model.onnx --shape-config '{"sequence_length": 64}' --with-report
+  winml export -m ./checkpoint -o model.onnx --shape-config '{"sequence_length": 64}'
   winml export -m ./checkpoint -o model.onnx --dynamic-batch --dynamic-seq-len
   winml export -m model.py:build -o model.onnx --input-specs inputs.json
   winml export -c config.json -o model.onnx --opset 18
-  winml export -m dynamic.onnx -o static.onnx --shape-config '{"batch_size": 1, "sequence_length": 128}'
+  winml export -m dynamic.onnx -o static.onnx --shape-config '{"batch_size": 1}'
 """
 
 
 @click.command(name="export", cls=WinMLCommand, epilog=EPILOG)
 @model_option(
     required=False,
-    help="Hub id, checkpoint folder, config.json, file.py:factory or package.module:factory; else the loader of "
-    "--config names it; an .onnx file, to fix its open sizes.",
+    help="Hub id, checkpoint or Python factory. A checkpoint is a folder or its config.json; a factory is "
+    "file.py:function or package.module:function. An ONNX file is exported with fixed sizes. "
+    "Without -m, --config names the model.",
 )
 @source_options
 @random_options
@@ -146,17 +147,21 @@ Examples:
 @dynamic_options
 @request_options(ExportRequest)
 @grouped_option(
-    "--export-config", metavar="JSON", group=OPTIONS, help='Options such as {"opset_version": 17}; a file or text.'
+    "--export-config",
+    metavar="JSON",
+    group=ADVANCED,
+    help='Export options, such as {"opset_version": 17}: a file or JSON text.',
 )
-@grouped_option("--clean-onnx", is_flag=True, hidden=True, group=OPTIONS, help="Deprecated: --no-hierarchy.")
-@tree_options("Tell more: the module tree with node counts.")
+@grouped_option("--clean-onnx", is_flag=True, group=ADVANCED, help="Deprecated: use --no-hierarchy.")
+@tree_options("Show more detail: the module tree with node counts.")
 @result_options
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
-    """Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.
+    """Export a PyTorch or Hugging Face model to ONNX. Every node is tagged with its module.
 
-    The file is compared with PyTorch in ONNX Runtime before it is put in place; every node names the module it came
-    from. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the file does not answer as the model does.
+    The outputs of the file are compared with PyTorch before it is written.
+
+    Exit codes: 0 success, 1 failure, 2 usage error, 3 the outputs differ from PyTorch beyond tolerance.
     """
     silence_library_warnings(debug=options["debug"])
     if is_pinning(options):

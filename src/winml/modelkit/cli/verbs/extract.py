@@ -10,6 +10,7 @@ import click
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record, show_plan
 from winml.modelkit.cli._options import (
+    grouped_argument,
     grouped_option,
     input_options,
     model_option,
@@ -25,7 +26,7 @@ from winml.modelkit.cli._streams import (
     silence_library_warnings,
     tell,
 )
-from winml.modelkit.fields import INPUT, fields_of
+from winml.modelkit.fields import INPUTS, fields_of
 from winml.modelkit.hierarchy.selector import Selector
 from winml.modelkit.verbs.extract import ExtractPlan, ExtractRequest, plan_extraction, run_extraction
 
@@ -46,28 +47,31 @@ Examples:
 
 
 @click.command(name="extract", cls=WinMLCommand, epilog=EPILOG)
-@click.argument("target", required=False, metavar="[MODEL]")
-@model_option(
-    required=False, help="ONNX file, folder of a build, Hub id, checkpoint folder, file.py:factory; or as argument."
+@grouped_argument(
+    "target", required=False, metavar="[MODEL]", help="ONNX file, build folder, Hub id, checkpoint or factory."
 )
+@model_option(required=False, help="Same as the argument MODEL.")
 @request_options(ExtractRequest)
 @source_options
 @random_options
 @input_options
 @grouped_option(
     "--input-data",
-    group=INPUT,
+    group=INPUTS,
     metavar="FILE",
-    help="Values for the whole model: an .npz file with an array per input.",
+    default_words="random values",
+    help="Inputs of the whole model: an .npz file with one array per input.",
 )
 @result_options
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
-    """Cut modules out of a model, each as an ONNX model of its own that answers as it does inside.
+    """Extract modules of a model as separate ONNX models.
 
-    A model that is not an ONNX file yet is exported first, once. Of a folder with several parts, the modules of each
-    go to a folder of its name. Exit codes: 0 done, 1 failed or some module could
-    not be cut out, 2 wrong usage, 3 a cut model does not answer as the whole model does.
+    The outputs of each extracted model are compared with those inside the whole model. A checkpoint is exported first,
+    once. The modules of a folder with several parts are written to one folder per part.
+
+    Exit codes: 0 success, 1 failure, or a module could not be extracted, 2 usage error, 3 the outputs of an extracted
+    model differ beyond tolerance.
     """
     silence_library_warnings(debug=options["debug"])
     plans = {part: plan_extraction(_request(requested)) for part, requested in _options_by_part(options).items()}

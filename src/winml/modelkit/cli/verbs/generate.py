@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,16 @@ import click
 
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._measuring import provider_options, refuse_unknown_ep
-from winml.modelkit.cli._options import debug_option, format_option
+from winml.modelkit.cli._options import (
+    debug_option,
+    format_option,
+    grouped_argument,
+    grouped_option,
+    quiet_option,
+)
 from winml.modelkit.cli._streams import library_output_to_stderr, print_json, silence_library_warnings, tell
 from winml.modelkit.errors import UsageError, VerificationError
-from winml.modelkit.fields import RECORDED
+from winml.modelkit.fields import GENERATION, INPUTS, MODEL, RECORDED, VERIFICATION
 from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, PROMPT, VISION
 from winml.modelkit.runtime.execution_providers import parse_ep_options
 from winml.modelkit.words import terminal_text
@@ -50,63 +57,79 @@ Examples:
 """
 
 
+_input = partial(grouped_option, group=INPUTS, is_common=True)
+_sampling = partial(grouped_option, group=GENERATION, is_common=True)
+
+
 @click.command(name="generate", cls=WinMLCommand, epilog=EPILOG)
-@click.argument("folder", metavar="MODEL")
-@click.option(
-    "-p",
-    "--prompt",
-    metavar="TEXT",
-    multiple=True,
-    help="Prompt to continue; - reads it from stdin; repeatable.",
-)
-@click.option("--audio", metavar="FILE", help="A recording, for a model that writes what it hears.")
-@click.option(
-    "--image", metavar="FILE", multiple=True, help="A picture, for a model that writes what it sees; repeatable."
-)
-@click.option("--system", metavar="TEXT", help="With --chat: what the model is told before the message.")
-@click.option("--timestamps", is_flag=True, help="With --audio: say when each part of the text is spoken.")
-@click.option("--chat", is_flag=True, help="The prompt is a message; the model's chat template asks for an answer.")
-@click.option(
+@grouped_argument("folder", metavar="MODEL", help="Build folder, or an ONNX file beside its tokenizer.")
+@_input("-p", "--prompt", metavar="TEXT", multiple=True, help="Prompt; - reads it from stdin.")
+@_input("--chat", is_flag=True, help="Apply the chat template of the model to the prompt.")
+@_input("--system", metavar="TEXT", help="System message, with --chat.")
+@_input("--image", metavar="FILE", multiple=True, help="Image, for vision-language models.")
+@_input("--audio", metavar="FILE", help="Audio file, for speech recognition models.")
+@_input("--timestamps", is_flag=True, help="Show the time of each segment, with --audio.")
+@_sampling(
     "--max-new-tokens",
     type=click.IntRange(min=1),
-    help="Longest answer.  [default: as the model's files say, else 256, within its positions]",
+    metavar="N",
+    default_words="from generation_config.json, else 256",
+    help="Maximum number of generated tokens. The context length of the model limits it, too.",
 )
-@click.option("--temperature", type=click.FloatRange(0, 100), help="Draw tokens, scores divided by this; 0: greedy.")
-@click.option("--top-k", type=click.IntRange(min=0), help="Draw from so many of the likeliest tokens; 0: from all.")
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Draw from the likeliest of this share.")
-@click.option(
-    "--min-p", type=click.FloatRange(0, 1), help="Draw from tokens with at least this share of the best's probability."
+@_sampling(
+    "--temperature", type=click.FloatRange(0, 100), metavar="NUMBER", help="Sampling temperature; 0 is greedy decoding."
 )
-@click.option(
+@_sampling(
+    "--top-k", type=click.IntRange(min=0), metavar="N", help="Sample from the N most likely tokens. 0: from all tokens."
+)
+@_sampling(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="SHARE",
+    help="Sample from tokens of this total probability. They are the most likely ones.",
+)
+@_sampling(
+    "--min-p",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Minimum probability of a token. It is relative to the most likely token.",
+)
+@_sampling(
     "--repetition-penalty",
     type=click.FloatRange(0, min_open=True),
-    help="Scores of tokens that occurred are divided by this; 1: not.",
+    metavar="NUMBER",
+    help="Penalty on repeated tokens; 1 is none.",
 )
-@click.option(
-    "--num-beams", type=click.IntRange(1, 1000), help="Follow so many texts at once, and take the best.  [default: 1]"
+@_sampling(
+    "--num-beams", type=click.IntRange(1, 1000), metavar="N", default_words="1", help="Number of beams in beam search."
 )
-@click.option("--stop", metavar="TEXT", multiple=True, help="End the answer where it holds this text; repeatable.")
-@click.option(
-    "--seed", type=click.IntRange(0, LARGEST_SEED), default=0, show_default=True, help="Seed of what is drawn."
+@_sampling("--stop", metavar="TEXT", multiple=True, help="Stop when the output contains this text.")
+@_sampling(
+    "--seed", type=click.IntRange(0, LARGEST_SEED), metavar="N", default=0, show_default=True, help="Seed of sampling."
 )
-@click.option("--adapter", metavar="NAME", help="Adapter beside the model that is active; else the base model answers.")
-@click.option(
+@grouped_option(
+    "--adapter", metavar="NAME", group=MODEL, default_words="none", help="LoRA adapter of the model to use."
+)
+@grouped_option(
     "--reference",
+    group=VERIFICATION,
+    is_common=True,
     is_flag=False,
     flag_value=RECORDED,
     metavar="[CHECKPOINT]",
-    help="Run PyTorch too, and show the first token that differs; without a value, the checkpoint on this disk that "
-    "the model was made from.",
+    help="Also run PyTorch and compare the texts. Shows the first token that differs. Without a value: the local "
+    "checkpoint that the model was exported from.",
 )
 @provider_options
-@click.option("-q", "--quiet", is_flag=True, help="Print the text alone.")
+@quiet_option("Print the generated text only.")
 @format_option
 @debug_option
 def command(**options: Any) -> None:
-    """Let a model go on with a text: the folder of a build, or an .onnx file with its tokenizer beside it.
+    """Generate text with a built model.
 
-    The text is on stdout as it is written, everything else on stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3
-    PyTorch writes another text.
+    The text is streamed to stdout, everything else to stderr.
+
+    Exit codes: 0 success, 1 failure, 2 usage error, 3 PyTorch generates a different text (--reference).
     """
     files = _refuse_early(options)
     adapter = _adapter(files, options["adapter"])

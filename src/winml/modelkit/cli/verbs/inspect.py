@@ -16,6 +16,8 @@ from winml.modelkit.cli._options import (
     debug_option,
     device_option,
     format_option,
+    grouped_argument,
+    grouped_option,
     input_options,
     model_option,
     source_options,
@@ -25,6 +27,7 @@ from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import exported_path, model_request, refuse_checkpoint_options
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings
 from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import DEVICE, MODEL, OUTPUT
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.runtime.execution_providers import parse_ep_options
 
@@ -58,29 +61,51 @@ FOR_CHECKPOINTS = (
 
 
 @click.command(name="inspect", cls=WinMLCommand, epilog=EPILOG)
-@click.argument("target", required=False, metavar="[MODEL]")
-@model_option(
-    required=False, help="ONNX file, Hub id, checkpoint folder, config.json, file.py:factory; or as argument."
+@grouped_argument(
+    "target", required=False, metavar="[MODEL]", help="ONNX file, Hub id, checkpoint, config.json or factory."
 )
-@click.option("--model-type", help="Architecture such as bert, in place of a model.")
+@model_option(required=False, help="Same as the argument MODEL.")
+@grouped_option(
+    "--model-type", group=MODEL, is_common=True, metavar="TYPE", help="Architecture, such as bert, instead of a model."
+)
 @source_options
-@click.option("--list-tasks", is_flag=True, help="List the tasks of the architecture; without one, all.")
-@click.option("-H", "--hierarchy", is_flag=True, help="Show the module tree.")
-@click.option("--module", metavar="SELECTOR", help="Show the modules it names, and their nodes. ONNX files only.")
+@grouped_option(
+    "--list-tasks",
+    is_flag=True,
+    group=OUTPUT,
+    is_common=True,
+    help="List the tasks of the architecture, or all tasks without a model.",
+)
+@grouped_option("-H", "--hierarchy", is_flag=True, group=OUTPUT, is_common=True, help="Show the module tree.")
+@grouped_option(
+    "--module",
+    metavar="SELECTOR",
+    group=OUTPUT,
+    is_common=True,
+    help="Show these modules and their nodes. Requires an ONNX file.",
+)
 @input_options
-@tree_options("Tell more: every operator and initializer.")
-@click.option("--ep", metavar="NAME", help="Say what of it this execution provider runs, such as qnn, and what to do.")
-@device_option("Kind of device of the provider; else its default.")
-@click.option("--ep-options", multiple=True, metavar="KEY=VALUE", help="Option of the provider; repeatable.")
+@tree_options("Show more detail: every operator and initializer.")
+@grouped_option(
+    "--ep",
+    metavar="NAME",
+    group=DEVICE,
+    is_common=True,
+    help="Show which nodes this execution provider, such as qnn, does not run, and what to do.",
+)
+@device_option("Kind of device.", "that of the execution provider")
+@grouped_option(
+    "--ep-options", multiple=True, metavar="KEY=VALUE", group=DEVICE, help="Option of the execution provider."
+)
 @format_option
 @debug_option
 def command(**options: object) -> None:
-    """Show what is in a model; no weight is read.
+    """Show the contents of an ONNX model, or the planned export of a checkpoint.
 
-    Of an ONNX file: inputs and outputs, operators, sizes, and the module tree its nodes remember. Of anything else:
-    what an export of it will be. With --ep also what keeps nodes from that provider; a model that is not an ONNX file
-    yet is exported for that, once. Exit codes: 0 done, 1 the files are wrong, 2 wrong usage, 3 the provider does not
-    run all of it.
+    ONNX files: inputs and outputs, operators, sizes and module tree. Checkpoints: task, class, inputs and modules of
+    the export. No weights are read. With --ep, a checkpoint is exported first, once.
+
+    Exit codes: 0 success, 1 invalid files, 2 usage error, 3 the execution provider does not run all nodes.
     """
     parts = named_parts(options)
     # Each part is a file: what is wrong with the options is so for all of them.

@@ -15,6 +15,7 @@ from winml.modelkit.cli._requests import read_request
 from winml.modelkit.cli._streams import show_result, silence_library_warnings
 from winml.modelkit.errors import UsageError
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVELS
+from winml.modelkit.optimize.declared_options import OPTIMIZATION
 from winml.modelkit.verbs.file_to_file import find_source
 from winml.modelkit.verbs.optimize import OPTIMIZE, OptimizeRequest
 
@@ -44,16 +45,30 @@ _NO_FLAGS: dict[str, None] = dict.fromkeys(CAPABILITIES)
 
 @click.command(name="optimize", cls=WinMLCommand, epilog=EPILOG)
 @request_options(OptimizeRequest)
-@grouped_option("--check", is_flag=True, help="Say what each capability would do, and where; write nothing.")
-@grouped_option("--list", "list_", is_flag=True, help="List the capabilities, with what they do and where they are on.")
-@verbose_option("Tell more: the change of every module.")
+@grouped_option(
+    "--check",
+    is_flag=True,
+    group=OPTIMIZATION,
+    is_common=True,
+    help="Show what each optimization would change, by module. Writes nothing.",
+)
+@grouped_option(
+    "--list",
+    "list_",
+    is_flag=True,
+    group=OPTIMIZATION,
+    is_common=True,
+    help="List the optimizations, with level and execution providers.",
+)
+@verbose_option("Show more detail: the changes of every module.")
 @result_options
 def command(**options: Any) -> None:
-    """Make an ONNX file cheaper with the same answer; its nodes go on naming their modules.
+    """Optimize an ONNX model without changing its outputs. Tags are preserved.
 
-    Without a level or an enabled capability, the graph is only brought into its plain form; a file that is in it
-    already gets the output as a second name (a hard link, or a copy where links fail). Exit codes: 0 done, 1 the files
-    are wrong, 2 wrong usage, 3 the result does not answer as the source does.
+    Without --level or an enabled optimization, the graph is only normalized. If it already is, the output is a hard
+    link to the source, or a copy.
+
+    Exit codes: 0 success, 1 invalid files, 2 usage error, 3 the outputs differ from the source beyond tolerance.
     """
     request = read_request(OptimizeRequest, options)
     if options["list_"]:

@@ -16,6 +16,7 @@ from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import (
     debug_option,
     format_option,
+    grouped_argument,
     grouped_option,
     input_options,
     model_option,
@@ -35,6 +36,7 @@ from winml.modelkit.cli._streams import (
     write_and_print_result,
     write_files,
 )
+from winml.modelkit.fields import INPUTS
 from winml.modelkit.file_names import ENCODER, ONLY_PART
 from winml.modelkit.verbs.perf import PerfRequest, PerfSubject, plan_perf
 
@@ -62,27 +64,30 @@ Examples:
 
 
 @click.command(name="perf", cls=WinMLCommand, epilog=EPILOG)
-@click.argument("target", required=False, metavar="[MODEL]")
-@model_option(
-    required=False, help="ONNX file, folder of a build, Hub id, checkpoint folder, file.py:factory; or as argument."
+@grouped_argument(
+    "target", required=False, metavar="[MODEL]", help="ONNX file, build folder, Hub id, checkpoint or factory."
 )
+@model_option(required=False, help="Same as the argument MODEL.")
 @source_options
 @random_options
 @input_options
 @grouped_option(
     "--input-data",
-    group="Model inputs",
+    group=INPUTS,
     metavar="FILE",
-    help="Values for the inputs: an .npz file with an array for each.",
+    default_words="random values",
+    help="Inputs to run on: an .npz file with one array per input.",
 )
 @request_options(PerfRequest)
-@quiet_option("Show no progress.")
+@quiet_option("Do not show progress.")
 @format_option
 @debug_option
 def command(**options: Any) -> None:
-    """Measure how fast a model is, and how much memory it takes.
+    """Measure the latency and memory of a model, in total or by module.
 
-    A model that is not an ONNX file yet is exported first, once. Exit codes: 0 done, 1 failed, 2 wrong usage.
+    A checkpoint is exported first, once.
+
+    Exit codes: 0 success, 1 failure, 2 usage error.
     """
     silence_library_warnings(debug=options["debug"])
     request = _read_request(options)

@@ -49,13 +49,13 @@ Examples:
 
 @click.command(name="quantize", cls=WinMLCommand, epilog=EPILOG)
 @request_options(QuantizeRequest)
-@verbose_option("Tell more: every module.")
+@verbose_option("Show more detail: every module.")
 @result_options
 def command(**options: Any) -> None:
-    """Let modules of an ONNX file compute with fewer bits; its nodes go on naming their modules.
+    """Quantize an ONNX model, module by module. Tags are preserved.
 
-    Exit codes: 0 done, 1 the files are wrong, 2 wrong usage, 3 too little is left of the answers of the
-    source, or --target was not met.
+    Exit codes: 0 success, 1 invalid files, 2 usage error, 3 the quality of the outputs falls below the minimum, or
+    --target is not met.
     """
     request = read_request(QuantizeRequest, options)
     if request.sensitivity:

@@ -24,10 +24,11 @@ Examples:
 @request_options(RetagRequest)
 @result_options
 def command(**options: object) -> None:
-    """Carry the tags of BEFORE to AFTER, which another tool made from it.
+    """Transfer the module tags of BEFORE to AFTER, which another tool made from it.
 
-    Everything but the metadata of AFTER is copied as it is; no weight is read. Exit codes: 0 done, 1 the files are
-    wrong, 2 wrong usage.
+    Only the metadata of AFTER changes. No weights are read.
+
+    Exit codes: 0 success, 1 invalid files, 2 usage error.
     """
     plan = plan_retag(RetagRequest(**stated_fields(RetagRequest, options)))
     if options["dry_run"]:

@@ -13,6 +13,7 @@ from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._options import (
     debug_option,
     format_option,
+    grouped_argument,
     grouped_option,
     model_option,
     quiet_option,
@@ -26,7 +27,7 @@ from winml.modelkit.cli._streams import (
     show_result,
     silence_library_warnings,
 )
-from winml.modelkit.fields import COMPARISON, RECORDED
+from winml.modelkit.fields import RECORDED, VERIFICATION
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.verbs.run import RunRequest, plan_run, run_model, run_schema
 
@@ -50,27 +51,31 @@ Examples:
 
 
 @click.command(name="run", cls=WinMLCommand, epilog=EPILOG)
-@click.argument("target", required=False, metavar="[MODEL]")
-@model_option(required=False, help="ONNX file, folder of a build, Hub id, checkpoint folder; or as argument.")
+@grouped_argument(
+    "target", required=False, metavar="[MODEL]", help="ONNX file, build folder, Hub id or checkpoint folder."
+)
+@model_option(required=False, help="Same as the argument MODEL.")
 @source_options
 @request_options(RunRequest)
 @grouped_option(
     "--reference",
-    group=COMPARISON,
+    group=VERIFICATION,
+    is_common=True,
     is_flag=False,
     flag_value=RECORDED,
     metavar="[CHECKPOINT]",
-    help="Run PyTorch on the same inputs and compare; without a value, the checkpoint on this disk that the model was "
-    "made from.",
+    help="Also run PyTorch on the same inputs and compare. Without a value: the local checkpoint that the model was "
+    "exported from.",
 )
-@quiet_option("Print the answer alone.")
+@quiet_option("Print the result only.")
 @format_option
 @debug_option
 def command(**options: Any) -> None:
-    """Run a model on one text, image, recording or set of tensors, and print its answer.
+    """Run a model on text, an image, audio or tensors, and print the result.
 
-    The task is the one in the file, or --task. A checkpoint is built in the cache first. Exit codes: 0 done, 3 PyTorch
-    answers otherwise (--reference), 1 failed, 2 wrong usage.
+    The task is recorded in the file, or stated by --task. A checkpoint is built in the cache first.
+
+    Exit codes: 0 success, 1 failure, 2 usage error, 3 the result differs from PyTorch (--reference).
     """
     silence_library_warnings(debug=options["debug"])
     request = _read_request(options)

@@ -33,15 +33,16 @@ Examples:
 
 @click.command(name="sweep", cls=WinMLCommand, epilog=EPILOG)
 @request_options(SweepRequest)
-@quiet_option("Show no progress, and no table.")
+@quiet_option("Show neither progress nor the table.")
 @format_option
 @debug_option
 def command(**options: Any) -> None:
-    """Do the same with many models in many configurations, each in a process of its own.
+    """Build, measure and compare many models in many configurations.
 
-    PLAN is a JSON file, or a list with one model a line: a path, a Hub id, or random:bert for a small random model of a
-    type. What is finished is not done again. Exit codes: 0 done, 3 a limit (--min, --max) is missed, 1 a cell failed,
-    2 wrong usage.
+    PLAN is a JSON file, or a text file with one model per line: a path, a Hub id, or random:bert for a small random
+    model of that architecture. Each model and configuration runs in a separate process. Finished ones are skipped.
+
+    Exit codes: 0 success, 1 a configuration failed, 2 usage error, 3 a limit (--min, --max) is not met.
     """
     silence_library_warnings(debug=options["debug"])
     request = SweepRequest(**stated_fields(SweepRequest, options))

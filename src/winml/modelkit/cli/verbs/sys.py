@@ -21,9 +21,9 @@ Examples:
 @format_option
 @debug_option
 def command(**options: object) -> None:
-    """Say what a bug report needs: versions, execution providers, devices, memory.
+    """Show versions, execution providers, devices and memory.
 
-    Holds no path and no name of a user or host, so that it can be pasted anywhere.
+    The output is meant for bug reports. It contains no paths, user names or host names.
     """
     from winml.modelkit.runtime.machine import look_at_machine
 

@@ -47,7 +47,7 @@ _DYNAMIC = ("dynamic_batch", "dynamic_sequence", "dynamic_image_size", "dynamic_
 
 
 @click.command(name="tune", cls=WinMLCommand, epilog=EPILOG)
-@model_option(required=True, help="Hub id, checkpoint folder, file.py:factory, ONNX file, or folder of a build.")
+@model_option(required=True, help="Hub id, checkpoint, Python factory, ONNX file or build folder.")
 @request_options(TuneRequest)
 @source_options
 @weight_options
@@ -56,10 +56,12 @@ _DYNAMIC = ("dynamic_batch", "dynamic_sequence", "dynamic_image_size", "dynamic_
 @dynamic_options
 @result_options
 def command(**options: Any) -> None:
-    """Find the fastest file of a model on this machine that is still right.
+    """Find the fastest variant of a model on this machine within a quality limit.
 
-    Levels, precisions, providers and threads are tried, all from one export and timed in turns. An interrupted
-    tuning goes on with the same command. Exit codes: 0 done, 1 failed, 2 wrong usage.
+    Candidates differ in optimization level, precision, execution provider and threads. They are made from one export
+    and timed in alternation. An interrupted tuning resumes with the same command.
+
+    Exit codes: 0 success, 1 failure, 2 usage error.
     """
     silence_library_warnings(debug=options["debug"])
     request = _read_request(options)

@@ -1,0 +1,138 @@
+"""Which values does a shell complete? Paths, names that are listed somewhere, and the modules of the model named.
+
+What completes a value follows from the name or metavar of its option, which mean the same in every verb. Lists are
+imported when a shell requests them. A model that cannot be read offers no modules: completion reports no errors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from winml.modelkit.errors import WinMLError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+__all__ = ["complete_values"]
+
+_PATHS = frozenset({"MODEL", "CHECKPOINT", "DATA", "FILE", "FOLDER", "PATH", "JSON"})
+"""Words of a metavar that stand for a path: ``PATH|NAME``, ``[MODEL]``. ``JSON`` is a file or text."""
+_MODELS = ("model", "target", "folder")
+"""Parameters that name a model, in the order in which they are looked at."""
+
+
+class _Path(click.types.StringParamType):
+    """Text that may be a path, such as a model, which is a file, a folder, or a name on the Hub."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002  # click's
+        """Return the request to complete files, which the shell knows."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(incomplete, type="file")]
+
+
+class _Listed(click.types.StringParamType):
+    """Text that may be one of several names."""
+
+    def __init__(self, names: Callable[[click.Context], Iterable[str]]) -> None:
+        """Take what returns the names, for what the command line states so far."""
+        self._names = names
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002  # click's
+        """Return the names that begin with what is typed; behind a comma, those of the next value."""
+        from click.shell_completion import CompletionItem
+
+        typed, comma, last = incomplete.rpartition(",")
+        names = self._names(ctx)
+        return [CompletionItem(f"{typed}{comma}{name}") for name in names if name.startswith(last)]
+
+
+def _providers(_ctx: click.Context) -> Iterable[str]:
+    from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
+
+    return EXECUTION_PROVIDERS.names
+
+
+def _tasks(_ctx: click.Context) -> Iterable[str]:
+    from winml.modelkit.load.checkpoints.task import TASK_ALIASES, TASK_VARIANTS, TASKS
+
+    return sorted({*TASKS, *TASK_VARIANTS, *TASK_ALIASES})
+
+
+def _precisions(_ctx: click.Context) -> Iterable[str]:
+    from winml.modelkit.quantize.precisions import PRECISIONS
+
+    return (*PRECISIONS.names, "auto")
+
+
+def _candidate_kinds(_ctx: click.Context) -> Iterable[str]:
+    from winml.modelkit.results.tuning import KINDS
+
+    return KINDS
+
+
+def _sweep_steps(_ctx: click.Context) -> Iterable[str]:
+    from winml.modelkit.sweep.plan import STEPS
+
+    return STEPS
+
+
+def _modules(ctx: click.Context) -> Iterable[str]:
+    """Return module paths, then class names, of the model."""
+    from winml.modelkit.builds.folder_transformation import part_modules
+
+    try:
+        modules = [module for found in part_modules(_files(ctx)).values() for module in found]
+    except (WinMLError, OSError):
+        return ()
+    paths = dict.fromkeys(module.path for module in modules if module.path)
+    classes = dict.fromkeys(module.class_name for module in modules if module.class_name)
+    return (*paths, *classes)
+
+
+def _parts(ctx: click.Context) -> Iterable[str]:
+    """Return the names of the parts of the model, where it has several."""
+    files = _files(ctx)
+    return files if len(files) > 1 else ()
+
+
+def _files(ctx: click.Context) -> Mapping[str, Path]:
+    """Return the ONNX files of the model that the command line names, by part; empty without one."""
+    from winml.modelkit.file_names import ONLY_PART
+    from winml.modelkit.found_models import onnx_file, part_files
+
+    name = next((str(ctx.params[name]) for name in _MODELS if ctx.params.get(name)), "")
+    try:
+        file = None if (parts := part_files(name)) else onnx_file(name)
+    except (WinMLError, OSError):
+        return {}
+    return parts if file is None else {ONLY_PART: file}
+
+
+_BY_NAME: Mapping[str, Callable[[click.Context], Iterable[str]]] = {
+    "ep": _providers,
+    "task": _tasks,
+    "precision": _precisions,
+    "only": _candidate_kinds,
+    "do": _sweep_steps,
+}
+"""Name of an option → what lists its values."""
+_BY_METAVAR: Mapping[str, Callable[[click.Context], Iterable[str]]] = {"SELECTOR": _modules, "PART": _parts}
+"""Metavar → the same."""
+
+
+def complete_values(params: Iterable[click.Parameter]) -> None:
+    """Let a shell complete the arguments of a verb, and the options whose values are known; in place."""
+    for param in params:
+        if not isinstance(param.type, click.types.StringParamType):
+            continue
+        metavar = param.metavar or ""
+        if names := _BY_NAME.get(param.name or "") or _BY_METAVAR.get(metavar):
+            param.type = _Listed(names)
+        elif isinstance(param, click.Argument) or _PATHS & set(re.findall(r"[A-Z]+", metavar)):
+            param.type = _Path()

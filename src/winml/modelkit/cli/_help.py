@@ -1,0 +1,234 @@
+"""How is the help of a verb laid out? Options in groups: the common ones for ``--help``, all for ``--help-all``.
+
+An option states its group and whether it is common where it is declared; no option is named here. ``--help`` also
+shortens: the first paragraph of the description, the first sentence of each option, and the first examples.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from winml.modelkit.fields import GENERAL, in_groups
+
+__all__ = [
+    "HELP_ALL",
+    "WIDTH",
+    "GroupedArgument",
+    "GroupedOption",
+    "grouped_options",
+    "help_all_option",
+    "option_row",
+    "write_help",
+]
+
+HELP_ALL = "--help-all"
+WIDTH = 100
+"""Most columns of the help. Chosen: what fits beside an editor; a narrower terminal gets fewer."""
+_EXAMPLES = 2
+"""Examples that ``--help`` shows. Chosen: the help of the largest verb then fits a screen of 45 lines."""
+_NAMES = 28
+"""Most columns of the names of options; longer ones get a line to themselves."""
+_WITHOUT_GROUP = "Options"
+_LIMITLESS = 1_000_000
+"""Chosen: the help does not show upper limits from here on, which nobody reaches."""
+_IS_WHOLE = f"{__name__}.is_whole"
+
+
+class GroupedOption(click.Option):
+    """An option with its place in the help.
+
+    Attributes:
+        group: Heading of its group.
+        is_common: Whether ``--help`` lists it.
+        config_key: Key of a build config that states the same; empty: none.
+    """
+
+    def __init__(
+        self,
+        *names: Any,
+        group: str,
+        is_common: bool = False,
+        config_key: str = "",
+        default_words: str = "",
+        **settings: Any,
+    ) -> None:
+        """Take what any option of click takes; ``default_words`` describes a default that is no value."""
+        super().__init__(*names, **settings)
+        self.group, self.is_common, self.config_key = group, is_common, config_key
+        self._default_words = default_words
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return its row in the help; None where it is hidden."""
+        return None if self.hidden else self.row(ctx, is_brief=False)
+
+    def row(self, ctx: click.Context, *, is_brief: bool) -> tuple[str, str]:
+        """Return its names, and what it does with its default, limits and whether it is repeatable.
+
+        Args:
+            ctx: The context of the command.
+            is_brief: One spelling, the first sentence, and of the rest only a default that is one word.
+        """
+        words = (self.help or "").strip()
+        if is_brief and ". " in words:
+            words = f"{words.partition('. ')[0]}."
+        default = self._default_words or self.get_help_extra(ctx).get("default", "")
+        remarks = (
+            f"default: {default}" if default and not (is_brief and " " in default) else "",
+            "" if is_brief else self._limits(),
+            "repeatable" if self.multiple and not is_brief else "",
+            "required" if self.required else "",
+        )
+        extra = "; ".join(filter(None, remarks))
+        return self._names(ctx, is_brief=is_brief), f"{words}  [{extra}]" if extra else words
+
+    def _names(self, ctx: click.Context, *, is_brief: bool) -> str:
+        """Return its spellings with the metavar; brief: of the long ones, the first."""
+        spellings = [self.opts, self.secondary_opts]
+        if is_brief:
+            spellings = [[name for name in names if name in _brief_of(names)] for names in spellings]
+        text = " / ".join(", ".join(sorted(names, key=len)) for names in spellings if names)
+        return text if self.is_flag or self.count else f"{text} {self.make_metavar(ctx)}"
+
+    def _limits(self) -> str:
+        """Return which numbers it takes."""
+        if not isinstance(self.type, (click.IntRange, click.FloatRange)) or self.count:
+            return ""
+        low, high = self.type.min, self.type.max
+        if low is not None and high is not None and high < _LIMITLESS:
+            return f"{'above ' if self.type.min_open else ''}{low:g} to {high:g}"
+        return "" if low is None else f"{'above' if self.type.min_open else 'at least'} {low:g}"
+
+
+def _brief_of(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the first long spelling, and the short ones."""
+    long = [name for name in names if name.startswith("--")]
+    return (*long[:1], *(name for name in names if name not in long))
+
+
+class GroupedArgument(click.Argument):
+    """An argument that the help describes, in its group."""
+
+    is_common = True
+
+    def __init__(self, names: Sequence[str], *, group: str, words: str, **settings: Any) -> None:
+        """Take what any argument of click takes, with what it means."""
+        super().__init__(names, **settings)
+        self.group, self._words = group, words
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """Return its row in the help."""
+        return self.make_metavar(ctx), self._words
+
+
+def help_all_option() -> click.Option:
+    """Return the option that shows every option."""
+    return GroupedOption(
+        [HELP_ALL],
+        group=GENERAL,
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_show_all,
+        help="Show every option and exit.",
+    )
+
+
+def _show_all(ctx: click.Context, _param: click.Parameter, is_requested: bool) -> None:
+    if is_requested and not ctx.resilient_parsing:
+        ctx.meta[_IS_WHOLE] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+def grouped_options(command: click.Command, ctx: click.Context) -> dict[str, list[click.Parameter]]:
+    """Return what the help of a command describes, by group, in the order of the help."""
+    groups: dict[str, list[click.Parameter]] = {}
+    for param in command.get_params(ctx):
+        is_described = isinstance(param, click.Option) or hasattr(param, "group")
+        if is_described and param.get_help_record(ctx) is not None:
+            groups.setdefault(_group_of(param), []).append(param)
+    return {group: groups[group] for group in in_groups(groups)}
+
+
+def _group_of(param: click.Parameter) -> str:
+    """Return the group of an option; a plug-in may have options of click without one."""
+    return str(getattr(param, "group", GENERAL if "--help" in param.opts else _WITHOUT_GROUP))
+
+
+def option_row(param: click.Parameter, ctx: click.Context, *, is_brief: bool = False) -> tuple[str, str]:
+    """Return the row of an option in the help; brief: as ``--help`` shows it."""
+    record = param.row(ctx, is_brief=is_brief) if isinstance(param, GroupedOption) else param.get_help_record(ctx)
+    assert record is not None
+    return record
+
+
+def write_help(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the help of a verb: the common options, or all where ``--help-all`` requested it."""
+    is_whole = bool(ctx.meta.get(_IS_WHOLE))
+    command.format_usage(ctx, formatter)
+    _write_text(formatter, _description(command, is_whole=is_whole))
+    hidden: list[str] = []
+    groups = grouped_options(command, ctx)
+    for group, params in groups.items():
+        listed = [param for param in params if is_whole or getattr(param, "is_common", group != GENERAL)]
+        if not listed:
+            hidden += [group] if group != GENERAL else []
+            continue
+        with formatter.section(_heading(group)):
+            rows = [option_row(param, ctx, is_brief=not is_whole) for param in listed]
+            formatter.write_dl(rows, col_max=_NAMES)
+    if isinstance(command, click.Group):
+        _write_verbs(command, ctx, formatter, is_whole=is_whole)
+    _write_text(formatter, _examples(command, is_whole=is_whole))
+    if not is_whole:
+        count = sum(map(len, groups.values()))
+        also = f"; also: {', '.join(hidden)}" if hidden else ""
+        formatter.write_paragraph()
+        formatter.write_text(f"All {count} options: {ctx.command_path} {HELP_ALL}{also}.")
+
+
+def _heading(group: str) -> str:
+    """Return a heading, bold on a terminal; click removes the style elsewhere."""
+    return group if os.environ.get("NO_COLOR") else click.style(group, bold=True)
+
+
+def _description(command: click.Command, *, is_whole: bool) -> str:
+    text = inspect.cleandoc(command.help or "")
+    return text if is_whole else text.partition("\n\n")[0]
+
+
+def _examples(command: click.Command, *, is_whole: bool) -> str:
+    text = inspect.cleandoc(command.epilog or "")
+    return text if is_whole else "\n".join(_first_lines(text.splitlines()))
+
+
+def _first_lines(lines: Sequence[str]) -> Iterator[str]:
+    examples = 0
+    for line in lines:
+        examples += line.startswith(" ")
+        if examples <= _EXAMPLES:
+            yield line
+
+
+def _write_text(formatter: click.HelpFormatter, text: str) -> None:
+    if text:
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(text)
+
+
+def _write_verbs(group: click.Group, ctx: click.Context, formatter: click.HelpFormatter, *, is_whole: bool) -> None:
+    """Write what stands behind a verb of several; whole: with the options of each."""
+    inner = {name: group.commands[name] for name in group.list_commands(ctx)}
+    with formatter.section(_heading("Commands")):
+        formatter.write_dl([(name, command.get_short_help_str(WIDTH)) for name, command in inner.items()])
+    for name, command in inner.items() if is_whole else ():
+        context = click.Context(command, info_name=name, parent=ctx)
+        for heading, params in grouped_options(command, context).items():
+            with formatter.section(_heading(f"{name}: {heading}")):
+                formatter.write_dl([option_row(param, context) for param in params], col_max=_NAMES)

@@ -1,0 +1,84 @@
+"""Does ``--help`` fit a screen, and does ``--help-all`` show every option, in the same groups?"""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import click
+import pytest
+
+from e2e.in_process import run_here
+from winml.modelkit.cli.main import COMMANDS
+from winml.modelkit.fields import GENERAL
+
+MOST_LINES, MOST_COLUMNS = 45, 100
+_HEADING = re.compile(r"^(\S.*):$", re.MULTILINE)
+_LAST = re.compile(r"^All (\d+) options: winml (?:\w+) --help-all(?:; also: (.+?))?\.$")
+
+
+def _command(verb: str) -> click.Command:
+    command: click.Command = importlib.import_module(f"winml.modelkit.cli.verbs.{verb}").command
+    return command
+
+
+def _help(monkeypatch: pytest.MonkeyPatch, verb: str, option: str, columns: int) -> str:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = run_here(verb, option)
+    assert (0, "") == (shown.code, shown.err)
+    return shown.out
+
+
+def _headings(text: str) -> list[str]:
+    return [heading for heading in _HEADING.findall(text) if heading != "Commands"]
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+@pytest.mark.parametrize("columns", [80, 100])
+def test_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch, verb: str, columns: int) -> None:
+    """On a narrow terminal as well, and the complete help fits its width."""
+    text, whole = (_help(monkeypatch, verb, option, columns) for option in ("--help", "--help-all"))
+    assert len(text.splitlines()) <= MOST_LINES
+    assert [] == [line for line in (text + whole).splitlines() if len(line) > MOST_COLUMNS]
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_whole_help_has_every_option_once(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    """Each row of options begins with one that no row before had."""
+    text = _help(monkeypatch, verb, "--help-all", 100)
+    command = _command(verb)
+    inner = command.commands.values() if isinstance(command, click.Group) else ()
+    params = [param for found in (command, *inner) for param in found.params if isinstance(param, click.Option)]
+    helps = len(inner) + 1
+    rows = [line.split()[0].rstrip(",") for line in text.splitlines() if re.match(r"^  -", line)]
+    assert sorted([min(param.opts, key=len) for param in params] + ["-h"] * helps) == sorted(rows)
+
+
+@pytest.mark.parametrize("verb", sorted({*COMMANDS} - {"cache"}))
+def test_help_names_every_group(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    """Those without a common option stand in the last line, which also counts all options."""
+    brief, whole = (_help(monkeypatch, verb, option, 200) for option in ("--help", "--help-all"))
+    found = _LAST.match(brief.splitlines()[-1])
+    assert found is not None
+    named = [*_headings(brief), *(found[2] or "").split(", "), GENERAL]
+    assert sorted(_headings(whole)) == sorted(filter(None, named))
+    options = whole[whole.index(f"\n{_headings(whole)[0]}:") :].partition("\n  Examples:")[0]
+    rows = re.findall(r"^  (?:-|\[?[A-Z]{2})", options, re.MULTILINE)
+    assert int(found[1]) == len(rows)
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_help_shows_what_is_marked_as_common(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    """The mark of an option decides, and nothing else."""
+    text = _help(monkeypatch, verb, "--help", 100)
+    listed = {line.split()[0].rstrip(",") for line in text.splitlines() if re.match(r"^  -", line)}
+    options = [param for param in _command(verb).params if isinstance(param, click.Option)]
+    shown = [option for option in options if listed & {*option.opts}]
+    assert [option for option in options if getattr(option, "is_common", False)] == shown
+
+
+def test_width_of_the_help_is_that_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the width that a reader takes in."""
+    narrow, wide = (_help(monkeypatch, "build", "--help-all", columns) for columns in (80, 300))
+    assert len(narrow.splitlines()) > len(wide.splitlines())
+    assert max(map(len, wide.splitlines())) <= MOST_COLUMNS
