@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
@@ -9,11 +10,16 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
+import onnx
 import pytest
 
 from house.sources import REPOSITORY
+from winml.modelkit.graph.bundle import PartDescription
+from winml.modelkit.metadata_keys import MODULE_KEY, PART_KEY, TAG_KEY
 
 _GUIDE = REPOSITORY / "docs" / "guide" / "completions.md"
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?>=]*[ -/]*[@-~]|\][^\x07]*\x07|[()][0-9A-B]|[=>78M])|[\x07\x0e\x0f]")
@@ -66,10 +72,69 @@ def test_paths_are_left_to_the_shell(words: str) -> None:
     assert "file,mod\n" == _answer(_WINML_COMPLETE="bash_complete", COMP_WORDS=f"winml {words}", COMP_CWORD=count)
 
 
-def test_names_are_no_paths() -> None:
-    """Of an execution provider, and of a module, nothing is offered."""
-    for words in ("perf a.onnx --ep mod", "perf a.onnx --module mod"):
-        assert "" == _answer(_WINML_COMPLETE="bash_complete", COMP_WORDS=f"winml {words}", COMP_CWORD="4").strip()
+def _completed(words: str) -> list[str]:
+    """Return what bash is offered for the last word; a space at the end begins the next one."""
+    count = len(words.split()) if not words.endswith(" ") else len(words.split()) + 1
+    answer = _answer(_WINML_COMPLETE="bash_complete", COMP_WORDS=f"winml {words}", COMP_CWORD=str(count))
+    return [line.removeprefix("plain,") for line in answer.split()]
+
+
+def test_unknown_names_complete_to_nothing() -> None:
+    """Neither to files, nor where the model that has the modules is missing."""
+    for words in ("perf a.onnx --ep mod", "perf a.onnx --module mod", "quantize -m a.onnx --exclude mod"):
+        assert [] == _completed(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("perf a.onnx --ep q", ["qnn"]),
+        ("optimize -m a.onnx --ep open", ["openvino"]),
+        ("export -m x --task text-cl", ["text-classification"]),
+        ("config -m x -p w8", ["w8a8", "w8a16"]),
+        ("quantize -m a.onnx --mode w", ["weight-only"]),
+        ("tune -m x --only dynamic,q", ["dynamic,qdq"]),
+        ("sweep plan.json --do export,p", ["export,perf"]),
+    ],
+)
+def test_names_are_completed_from_the_lists_that_hold_them(words: str, expected: list[str]) -> None:
+    """Of execution providers, tasks, precisions, modes and steps; behind a comma, the next one."""
+    assert expected == _completed(words)
+
+
+def _tagged(path: Path, modules: Mapping[str, str], part: PartDescription | None = None) -> None:
+    """Write a model with a node for each module path, with its tag; it may be a part of a model of several."""
+    names = ["x", *(f"y{number}" for number in range(len(modules)))]
+    nodes = [onnx.helper.make_node("Relu", [read], [made]) for read, made in pairwise(names)]
+    for node, (module, tag) in zip(nodes, modules.items(), strict=True):
+        onnx.helper.set_model_props(node, {TAG_KEY: tag, MODULE_KEY: module})
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in (names[0], names[-1])]
+    graph = onnx.helper.make_graph(nodes, "graph", ends[:1], ends[1:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    if part is not None:
+        onnx.helper.set_model_props(model, {PART_KEY: json.dumps(part.as_record())})
+    onnx.save(model, path)
+
+
+def test_selectors_are_completed_from_the_modules_of_the_model(tmp_path: Path) -> None:
+    """Module paths and class names, whether the model is an argument or an option."""
+    model = tmp_path / "model.onnx"
+    _tagged(model, {"encoder.0": "/Net/Encoder/Block.0", "encoder.1": "/Net/Encoder/Block.1", "head": "/Net/Head"})
+    assert ["encoder.0", "encoder.1"] == _completed(f"quantize -m {model} --exclude enc")
+    assert ["head"] == _completed(f"perf {model} --module h")
+    assert ["Block"] == _completed(f"optimize -m {model} --module Bl")
+    assert {"encoder.0", "encoder.1", "head", "Block", "Head"} <= {*_completed(f"inspect {model} --module ")}
+
+
+def test_parts_and_their_modules_are_completed_from_the_folder_of_a_model(tmp_path: Path) -> None:
+    """A model of one part has none to choose."""
+    parts = ("encoder", "decoder")
+    for part in parts:
+        _tagged(tmp_path / f"{part}.onnx", {f"{part}.layer": f"/Net/{part}"}, PartDescription(part, parts))
+    assert ["decoder"] == _completed(f"optimize -m {tmp_path} --submodel d")
+    assert ["encoder.layer", "encoder"] == _completed(f"optimize -m {tmp_path} --exclude enc")
+    (tmp_path / "decoder.onnx").unlink()
+    assert [] == _completed(f"optimize -m {tmp_path / 'encoder.onnx'} --submodel ")
 
 
 class _Terminal:

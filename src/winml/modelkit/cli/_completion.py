@@ -18,7 +18,7 @@ from winml.modelkit.errors import WinMLError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-__all__ = ["complete_values"]
+__all__ = ["complete_arguments", "complete_values"]
 
 _PATHS = frozenset({"MODEL", "CHECKPOINT", "DATA", "FILE", "FOLDER", "PATH", "JSON"})
 """Words of a metavar that stand for a path: ``PATH|NAME``, ``[MODEL]``. ``JSON`` is a file or text."""
@@ -107,6 +107,8 @@ def _files(ctx: click.Context) -> Mapping[str, Path]:
     from winml.modelkit.found_models import onnx_file, part_files
 
     name = next((str(ctx.params[name]) for name in _MODELS if ctx.params.get(name)), "")
+    if not name:
+        return {}
     try:
         file = None if (parts := part_files(name)) else onnx_file(name)
     except (WinMLError, OSError):
@@ -124,6 +126,24 @@ _BY_NAME: Mapping[str, Callable[[click.Context], Iterable[str]]] = {
 """Name of an option → what lists its values."""
 _BY_METAVAR: Mapping[str, Callable[[click.Context], Iterable[str]]] = {"SELECTOR": _modules, "PART": _parts}
 """Metavar → the same."""
+
+
+def complete_arguments(params: Iterable[click.Parameter], args: list[str]) -> list[str]:
+    """Return the arguments of a line that is being completed, without an option whose value is still to come.
+
+    Click would stop there, before it reads the arguments that stand by their place, such as the model.
+    """
+    waiting = {
+        name
+        for param in params
+        if isinstance(param, click.Option) and not _takes_no_value(param)
+        for name in param.opts
+    }
+    return args[:-1] if args and args[-1] in waiting else args
+
+
+def _takes_no_value(option: click.Option) -> bool:
+    return option.is_flag or option.count
 
 
 def complete_values(params: Iterable[click.Parameter]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from winml.modelkit.cli._completion import complete_values
+from winml.modelkit.cli._completion import complete_arguments, complete_values
 from winml.modelkit.cli._help import WIDTH, GroupedOption, help_all_option, write_help
 from winml.modelkit.cli._streams import finish_streams, tell
 from winml.modelkit.errors import (
@@ -113,6 +113,8 @@ class WinMLCommand(click.Command):
 
         An empty text, as an unset variable of a shell leaves it, is no value of any option: who wrote it meant one.
         """
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, complete_arguments(self.params, args))
         remaining = super().parse_args(ctx, args)
         self._take_from_group(ctx)
         for param in self.params:

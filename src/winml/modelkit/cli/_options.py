@@ -197,8 +197,8 @@ def input_options(command: _F) -> _F:
             group=SIZES,
             is_common=True,
             metavar="JSON",
-            help='Sizes of dimensions, such as {"sequence_length": 64}. A file or JSON text; a name instead of a number '
-            "makes the dimension dynamic.",
+            help='Sizes of dimensions, such as {"sequence_length": 64}. A file or JSON text. A name instead of a '
+            "number makes the dimension dynamic.",
         ),
         grouped_option(
             "--batch-size",

@@ -53,7 +53,7 @@ class TuneFields(DataSetFields):
     )
     min_sqnr_db: float | None = declare(
         None,
-        "Minimum SQNR (dB) of every output. SQNR: signal-to-quantization-noise ratio relative to the unoptimized model.",
+        "Minimum SQNR (dB) of every output. SQNR: signal-to-quantization-noise ratio to the unoptimized model.",
         LIMITS,
         spelling="--min-sqnr",
         metavar="DB",
