@@ -1,7 +1,7 @@
 """Makes the pages of the site that are no files in docs/: a hook of mkdocs.
 
 README, changelog and the other documents beside docs/ become pages, notebooks become Markdown, and the reference of
-commands and of the Python interface is made from the code. Links between documents are those of the repository; here
+the Python interface is made from the code. Links between documents are those of the repository; here
 they are turned into links between pages.
 
     python scripts/docs_site.py build/site    # no page of a built site asks another host for anything
@@ -9,8 +9,6 @@ they are turned into links between pages.
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import os
 import re
 import sys
@@ -78,55 +76,6 @@ def _output_as_markdown(output: dict[str, Any]) -> str:
     return f'```{{ .text .output title="printed" }}\n{text.rstrip()}\n```'
 
 
-def command_reference() -> str:
-    """Return the page of all verbs, made from their options."""
-    from winml.modelkit.cli.main import COMMANDS
-
-    sections = ["# Commands\n\nEvery verb with its options, as `winml VERB --help` shows them."]
-    for verb, sentence in sorted(COMMANDS.items()):
-        command = importlib.import_module(f"winml.modelkit.cli.verbs.{verb}").command
-        sections += _sections_of_command(command, f"winml {verb}", sentence, level=2)
-    return "\n\n".join(sections) + "\n"
-
-
-def _sections_of_command(command: Any, name: str, sentence: str, level: int) -> list[str]:
-    import click
-
-    context = click.Context(command, info_name=name)
-    usage = " ".join([name, *command.collect_usage_pieces(context)])
-    texts = [f"{'#' * level} {name}", sentence, f"```text\n{usage}\n```", *_paragraphs(command.help or "")]
-    records = [record for param in command.get_params(context) if (record := param.get_help_record(context))]
-    rows = [f"| {_names(names)} | {_cell(words)} |" for names, words in records]
-    texts.append("\n".join(["| option | does |", "| --- | --- |", *rows]))
-    if isinstance(command, click.Group):
-        for inner in command.list_commands(context):
-            found = command.get_command(context, inner)
-            texts += _sections_of_command(found, f"{name} {inner}", "", level + 1)
-    return [text for text in texts if text]
-
-
-def _paragraphs(text: str) -> list[str]:
-    """Return the paragraphs of a help text; one whose lines are kept is code."""
-    paragraphs = inspect.cleandoc(text).split("\n\n")
-    return [
-        f"```text\n{lines.strip(chr(8)).strip()}\n```" if chr(8) in lines else _prose(lines) for lines in paragraphs
-    ]
-
-
-def _prose(text: str) -> str:
-    return " ".join(text.split()).replace("*", r"\*").replace("<", "&lt;")
-
-
-def _names(text: str) -> str:
-    """Return the names of an option, each as code."""
-    return re.sub(r"(.+?)(, | / |$)", r"`\1`\2", text)
-
-
-def _cell(text: str) -> str:
-    """Return a help text as the text of a cell: nothing in it is Markdown."""
-    return re.sub(r"([|*\[\]_`])", r"\\\1", " ".join(text.split())).replace("<", "&lt;")
-
-
 def python_reference() -> str:
     """Return the page of all public names."""
     import winml.modelkit
@@ -151,7 +100,6 @@ def made_pages() -> dict[str, str]:
     pages |= {page: notebook_as_markdown(REPOSITORY / name) for name, page in pages_of_notebooks().items()}
     source, page = LICENCE
     pages[page] = f"# Licence\n\n```text\n{(REPOSITORY / source).read_text(encoding='utf-8')}```\n"
-    pages["reference/cli.md"] = command_reference()
     pages["reference/api.md"] = python_reference()
     return pages
 

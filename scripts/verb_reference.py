@@ -6,54 +6,107 @@ python scripts/verb_reference.py [--check]
 from __future__ import annotations
 
 import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import click
 
+from winml.modelkit.cli._help import GroupedOption, grouped_options, option_row
 from winml.modelkit.cli.main import COMMANDS
-from winml.modelkit.fields import GENERAL, in_groups
 from written_document import write_or_check
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "verbs.md"
 
-HEAD = """# Options of the verbs
+HEAD = """# Commands
 
-Written by `scripts/verb_reference.py` from the code; change it there. An option of the command line wins over the key
-of a build config (`-c`), which wins over the default. Python functions take the last part of a key as a keyword:
-`optim.level` is `level`. `--dry-run` prints what a verb would read, write and do, and writes nothing; it refuses what
-the run would refuse, with the same exit code.
+Every verb with its options, in the groups of `--help-all`. `--help` shows the common options, which are **bold** here.
+Written by `scripts/verb_reference.py` from the code; change it there.
+
+An option of the command line takes precedence over the key of a build config (`-c`), which takes precedence over the
+default. Python functions take the last part of a key as a keyword: `optim.level` is `level`. `--dry-run` prints what a
+verb would read, run and write, and writes nothing; it fails where the run would fail, with the same exit code.
 """
+
+_CODE = re.compile(r"""(`[^`]*`|(?<![\w-])--[a-z][\w-]*|\{"[^}]*\}|\b[A-Za-z]+_[\w:=,]*\w)""")
+"""Code in a text: in backticks, an option, JSON, or a name with an underscore."""
+_LONGEST_LINE = 140
 
 
 def reference() -> str:
-    """Return the document: a table for each heading of each verb whose options have headings."""
+    """Return the document: a section for each verb, with a table for each group of its options."""
     commands = {verb: importlib.import_module(f"winml.modelkit.cli.verbs.{verb}").command for verb in COMMANDS}
-    described = {verb: command for verb, command in commands.items() if _is_declared(command)}
-    return "\n".join([HEAD, *(_section(verb, command) for verb, command in described.items())])
+    return "\n".join(
+        [HEAD, *(part for verb, command in commands.items() for part in _section(f"winml {verb}", command))]
+    )
 
 
-def _is_declared(command: click.Command) -> bool:
-    return any(param.name == "dry_run" for param in command.params)
+def _section(name: str, command: click.Command, level: int = 2) -> Iterator[str]:
+    context = click.Context(command, info_name=name, **command.context_settings)
+    yield f"{'#' * level} {name}\n"
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        yield f"{textwrap.fill(_prose(paragraph), _LONGEST_LINE, break_on_hyphens=False)}\n"
+    usage = " ".join([name, *command.collect_usage_pieces(context)])
+    yield f"```text\n{usage}\n```\n"
+    for group, params in grouped_options(command, context).items():
+        yield f"{'#' * (level + 1)} {group}\n"
+        yield from _table(params, context)
+        yield ""
+    if isinstance(command, click.Group):
+        for inner in command.list_commands(context):
+            yield from _section(f"{name} {inner}", command.commands[inner], level + 1)
 
 
-def _section(verb: str, command: click.Command) -> str:
-    context = click.Context(command, info_name=f"winml {verb}")
-    options = [param for param in command.params if hasattr(param, "group") and not getattr(param, "hidden", False)]
-    groups = {id(option): str(getattr(option, "group", GENERAL)) for option in options}
-    summary = (command.help or "").partition("\n\n")[0].replace("\n", " ")
-    parts = [f"## winml {verb}\n\n{summary}\n"]
-    for heading in in_groups(groups.values()):
-        rows = [_row(option, context) for option in options if groups[id(option)] == heading]
-        parts.append("\n".join([f"### {heading}\n", "| option | config | meaning |", "| --- | --- | --- |", *rows, ""]))
-    return "\n".join(parts)
+def _table(params: Iterable[click.Parameter], context: click.Context) -> Iterator[str]:
+    """Yield the rows; a column of keys only where an option has one."""
+    keys = {id(param): str(getattr(param, "config_key", "")) for param in params}
+    columns = ["option", *(["config"] if any(keys.values()) else []), "meaning"]
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{' --- |' * len(columns)}"
+    for param in params:
+        key = keys[id(param)]
+        config = [f"`{key}`" if key else ""] if len(columns) > 2 else []
+        yield f"| {' | '.join([_names(param, context), *config, _meaning(param, context)])} |"
 
 
-def _row(option: click.Parameter, context: click.Context) -> str:
-    record = option.get_help_record(context)
-    assert record is not None
-    spelling, words = (" ".join(text.replace("|", "\\|").replace("<", "&lt;").split()) for text in record)
-    key = str(getattr(option, "config_key", ""))
-    return f"| `{spelling}` | {f'`{key}`' if key else ''} | {words} |"
+def _names(param: click.Parameter, context: click.Context) -> str:
+    """Return the spellings of an option, each on its line, and the metavar unless it lists the values."""
+    if not isinstance(param, click.Option):
+        return f"**`{param.make_metavar(context)}`**"
+    names = [*sorted(param.opts, key=len), *param.secondary_opts]
+    if not (param.is_flag or param.count or isinstance(param.type, click.Choice)):
+        names[-1] += f" {param.make_metavar(context)}"
+    mark = "**" if getattr(param, "is_common", False) else ""
+    return "<br>".join(f"{mark}`{_cell(name)}`{mark}" for name in names)
+
+
+def _meaning(param: click.Parameter, context: click.Context) -> str:
+    words = _words(param, context)
+    if isinstance(param.type, click.Choice):
+        words = f"{words} Values: {', '.join(f'`{choice}`' for choice in param.type.choices)}."
+    return words
+
+
+def _words(param: click.Parameter, context: click.Context) -> str:
+    if not isinstance(param, GroupedOption):
+        return _prose(option_row(param, context)[1])
+    remarks = param.remarks(context)
+    return _prose(param.help or "") + (f" *{remarks[0].upper()}{_prose(remarks[1:])}.*" if remarks else "")
+
+
+def _prose(text: str) -> str:
+    """Return a text as Markdown in one line: nothing outside of code is markup."""
+    parts = _CODE.split(" ".join(text.split()))
+    words = [re.sub(r"([*\[\]_])", r"\\\1", _cell(part).replace("<", "&lt;")) for part in parts[::2]]
+    code = [f"`{_cell(part.strip('`'))}`" for part in parts[1::2]]
+    return "".join(part for pair in zip_longest(words, code, fillvalue="") for part in pair)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -108,7 +108,8 @@ class Field:
     @property
     def description(self) -> str:
         """What it does and what applies by default, for the schema of a config."""
-        return f"{self.help} Default: {self.default_words}." if self.default_words else self.help
+        is_described = self.default_words and self.default in (None, (), {})
+        return f"{self.help} Default: {self.default_words}." if is_described else self.help
 
     @property
     def choices(self) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from winml.modelkit.cli._completion import complete_arguments, complete_values
-from winml.modelkit.cli._help import WIDTH, GroupedOption, help_all_option, write_help
+from winml.modelkit.cli._help import HELP_SETTINGS, GroupedOption, help_all_option, write_help
 from winml.modelkit.cli._streams import finish_streams, tell
 from winml.modelkit.errors import (
     InputError,
@@ -91,7 +91,7 @@ class WinMLCommand(click.Command):
         super().__init__(*arguments, **settings)
         self._add_libraries()
         self.params.append(help_all_option())
-        self.context_settings.setdefault("max_content_width", WIDTH)
+        self.context_settings = {**HELP_SETTINGS, **self.context_settings}
         complete_values(self.params)
 
     def _add_libraries(self) -> None:
@@ -183,7 +183,7 @@ class WinMLGroup(click.Group):
         """Take what any group of click takes."""
         super().__init__(*arguments, **settings)
         self.params.append(help_all_option())
-        self.context_settings.setdefault("max_content_width", WIDTH)
+        self.context_settings = {**HELP_SETTINGS, **self.context_settings}
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help: the commands; for ``--help-all`` with the options of each."""

@@ -17,7 +17,7 @@ from winml.modelkit.fields import GENERAL, in_groups
 
 __all__ = [
     "HELP_ALL",
-    "WIDTH",
+    "HELP_SETTINGS",
     "GroupedArgument",
     "GroupedOption",
     "grouped_options",
@@ -29,6 +29,8 @@ __all__ = [
 HELP_ALL = "--help-all"
 WIDTH = 100
 """Most columns of the help. Chosen: what fits beside an editor; a narrower terminal gets fewer."""
+HELP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
+"""Settings of the context of a verb."""
 _EXAMPLES = 2
 """Examples that ``--help`` shows. Chosen: the help of the largest verb then fits a screen of 45 lines."""
 _NAMES = 28
@@ -73,18 +75,23 @@ class GroupedOption(click.Option):
             ctx: The context of the command.
             is_brief: One spelling, the first sentence, and of the rest only a default that is one word.
         """
-        words = (self.help or "").strip()
+        words = (self.help or "").replace("`", "")
         if is_brief and ". " in words:
             words = f"{words.partition('. ')[0]}."
+        remarks = self.remarks(ctx, is_brief=is_brief)
+        return self._names(ctx, is_brief=is_brief), f"{words}  [{remarks}]" if remarks else words
+
+    def remarks(self, ctx: click.Context, *, is_brief: bool = False) -> str:
+        """Return its default, which numbers it takes, and whether it is repeatable or required."""
         default = self._default_words or self.get_help_extra(ctx).get("default", "")
+        is_shown = default and not (is_brief and " " in default)
         remarks = (
-            f"default: {default}" if default and not (is_brief and " " in default) else "",
+            f"default: {default}" if is_shown else "",
             "" if is_brief else self._limits(),
             "repeatable" if self.multiple and not is_brief else "",
             "required" if self.required else "",
         )
-        extra = "; ".join(filter(None, remarks))
-        return self._names(ctx, is_brief=is_brief), f"{words}  [{extra}]" if extra else words
+        return "; ".join(filter(None, remarks))
 
     def _names(self, ctx: click.Context, *, is_brief: bool) -> str:
         """Return its spellings with the metavar; brief: of the long ones, the first."""
@@ -122,7 +129,7 @@ class GroupedArgument(click.Argument):
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         """Return its row in the help."""
-        return self.make_metavar(ctx), self._words
+        return self.make_metavar(ctx), self._words.replace("`", "")
 
 
 def help_all_option() -> click.Option:

@@ -98,13 +98,12 @@ def _declared_option(option: Field, *, config_key: str = "") -> Callable[[_F], _
         option: The field.
         config_key: Key of a build config that states the same; empty: none.
     """
-    help = option.help.replace("`", "")
     if option.is_argument:
         type_ = NonEmptyPath() if option.annotation is Path else None
-        return grouped_argument(option.name, help=help, group=option.group, type=type_)
+        return grouped_argument(option.name, help=option.help, group=option.group, type=type_)
     default = None if option.read is not None else option.default
     settings: dict[str, Any] = {
-        "help": help,
+        "help": option.help,
         "group": option.group,
         "is_common": option.is_common,
         "config_key": config_key,

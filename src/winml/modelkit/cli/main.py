@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from winml.modelkit.cli._errors import catch_signals, end_process, exit_status, tell_settled
+from winml.modelkit.cli._help import HELP_SETTINGS
 from winml.modelkit.cli._streams import open_streams
 from winml.modelkit.registries import Registry
 
@@ -92,7 +93,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, is_requested: bo
         ctx.exit()
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
+@click.group(cls=_LazyGroup, context_settings=HELP_SETTINGS, no_args_is_help=True)
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
 )
