@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -107,8 +108,8 @@ class GroupedOption(click.Option):
             return ""
         low, high = self.type.min, self.type.max
         if low is not None and high is not None and high < _LIMITLESS:
-            return f"{'above ' if self.type.min_open else ''}{low:g} to {high:g}"
-        return "" if low is None else f"{'above' if self.type.min_open else 'at least'} {low:g}"
+            return f"{low:g} to {high:g}"
+        return "" if low is None or low <= 1 else f"at least {low:g}"
 
 
 def _brief_of(names: Sequence[str]) -> tuple[str, ...]:
@@ -187,8 +188,7 @@ def write_help(command: click.Command, ctx: click.Context, formatter: click.Help
             hidden += [group] if group != GENERAL else []
             continue
         with formatter.section(_heading(group)):
-            rows = [option_row(param, ctx, is_brief=not is_whole) for param in listed]
-            formatter.write_dl(rows, col_max=_NAMES)
+            _write_rows(formatter, [option_row(param, ctx, is_brief=not is_whole) for param in listed])
     if isinstance(command, click.Group):
         _write_verbs(command, ctx, formatter, is_whole=is_whole)
     _write_text(formatter, _examples(command, is_whole=is_whole))
@@ -197,6 +197,21 @@ def write_help(command: click.Command, ctx: click.Context, formatter: click.Help
         also = f"; also: {', '.join(hidden)}" if hidden else ""
         formatter.write_paragraph()
         formatter.write_text(f"All {count} options: {ctx.command_path} {HELP_ALL}{also}.")
+
+
+def _write_rows(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]]) -> None:
+    """Write names and words in two columns, as click does; the name of an option is not broken at a hyphen."""
+    indent = " " * formatter.current_indent
+    width = min(max(len(names) for names, _ in rows), _NAMES) + 2
+    room = max(formatter.width - width - len(indent), _NAMES)
+    for names, words in rows:
+        lines = textwrap.wrap(words, room, break_on_hyphens=False, break_long_words=False)
+        if len(names) > width - 2:
+            formatter.write(f"{indent}{names}\n")
+            names = ""
+        for line in lines:
+            formatter.write(f"{indent}{names:<{width}}{line}\n")
+            names = ""
 
 
 def _heading(group: str) -> str:
@@ -238,4 +253,4 @@ def _write_verbs(group: click.Group, ctx: click.Context, formatter: click.HelpFo
         context = click.Context(command, info_name=name, parent=ctx)
         for heading, params in grouped_options(command, context).items():
             with formatter.section(_heading(f"{name}: {heading}")):
-                formatter.write_dl([option_row(param, context) for param in params], col_max=_NAMES)
+                _write_rows(formatter, [option_row(param, context) for param in params])

@@ -59,7 +59,7 @@ class DataSetFields:
     )
     columns: dict[str, str] = declare(
         {},
-        "Column of the dataset by role, such as text or image, if its name does not tell.",
+        "Column of the dataset by role, such as text or image, if its name is not recognized.",
         DATASET,
         metavar="ROLE=COLUMN",
         is_repeatable=True,

@@ -23,7 +23,7 @@ class _NamedFields:
 
     level: Level = declare(
         "none",
-        f"Optimization level. {'; '.join(f'`{name}`: {words}' for name, words in LEVEL_WORDS.items())}.",
+        f"Optimization level. {'. '.join(f'`{name}`: {words}' for name, words in LEVEL_WORDS.items())}.",
         OPTIMIZATION,
         is_common=True,
     )

@@ -52,7 +52,7 @@ class QuantizeFields:
     )
     mode: ModeName | None = declare(
         None,
-        f"Quantization mode. {'; '.join(f'`{name}`: {rules.words}' for name, rules in MODES.items())}.",
+        f"Quantization mode. {'. '.join(f'`{name}`: {rules.words}' for name, rules in MODES.items())}.",
         QUANTIZATION,
         only=MODES.names,
         default_words="by precision",
@@ -140,7 +140,7 @@ class QuantizeFields:
     )
     columns: dict[str, str] = declare(
         {},
-        "Column of the dataset by role, such as `text` or `image`, if its name does not tell.",
+        "Column of the dataset by role, such as `text` or `image`, if its name is not recognized.",
         CALIBRATION,
         metavar="ROLE=COLUMN",
         is_repeatable=True,
