@@ -6,6 +6,7 @@ imported when a shell requests them. A model that cannot be read offers no modul
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -102,15 +103,15 @@ def _parts(ctx: click.Context) -> Iterable[str]:
 
 
 def _files(ctx: click.Context) -> Mapping[str, Path]:
-    """Return the ONNX files of the model that the command line names, by part; empty without one."""
+    """Return the ONNX files of the model that the command line names, by part; nothing is fetched from the Hub."""
     from winml.modelkit.file_names import ONLY_PART
-    from winml.modelkit.found_models import onnx_file, part_files
+    from winml.modelkit.found_models import onnx_file_in, part_files
 
-    name = next((str(ctx.params[name]) for name in _MODELS if ctx.params.get(name)), "")
-    if not name:
-        return {}
+    path = Path(next((str(ctx.params[name]) for name in _MODELS if ctx.params.get(name)), os.devnull))
+    if path.is_file():
+        return {ONLY_PART: path}
     try:
-        file = None if (parts := part_files(name)) else onnx_file(name)
+        file = None if (parts := part_files(str(path))) else onnx_file_in(str(path))
     except (WinMLError, OSError):
         return {}
     return parts if file is None else {ONLY_PART: file}

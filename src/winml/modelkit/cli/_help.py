@@ -76,9 +76,7 @@ class GroupedOption(click.Option):
             ctx: The context of the command.
             is_brief: One spelling, the first sentence, and of the rest only a default that is one word.
         """
-        words = (self.help or "").replace("`", "")
-        if is_brief and ". " in words:
-            words = f"{words.partition('. ')[0]}."
+        words = _words(self.help or "", is_brief=is_brief)
         remarks = self.remarks(ctx, is_brief=is_brief)
         return self._names(ctx, is_brief=is_brief), f"{words}  [{remarks}]" if remarks else words
 
@@ -112,6 +110,12 @@ class GroupedOption(click.Option):
         return "" if low is None or low <= 1 else f"at least {low:g}"
 
 
+def _words(text: str, *, is_brief: bool) -> str:
+    """Return a help text without marks of code; brief: its first sentence."""
+    words = text.replace("`", "")
+    return f"{words.partition('. ')[0]}." if is_brief and ". " in words else words
+
+
 def _brief_of(names: Sequence[str]) -> tuple[str, ...]:
     """Return the first long spelling, and the short ones."""
     long = [name for name in names if name.startswith("--")]
@@ -130,7 +134,11 @@ class GroupedArgument(click.Argument):
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         """Return its row in the help."""
-        return self.make_metavar(ctx), self._words.replace("`", "")
+        return self.row(ctx, is_brief=False)
+
+    def row(self, ctx: click.Context, *, is_brief: bool) -> tuple[str, str]:
+        """Return its name and what it means; brief: the first sentence."""
+        return self.make_metavar(ctx), _words(self._words, is_brief=is_brief)
 
 
 def help_all_option() -> click.Option:
@@ -170,7 +178,8 @@ def _group_of(param: click.Parameter) -> str:
 
 def option_row(param: click.Parameter, ctx: click.Context, *, is_brief: bool = False) -> tuple[str, str]:
     """Return the row of an option in the help; brief: as ``--help`` shows it."""
-    record = param.row(ctx, is_brief=is_brief) if isinstance(param, GroupedOption) else param.get_help_record(ctx)
+    is_ours = isinstance(param, (GroupedOption, GroupedArgument))
+    record = param.row(ctx, is_brief=is_brief) if is_ours else param.get_help_record(ctx)
     assert record is not None
     return record
 

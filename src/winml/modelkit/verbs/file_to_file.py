@@ -79,7 +79,11 @@ class FileRequest(ABC, Generic[OptionsT]):
     options: OptionsT
     """What is done with the graph."""
     model: Path | None = declare(
-        None, "ONNX file or build folder. It is not modified.", MODEL, short="-m", is_common=True
+        None,
+        "ONNX file or build folder. It is not modified. A file on the Hub is OWNER/NAME/PATH.onnx.",
+        MODEL,
+        short="-m",
+        is_common=True,
     )
     submodel: tuple[str, ...] = declare(
         (), "Part of a folder with several parts, such as decoder.", MODEL, metavar="PART", default_words="all"

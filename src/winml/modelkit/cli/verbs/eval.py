@@ -38,7 +38,10 @@ Examples:
 
 @click.command(name="eval", cls=WinMLCommand, epilog=EPILOG)
 @grouped_argument(
-    "target", required=False, metavar="[MODEL]", help="ONNX file, build folder, or a checkpoint, which PyTorch runs."
+    "target",
+    required=False,
+    metavar="[MODEL]",
+    help="ONNX file, build folder, or a checkpoint, which PyTorch runs. A file on the Hub is OWNER/NAME/PATH.onnx.",
 )
 @model_option(required=False, help="Same as the argument MODEL.")
 @request_options(EvalRequest)

@@ -62,7 +62,11 @@ FOR_CHECKPOINTS = (
 
 @click.command(name="inspect", cls=WinMLCommand, epilog=EPILOG)
 @grouped_argument(
-    "target", required=False, metavar="[MODEL]", help="ONNX file, Hub id, checkpoint, config.json or factory."
+    "target",
+    required=False,
+    metavar="[MODEL]",
+    help="ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or "
+    "package.module:function. A file on the Hub is OWNER/NAME/PATH.onnx.",
 )
 @model_option(required=False, help="Same as the argument MODEL.")
 @grouped_option(

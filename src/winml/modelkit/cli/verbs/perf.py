@@ -65,7 +65,11 @@ Examples:
 
 @click.command(name="perf", cls=WinMLCommand, epilog=EPILOG)
 @grouped_argument(
-    "target", required=False, metavar="[MODEL]", help="ONNX file, build folder, Hub id, checkpoint or factory."
+    "target",
+    required=False,
+    metavar="[MODEL]",
+    help="ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or "
+    "package.module:function. A file on the Hub is OWNER/NAME/PATH.onnx.",
 )
 @model_option(required=False, help="Same as the argument MODEL.")
 @source_options

@@ -52,7 +52,10 @@ Examples:
 
 @click.command(name="run", cls=WinMLCommand, epilog=EPILOG)
 @grouped_argument(
-    "target", required=False, metavar="[MODEL]", help="ONNX file, build folder, Hub id or checkpoint folder."
+    "target",
+    required=False,
+    metavar="[MODEL]",
+    help="ONNX file, build folder, Hub id or checkpoint folder. A file on the Hub is OWNER/NAME/PATH.onnx.",
 )
 @model_option(required=False, help="Same as the argument MODEL.")
 @source_options
