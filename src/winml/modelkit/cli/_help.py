@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -76,13 +77,13 @@ class GroupedOption(click.Option):
             ctx: The context of the command.
             is_brief: One spelling, the first sentence, and of the rest only a default that is one word.
         """
-        words = _words(self.help or "", is_brief=is_brief)
+        words = _words(self.help or "", ctx, is_brief=is_brief)
         remarks = self.remarks(ctx, is_brief=is_brief)
         return self._names(ctx, is_brief=is_brief), f"{words}  [{remarks}]" if remarks else words
 
     def remarks(self, ctx: click.Context, *, is_brief: bool = False) -> str:
         """Return its default, which numbers it takes, and whether it is repeatable or required."""
-        default = self._default_words or self.get_help_extra(ctx).get("default", "")
+        default = _words(self._default_words, ctx) or self.get_help_extra(ctx).get("default", "")
         is_shown = default and not (is_brief and " " in default)
         remarks = (
             f"default: {default}" if is_shown else "",
@@ -110,9 +111,11 @@ class GroupedOption(click.Option):
         return "" if low is None or low <= 1 else f"at least {low:g}"
 
 
-def _words(text: str, *, is_brief: bool) -> str:
-    """Return a help text without marks of code; brief: its first sentence."""
-    words = text.replace("`", "")
+def _words(text: str, ctx: click.Context, *, is_brief: bool = False) -> str:
+    """Return a help text without marks of code, with the spelling of options it names; brief: its first sentence."""
+    options = (param for param in ctx.command.params if isinstance(param, click.Option))
+    flags = {option.name: _brief_of(option.opts)[0] for option in options}
+    words = re.sub(r"`([^`]*)`", lambda found: flags.get(found[1], found[1]), text)
     return f"{words.partition('. ')[0]}." if is_brief and ". " in words else words
 
 
@@ -138,7 +141,7 @@ class GroupedArgument(click.Argument):
 
     def row(self, ctx: click.Context, *, is_brief: bool) -> tuple[str, str]:
         """Return its name and what it means; brief: the first sentence."""
-        return self.make_metavar(ctx), _words(self._words, is_brief=is_brief)
+        return self.make_metavar(ctx), _words(self._words, ctx, is_brief=is_brief)
 
 
 def help_all_option() -> click.Option:
@@ -178,8 +181,9 @@ def _group_of(param: click.Parameter) -> str:
 
 def option_row(param: click.Parameter, ctx: click.Context, *, is_brief: bool = False) -> tuple[str, str]:
     """Return the row of an option in the help; brief: as ``--help`` shows it."""
-    is_ours = isinstance(param, (GroupedOption, GroupedArgument))
-    record = param.row(ctx, is_brief=is_brief) if is_ours else param.get_help_record(ctx)
+    if isinstance(param, (GroupedOption, GroupedArgument)):
+        return param.row(ctx, is_brief=is_brief)
+    record = param.get_help_record(ctx)
     assert record is not None
     return record
 

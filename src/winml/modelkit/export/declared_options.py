@@ -60,7 +60,7 @@ class DynamicFields:
     )
     dynamic_image_size: bool = declare(False, "Make the height and width of images dynamic.", SIZES)
     allow_dynamic: bool = declare(
-        False, "Allow dynamic dimensions although the execution provider `ep` requires fixed sizes.", SIZES
+        False, "Allow dynamic dimensions even if the execution provider of `ep` requires fixed sizes.", SIZES
     )
 
 

@@ -35,6 +35,7 @@ class LoadOptions:
         MODEL,
         offered_with="source",
         short="-t",
+        metavar="TASK",
         default_words="from the model",
         is_common=True,
     )

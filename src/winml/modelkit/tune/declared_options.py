@@ -57,7 +57,7 @@ class TuneFields(DataSetFields):
         LIMITS,
         spelling="--min-sqnr",
         metavar="DB",
-        default_words="30 dB, or none with max_drop",
+        default_words="30 dB, or none with `max_drop`",
         is_common=True,
     )
     max_drop: dict[str, float] = declare_limits(

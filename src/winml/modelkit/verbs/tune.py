@@ -43,7 +43,7 @@ class TuneRequest(TuneFields):
 
     output: Path = declare(
         None,
-        "Folder of the tuning. A tuning that was interrupted is resumed.",
+        "Folder to write to. An interrupted tuning in it is resumed.",
         OUTPUT,
         short="-o",
         is_required=True,
