@@ -151,8 +151,8 @@ def test_ignored_option_is_said_to_be(place: Workplace) -> None:
     ("arguments", "words"),
     [
         (("-o", "new"), "no model"),
-        (("-m", "out/model.onnx"), "where to"),
-        (("-m", "out/model.onnx", "-o", "new", "--use-cache"), "two places"),
+        (("-m", "out/model.onnx"), "output folder"),
+        (("-m", "out/model.onnx", "-o", "new", "--use-cache"), "--use-cache cannot"),
         (("-m", "out/model.onnx", "-o", "out"), "would replace"),
         (("-m", "missing.onnx", "-o", "new"), "no such"),
         (("-m", "out/model.onnx", "-o", "new", "--task", "fill-mask"), "--task"),
@@ -201,7 +201,7 @@ main()
 """
 
 
-@pytest.mark.parametrize(("stage", "words"), [("export", "no stage"), ("optimize", "kept: export;")])
+@pytest.mark.parametrize(("stage", "words"), [("export", "no stage"), ("optimize", ": export;")])
 def test_interrupted_build_says_what_is_kept(workplace: Workplace, bert_tiny: Path, stage: str, words: str) -> None:
     """And leaves nothing where there is nothing."""
     stopped = Workplace(workplace.root, (sys.executable, "-c", _INTERRUPTED, stage), is_warm=True)

@@ -91,7 +91,7 @@ def test_config_check_of_an_invalid_config_exits_2(workplace: Workplace, text: s
         (("-m", "missing/folder/"), "no such"),
         (("-m", "{model}", "--precision", "int3"), "precision"),
         (("-m", "{model}", "--precision", "int8", "--no-quant"), "--no-quant"),
-        (("-m", "{model}", "--device", "npu", "--no-quant", "--no-compile"), "no stage"),
+        (("-m", "{model}", "--device", "npu", "--no-quant", "--no-compile"), "--device"),
         (("-m", "{model}", "-o", "there.json"), "exists already"),
     ],
 )

@@ -170,8 +170,8 @@ def test_words_about_a_data_set_that_is_none_are_refused() -> None:
         ((*quantize, "--split", "test"), "--split test has no meaning for random values"),
         ((*quantize, "--columns", "text=a", "--calibration-data", "one.npz"), "which holds arrays by input"),
         ((*compare, "--split", "test"), "--split has no meaning without --dataset"),
-        ((*compare, "--dataset", "pictures", "--input-data", "one.npz"), "Give one of the two"),
-        ((*compare, "--samples", "5", "--input-data", "one.npz"), "--samples 5: --input-data one.npz has values"),
+        ((*compare, "--dataset", "pictures", "--input-data", "one.npz"), "--dataset and --input-data"),
+        ((*compare, "--samples", "5", "--input-data", "one.npz"), "--samples 5: --input-data one.npz"),
         (
             (*compare, "--dataset", "sentences.parquet", "-o", "sentences.parquet", "--overwrite"),
             "which must stay as it is",

@@ -96,7 +96,8 @@ def test_each_call_becomes_a_file_and_the_rest_is_told(extracted: tuple[Workplac
     """Good modules are written, one that cannot be cut makes the exit code 1, one without nodes does not count."""
     place, outcome = extracted
     assert 1 == outcome.code
-    assert ["error: 1 module could not be cut out; the others were written"] == outcome.complaint
+    (complaint,) = outcome.complaint
+    assert complaint.startswith("error: 1 module ")
     found = _record(outcome)
     assert ["Net.onnx", "block.call1.onnx", "block.call2.onnx", "block.bend.call1.onnx", "block.bend.call2.onnx"] == [
         module["file"] for module in found["modules"]
@@ -162,7 +163,8 @@ def test_nothing_that_can_be_cut_leaves_no_file(place: Workplace) -> None:
     outcome = place.winml("extract", "net.onnx", "--module", "branch", "-o", "out")
     assert (1, before) == (outcome.code, place.files())
     assert "node /e (If)" in outcome.out
-    assert ["error: 1 module could not be cut out"] == outcome.complaint
+    (complaint,) = outcome.complaint
+    assert complaint.startswith("error: 1 module ")
 
 
 @pytest.mark.parametrize(

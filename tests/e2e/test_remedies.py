@@ -68,7 +68,7 @@ REMEDIES = (
     Remedy("perf plain.onnx --iterations 2", FIXED_SIZES),
     Remedy("perf file.onnx --iterations 2 --device npu --ep cpu", "Leave (--device) out"),
     Remedy("perf file.onnx --iterations 2 --depth 2", "Add (--by-module)"),
-    Remedy("perf file.onnx --iterations 2 --depth 2", "leave (--depth) out"),
+    Remedy("perf file.onnx --iterations 2 --depth 2", "omit (--depth)"),
     Remedy("quantize -m file.onnx -o q.onnx -p int4 --mode qdq", "goes with (--mode [a-z-]+)"),
     Remedy(
         "quantize -m file.onnx -o q.onnx -p int8 --mode weight-only --algorithm k_quant --symmetric",
@@ -185,7 +185,7 @@ def _followed(words: list[str], advice: re.Match[str], then: str) -> Outcome:
         for done in {"--shape-config", "--batch-size"}.intersection(advised, kept):
             kept = _without(kept, done)
         return run_here(*kept)
-    if advice[0].lower().startswith("leave "):
+    if advice[0].lower().startswith(("leave ", "omit ")):
         return run_here(*_without(words, advised[0]))
     return run_here(*_without(words, advised[0]), *advised)
 

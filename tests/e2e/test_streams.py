@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -69,7 +70,7 @@ def test_answer_that_finds_no_room_is_a_failure_with_its_reason(
     """On stderr, exit code 1."""
     done = _shell(place, f"$WINML {arguments} > /dev/full", unbuffered=unbuffered)
     assert 1 == done.returncode
-    assert done.stderr.startswith("error: the answer cannot be written to stdout: No space left on device\n")
+    assert re.match(r"error: .* stdout: No space left on device\n", done.stderr)
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
@@ -87,7 +88,7 @@ def test_answer_for_a_closed_stdout_is_a_failure(place: Workplace, arguments: st
     """It is all that was asked for."""
     done = _shell(place, f"$WINML {arguments} >&-")
     assert 1 == done.returncode
-    assert "error: the answer cannot be written to stdout: Bad file descriptor" in done.stderr
+    assert "stdout: Bad file descriptor" in done.stderr
 
 
 def test_what_is_kept_in_the_cache_is_no_answer(place: Workplace) -> None:
@@ -96,7 +97,7 @@ def test_what_is_kept_in_the_cache_is_no_answer(place: Workplace) -> None:
     command = "$WINML perf -m closed.py:net --iterations 2 --warmup 0"
     done = _shell(place, f"{command} >&-")
     assert 1 == done.returncode, done.stderr
-    assert "error: the answer cannot be written to stdout: Bad file descriptor\n" in done.stderr
+    assert "stdout: Bad file descriptor\n" in done.stderr
 
 
 @pytest.mark.parametrize("place_of_words", ["2>&-", "2>/dev/full"])

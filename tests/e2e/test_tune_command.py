@@ -114,9 +114,9 @@ def test_plan_says_what_is_measured_already(tuned: Tuned, monkeypatch: pytest.Mo
     done = run_here(*tuned.arguments, "--dry-run")
     steps = {step["name"]: step["does"] for step in json.loads(done.out)["steps"]}
     assert steps["plain file"].startswith("plain (")
-    assert steps["plain file"].endswith("; measured already)")
+    assert steps["plain file"].endswith("; already measured)")
     assert steps["forms"].startswith("dynamic-int8 (")
-    assert steps["forms"].endswith("; measured already)")
+    assert steps["forms"].endswith("; already measured)")
     other = (*tuned.arguments, "--seed", "7")
     assert [2, 0] == [run_here(*other, "--dry-run", *more).code for more in ([], ["--overwrite"])]
     assert before == {path: path.stat().st_mtime_ns for path in tuned.folder.rglob("*")}

@@ -294,7 +294,7 @@ def test_command_shown_a_picture_writes_what_pytorch_writes(
     refused = {
         "no such file": ["--image", str(tmp_path / "none.png")],
         "does not open": ["--image", str(checkpoint / "config.json")],
-        "reads text and pictures": ["--audio", "x.wav"],
+        "accepts text and images": ["--audio", "x.wav"],
     }
     for words, options in refused.items():
         assert words in run_here("generate", folder, "-p", "w5", *options).err

@@ -89,6 +89,7 @@ def test_name_that_a_library_no_longer_has_is_told_with_its_version(
     assert 1 == exit_status(lambda: importlib.import_module(module), debug=False)
     words = capsys.readouterr().err.splitlines()
     moved = f"torch {torch.__version__} has no torch._subclasses.fake_tensor.FakeTensorMode"
-    assert f"error: {moved}, which winml needs for this" == words[0]
-    assert words[1].startswith("Install another version of torch (winml asks for torch>=2.1")
-    assert words[1].endswith("What takes an ONNX file still works.")
+    assert words[0].startswith(f"error: {moved}, ")
+    assert words[1].startswith("Install another version of torch (")
+    assert "torch>=2.1" in words[1]
+    assert "ONNX" in words[1]

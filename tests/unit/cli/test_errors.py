@@ -71,7 +71,7 @@ def test_report_click_error_shows_the_verb_to_ask(capsys: pytest.CaptureFixture[
     out, words = capsys.readouterr()
     assert "" == out
     assert words.startswith("error: No such option")
-    assert words.endswith("'winml export --help' shows what it takes.\n")
+    assert "'winml export --help' shows" in words.splitlines()[-1]
 
 
 def test_report_click_error_without_a_verb_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +90,7 @@ def test_report_unexpected_asks_for_a_report(capsys: pytest.CaptureFixture[str])
     loud = capsys.readouterr().err
     assert [1, 1] == codes
     assert "internal error: KeyError: 'gone'" in quiet
-    assert "please report it. Run it again with --debug" in quiet
+    assert "Run it again with --debug" in quiet
     assert "Traceback" not in quiet
     assert "Traceback" in loud
     assert "Run it again" not in loud

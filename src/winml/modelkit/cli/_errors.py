@@ -52,8 +52,8 @@ __all__ = [
 
 
 _MEMORY_HINT = (
-    "Ask for smaller inputs (--shape-config, --input-specs), raise the limit of the process (ulimit -v), or use a "
-    "machine with more."
+    "Use smaller inputs (--shape-config, --input-specs), raise the limit of the process (ulimit -v), or use a "
+    "machine with more memory."
 )
 _MEMORY_WORDS = ("bad_alloc", "bad allocation", "failed to map segment", "allocate memory", "out of memory")
 """How loaders of libraries, C++ and torch say it, none of them as a MemoryError."""
@@ -72,9 +72,9 @@ def _problem_of(value: object) -> str:
     if isinstance(value, str) and not value.strip():
         return "the text is empty."
     if isinstance(value, float) and math.isnan(value):
-        return "nan is no number."
+        return "nan is not a number."
     if isinstance(value, int) and abs(value) > _LARGEST_INT:
-        return f"{value} is more than {_LARGEST_INT}."
+        return f"{value} exceeds the maximum of {_LARGEST_INT}."
     if isinstance(value, (str, os.PathLike)):
         try:
             str(value).encode()
@@ -139,7 +139,7 @@ class WinMLCommand(click.Command):
             if passed.get(name) and name not in ctx.params:
                 raise click.UsageError(
                     f"-{name[0]} (--{name}) stands before the verb, and {ctx.command_path!r} does not take it. "
-                    "Leave it out.",
+                    "Omit it.",
                     ctx,
                 )
             if passed.get(name):
@@ -211,7 +211,7 @@ def report_click_error(error: click.ClickException) -> int:
     context = getattr(error, "ctx", None)
     tell(f"error: {error.format_message()}")
     if context is not None:
-        tell(f"'{context.command_path} --help' shows what it takes.")
+        tell(f"'{context.command_path} --help' shows its options.")
     return error.exit_code
 
 
@@ -244,7 +244,7 @@ def report_unexpected(error: Exception, *, debug: bool) -> int:
         traceback.print_exception(error)
     tell(f"internal error: {type(error).__name__}: {first_line(error)}")
     hint = "" if debug else " Run it again with --debug for the traceback."
-    tell(f"This is a mistake in winml, not in your command: please report it.{hint}")
+    tell(f"This is a bug in winml, not in your command. Please report it.{hint}")
     return WinMLError.exit_code
 
 
@@ -273,11 +273,11 @@ _TALKS_AT_THE_END = "triton"
 
 _DIRECTORY_GONE = InputError(
     "the working directory was deleted, by code of the model or by another process",
-    hint="Run it in a folder that stays, or give absolute paths.",
+    hint="Run it in an existing folder, or use absolute paths.",
 )
 _NO_TEMPORARY_FOLDER = InputError(
-    "no file can be written for temporary use: every usual folder is full, read-only or not there",
-    hint="Make room, or name another folder with TMPDIR (on Windows TEMP).",
+    "no temporary file can be written: every temporary folder is full, read-only or missing",
+    hint="Free disk space, or set TMPDIR (on Windows TEMP) to a different folder.",
 )
 
 
@@ -353,7 +353,7 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
 def _name_too_long(error: OSError) -> UsageError:
     return UsageError(
         f"the name is too long for this file system: {error.filename or error.strerror}",
-        hint="Give a shorter one; names of files beside it begin with it.",
+        hint="Use a shorter name: the names of further files begin with it.",
     )
 
 
@@ -361,9 +361,9 @@ def _report_missing_name(missing: str, error: Exception, *, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     library = missing.partition(" ")[0]
-    works = " What takes an ONNX file still works." if library in ("torch", "transformers") else ""
+    works = " Commands on ONNX files still work." if library in ("torch", "transformers") else ""
     hint = f"Install another version of {library}{_declared_versions(library)}.{works}"
-    return report_error(InputError(f"{missing}, which winml needs for this", hint=hint))
+    return report_error(InputError(f"{missing}, which this command requires", hint=hint))
 
 
 def _declared_versions(library: str) -> str:
@@ -373,7 +373,7 @@ def _declared_versions(library: str) -> str:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         for requirement in importlib.metadata.requires("winml-modelkit") or ():
             if re.split(r"[^\w-]", requirement)[0].replace("-", "_") == library:
-                return f" (winml asks for {requirement})"
+                return f" (winml requires {requirement})"
     return ""
 
 
@@ -381,7 +381,7 @@ def _report_failed_import(package: str, error: Exception, *, debug: bool) -> int
     if debug:
         traceback.print_exception(error)
     words = f"the installed package {package} cannot be imported: {type(error).__name__}: {first_line(error)}"
-    hint = f"Install it again in a version that fits the packages beside it, or remove it: pip uninstall {package}"
+    hint = f"Install a version that is compatible with the installed packages, or remove it: pip uninstall {package}"
     return report_error(InputError(words, hint=hint))
 
 
@@ -465,8 +465,8 @@ def end_process(status: int, *, is_own_process: bool) -> None:
     is_dispensable = problem is not None and problem.errno == errno.EBADF and bool(committed_files())
     if problem is not None and not is_dispensable:
         done = f"; {_committed_words()}" if committed_files() else ""
-        tell(f"error: the answer cannot be written to stdout: {problem.strerror}{done}")
-        tell("Redirect it to where there is room, or leave it open.")
+        tell(f"error: the result cannot be written to stdout: {problem.strerror}{done}")
+        tell("Redirect stdout to a writable location with free space.")
         # An answer that is lost is none, whatever it was.
         status = WinMLError.exit_code if status in (0, NEGATIVE_RESULT) else status
     for number, handler in _earlier.items():

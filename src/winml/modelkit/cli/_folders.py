@@ -34,7 +34,7 @@ def folder_document(result: TransformedFolder[RecordT], describe: Callable[[Reco
     from winml.modelkit.report.document import Fields, joined, parts_document
     from winml.modelkit.words import size_words
 
-    rows = [(part, f"came along as it is ({why})") for part, why in result.unchanged.items()]
+    rows = [(part, f"copied unchanged ({why})") for part, why in result.unchanged.items()]
     rows += [("beside", ", ".join(result.companions))] if result.companions else []
     folder = Fields([*rows, ("folder", f"{result.folder} ({size_words(result.size_bytes)})")])
     parts = result.parts

@@ -151,7 +151,7 @@ def sweep_progress(ended: list[str], *, quiet: bool) -> Iterator[SweepListener]:
 
     def running_lines() -> Text:
         lines = [f"  {time.monotonic() - at:6.0f} s  {words(cell)}: {step}" for cell, at, step in [*running.values()]]
-        return Text("\n".join([f"{len(ended)} cells ended, {len(running)} running", *lines]))
+        return Text("\n".join([f"{len(ended)} configurations completed, {len(running)} running", *lines]))
 
     def started(cell: Cell) -> None:
         running[cell.cell_id] = (cell, time.monotonic(), "starts")

@@ -91,7 +91,7 @@ def sizes_by_name(options: Mapping[str, Any]) -> dict[str, int]:
         if value.get("batch_size", options["batch_size"]) != options["batch_size"]:
             raise UsageError(
                 f"--batch-size {options['batch_size']}: --shape-config says batch_size {value['batch_size']}",
-                hint="Give one of the two.",
+                hint="Use one of them.",
             )
         value = {**value, "batch_size": options["batch_size"]}
     return value
@@ -259,7 +259,8 @@ def export_section(config: WinMLBuildConfig, source: str) -> WinMLExportConfig:
     """
     if config.export is None:
         raise ConfigError(
-            f"{source}: export: null skips the export", hint="Give a config with an export section, or leave it out."
+            f"{source}: export is null, which skips the export",
+            hint="Use a config with an export section, or omit export.",
         )
     return config.export
 
@@ -284,8 +285,10 @@ def model_name(options: Mapping[str, Any], taken: str) -> str:
     passed: list[str] = [value for value in (options["target"], options["model"]) if value is not None]
     if len(passed) != 1:
         raise UsageError(
-            f"two models were given: {passed[0]!r} and, with -m, {passed[1]!r}" if passed else "no model was given",
-            hint=f"Give one: {taken}.",
+            f"two models are specified: {passed[0]!r} and, with -m, {passed[1]!r}"
+            if passed
+            else "no model is specified",
+            hint=f"Specify one: {taken}.",
         )
     return passed[0]
 
@@ -301,7 +304,7 @@ def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, An
     Raises:
         UsageError: no model or two, nothing at its path, or an option that has no meaning for an ONNX file.
     """
-    name = model_name(options, "an ONNX file, the folder of a build, a Hub id, a checkpoint folder or file.py:factory")
+    name = model_name(options, "an ONNX file, a build folder, a Hub id, a checkpoint folder or file.py:factory")
     from winml.modelkit.found_models import FoundModel, onnx_file
     from winml.modelkit.graph.files.named_paths import refuse_missing_values
 
@@ -319,7 +322,7 @@ def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, An
         model = model_request({**options, "model": name})
         resolve_source(model)
         return FoundModel(name, request=model), {"is_exported": True, **common}
-    hint = "Leave it out, or name the checkpoint the file was made from."
+    hint = "Omit it, or specify the checkpoint that the file was exported from."
     refuse_checkpoint_options(path, options, FOR_CHECKPOINTS, hint)
 
     sizes = sizes_by_name({**options, "batch_size": None})
@@ -354,7 +357,7 @@ def exported_path(model: FoundModel, on_step: Callable[[StepEvent], None] | None
         from winml.modelkit.builds.cache import stored_bytes
 
         size = stored_bytes(file for file in path.parent.iterdir() if file.is_file())
-        tell(f"kept in the cache for the next time: {size_words(size)} (winml cache ls)")
+        tell(f"export stored in the cache: {size_words(size)} (winml cache ls)")
     return path
 
 
@@ -368,7 +371,7 @@ def refuse_checkpoint_options(path: Path, options: Mapping[str, object], names: 
     for parameter in click.get_current_context().command.params:
         if parameter.name in refused and is_not_default(parameter.name, options[parameter.name]):
             flag = [*parameter.opts, *parameter.secondary_opts][-1]
-            raise UsageError(f"{flag} has no meaning for an ONNX file, and {path} is one", hint=hint)
+            raise UsageError(f"{flag} does not apply to ONNX files such as {path}", hint=hint)
 
 
 def files_read(model: FoundModel, options: Mapping[str, Any]) -> tuple[Path, ...]:

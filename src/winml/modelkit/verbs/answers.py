@@ -83,9 +83,7 @@ def plan_answer(
     files = dict(_files(request, parts))
     outputs = [path for paths in files.values() for path in paths]
     if request.overwrite and not outputs:
-        raise UsageError(
-            "--overwrite replaces a file, and none is to be written", hint="Name one with -o, or leave it out."
-        )
+        raise UsageError("--overwrite requires a file to write", hint="Specify one with -o, or omit --overwrite.")
     _refuse_one_for_two(files)
     refuse_inputs(outputs, reads)
     refuse_existing(outputs, overwrite=request.overwrite)
@@ -122,4 +120,4 @@ def _refuse_one_for_two(files: Mapping[str, tuple[Path, ...]]) -> None:
             other = taken.setdefault(path.absolute(), option)
             if other != option:
                 names = " and ".join(f"--{name.replace('_', '-')}" for name in (other, option))
-                raise UsageError(f"{names} name one file: {path}", hint="Give each a file of its own.")
+                raise UsageError(f"{names} specify the same file: {path}", hint="Use a separate file for each.")

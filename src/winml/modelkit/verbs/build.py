@@ -113,8 +113,8 @@ def plan_requested_build(request: BuildRequest) -> PlannedBuild:
         WriteError: the folder cannot be written.
     """
     if (request.output is None) != request.use_cache:
-        both = "-o and --use-cache name two places" if request.use_cache else "nothing says where to build"
-        raise UsageError(both, hint="Give a folder with -o, or --use-cache.")
+        both = "-o and --use-cache cannot be combined" if request.use_cache else "no output folder is specified"
+        raise UsageError(both, hint="Use -o FOLDER or --use-cache.")
     with rename_options(build_words(request)):
         plan = _refused_early(request)
         from winml.modelkit.builds.open_sizes import opened_first
@@ -208,7 +208,7 @@ def _config_of(request: BuildRequest) -> WinMLBuildConfig:
     sections: dict[str, dict[str, Any]] = {"export": {}, "optim": {}, "quant": {}, "compile": {}}
     if request.level is not None:
         if "optim" in request.sections_off:
-            raise UsageError("--level has no meaning with --no-optimize", hint="Leave one of them out.")
+            raise UsageError("--level has no effect with --no-optimize", hint="Omit one of them.")
         sections["optim"]["level"] = request.level
     if request.ep is not None:
         provider = short_name(find_execution_provider(request.ep).name)
@@ -244,13 +244,13 @@ def _requested_compilation(request: BuildRequest) -> CompileSection:
 
     flag = "--compile" if request.compile else "--ep-options"
     if request.compile is False:
-        raise UsageError(f"{flag} has no meaning with --no-compile", hint="Leave one of them out.")
+        raise UsageError(f"{flag} has no effect with --no-compile", hint="Omit one of them.")
     section = request.config.compile or CompileSection()
     ep = request.ep or section.ep
     if ep is None:
         raise UsageError(
-            f"{flag}: no execution provider is named to compile for",
-            hint="Give one with --ep; winml compile --list shows which there are.",
+            f"{flag}: no execution provider to compile for is specified",
+            hint="Use --ep; winml compile --list lists them.",
         )
     refuse_uncompilable(ep)
     return section

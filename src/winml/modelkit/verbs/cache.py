@@ -60,7 +60,7 @@ def plan_cleaning(request: CleanRequest) -> CleanPlan:
             )
             for build in contents.builds
         ),
-        notes=(f"{size_words(contents.size_bytes)} in {contents.root}. A build that a command works in stays.",),
+        notes=(f"{size_words(contents.size_bytes)} in {contents.root}. Builds in use are skipped.",),
         removes=tuple(build.folder for build in contents.builds),
         contents=contents,
     )

@@ -138,19 +138,17 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
     stated = {field.name: field.flag for field in fields_of(CompareRequest) if _is_stated(request, field.name)}
     for name in _ONLY_BY_MODULE:
         if name in stated and not request.by_module:
-            raise UsageError(f"{stated[name]} shows modules", hint=f"Add --by-module, or leave {stated[name]} out.")
+            raise UsageError(f"{stated[name]} shows modules", hint=f"Add --by-module, or omit {stated[name]}.")
     found = found_pairs(request.reference, request.candidate, request.submodel)
     if request.node_data and not found.files:
-        raise UsageError(
-            "--node-data is shown over an ONNX file, and both sides are PyTorch models", hint="Leave it out."
-        )
+        raise UsageError("--node-data requires an ONNX file, and both models are PyTorch models", hint="Omit it.")
     found.refuse_values([stated[name] for name in _OF_ONE_GRAPH if name in stated])
     data_set = requested_samples(request, most=MOST_SAMPLES, seed=request.seed)
     if data_set is not None and request.input_data is not None:
-        raise UsageError("--dataset and --input-data both give values", hint="Give one of the two.")
+        raise UsageError("--dataset and --input-data cannot be combined", hint="Use one of them.")
     if request.input_data and request.samples is not None:
         raise UsageError(
-            f"--samples {request.samples}: --input-data {request.input_data} has values",
+            f"--samples {request.samples}: --input-data {request.input_data} already determines the samples",
             hint="Give one of the two; of a folder, every .npz file is read.",
         )
     values = value_files(request.input_data) if request.input_data else data_set_files(request)

@@ -63,22 +63,20 @@ class _Compile(FileVerb[CompileRequest, "CompileOptions", "Compilation", "Compil
 
     def refuse_options(self, request: CompileRequest) -> None:
         if request.options.ep is None:
-            raise UsageError(
-                "no execution provider was given", hint="Give one with --ep; --list shows which there are."
-            )
+            raise UsageError("no execution provider is specified", hint="Use --ep; --list lists them.")
         provider = find_execution_provider(request.options.ep)
         if request.reference is None:
             return
         if not request.verify:
             raise UsageError(
-                f"--reference {request.reference} is compared with the result, and --no-verify compares nothing",
-                hint="Leave one of them out.",
+                f"--reference {request.reference} has no effect with --no-verify",
+                hint="Omit one of them.",
             )
         if not provider.compiles:
             raise UsageError(
-                f"--reference {request.reference}: for {provider.name} the result answers as its source does, and is "
-                "compared with that alone",
-                hint="Leave it out.",
+                f"--reference {request.reference}: for {provider.name}, the result has the outputs of its source, and "
+                "is compared with the source only",
+                hint="Omit it.",
             )
         if not request.reference.is_file():
             raise ModelPathError(

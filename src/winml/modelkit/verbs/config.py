@@ -86,7 +86,7 @@ def plan_config(request: ConfigRequest) -> ConfigPlan:
         reads=tuple(path for path in reads if path.is_file()),
         writes=tuple(PlannedFile(path, path.exists()) for path in outputs),
         steps=(
-            PlannedStep("deciding", f"{model}: task, class, inputs and opset, as an export decides them"),
+            PlannedStep("deciding", f"{model}: task, class, inputs and opset, as in winml export"),
             PlannedStep("writing", str(request.output or "stdout")),
         ),
         notes=notes,
@@ -148,11 +148,11 @@ def _config_of(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str, ...
     place = {key: value for key, value in stated.items() if value is not None}
     precision = {} if request.precision is None else {"precision": request.precision}
     if precision and request.no_quant:
-        raise UsageError("--precision has no meaning with --no-quant", hint="Leave one of them out.")
+        raise UsageError("--precision has no effect with --no-quant", hint="Omit one of them.")
     if place and request.no_quant and request.no_compile:
         raise UsageError(
-            f"--{next(iter(place))} has no meaning with both --no-quant and --no-compile: no stage is left to read it",
-            hint="Leave it out.",
+            f"--{next(iter(place))} has no effect with --no-quant and --no-compile",
+            hint="Omit it.",
         )
     passed = {"quant": {**precision, **place}, "compile": place}
     requested = parse_build_config({name: values for name, values in passed.items() if values}, "options")[0]

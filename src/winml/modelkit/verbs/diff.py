@@ -36,7 +36,7 @@ def plan_diff(request: DiffRequest) -> AnswerPlan[tuple[Path, Path]]:
         UsageError, OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
     """
     before, after = _found(request.before), _found(request.after)
-    step = PlannedStep("comparing", f"{before} and {after}, module by module; neither is run")
+    step = PlannedStep("comparing", f"{before} and {after}, by module, without running them")
     return plan_answer("diff", (before, after), request, reads=(before, after), steps=(step,))
 
 
@@ -58,7 +58,7 @@ def _found(path: Path) -> Path:
 
     if path.is_dir() and not any(path.glob("**/*.onnx")):
         raise ModelPathError(
-            f"{path}: is a folder without an ONNX file",
-            hint="Give an ONNX file or the folder of a build; a checkpoint is exported first.",
+            f"{path}: the folder contains no ONNX file",
+            hint="Specify an ONNX file or a build folder; export checkpoints first.",
         )
     return onnx_file(str(path)) or path  # what is no model at all is said by who reads it

@@ -137,6 +137,6 @@ def _refuse_run_options(request: EvalRequest) -> None:
     for name, value in request.provider_options.items():
         if value:
             raise UsageError(
-                f"--{name.replace('_', '-')} is for ONNX files, and the model is a checkpoint, which PyTorch runs",
-                hint="Leave it out, or export the checkpoint first.",
+                f"--{name.replace('_', '-')} requires an ONNX file, and the model is a checkpoint, which PyTorch runs",
+                hint="Omit it, or export the checkpoint first.",
             )

@@ -87,8 +87,8 @@ def plan_export(request: ExportRequest) -> ExportPlan:
         model = _model_of(request)
         if request.functions is not None and not config.hierarchy:
             raise UsageError(
-                f"--functions {request.functions} goes by the tags, and --no-hierarchy writes none",
-                hint="Leave one of them out.",
+                f"--functions {request.functions} requires tags, which --no-hierarchy does not write",
+                hint="Omit one of them.",
             )
         paths = ExportPaths.for_output(request.output, with_sidecar=config.hierarchy, with_report=request.with_report)
         paths.refuse_existing(overwrite=request.overwrite)
@@ -162,7 +162,7 @@ def _checkpoint_folder(source: ModelSource, model: ModelRequest) -> tuple[Path |
         needs_weights, needs_code = not model.random_weights, model.trust_remote_code
         folder = cached_snapshot(source.name, model.revision, needs_weights=needs_weights, needs_code=needs_code)
         if folder is None:
-            notes.append(f"{source.name} is not on this disk and is fetched first; its files come to what is listed.")
+            notes.append(f"{source.name} is downloaded first; its files are read in addition to those listed.")
     if source.kind in CHECKPOINT_KINDS:
         notes.append(
             "Whether the model has several parts shows when it is loaded; the files of one part are listed. Of "
@@ -191,15 +191,15 @@ def _steps(request: ExportRequest, model: ModelRequest) -> tuple[PlannedStep, ..
     from winml.modelkit.results.export_result import STEPS
 
     config = request.config
-    exporters = {"auto": "TorchScript, and dynamo for what it cannot do", "torchscript": "TorchScript"}
+    exporters = {"auto": "TorchScript, or dynamo if that fails", "torchscript": "TorchScript"}
     opset = config.opset_version or DEFAULT_OPSETS["dynamo" if config.exporter == "dynamo" else "torchscript"]
     weights = f"random weights, seed {model.seed}" if model.random_weights else "with its weights"
     compared = "compared with PyTorch in ONNX Runtime" if config.verify else "not compared"
     words = (
         f"{model.model}: {weights}",
-        f"values drawn with seed {model.seed}, "
+        f"random values with seed {model.seed}, "
         + ("as the inputs are stated" if model.input_specs is not None else "for inputs decided from the model"),
-        "modules recorded while the model runs once",
+        "modules are recorded in one run of the model",
         f"{exporters.get(config.exporter, config.exporter)}, opset {opset}",
         "scopes of the trace matched with modules",
         f"nodes get the tags of their modules ({config.torch_module} of torch.nn)",

@@ -86,14 +86,14 @@ def plan_extraction(request: ExtractRequest) -> ExtractPlan:
 
         assert request.model.request is not None
         export = plan_cached_export(request.model.request)
-        notes = ("Which modules there are shows once the model is exported: their files are not listed.",)
+        notes = ("The modules are known after the export, so their files are not listed.",)
     else:
         from winml.modelkit.flows.modules.extract import plan_cuts
 
         planned = plan_cuts(path, request.module, request.output, request.options())
         outputs = planned.outputs
         cutting += f": {len(planned.cuts.calls)}" + "".join(
-            f"; {refused.identity.words} cannot stand alone: {refused.reason}" for refused in planned.cuts.refused
+            f"; {refused.identity.words} cannot be extracted: {refused.reason}" for refused in planned.cuts.refused
         )
     written = (*outputs, *((manifest,) if outputs or path is None else ()))
     return ExtractPlan(

@@ -62,7 +62,7 @@ def read_sizes(text: str) -> dict[str, int]:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ConfigError(
                 f"{source}: {name}: expected a whole number of at least 1 (got {size!r})",
-                hint="To leave a dimension open, leave it out.",
+                hint="Omit a dimension to leave it dynamic.",
             )
     return value
 
@@ -324,8 +324,8 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
             return request.output, ()
         output = self.default_output(model)
         if output is None:
-            raise UsageError("no output was given", hint="Name the file or folder to write with -o.")
-        return output, (f"No output was named: {output}, beside the input.",)
+            raise UsageError("no output is specified", hint="Specify the file or folder to write with -o.")
+        return output, (f"Without -o, the output is {output}.",)
 
     def _plan_part(
         self, request: RequestT, source: Path, output: Path, options: OptionsT, *, is_waiting: bool
@@ -382,15 +382,15 @@ def find_source(request: FileRequest[Any]) -> FoundFolder | Path:
     """
     model = request.model
     if model is None:
-        raise UsageError("no model was given", hint="Give the path of an ONNX file with --model.")
+        raise UsageError("no model is specified", hint="Specify an ONNX file with --model.")
     if model.is_dir():
         from winml.modelkit.found_models import found_folder
 
         return found_folder(model, request.submodel)
     if request.submodel:
         raise UsageError(
-            f"--submodel {request.submodel[0]} names a part in the folder of a build, and {model} is none",
-            hint="Leave it out.",
+            f"--submodel {request.submodel[0]} requires a build folder, and {model} is not one",
+            hint="Omit it.",
         )
     if model.suffix.lower() != MODEL_SUFFIX or (model.exists() and not model.is_symlink()):
         return model
@@ -415,8 +415,8 @@ def only_part(found: FoundFolder, words: str) -> Path:
     """
     if len(found.chosen) > 1:
         raise UsageError(
-            f"{words}, and {found.path} holds {', '.join(found.chosen)}",
-            hint=f"Name one of them: --submodel {found.chosen[-1]}.",
+            f"{words}, and {found.path} contains {', '.join(found.chosen)}",
+            hint=f"Select one: --submodel {found.chosen[-1]}.",
         )
     return found.parts[found.chosen[0]]
 
@@ -451,11 +451,11 @@ def _planned_steps(
 
         opset = checked.model.opset_imports.get("", 0)
         reading = f"{sum(1 for _ in all_nodes(checked.model))} nodes, opset {opset}"
-        normalization = "the graph is brought into its plain form"
+        normalization = "the graph is normalized"
         if is_normalized(checked.model) or task.skip_normalization:
             normalization = "none: already normalized" if is_normalized(checked.model) else "left out"
     comparison = f"compared with {task.source} in ONNX Runtime" if task.verify else "not compared"
-    writing = f"{task.output}: {'a second name of the source, or a copy' if is_copy else comparison}"
+    writing = f"{task.output}: {'a hard link to the source, or a copy' if is_copy else comparison}"
     read, *middle, written = work.steps()
     words = {work.step_name: work.request_words}
     return (

@@ -130,7 +130,7 @@ def _steps(request: PerfRequest, latency: LatencyOptions) -> list[PlannedStep]:
     how = f"{latency.duration_s:g} s" if latency.duration_s is not None else how
     what = f"each module that {request.module} names in " * bool(request.module)
     kind = "measuring generation" if request.generation else "measuring"
-    beside = f", in turns with {request.baseline}" if request.baseline else ""
+    beside = f", in alternation with {request.baseline}" if request.baseline else ""
     return [PlannedStep(kind, f"{what}{model.name}: {how}{beside}") for model in request.models.values()]
 
 
@@ -142,9 +142,7 @@ def _refuse_combinations(request: PerfRequest) -> None:
     for name in _ONLY_BY_MODULE:
         if name in request.stated and not request.by_module:
             flag = request.stated[name]
-            raise UsageError(
-                f"{flag} says how times by module are shown", hint=f"Add --by-module, or leave {flag} out."
-            )
+            raise UsageError(f"{flag} requires --by-module", hint=f"Add --by-module, or omit {flag}.")
     if request.generation:
         _refuse_beside_generation(request)
     if len(request.models) > 1:
@@ -156,36 +154,36 @@ def _refuse_beside_module(request: PerfRequest, selector: str) -> None:
     for name in ("by_module", "baseline"):
         if name in request.stated:
             raise UsageError(
-                f"{request.stated[name]} measures the whole model, and --module {selector} parts of it",
-                hint="Give one of them, or cut the modules out first: winml extract.",
+                f"{request.stated[name]} measures the whole model, and cannot be combined with --module {selector}",
+                hint="Use one of them, or extract the modules first: winml extract.",
             )
 
 
 def _refuse_beside_by_module(request: PerfRequest) -> None:
     if request.baseline:
         raise UsageError(
-            f"--baseline {request.baseline}: profiling slows both down differently, so --by-module compares nothing",
-            hint="Compare in a run of its own, without --by-module.",
+            f"--baseline {request.baseline}: profiling slows down both differently, so --by-module has no baseline",
+            hint="Compare in a separate run without --by-module.",
         )
     for name in ("group", "top"):
         if request.depth is not None and (value := getattr(request, name)) is not None:
             raise UsageError(
-                f"--depth {request.depth} is for the tree, and --{name} {value} shows a list in its place",
-                hint="Give one of them.",
+                f"--depth {request.depth} applies to the module tree, and --{name} {value} shows a list instead",
+                hint="Use one of them.",
             )
 
 
 def _refuse_beside_generation(request: PerfRequest) -> None:
     if not request.io_binding:
         raise UsageError(
-            "--no-io-binding has no meaning with --generation, whose cache always stays in memory of ONNX Runtime",
-            hint="Leave it out.",
+            "--no-io-binding has no effect with --generation, whose KV cache is always bound to ONNX Runtime memory",
+            hint="Omit it.",
         )
     for name in _NOT_OF_GENERATION:
         if name in request.stated:
             raise UsageError(
-                f"{request.stated[name]} has no meaning with --generation, which chooses prompts and steps itself",
-                hint="Give one of them.",
+                f"{request.stated[name]} has no effect with --generation, which determines prompts and steps",
+                hint="Use one of them.",
             )
 
 
@@ -194,12 +192,12 @@ def _refuse_of_several_parts(request: PerfRequest) -> None:
     for name in _OF_ONE_GRAPH:
         if name in request.stated:
             raise UsageError(
-                f"{request.stated[name]} is for one graph, and {request.name} holds {parts}",
-                hint=f"Name a part: --submodel {next(iter(request.models))}",
+                f"{request.stated[name]} requires one graph, and {request.name} contains {parts}",
+                hint=f"Select a part: --submodel {next(iter(request.models))}",
             )
     if request.generation and not {ENCODER, DECODER} <= request.models.keys():
         raise UsageError(
-            f"--generation measures an encoder and its decoder, or a decoder, and {request.name} holds {parts}",
+            f"--generation measures decoders and encoder-decoder models, and {request.name} contains {parts}",
             hint=f"Name the file of a part: {next(iter(request.models.values())).path}",
         )
 

@@ -116,10 +116,8 @@ class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "Quantization", "Qu
             is_unused = field.group == SENSITIVITY and not request.sensitivity
             if is_unused and getattr(request, field.name) != field.default:
                 flag = field.flag
-                others = " and for --budget and --max-size" if field.name == "report" else ""
-                raise UsageError(
-                    f"{flag} is for --sensitivity{others}", hint=f"Add --sensitivity, or leave {flag} out."
-                )
+                others = ", --budget or --max-size" if field.name == "report" else ""
+                raise UsageError(f"{flag} requires --sensitivity{others}", hint=f"Add --sensitivity, or omit {flag}.")
         refuse_missing_files(request.options)
 
     def plan(self, request: QuantizeRequest) -> FilePlan[QuantizeRequest, Quantization]:
@@ -131,7 +129,7 @@ class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "Quantization", "Qu
             if len(plan.parts) > 1:
                 raise UsageError(
                     f"--calibration-cache {cache}: one graph expected, {plan.folder.path} has {', '.join(plan.parts)}",
-                    hint=f"Name one of them: --submodel {next(iter(plan.parts))}.",
+                    hint=f"Select one: --submodel {next(iter(plan.parts))}.",
                 )
             plan = _with_cache(plan, cache)
         return plan
@@ -171,8 +169,8 @@ def _with_page(
 
     if len(plan.parts) > 1:
         raise UsageError(
-            f"--report {report}: {', '.join(plan.parts)} are quantized, and a page is for one of them",
-            hint=f"Name one: --submodel {next(iter(plan.parts))}.",
+            f"--report {report}: {', '.join(plan.parts)} are quantized, and a report covers one of them",
+            hint=f"Select one: --submodel {next(iter(plan.parts))}.",
         )
     _refuse_other_file("--report", report, plan)
     refuse_existing([report], overwrite=overwrite)
@@ -187,7 +185,9 @@ def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizeRequest, 
     """
     for role, paths in (("read", plan.reads), ("written", tuple(file.path for file in plan.writes))):
         if any(path.absolute() == other.absolute() or _is_same_file(path, other) for other in paths):
-            raise UsageError(f"{option} {path}: this file is {role} as something else", hint="Name another file.")
+            raise UsageError(
+                f"{option} {path}: the file is also {role} by a different option", hint="Name another file."
+            )
 
 
 def _is_same_file(path: Path, other: Path) -> bool:
@@ -207,7 +207,9 @@ def _with_cache(plan: FilePlan[QuantizeRequest, Quantization], cache: Path) -> F
     """
     _refuse_other_file("--calibration-cache", cache, plan)
     if cache.is_dir():
-        raise UsageError(f"--calibration-cache {cache}: it is a folder", hint="Name a file, such as statistics.json.")
+        raise UsageError(
+            f"--calibration-cache {cache}: this is a folder", hint="Specify a file, such as statistics.json."
+        )
     grows = PlannedFile(cache, cache.exists(), only_if="activations are measured that it does not hold")
     return replace(plan, writes=(*plan.writes, grows))
 
@@ -296,14 +298,14 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
 
     QUANTIZE.refuse_options(request)
     source = find_source(request)
-    model = source if isinstance(source, Path) else only_part(source, "--sensitivity is for one graph")
+    model = source if isinstance(source, Path) else only_part(source, "--sensitivity requires one graph")
     _refuse_combinations(request)
     if not model.is_file():
         raise ModelPathError(f"{model}: no such file", hint="Give the path of an ONNX file.")
     outputs = [path for path in (request.output, request.report, request.exclude_list) if path is not None]
     if len({path.absolute() for path in outputs}) < len(outputs):
         raise UsageError(
-            "two of --output, --report and --exclude-list name one file", hint="Give each a file of its own."
+            "two of --output, --report and --exclude-list specify the same file", hint="Use a separate file for each."
         )
     read = [Path(path) for path in (request.input_data, request.options.calibration_data) if path is not None]
     if outputs:
@@ -337,7 +339,7 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
                 * bool(request.target)
             ),
         ),
-        notes=(f"Measurements are kept in {measured} until the answer is written.",) if measured is not None else (),
+        notes=(f"Measurements are stored in {measured} until the result is written.",) if measured is not None else (),
         interrupted=interruptions_beside(outputs),
         request=request,
         model=model,
@@ -369,13 +371,13 @@ def _refuse_combinations(request: QuantizeRequest) -> None:
 
     if request.options.bit_budget is not None:
         raise UsageError(
-            "--sensitivity measures and writes no model, and --budget and --max-size write one",
-            hint="Give one of them.",
+            "--sensitivity writes no model, and cannot be combined with --budget or --max-size",
+            hint="Use one of them.",
         )
     if request.options.kv_cache is not None:
         raise UsageError(
             f"--kv-cache {request.options.kv_cache}: --sensitivity measures weights by module",
-            hint="Leave one of them out: --kv-cache itself says what it costs.",
+            hint="Omit one of them: --kv-cache reports its error.",
         )
     if request.options.solves_weights:
         raise UsageError(
@@ -390,20 +392,21 @@ def _refuse_combinations(request: QuantizeRequest) -> None:
     }
     for flag, is_stated in unused.items():
         if is_stated:
-            raise UsageError(f"{flag} is about a model to write, and --sensitivity writes none", hint="Leave it out.")
+            raise UsageError(f"{flag} has no effect with --sensitivity, which writes no model", hint="Omit it.")
     if request.input_data is not None and request.samples is not None:
         raise UsageError(
-            f"--samples {request.samples}: --input-data {request.input_data} has values", hint="Give one of them."
+            f"--samples {request.samples}: --input-data {request.input_data} already determines the samples",
+            hint="Use one of them.",
         )
     if request.module is not None:
         Selector(request.module)
     if request.exclude_list is not None and request.target is None:
-        raise UsageError("--exclude-list needs to know what is to be reached", hint="Add --target, such as sqnr_db=30.")
+        raise UsageError("--exclude-list requires --target", hint="Add --target, such as sqnr_db=30.")
     _refuse_target(request)
     if request.output is not None and request.output.suffix.lower() in {".html", ".htm", ".onnx"}:
         raise UsageError(
-            f"-o {request.output}: the answer of --sensitivity is JSON",
-            hint="Name a .json file; --report writes the page. A model is written without --sensitivity.",
+            f"-o {request.output}: the result of --sensitivity is JSON",
+            hint="Use a .json file; --report writes an HTML report. Without --sensitivity, a model is written.",
         )
 
 
@@ -422,7 +425,7 @@ def _refuse_target(request: QuantizeRequest) -> None:
         refuse_unknown_roles(request.columns)
         if request.target is None:
             raise UsageError(
-                f"--dataset {request.dataset}: nothing says what is to be reached on it",
+                f"--dataset {request.dataset} requires --target",
                 hint="Add --target with a metric of the task, such as accuracy=0.9.",
             )
         parse_limits([request.target], "--target")

@@ -49,13 +49,13 @@ def plan_retag(request: RetagRequest) -> RetagPlan:
     target = request.after if request.output is None else request.output
     carried = carry_between(request.before, request.after, target, overwrite=request.overwrite)
     reads = (request.before, *carried.original_data, request.after, *carried.data)
-    found = f"{carried.report.matched} of {carried.report.nodes} nodes found again in {request.before}"
+    found = f"{carried.report.matched} of {carried.report.nodes} nodes matched with {request.before}"
     copies = carried.data and not carried.shares_data
     return RetagPlan(
         verb="retag",
         reads=reads,
         writes=(PlannedFile(target, target.exists()), *((PlannedFile(data_path(target, "*")),) if copies else ())),
-        steps=(PlannedStep("carrying tags", found), PlannedStep("writing", f"{target}: all but the metadata as it is")),
+        steps=(PlannedStep("carrying tags", found), PlannedStep("writing", f"{target}: only the metadata changes")),
         removes=orphaned_data([target], reads),
         interrupted=interruptions_beside([target]),
         request=request,

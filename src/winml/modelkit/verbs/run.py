@@ -110,7 +110,9 @@ def plan_run(request: RunRequest) -> AnswerPlan[RunSubject]:
     """
     request.refuse_unknown_provider()
     if request.schema and request.reference:
-        raise UsageError("--schema runs nothing, and --reference compares a run", hint="Give one of them.")
+        raise UsageError(
+            "--schema and --reference cannot be combined, since --schema runs nothing", hint="Use one of them."
+        )
     subject = _subject(request)
     media = [Path(value[1:]) for value in subject.tensors.values() if value.startswith("@")]
     media += [Path(value) for values in subject.named.values() for value in values if value.startswith("@")]
@@ -140,7 +142,7 @@ def _subject(request: RunRequest) -> RunSubject:
     if request.task and stated and canonical_task(request.task) != canonical_task(stated):
         raise TaskError(
             f"--task {request.task}: {request.name} was exported for {stated}",
-            hint="Leave --task out, or build the model again for this task.",
+            hint="Omit --task, or build the model again for this task.",
         )
     name = request.task or stated
     rule = "given by --task" if request.task else "as the file says" if stated else ""
@@ -157,8 +159,8 @@ def _subject(request: RunRequest) -> RunSubject:
     if name is None:
         if request.files and not request.schema:
             raise TaskError(
-                f"{request.name} does not say what it is for",
-                hint=f"Say it: --task, such as --task text-classification; or pass tensors by name: "
+                f"{request.name} does not state its task",
+                hint=f"Specify --task, such as --task text-classification, or pass tensors by name: "
                 f"{', '.join(f'--input {item}=@FILE.npy' for item in tensors)}.",
             )
         return RunSubject(None, rule, {}, named)
@@ -241,7 +243,7 @@ def _refuse_inputs(
             hint = f"Did you mean {guess!r}? " if guess else ""
             raise UsageError(
                 f"{request.name} has no input {name!r}: {task} takes {', '.join(known)}",
-                hint=f"{hint}winml run {request.name} --schema shows what it takes.",
+                hint=f"{hint}winml run {request.name} --schema lists its inputs.",
             )
         item = known[name]
         if len(values) > 1 and not item.is_repeatable:
@@ -269,12 +271,12 @@ def _refuse_save(request: RunRequest, definition: RunTask, what: str) -> None:
     if definition.saved is None:
         raise UsageError(
             f"--save {request.save}: {what} has no image and no arrays to save",
-            hint="Leave it out; -o FILE writes the answer as JSON.",
+            hint="Omit it; -o FILE writes the result as JSON.",
         )
     suffixes = IMAGE_SUFFIXES if definition.saved == "image" else (_ARRAYS_SUFFIX,)
     if request.save.suffix.lower() not in suffixes:
         raise UsageError(
-            f"--save {request.save}: the answer of {what} is saved as {', '.join(suffixes)}",
+            f"--save {request.save}: the result of {what} is saved as {', '.join(suffixes)}",
             hint=f"--save {request.save.with_suffix(suffixes[0])}",
         )
 

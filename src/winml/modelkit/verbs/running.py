@@ -120,8 +120,8 @@ class LatencyFields:
         """
         if self.iterations is not None and self.duration is not None:
             raise UsageError(
-                f"--iterations {self.iterations} and --duration {self.duration:g} both say when to stop",
-                hint="Give one of the two.",
+                f"--iterations {self.iterations} and --duration {self.duration:g} cannot be combined",
+                hint="Use one of them.",
             )
         from winml.modelkit.measure.latency import LatencyOptions
 

@@ -41,7 +41,7 @@ def _read_steps(text: str) -> tuple[str, ...]:
     steps = tuple(step.strip() for step in text.split(","))
     for step in steps:
         if step not in STEPS:
-            raise ConfigError(f"--do {text}: there is no step {step!r}", hint=f"Steps: {', '.join(STEPS)}.")
+            raise ConfigError(f"--do {text}: unknown step {step!r}", hint=f"Steps: {', '.join(STEPS)}.")
     return steps
 
 
@@ -165,8 +165,8 @@ def plan_sweep(request: SweepRequest) -> PlannedSweep:
         SWEEP_RESULTS_NAME: "",
         SWEEP_TABLE_NAME: "",
         SWEEP_PAGE_NAME: "",
-        "cells/*": "a cell is not finished",
-        "shared/*": "several cells use it",
+        "cells/*": "a configuration is not finished",
+        "shared/*": "several configurations use it",
         SWEEP_LOCK_NAME: "the lock leaves its file",
     }
     return PlannedSweep(

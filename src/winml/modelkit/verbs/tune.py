@@ -75,8 +75,8 @@ def plan_tuning(request: TuneRequest) -> Plan:
         TUNE_STATE_NAME: "",
         TUNE_RESULT_NAME: "",
         TUNE_PAGE_NAME: "",
-        f"{TUNED_NAME}/*": "the winner is not there yet",
-        f"{TUNE_CANDIDATES_NAME}/*": "the time is over before all are measured; else removed at the end",
+        f"{TUNED_NAME}/*": "the winner is not determined yet",
+        f"{TUNE_CANDIDATES_NAME}/*": "the time limit is reached before all are measured; removed at the end otherwise",
         f"{TUNE_EXPORT_NAME}/*": "the model cannot be exported twice the same",
         TUNE_LOCK_NAME: "the lock leaves its file",
     }
@@ -87,7 +87,7 @@ def plan_tuning(request: TuneRequest) -> Plan:
             PlannedFile(folder / name, _is_there(folder, name), only_if) for name, only_if in conditions.items()
         ),
         steps=tuple(map(PlannedStep, TUNE_STEPS, _steps(outlook, request))),
-        notes=(f"{folder} belongs to another tuning, whose results are removed.",) if outlook.starts_anew else (),
+        notes=(f"{folder} contains a different tuning, whose results are removed.",) if outlook.starts_anew else (),
         interrupted=interruptions_beside([folder / TUNE_STATE_NAME]),
     )
 
@@ -125,7 +125,7 @@ def _steps(outlook: TuningOutlook, request: TuneRequest) -> tuple[str, ...]:
 
     def words(candidates: Sequence[Candidate]) -> str:
         described = (
-            f"{item.name} ({item.words}{'; measured already' * (item.name in outlook.measured)})" for item in candidates
+            f"{item.name} ({item.words}{'; already measured' * (item.name in outlook.measured)})" for item in candidates
         )
         return ", ".join(described) or "none"
 
@@ -133,8 +133,8 @@ def _steps(outlook: TuningOutlook, request: TuneRequest) -> tuple[str, ...]:
         words([plain]),
         words(whole),
         words(parts),
-        "of those that are right and among the fastest, in turns",
-        "groups of modules of a winner with integers, each in float"
+        "of candidates within the quality limit, fastest first, in alternation",
+        "groups of modules of a quantized winner, each in float"
         if request.ep is not None or "placement" in request.only
         else "not requested (--ep)",
         "of the winner: levels, numbers of threads, fixed sizes and a compiled file, as far as --only names them",

@@ -94,7 +94,7 @@ def _refuse_flags_without_stage(options: Mapping[str, object]) -> None:
     """
     if stated := _stated(options):
         flags = {item.name: item.opts[-1] for item in click.get_current_context().command.params}
-        raise UsageError(f"{flags[stated[0].name]} has no meaning with --no-quant", hint="Leave one of them out.")
+        raise UsageError(f"{flags[stated[0].name]} has no effect with --no-quant", hint="Omit one of them.")
 
 
 def _stated(options: Mapping[str, object]) -> list[Any]:
@@ -152,7 +152,9 @@ def command(context: click.Context, /, **options: Any) -> None:
             result = run_planned_build(plan, request, _listener(options, retained))
     except KeyboardInterrupt:
         ending = (
-            f"kept: {', '.join(retained)}; the same command goes on from there" if retained else "no stage had ended"
+            f"completed: {', '.join(retained)}; the same command resumes there"
+            if retained
+            else "no stage was completed"
         )
         raise Interrupted(ending) from None
     _show_result(result, options)
@@ -168,7 +170,7 @@ def _read_request(context: click.Context, options: dict[str, Any]) -> BuildReque
     configured = configured_options(context, options, config)
     model = configured.options["model"]
     if not model:
-        raise UsageError("no model was given", hint="Give one with -m, or a config whose loader names one.")
+        raise UsageError("no model is specified", hint="Use -m, or a config whose loader section names a model.")
     # Before its text is read: the names of an ONNX file are not the keys of a checkpoint.
     for option in ("shape_config", "batch_size"):
         if is_onnx_path(model) and options[option]:

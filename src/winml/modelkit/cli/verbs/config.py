@@ -93,23 +93,25 @@ def command(context: click.Context, /, **options: Any) -> None:
     if len(exclusive) > 1 or (options["config"] and (options["check"] or options["schema"])):
         first, second = [*(["config"] if options["config"] else []), *exclusive][:2]
         flags = [f"--{name.replace('_', '-')}" for name in (first, second)]
-        raise UsageError(f"{flags[0]} and {flags[1]} ask for different answers", hint="Give one of them.")
+        raise UsageError(f"{flags[0]} and {flags[1]} cannot be combined", hint="Use one of them.")
     for name, flag in (("output", "-o"), ("dry_run", "--dry-run")):
         if options[name] and not makes_config:
             raise UsageError(
-                f"--{name.replace('_', '-')} is for the config of a model",
-                hint=f"Give the model with -m, or leave {flag} out.",
+                f"--{name.replace('_', '-')} applies to the config of a model only",
+                hint=f"Specify the model with -m, or omit {flag}.",
             )
     if options["format_"] == "table" and not options["dry_run"]:
-        raise UsageError("--format table is for --dry-run: a config is JSON", hint="Add --dry-run, or leave it out.")
+        raise UsageError(
+            "--format table requires --dry-run, since a config is JSON", hint="Add --dry-run, or omit --format."
+        )
     if options["schema"]:
         print_json(_json_schema())
     elif options["check"] is not None:
         _check_config(options["check"])
     elif not makes_config:
         raise UsageError(
-            "no model was given",
-            hint="Give one with -m, or --model-type; or --check FILE to check a config, --schema for its schema.",
+            "no model is specified",
+            hint="Use -m or --model-type; or --check FILE to validate a config, or --schema for the schema.",
         )
     else:
         _write_config(context, options)
@@ -170,7 +172,7 @@ def _read_request(context: click.Context, options: dict[str, Any]) -> ConfigRequ
     config = read_build_config(options["config"])
     configured = configured_options(context, options, config)
     if not options["model_type"] and not configured.options["model"]:
-        raise UsageError("no model was given", hint="Give one with -m, or --model-type; the config names none.")
+        raise UsageError("no model is specified", hint="Use -m or --model-type: the config names no model.")
     name = "" if options["model_type"] else configured.options["model"]
     words = {**configured.words, **export_section_keys(config.export, options, "export.{}")}
     with rename_options(words):

@@ -76,14 +76,14 @@ def _read_request(options: Mapping[str, Any]) -> EvalRequest:
     from winml.modelkit.found_models import FoundModel, onnx_file
     from winml.modelkit.load.request import ModelRequest, resolve_source
 
-    name = model_name(options, "an ONNX file, the folder of a build, or a checkpoint")
+    name = model_name(options, "an ONNX file, a build folder, or a checkpoint")
     path = onnx_file(name)
     if path is None:
         model = ModelRequest(model=name, task=options["task"], trust_remote_code=options["trust_remote_code"])
         resolve_source(model)
         found = FoundModel(name, request=model)
     else:
-        hint = "Leave it out, or name the checkpoint the file was made from."
+        hint = "Omit it, or specify the checkpoint that the file was exported from."
         refuse_checkpoint_options(path, options, ("model_class", "revision", "trust_remote_code"), hint)
         found = FoundModel(name, path)
     return EvalRequest(

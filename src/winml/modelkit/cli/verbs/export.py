@@ -87,14 +87,14 @@ def pin(options: Mapping[str, Any]) -> None:
         if parameter.name in _FOR_PYTORCH_MODELS and is_stated(context, parameter.name):
             flag = [*parameter.opts, *parameter.secondary_opts][-1]
             raise UsageError(
-                f"{flag} has no meaning for an ONNX file, whose sizes alone can be fixed",
-                hint="Leave it out, or export the PyTorch model anew.",
+                f"{flag} does not apply to ONNX files, of which only the sizes can be fixed",
+                hint="Omit it, or export the PyTorch model again.",
             )
     if not (options["shape_config"] or options["batch_size"]):
         raise UsageError(
-            f"{options['model']}: is an ONNX file, and no size of it is to be fixed",
-            hint="Give sizes of its open dimensions with --shape-config '{\"batch\": 1}', or export what it was made "
-            "from: a checkpoint folder, config.json, Hub id or file.py:factory.",
+            f"{options['model']}: is an ONNX file, and no size to fix is specified",
+            hint="Fix its dynamic dimensions with --shape-config '{\"batch\": 1}', or export its source: a checkpoint "
+            "folder, config.json, Hub id or file.py:factory.",
         )
     from winml.modelkit.options import Options
 
@@ -186,7 +186,7 @@ def _read_request(context: click.Context, options: dict[str, Any]) -> ExportRequ
         ConfigError: a config is wrong.
     """
     if options["depth"] is not None and not options["verbose"]:
-        raise UsageError(f"--depth {options['depth']} is for the module tree, which -v shows", hint="Add -v.")
+        raise UsageError(f"--depth {options['depth']} applies to the module tree, which -v shows", hint="Add -v.")
     if options["config"]:
         build_config = read_build_config(options["config"], section="export")
         configured = configured_options(context, options, build_config)
@@ -197,7 +197,7 @@ def _read_request(context: click.Context, options: dict[str, Any]) -> ExportRequ
 
         configured, config = ConfiguredOptions(options, {}), WinMLExportConfig()
     if not configured.options["model"]:
-        raise UsageError("no model was given", hint="Give one with -m, or a config whose loader names one.")
+        raise UsageError("no model is specified", hint="Use -m, or a config whose loader section names a model.")
     origin = "export.{}"
     words = {**configured.words, **export_section_keys(config, options, origin)}
     if options["export_config"]:
@@ -222,7 +222,7 @@ def _export_config(place: str) -> WinMLExportConfig:
 
     value, source = read_json(place, "--export-config")
     if isinstance(value, dict) and "export" in value:
-        raise ConfigError(f"{source}: a whole build config", hint="Give it with -c.")
+        raise ConfigError(f"{source}: this is a complete build config", hint="Use -c.")
     return parse_options(WinMLExportConfig, value, source)
 
 

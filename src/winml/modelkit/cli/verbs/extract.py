@@ -94,11 +94,11 @@ def command(context: click.Context, /, **options: Any) -> None:
     refused, modules = (sum(len(getattr(item, name)) for item in results.values()) for name in ("refused", "modules"))
     if refused or not modules:
         what = (
-            f"{refused} module{'' if refused == 1 else 's'} could not be cut out"
+            f"{refused} module{'' if refused == 1 else 's'} could not be extracted"
             if refused
-            else "nothing was there to cut"
+            else "no module to extract was found"
         )
-        tell(f"error: {what}; the others were written" if modules else f"error: {what}")
+        tell(f"error: {what}; the remaining ones were written" if modules else f"error: {what}")
         context.exit(1)
 
 

@@ -143,8 +143,8 @@ def command(**options: Any) -> None:
     prompts = [_prepare(files, text, options) for text in texts]
     if options["reference"] is not None and prompts[0].settings.step.is_sampled:
         raise UsageError(
-            "--reference compares token by token, and tokens are drawn at random",
-            hint="Add --temperature 0, which takes the token with the highest score.",
+            "--reference compares token by token, which sampling does not allow",
+            hint="Add --temperature 0 for greedy decoding.",
         )
     results = _write(prompts, checkpoint, adapter, options)
     if options["format_"] == "json":
@@ -155,8 +155,8 @@ def command(**options: Any) -> None:
     for result in results:
         if result.reference is not None and result.reference.difference is not None:
             raise VerificationError(
-                f"PyTorch writes another token after {result.reference.difference.index} equal ones",
-                hint="Where the margin is small, rounding decides; winml compare shows where the graphs part.",
+                f"PyTorch generates a different token after {result.reference.difference.index} equal ones",
+                hint="A small margin indicates rounding; winml compare shows where the graphs diverge.",
             )
 
 
@@ -209,44 +209,48 @@ def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
     refuse_unknown_ep(options["ep"])
     media = [f"--{name}" for name in ("audio", "image") if options[name]]
     if options["prompt"].count(STDIN) > 1:
-        raise UsageError("-p -: stdin is read once, and is named twice", hint="Give -p - once.")
+        raise UsageError("-p -: stdin is specified twice, and can be read once", hint="Use -p - once.")
     if not options["prompt"] and not media:
-        raise UsageError("nothing was given to go on with", hint='Give a text: -p "Once upon a time".')
+        raise UsageError("no prompt is specified", hint='Specify a prompt: -p "Once upon a time".')
     if options["system"] is not None and not options["chat"]:
-        raise UsageError("--system: a model is told something by its chat template alone", hint="Add --chat.")
+        raise UsageError("--system requires --chat: the chat template inserts the system message", hint="Add --chat.")
     if "" in options["stop"]:
-        raise UsageError("--stop '': the empty text is in every answer", hint="Give the text that ends it.")
+        raise UsageError("--stop '': every output contains the empty text", hint="Specify a text that ends the output.")
     if options["timestamps"] and not options["audio"]:
-        raise UsageError("--timestamps: times are those of a recording, and none is given", hint="Give --audio.")
+        raise UsageError("--timestamps requires an audio file", hint="Add --audio FILE.")
     from winml.modelkit.found_models import onnx_file, part_files
 
     parts = part_files(options["folder"])
     if {ENCODER, DECODER} <= parts.keys():
         if options["chat"]:
-            raise UsageError("--chat: an encoder-decoder answers a text as it is", hint="Leave --chat out.")
+            raise UsageError("--chat: encoder-decoder models have no chat template", hint="Omit --chat.")
         if len(options["image"]) > 1:
-            raise UsageError(f"{len(options['image'])} pictures are given, and the model reads one", hint="Give one.")
+            raise UsageError(
+                f"{len(options['image'])} images are specified, and the model accepts one", hint="Specify one."
+            )
         if media and options["reference"] is not None:
-            raise UsageError(f"--reference compares texts, and {media[0]} is given", hint="Leave one of them out.")
+            raise UsageError(
+                f"--reference compares texts, and cannot be combined with {media[0]}", hint="Omit one of them."
+            )
         return parts
     if {VISION, EMBEDDING, DECODER} <= parts.keys():
         if options["audio"]:
-            raise UsageError(f"--audio: {options['folder']} reads text and pictures", hint="Leave --audio out.")
+            raise UsageError(f"--audio: {options['folder']} accepts text and images", hint="Omit --audio.")
         if options["reference"] is not None:
             raise UsageError(
-                f"--reference: {options['folder']} is shown images, which PyTorch is not given here",
-                hint="Leave --reference out; the export compared a text with PyTorch's.",
+                f"--reference: {options['folder']} is a vision-language model, which --reference does not support",
+                hint="Omit --reference; the export compared a text with PyTorch.",
             )
         return parts
     is_pair = {PROMPT, DECODER} <= parts.keys()
     path = parts[DECODER] if is_pair else onnx_file(options["folder"])
     if path is None:
         raise UsageError(
-            f"{options['folder']}: is no built model",
+            f"{options['folder']}: is not a built model",
             hint=f"Build it first: winml build -m {options['folder']} -o built",
         )
     if media:
-        raise UsageError(f"{media[0]}: {path} reads text alone", hint="Give a text with -p.")
+        raise UsageError(f"{media[0]}: {path} accepts text only", hint="Specify a prompt with -p.")
     return parts if is_pair else {ONLY_PART: path}
 
 
@@ -260,8 +264,8 @@ def _adapter(files: Mapping[str, Path], name: str | None) -> Path | None:
         return None
     if files.keys() != {ONLY_PART}:
         raise UsageError(
-            f"--adapter {name}: the model is of several graphs, whose adapters are merged when it is built",
-            hint="Leave --adapter out.",
+            f"--adapter {name}: the model has several graphs, and their adapters are merged by the build",
+            hint="Omit --adapter.",
         )
     from winml.modelkit.graph.files.reading import read_structure
     from winml.modelkit.runtime.adapters import adapter_beside

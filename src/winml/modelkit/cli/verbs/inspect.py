@@ -133,25 +133,27 @@ def _refuse_early(options: Mapping[str, Any]) -> str | None:
     """
     passed = [value for value in (options["target"], options["model"]) if value is not None]
     if len(passed) > 1:
-        raise UsageError(f"two models were given: {passed[0]!r} and, with -m, {passed[1]!r}", hint="Give one of them.")
+        raise UsageError(
+            f"two models are specified: {passed[0]!r} and, with -m, {passed[1]!r}", hint="Use one of them."
+        )
     if passed and options["model_type"]:
         raise UsageError(
-            f"--model-type {options['model_type']} stands in place of a model, and {passed[0]!r} is one",
-            hint="Give one of them.",
+            f"--model-type {options['model_type']} and the model {passed[0]!r} cannot be combined",
+            hint="Use one of them.",
         )
     if not passed and not any(options[name] for name in ("model_type", "model_class", "list_tasks")):
         raise UsageError(
-            "no model was given",
+            "no model is specified",
             hint="Give an ONNX file, a Hub id, a checkpoint folder, a config.json or file.py:factory; or --model-type "
             "or --model-class.",
         )
     if options["depth"] is not None and not options["hierarchy"] and options["module"] is None:
-        raise UsageError(f"--depth {options['depth']} is for the module tree, which -H shows", hint="Add -H.")
+        raise UsageError(f"--depth {options['depth']} applies to the module tree, which -H shows", hint="Add -H.")
     model: str | None = _named_file(passed[0]) if passed else None
     is_file = model is not None and model.lower().endswith(".onnx")
     _refuse_provider(options, model)
     if options["module"] is not None and not is_file:
-        raise UsageError("--module works on ONNX files only", hint="Use --hierarchy to see the module tree.")
+        raise UsageError("--module requires an ONNX file", hint="Use --hierarchy to see the module tree.")
     if model is not None and not is_file:
         request = model_request({**options, "model": model})
         if options["ep"] is None:
@@ -182,11 +184,11 @@ def _refuse_provider(options: Mapping[str, Any], model: str | None) -> None:
     parse_ep_options(options["ep_options"])
     for name in ("device", "ep_options"):
         if options[name] and options["ep"] is None:
-            raise UsageError(f"--{name.replace('_', '-')} is of an execution provider", hint="Name it with --ep.")
+            raise UsageError(f"--{name.replace('_', '-')} requires an execution provider", hint="Add --ep NAME.")
     if options["ep"] is not None and (model is None or options["list_tasks"]):
         raise UsageError(
-            f"--ep {options['ep']} looks at a graph, and none is named",
-            hint="Give an ONNX file, or a checkpoint, which is exported for it.",
+            f"--ep {options['ep']} requires a model",
+            hint="Specify an ONNX file, or a checkpoint, which is exported first.",
         )
 
 
@@ -244,7 +246,7 @@ def _with_hierarchy(options: Mapping[str, Any]) -> bool:
 
 
 def _inspected_file(path: Path, options: Mapping[str, Any]) -> _InspectedFile:
-    hint = "Leave it out, or inspect the checkpoint the file was made from."
+    hint = "Omit it, or inspect the checkpoint that the file was exported from."
     refuse_checkpoint_options(path, options, FOR_CHECKPOINTS, hint)
     from winml.modelkit.inspect.onnx_inspection import inspect_onnx
 

@@ -118,11 +118,11 @@ def _check_files(request: OptimizeRequest, options: Mapping[str, Any]) -> None:
         ("dry_run", "--dry-run"),
     ):
         if options[name]:
-            raise UsageError(f"{flag} is about a file, and --check writes none", hint="Leave one of them out.")
+            raise UsageError(f"{flag} has no effect with --check, which writes no file", hint="Omit one of them.")
     OPTIMIZE.refuse_options(request)
     source = find_source(request)
     if isinstance(source, Path) and not source.is_file():
-        raise UsageError(f"{source}: no such file", hint="Give the path of an ONNX file with --model.")
+        raise UsageError(f"{source}: no such file", hint="Specify an ONNX file with --model.")
     paths = {"": source} if isinstance(source, Path) else {part: source.parts[part] for part in source.chosen}
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.cli._streams import library_output_to_stderr

@@ -106,14 +106,14 @@ def _read_request(options: Mapping[str, Any]) -> RunRequest:
     from winml.modelkit.found_models import onnx_file, part_files
     from winml.modelkit.load.request import resolve_source
 
-    name = model_name(options, "an ONNX file, the folder of a build, or a checkpoint")
+    name = model_name(options, "an ONNX file, a build folder, or a checkpoint")
     files: Mapping[str, Path] = part_files(name)
     checkpoint = None
     if not files:
         path = onnx_file(name)
         files = {} if path is None else {ONLY_PART: path}
     if files:
-        hint = "Leave it out, or name the checkpoint the file was made from."
+        hint = "Omit it, or specify the checkpoint that the file was exported from."
         refuse_checkpoint_options(
             next(iter(files.values())), options, ("model_class", "revision", "trust_remote_code"), hint
         )

@@ -59,7 +59,7 @@ def command(**options: Any) -> None:
         with sweep_progress(ended, quiet=options["quiet"]) as listener:
             result = run_planned_sweep(plan, request, listener)
     except KeyboardInterrupt:
-        raise Interrupted(f"finished in this run: {len(ended)}; the same command goes on from there") from None
+        raise Interrupted(f"finished in this run: {len(ended)}; the same command resumes there") from None
     show_result(result.as_record(), options, lambda: sweep_document(result))
     _end(result)
 

@@ -76,7 +76,7 @@ def command(**options: Any) -> None:
         with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
             result = run_tuning(plan, request, None if options["quiet"] else show_step, progress)
     except KeyboardInterrupt:
-        words = f"kept: what was measured, in {options['output']}; the same command goes on from there"
+        words = f"measurements are saved in {options['output']}; the same command resumes there"
         raise Interrupted(words) from None
     _show(result, options)
 
@@ -93,7 +93,7 @@ def _read_request(options: Mapping[str, Any]) -> TuneRequest:
         resolve_source(request)
         found = FoundModel(options["model"], request=request)
     else:
-        hint = "Leave it out, or name the checkpoint the file was made from."
+        hint = "Omit it, or specify the checkpoint that the file was exported from."
         refuse_checkpoint_options(path, options, (*FOR_CHECKPOINTS, *_DYNAMIC), hint)
         request, found = ModelRequest(model=str(path)), FoundModel(options["model"], path)
         sizes |= {"sizes": sizes_by_name({**options, "batch_size": None}), "batch_size": options["batch_size"]}
