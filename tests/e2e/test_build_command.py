@@ -201,7 +201,7 @@ main()
 """
 
 
-@pytest.mark.parametrize(("stage", "words"), [("export", "no stage"), ("optimize", ": export;")])
+@pytest.mark.parametrize(("stage", "words"), [("export", "no stage"), ("optimize", "completed: export;")])
 def test_interrupted_build_says_what_is_kept(workplace: Workplace, bert_tiny: Path, stage: str, words: str) -> None:
     """And leaves nothing where there is nothing."""
     stopped = Workplace(workplace.root, (sys.executable, "-c", _INTERRUPTED, stage), is_warm=True)

@@ -437,7 +437,7 @@ def test_encoder_decoder_writes_what_pytorch_writes(translator: Path) -> None:
     [
         (["--audio", "a.wav"], "input_ids, attention_mask"),
         (["-p", "a", "--chat"], "--chat:"),
-        ([], "nothing was"),
+        ([], "no prompt"),
     ],
 )
 def test_encoder_decoder_refuses_what_its_encoder_does_not_read(
