@@ -9,15 +9,17 @@ with a tokenizer of as many words as the model has tokens. For each size and pre
 
 Wall time and peak resident memory are the operating system's account of each finished process; what was written is
 synced inside the measured time. Then both folders generate, again in alternation, each time in a new process: through
-onnxruntime-genai's runtime, and through ONNX Runtime alone, whose cache stays in its own memory from run to run. A
-process generates once to warm up and then as often as ``--rounds`` says; it reports the median of the time to the first
-token, and of the time of one token after it. The prompt is random; the tokens are the best ones, and as many in both.
+onnxruntime-genai's runtime, through ONNX Runtime alone, whose cache stays in its own memory from run to run, and
+through the loop of ``winml generate``. A process generates once to warm up and then as often as ``--rounds`` says; it
+reports the median of the time to the first token, and of the time of one token after it, and the computing time of all
+after the first, for each of them. The prompt is random; the tokens are the best ones, and as many in both.
+The last lines compare our loop with genai's runtime on one folder, ours.
 
 The tokens of the two folders need not be the same in 4 bits, since each chooses its own scales; in fp32 the share of
 equal tokens is printed. A table for people, then one line of JSON.
 
     python benchmarks/generation.py --genai-python PYTHON [--sizes 0.5,1] [--precisions int4,fp32] [--runs 3]
-        [--rounds 3] [--prompt 128] [--tokens 64] [--folder DIR]
+        [--rounds 3] [--prompt 128] [--tokens 64] [--threads 0] [--folder DIR]
 
 ``PYTHON`` is that of an environment with onnxruntime-genai and torch. The largest size needs about nine times its
 weights in bf16 on the disk.
@@ -44,7 +46,7 @@ from typing import Any  # noqa: E402
 
 VOCABULARY = 32_000
 OURS, THEIRS = "winml", "genai"
-RUNTIMES = ("genai", "onnxruntime")
+RUNTIMES = ("genai", "onnxruntime", "winml")
 
 
 def add_tokenizer(checkpoint: Path) -> None:
@@ -95,6 +97,7 @@ def generate_in_process(runtime: str, folder: Path, options: argparse.Namespace)
     python = options.genai_python if runtime == "genai" else sys.executable
     command = [python, __file__, "--generate", runtime, str(folder)]
     command += ["--rounds", str(options.rounds), "--prompt", str(options.prompt), "--tokens", str(options.tokens)]
+    command += ["--threads", str(options.threads)]
     finished = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     output: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
     return output
@@ -105,25 +108,49 @@ def generate(runtime: str, folder: Path, options: argparse.Namespace) -> dict[st
     import numpy as np
 
     prompt = np.random.default_rng(0).integers(3, VOCABULARY, options.prompt).astype(np.int32)
-    once = _genai_generator(folder) if runtime == "genai" else _plain_generator(folder)
-    firsts, steps = [], []
+    makers = {"genai": _genai_generator, "onnxruntime": _plain_generator, "winml": _winml_generator}
+    once = makers[runtime](folder, options.threads)
+    firsts, steps, computing = [], [], []
     tokens: list[int] = []
     for number in range(options.rounds + 1):
         started, tokens, times = time.perf_counter(), [], []
         for token in once(prompt, options.tokens):
             times.append(time.perf_counter() - started)
+            if not tokens:
+                computed = time.process_time()
             tokens.append(token)
             started = time.perf_counter()
         if number:
             firsts.append(times[0])
             steps.append(median(times[1:]))
-    return {"first_s": median(firsts), "step_s": median(steps), "tokens": tokens}
+            computing.append((time.process_time() - computed) / max(len(times) - 1, 1))
+    return {"first_s": median(firsts), "step_s": median(steps), "step_cpu_s": median(computing), "tokens": tokens}
 
 
-def _genai_generator(folder: Path) -> Any:
+def _winml_generator(folder: Path, threads: int) -> Any:
+    from winml.modelkit.inference.generation.loop import generate_tokens
+    from winml.modelkit.inference.generation.settings import GenerationSettings
+    from winml.modelkit.runtime.decoding.decoder import DecoderGraph
+    from winml.modelkit.runtime.sessions import Session
+
+    graph = DecoderGraph(Session(folder / "model.onnx", threads=threads or None))
+
+    def once(prompt: Any, count: int) -> Any:
+        settings = GenerationSettings(max_new_tokens=count)
+        for entry in generate_tokens(graph, prompt.tolist(), settings):
+            yield entry.token
+
+    return once
+
+
+def _genai_generator(folder: Path, threads: int) -> Any:
     import onnxruntime_genai as genai
 
-    model = genai.Model(str(folder))
+    config = genai.Config(str(folder))
+    if threads:
+        options = {"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}
+        config.overlay(json.dumps(options))
+    model = genai.Model(config)
 
     def once(prompt: Any, count: int) -> Any:
         parameters = genai.GeneratorParams(model)
@@ -138,11 +165,13 @@ def _genai_generator(folder: Path) -> Any:
     return once
 
 
-def _plain_generator(folder: Path) -> Any:
+def _plain_generator(folder: Path, threads: int) -> Any:
     import numpy as np
     import onnxruntime as ort
 
-    session = ort.InferenceSession(str(folder / "model.onnx"))
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = threads
+    session = ort.InferenceSession(str(folder / "model.onnx"), settings)
     names = [value.name for value in session.get_inputs()]
     caches = [name for name in names if name.startswith("past_key_values")]
     outputs = [name.replace("past_key_values", "present") for name in caches]
@@ -212,12 +241,13 @@ def _row(size: str, precision: str, builds: Any, outputs: Any, sizes: dict[str, 
     for runtime, by_folder in outputs.items():
         reported: dict[str, Any] = {
             key: {who: spread([1000 * output[key] for output in runs]) for who, runs in by_folder.items()}
-            for key in ("first_s", "step_s")
+            for key in ("first_s", "step_s", "step_cpu_s")
         }
         pairs = list(zip(*(runs[-1]["tokens"] for runs in by_folder.values()), strict=True))
         row[runtime] = {
             "first_ms": reported["first_s"],
             "step_ms": reported["step_s"],
+            "step_cpu_ms": reported["step_cpu_s"],
             "equal_tokens": sum(left == right for left, right in pairs) / len(pairs),
         }
     return row
@@ -241,6 +271,9 @@ def _lines(row: dict[str, Any]) -> list[str]:
             f"{head:<10} {runtime:<12} token    {ratio(reported['step_ms'], 'ms')}; "
             f"{reported['equal_tokens']:.0%} equal tokens"
         )
+    for key, what in (("first_ms", "first"), ("step_ms", "token"), ("step_cpu_ms", "token, computing")):
+        pair = {who: row[runtime][key][OURS] for who, runtime in ((OURS, "winml"), (THEIRS, "genai"))}
+        lines.append(f"{head:<10} our loop against genai's, our folder: {what:<16} {ratio(pair, 'ms')}")
     return lines
 
 
@@ -254,6 +287,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="texts that each process generates")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt")
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="threads of an operator; 0: as many as the runtime likes"
+    )
     parser.add_argument("--folder", type=Path, help="where to work; else the place for temporary files")
     parser.add_argument("--generate", nargs=2, metavar=("RUNTIME", "FOLDER"), help=argparse.SUPPRESS)
     parser.add_argument("--tokenizer", type=Path, help=argparse.SUPPRESS)

@@ -111,6 +111,11 @@ class _RecordedSession(Session):
         super().__init__(path)
         self.recorded: list[dict[str, Array]] = []
 
+    @property
+    def takes_states_in_place(self) -> bool:
+        # What is recorded are states without spare room.
+        return False
+
     def run_with_states(
         self, feeds: Arrays, states: Mapping[str, ort.OrtValue], retained: Collection[str]
     ) -> tuple[dict[str, Array], dict[str, ort.OrtValue]]:

@@ -13,7 +13,8 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 
-from winml.modelkit.graph.files.reading import read_referring, read_structure, varint
+from winml.modelkit.graph.files.reading import read_referring, read_structure
+from winml.modelkit.graph.files.wire_format import varint
 from winml.modelkit.runtime.host import saturates_integer_sums
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS
 from winml.modelkit.runtime.sessions import CPU, SEVERITY_FATAL, Session

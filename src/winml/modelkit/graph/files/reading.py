@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError
 from winml.modelkit.errors import InputError, ModelPathError, first_line
 from winml.modelkit.graph.files.foreign_names import name_problem
 from winml.modelkit.graph.files.named_paths import record_read
+from winml.modelkit.graph.files.wire_format import LENGTH_DELIMITED, WireError, varint, walk_fields
 from winml.modelkit.metadata_keys import FUNCTION_DOMAIN
 
 __all__ = [
@@ -40,26 +41,7 @@ __all__ = [
     "read_structure",
     "reading_graph",
     "required_inputs",
-    "varint",
-    "walk_fields",
 ]
-
-
-# --- Encodes numbers in protobuf's wire format, for the reader and the writer of ONNX files; imports nothing.
-
-
-def varint(number: int) -> bytes:
-    """Return a number as protobuf writes it: seven bits to a byte, the lowest first, the high bit on all but the last.
-
-    >>> varint(300).hex()
-    'ac02'
-    """
-    groups = bytearray()
-    while number > 0x7F:
-        groups.append(number & 0x7F | 0x80)
-        number >>= 7
-    groups.append(number)
-    return bytes(groups)
 
 
 RETAINED_BYTES = 4096
@@ -77,26 +59,11 @@ _GRAPH_ERRORS = (
 """What onnx_ir raises at a message that is no graph: a SerdeError around the reason, or the reason alone. A graph that
 is nested too deeply ends in a RecursionError, which is a RuntimeError."""
 
-# Specified: the wire types of protobuf.
-_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
-_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 _DEEPEST = 100
 """Specified: protobuf's own limit on nested messages."""
 _DISPLAYED_LENGTH = 60
 """Chosen: as much of a damaged text as finds it."""
 _LFS_POINTER = b"version https://git-lfs"
-
-
-class _WireError(ValueError):
-    """The bytes are not a protobuf message.
-
-    Attributes:
-        cut_off: Whether a field of the model itself extends past the end of the file.
-    """
-
-    def __init__(self, *, cut_off: bool = False) -> None:
-        super().__init__()
-        self.cut_off = cut_off
 
 
 def required_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
@@ -244,8 +211,8 @@ def _parse_structure(data: mmap.mmap, path: Path, replace: _Replacement) -> onnx
         model: onnx.ModelProto = onnx.ModelProto.FromString(
             _without_values(data, slice(0, len(data)), onnx.ModelProto.DESCRIPTOR, replace)
         )
-    except (_WireError, DecodeError) as error:
-        if isinstance(error, _WireError) and error.cut_off:
+    except (WireError, DecodeError) as error:
+        if isinstance(error, WireError) and error.cut_off:
             raise InputError(
                 f"{path} is cut off: it ends after {len(data)} bytes, in the middle of the model",
                 hint="Export or download it again.",
@@ -298,7 +265,7 @@ def _without_values(
     """
     start, end = place.start, place.stop
     if depth > _DEEPEST:
-        raise _WireError
+        raise WireError
     fields = _fields_of(message)
     is_tensor = message is onnx.TensorProto.DESCRIPTOR
     pieces = []
@@ -306,7 +273,7 @@ def _without_values(
     copied = start
     for number, wire_type, at, value, stop in walk_fields(data, start, end):
         if stop > end:
-            raise _WireError(cut_off=depth == 0 and number in fields)
+            raise WireError(cut_off=depth == 0 and number in fields)
         field = fields.get(number)
         if field is None:
             continue
@@ -315,11 +282,11 @@ def _without_values(
                 pieces.append(data[copied:at])
                 replacements.append(replaced)
                 copied = stop
-        elif wire_type == _LENGTH_DELIMITED and field.message_type is not None and stop - value >= RETAINED_BYTES:
+        elif wire_type == LENGTH_DELIMITED and field.message_type is not None and stop - value >= RETAINED_BYTES:
             inner = _without_values(data, slice(value, stop), field.message_type, replace, field.name, depth + 1)
             pieces += [
                 data[copied:at],
-                varint(number << 3 | _LENGTH_DELIMITED),
+                varint(number << 3 | LENGTH_DELIMITED),
                 varint(len(inner)),
                 inner,
             ]
@@ -331,45 +298,6 @@ def _without_values(
 @functools.cache
 def _fields_of(message: Any) -> Mapping[int, Any]:
     return {field.number: field for field in message.fields}
-
-
-def walk_fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield the fields of a message: number, wire type, start of the field, start and end of its value.
-
-    The last field may extend past ``end``; the caller must check that.
-    """
-    position = start
-    while position < end:
-        key, value = _read_varint(data, position, end)
-        number, wire_type = key >> 3, key & 7
-        if number == 0:
-            raise _WireError
-        if wire_type == _VARINT:
-            stop = _read_varint(data, value, end)[1]
-        elif wire_type == _LENGTH_DELIMITED:
-            length, value = _read_varint(data, value, end)
-            stop = value + length
-        elif wire_type in _FIXED_BYTES:
-            stop = value + _FIXED_BYTES[wire_type]
-        else:
-            raise _WireError
-        yield number, wire_type, position, value, stop
-        position = stop
-
-
-def _read_varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
-    """Return a number (seven bits per byte, the lowest first) and the position after it."""
-    number = shift = 0
-    while position < end:
-        byte = data[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, position
-        shift += 7
-        if shift > 63:
-            raise _WireError
-    raise _WireError
 
 
 # --- Checks the external data files that a model names, by their names and sizes; never opens one.

@@ -35,7 +35,7 @@ from winml.modelkit.graph.files.placing import (
     rename_locations,
     stored_bytes,
 )
-from winml.modelkit.graph.files.reading import varint, walk_fields
+from winml.modelkit.graph.files.wire_format import LENGTH_DELIMITED, varint, walk_fields
 from winml.modelkit.progress import count_progress
 from winml.modelkit.words import size_words
 
@@ -455,8 +455,6 @@ class _Streamed:
 CHUNK_BYTES = 1 << 24
 """Bytes copied at a time. Chosen: larger chunks are no faster."""
 
-_LENGTH_DELIMITED = 2
-"""Specified: the wire type of messages."""
 _METADATA = "metadata_props"
 _HOLDS_NODES = {
     onnx.ModelProto.DESCRIPTOR: ("graph", "functions"),
@@ -549,7 +547,7 @@ class _Rewriting:
         copied = start
         for number, wire_type, at, value, stop in walk_fields(self._data, start, end):
             field = fields.get(number)
-            if field is None or wire_type != _LENGTH_DELIMITED:
+            if field is None or wire_type != LENGTH_DELIMITED:
                 continue
             if new_metadata is not None and field.name == _METADATA:
                 spans.append(range(copied, at))
@@ -559,7 +557,7 @@ class _Rewriting:
                     value, stop, field.message_type, in_function=in_function or field.name == "functions"
                 )
                 size = sum(map(len, inner))
-                spans += [range(copied, at), varint(number << 3 | _LENGTH_DELIMITED) + varint(size), *inner]
+                spans += [range(copied, at), varint(number << 3 | LENGTH_DELIMITED) + varint(size), *inner]
                 copied = stop
         spans.append(range(copied, end))
         if new_metadata is not None:

@@ -44,6 +44,8 @@ def choose_token(logits: Array, before: Sequence[int], settings: StepSettings, d
         settings: How it is chosen.
         draw: Where random numbers come from.
     """
+    if not settings.is_sampled and settings.repetition_penalty == 1.0:
+        return int(np.argmax(logits))
     scores = processed_scores(logits, before, settings)
     if not settings.is_sampled:
         return int(np.argmax(scores))

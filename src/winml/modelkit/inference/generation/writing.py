@@ -25,6 +25,7 @@ from winml.modelkit.inference.generation.loop import GeneratedToken, generate_to
 from winml.modelkit.inference.generation.settings import part_position_limit, position_limit, read_settings
 from winml.modelkit.inference.generation.text import TimedText, chat_prompt, read_tokenizer
 from winml.modelkit.measure.latency import LatencyOptions, measure_latency
+from winml.modelkit.progress import count_progress
 from winml.modelkit.results.generated_text import GeneratedText
 from winml.modelkit.results.perf import GenerationPerf, PromptTime, StepTime
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph, GraphCache
@@ -47,6 +48,8 @@ _NO_CACHE = (
 class _Progress:
     """What was written so far."""
 
+    most: int
+    """Tokens that may be written."""
     tokens: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     end: Literal["eos", "stop", "length"] = "length"
@@ -54,6 +57,7 @@ class _Progress:
     def add(self, entry: GeneratedToken) -> int:
         """Take note of a token and return it."""
         self.tokens.append(entry.token)
+        count_progress(len(self.tokens), self.most, f"token {len(self.tokens)} of at most {self.most}")
         self.seconds.append(entry.seconds)
         self.end = entry.end or self.end
         return entry.token
@@ -150,7 +154,7 @@ def _written(
     session_ms: float,
     show: Callable[[str], None],
 ) -> GeneratedText:
-    progress, pieces = _Progress(), list[str]()
+    progress, pieces = _Progress(prompt.settings.max_new_tokens), list[str]()
     for piece in prompt.tokenizer.pieces((progress.add(entry) for entry in tokens), after=prompt.before):
         pieces.append(piece)
         if piece:
@@ -329,8 +333,14 @@ def _cache_after(graph: DecoderGraph, tokens: Array) -> GraphCache:
 
 
 def _measured_step(graph: DecoderGraph, cache: GraphCache, token: Array, latency: LatencyOptions) -> StepTime:
-    # A run replaces what the copy holds; the values of the cache itself stay.
-    step_ms = _median_ms(lambda: graph.run(token, cache=copy.copy(cache)), latency)
+    # The values of the cache itself stay.
+    taken = copy.copy(cache)
+
+    def run() -> None:
+        taken.rewind(cache)
+        graph.run(token, cache=taken)
+
+    step_ms = _median_ms(run, latency)
     return StepTime(cache.length, step_ms, 1000 / step_ms)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.bundle import TextTokens
+from winml.modelkit.graph.files.wire_format import NodeSummary, WireError, node_summaries
 from winml.modelkit.metadata_keys import PART_KEY
 from winml.modelkit.options import load_json
 from winml.modelkit.runtime.decoding.inputs import (
@@ -30,7 +31,14 @@ from winml.modelkit.runtime.decoding.inputs import (
     state_feeds,
 )
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
-from winml.modelkit.runtime.sessions import Session, last_entries, state_of_zeros, state_rows
+from winml.modelkit.runtime.sessions import (
+    InPlaceRun,
+    Session,
+    last_entries,
+    state_of_zeros,
+    state_rows,
+    state_with_room,
+)
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -44,14 +52,26 @@ __all__ = [
 ]
 
 
+_ADDING = ("GroupQueryAttention", "com.microsoft")
+"""Specified by ONNX Runtime: the operator that, where past and present are the same memory, writes what is new only."""
+_PRESENT_PLACES = {3: 1, 4: 2}
+"""Specified: place of the past among its inputs → place of the present among its outputs."""
+_TOKENS_AXIS = 2
+"""Specified: its states are of shape [batch, heads, tokens, head size]."""
+_SPARE_TOKENS = 128
+"""Chosen: room that is added at least; else half of the tokens, so that copying costs no more than it did once."""
+
+
 class GraphCache:
     """What a graph remembers of the tokens it was given, in ONNX Runtime's memory.
 
-    Holds one value for each state of the graph. A run replaces the values and never writes into them, so that a shallow
-    copy stays what it is.
+    Holds one value for each state of the graph. A run replaces the values; or, where an operator can add to them, it
+    writes behind what they hold. A shallow copy stays what it is: memory that two caches share is copied before a run
+    writes.
 
     Attributes:
         values: By name of the graph input they are fed to.
+        room: Tokens per row that fit into values that are added to; None where a run replaces them.
         length: Tokens per row that it stands for.
         encoded: By name of the graph input, what an encoder answered; the same in every step.
     """
@@ -70,7 +90,39 @@ class GraphCache:
         self._graph = graph
         self.values = dict(values)
         self.length = length
+        self.room = length if graph.adds_in_place else None
         self.encoded = dict(encoded or {})
+        self._is_shared = False
+        self._run_in_place: InPlaceRun | None = None
+
+    def run_in_place(self, total: int) -> InPlaceRun:
+        """Return a run that adds to the values, with room for so many tokens per row.
+
+        Args:
+            total: Tokens per row after the run.
+        """
+        room = self.room or 0
+        if total > room:
+            room = total + max(total // 2, _SPARE_TOKENS)
+        if self._is_shared or room != self.room:
+            self.room = room
+            self.values = {
+                name: state_with_room(value, self.length, room, _TOKENS_AXIS) for name, value in self.values.items()
+            }
+            self._is_shared, self._run_in_place = False, None
+        if self._run_in_place is None:
+            self._run_in_place = self._graph.prepare_in_place(self.values)
+        return self._run_in_place
+
+    def rewind(self, earlier: GraphCache) -> None:
+        """Become what another cache is, of which this one is a copy that was run since; in place.
+
+        Args:
+            earlier: The other one.
+        """
+        self.length = earlier.length
+        if self.room is None:
+            self.values = dict(earlier.values)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002  # transformers' signature
         """Return the tokens per row that it stands for."""
@@ -87,6 +139,7 @@ class GraphCache:
             self.values = {
                 name: state_rows(value, rows, self._graph.batch_axes[name]) for name, value in self.values.items()
             }
+            self._is_shared, self._run_in_place = False, None
 
     def is_of(self, graph: DecoderGraph) -> bool:
         """Say whether a graph made it."""
@@ -98,11 +151,15 @@ class GraphCache:
         return self._graph.name
 
     def size_bytes(self) -> int:
-        """Return the memory that the values take."""
-        return sum(value.tensor_size_in_bytes() for value in self.values.values())
+        """Return the memory that the tokens take, without spare room."""
+        size = sum(value.tensor_size_in_bytes() for value in self.values.values())
+        return size * self.length // self.room if self.room else size
 
     def __copy__(self) -> GraphCache:
-        return GraphCache(self._graph, self.values, self.length, self.encoded)
+        copied = GraphCache(self._graph, self.values, self.length, self.encoded)
+        copied.room = self.room
+        copied._is_shared = self._is_shared = True
+        return copied
 
     def __deepcopy__(self, _memo: Any) -> GraphCache:
         return self.__copy__()
@@ -119,6 +176,7 @@ class DecoderGraph:
         position_rows: Positions of each token, where it has several: of frames, rows and columns; None: one.
         length: Tokens in every run, where their number is fixed; else None. With a cache, more of them take more runs.
         held: Tokens in the cache of every run, where their number is fixed; else None. The last ones are the real ones.
+        adds_in_place: Whether a run writes new states into the memory of the old ones.
     """
 
     fed_input: ClassVar[str] = TOKEN_IDS
@@ -150,10 +208,13 @@ class DecoderGraph:
         self.states = state_feeds(session)
         self.encoded = tuple(name for name in self._by_name if name in encoded)
         self._value_inputs = tuple(values) or (self.fed_input,)
+        self._fed_inputs = tuple(item for item in self.inputs if item.name not in {*self.states, *self.encoded})
         self._refuse_other_graphs()
         batch, sequence = self._by_name[self.fed_input].shape[:2]
         self.length = sequence if isinstance(sequence, int) else None
         self.last_cache: GraphCache | None = None
+        self._step_outputs: dict[tuple[int, ...], Arrays] = {}
+        """Rows and tokens of the last step of one token → what it answered."""
         self._masks_new_tokens = masks_run_alone(session.input_shapes, self.fed_input, self.states)
         self._plain_kind = plain_value(self._by_name[TOKEN_TYPES]) if TOKEN_TYPES in self._by_name else 0
         self.position_rows = _position_rows(self._by_name.get(POSITIONS))
@@ -167,6 +228,7 @@ class DecoderGraph:
                 hint="Build the model with past_sequence_length left open.",
             )
 
+        self.adds_in_place = self.held is None and _adds_in_place(session, self.states)
         self._prompt = None if prompt is None else DecoderGraph(prompt)
         if self._prompt is not None and (self.held is None or self.held != self._prompt.held):
             raise InputError(
@@ -179,6 +241,14 @@ class DecoderGraph:
     def has_cache(self) -> bool:
         """Whether a run hands anything to the next."""
         return bool(self.states)
+
+    def prepare_in_place(self, values: Mapping[str, onnxruntime.OrtValue]) -> InPlaceRun:
+        """Return a run that writes new states into the memory of the old ones.
+
+        Args:
+            values: That memory, by name of the graph input.
+        """
+        return self._session.prepare_in_place(values, self.states)
 
     def empty_cache(self, rows: int, encoded: Arrays | None = None) -> GraphCache:
         """Return the state before the first token.
@@ -279,13 +349,19 @@ class DecoderGraph:
         """Answer the tokens of one run, given as the graph takes them, and let the cache be what it is after them."""
         past = cache.length
         feeds = {**self._feeds(values, mask, positions, cache), **{name: cache.encoded[name] for name in self.encoded}}
-        arrays, retained = self._session.run_with_states(feeds, cache.values, {*self.states.values()})
-        cache.values = {
-            name: retained[output]
-            if name not in self._growing_axes
-            else last_entries(retained[output], self.held or 0, self._growing_axes[name])
-            for name, output in self.states.items()
-        }
+        if self.adds_in_place:
+            sizes = values.shape[:2]
+            arrays = cache.run_in_place(past + sizes[1])(feeds, self._step_outputs.get(sizes, {}))
+            if sizes[1] == 1:
+                self._step_outputs = {sizes: arrays}
+        else:
+            arrays, retained = self._session.run_with_states(feeds, cache.values, {*self.states.values()})
+            cache.values = {
+                name: retained[output]
+                if name not in self._growing_axes
+                else last_entries(retained[output], self.held or 0, self._growing_axes[name])
+                for name, output in self.states.items()
+            }
         cache.length = past + values.shape[1]
         self.last_cache = cache
         scores = arrays[SCORES]
@@ -325,10 +401,10 @@ class DecoderGraph:
             **_shares(self._value_inputs, _filled(values, filled)),
             MASK: _filled(mask[:, past:], filled) if self._masks_new_tokens else _filled(mask, past + filled),
             POSITIONS: _all_positions(np.asarray(positions), self.position_rows, rows, filled),
-            TOKEN_TYPES: _filled(self.token_kinds(values, cache), filled),
         }
-        others = (item for item in self.inputs if item.name not in (*self.states, *self.encoded))
-        return {item.name: self._fitted(item, passed[item.name]) for item in others}
+        if TOKEN_TYPES in self._by_name:
+            passed[TOKEN_TYPES] = _filled(self.token_kinds(values, cache), filled)
+        return {item.name: self._fitted(item, passed[item.name]) for item in self._fed_inputs}
 
     def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
         """Return what the graph takes of tokens: these themselves.
@@ -360,12 +436,13 @@ class DecoderGraph:
                 f"past_key_values is {_cache_words(cache)}, and {self.name} takes its own only",
                 hint="Start without one, and hand on the past_key_values of the answer.",
             )
-        for name, value in cache.values.items():
-            if value.shape()[self.batch_axes[name]] != rows:
-                raise UsageError(
-                    f"{rows} rows of tokens are given, and the cache is of {value.shape()[self.batch_axes[name]]}",
-                    hint="Start without a cache, or give as many rows as before.",
-                )
+        # All states have as many rows.
+        name, value = next(iter(cache.values.items()), (None, None))
+        if value is not None and value.shape()[self.batch_axes[name]] != rows:
+            raise UsageError(
+                f"{rows} rows of tokens are given, and the cache is of {value.shape()[self.batch_axes[name]]}",
+                hint="Start without a cache, or give as many rows as before.",
+            )
 
     def _refuse_other_graphs(self) -> None:
         if self.fed_input not in self._by_name or SCORES not in self._session.outputs:
@@ -386,6 +463,8 @@ class DecoderGraph:
 
 def _shares(names: Sequence[str], values: Array) -> dict[str, Array]:
     """Return the share that each of these has of the last axis."""
+    if len(names) == 1:
+        return {names[0]: values}
     return dict(zip(names, np.split(values, len(names), axis=-1), strict=True))
 
 
@@ -427,6 +506,33 @@ def _growing_axes(session: Session, states: Mapping[str, str]) -> dict[str, int]
         )
         if isinstance(before, int) and isinstance(after, int) and after > before
     }
+
+
+def _adds_in_place(session: Session, states: Mapping[str, str]) -> bool:
+    """Say whether every state is read by an operator alone that adds to it in place, and that gives its next value."""
+    if not states or session.model_path is None or not session.takes_states_in_place:
+        return False
+    try:
+        nodes = node_summaries(session.model_path)
+    except (OSError, WireError):
+        return False
+    readers: dict[str, list[NodeSummary]] = {name: [] for name in states}
+    for node in nodes:
+        for name in readers.keys() & {*node.inputs}:
+            readers[name].append(node)
+    return all(
+        len(nodes) == 1 and (nodes[0].operator, nodes[0].domain) == _ADDING and _is_next(nodes[0], name, output)
+        for name, output in states.items()
+        for nodes in [readers[name]]
+    )
+
+
+def _is_next(node: NodeSummary, past: str, present: str) -> bool:
+    """Say whether a node takes a state once and answers with its next value at the place that belongs to it."""
+    place = node.inputs.index(past)
+    if node.inputs.count(past) != 1 or place not in _PRESENT_PLACES:
+        return False
+    return node.outputs[_PRESENT_PLACES[place] : _PRESENT_PLACES[place] + 1] == (present,)
 
 
 def _held_tokens(session: Session, axes: Mapping[str, int]) -> int | None:
