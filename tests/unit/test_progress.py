@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from winml.modelkit.errors import ExportError
-from winml.modelkit.progress import StepClock, StepEvent, count_progress
+from winml.modelkit.progress import StepClock, StepEvent, count_progress, counted
 
 NAMES = ("load", "trace", "write")
 
@@ -78,3 +78,12 @@ def test_step_that_failed_is_over() -> None:
         raise ExportError("no")
     assert heard[0].running is not None
     assert heard[0].running.is_over
+
+
+def test_items_are_counted_until_all_are_done() -> None:
+    """The first of four has no estimate yet, and the work after the last one is not told to be over."""
+    with StepClock(NAMES).step("trace") as step:
+        seen = [(step.counted, step.done) for _ in counted("abcd", "draw")]
+        after = (step.counted, step.done)
+    assert [(f"draw {number + 1} of 4", number / 4) for number in range(4)] == seen
+    assert ("", 0) == after

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from winml.modelkit.errors import WinMLError
 from winml.modelkit.records import Record, entry
 
-__all__ = ["RunningStep", "StepClock", "StepEvent", "StepTiming", "count_progress", "running_step"]
+__all__ = ["RunningStep", "StepClock", "StepEvent", "StepTiming", "count_progress", "counted", "running_step"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,19 @@ def count_progress(done: float, total: float, counted: str) -> None:
     """
     if (running := _innermost.get()) is not None and total:
         running.done, running.counted = done / total, counted
+
+
+def counted(items: Sequence[_T], words: str) -> Iterator[_T]:
+    """Yield items and note which one of how many is worked on, until all are done; then nothing is counted.
+
+    Args:
+        items: What is worked on one by one; each takes about as long.
+        words: What one is called, such as ``random input``.
+    """
+    for number, item in enumerate(items):
+        count_progress(number, len(items), f"{words} {number + 1} of {len(items)}")
+        yield item
+    count_progress(0, 1, "")
 
 
 class StepClock:

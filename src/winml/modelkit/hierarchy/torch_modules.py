@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.progress import count_progress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -294,10 +295,12 @@ def record_calls(model: nn.Module) -> Iterator[CallTrace]:
     counts: dict[str, int] = {}
     callers: dict[str, set[str]] = {}
     running: list[str] = []
+    modules = sum(1 for _ in model.modules())
 
     def watch(path: str, module: nn.Module) -> Iterator[Any]:
         def enter(_module: object, _args: Any) -> None:
             stacks.setdefault(path, tuple(running))
+            count_progress(len(stacks), modules, f"module {len(stacks)} of {modules}")
             counts[path] = counts.get(path, 0) + 1
             callers.setdefault(path, set()).update(running[-1:])
             running.append(path)
@@ -314,6 +317,7 @@ def record_calls(model: nn.Module) -> Iterator[CallTrace]:
             for handle in watch(path, module):
                 hooks.callback(handle.remove)
         yield trace
+    count_progress(0, 1, "")
     order = {path: position for position, path in enumerate(stacks)}
     seen_tensors: set[int] = set()
     for path, module in model.named_modules():

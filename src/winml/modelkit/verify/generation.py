@@ -22,6 +22,7 @@ from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.load.caches.arguments import empty_states
 from winml.modelkit.load.caches.layout import CacheLayout
 from winml.modelkit.load.parts import ModelPart
+from winml.modelkit.progress import count_progress
 from winml.modelkit.runtime.decoding.inputs import MASK, POSITIONS, SCORES, TOKEN_IDS, plain_value
 from winml.modelkit.verify.generated_text import (
     GeneratedText,
@@ -71,6 +72,7 @@ def compare_generation(
     largest, ties, stopped_after = 0.0, 0, None
     number, singly_until, doubt = 0, 0, None
     while number < len(text.steps) and stopped_after is None:
+        count_progress(number, len(text.steps), f"step {number + 1} of {len(text.steps)}")
         count = 1 if number < singly_until else _joined_count(number, text, graph.reads_several)
         joined = text.steps[number : number + count]
         states = graph.states

@@ -25,6 +25,7 @@ from winml.modelkit.graph.assumptions import constant_output
 from winml.modelkit.graph.cutting import Cut, Cutter, cut_model
 from winml.modelkit.graph.files.graph_reading import graph_of
 from winml.modelkit.graph.files.reading import read_referring
+from winml.modelkit.progress import counted
 from winml.modelkit.runtime.ir_versions import newest_ir_version
 from winml.modelkit.verify.failure_explanation import refuse_outputs_by_value
 from winml.modelkit.verify.generated_text import GeneratedText, generate_reference, generates_alone
@@ -97,7 +98,7 @@ class FilePieces:
         names = [str(value.name) for value in self._model.graph.outputs]
         readers = [{str(value.name) for value in cut.inputs} for cut in self._cuts]
         known = [dict(feeds) for feeds in draws]
-        for number, cut in enumerate(self._cuts):
+        for number, cut in enumerate(counted(self._cuts, "piece")):
             outputs = self._run_piece(cut, known)
             later = set(names).union(*readers[number + 1 :])
             known = [

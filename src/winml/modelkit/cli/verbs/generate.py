@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from winml.modelkit.cli._options import (
     grouped_option,
     quiet_option,
 )
+from winml.modelkit.cli._progress import shown_wait
 from winml.modelkit.cli._streams import library_output_to_stderr, print_json, silence_library_warnings, tell
 from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.fields import GENERATION, INPUTS, MODEL, RECORDED, VERIFICATION
@@ -301,12 +303,18 @@ def _write(
     provider = choose_provider(options["ep"], options["device"], parse_ep_options(options["ep_options"]))
     out, is_table = sys.stdout, options["format_"] == "table"
 
+    wait = ExitStack()
+
     def show(piece: str) -> None:
+        if out.isatty():
+            wait.close()  # the text itself shows how far it is
         out.write(terminal_text(piece))
         out.flush()
 
     results = []
-    with library_output_to_stderr():
+    with wait, library_output_to_stderr():
+        if not options["quiet"]:
+            wait.enter_context(shown_wait("generating"))
         for result in write_texts(
             prompts,
             provider,

@@ -23,12 +23,13 @@ from winml.modelkit.cli._options import (
     source_options,
     tree_options,
 )
-from winml.modelkit.cli._progress import show_step
+from winml.modelkit.cli._progress import show_step, shown_wait
 from winml.modelkit.cli._requests import exported_path, model_request, refuse_checkpoint_options
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings
 from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import DEVICE, MODEL, OUTPUT
 from winml.modelkit.load.load_options import declared_options
+from winml.modelkit.progress import counted
 from winml.modelkit.runtime.execution_providers import parse_ep_options
 
 if TYPE_CHECKING:
@@ -202,7 +203,8 @@ def _named_file(name: str) -> str:
 
 
 def _inspect_file(path: Path, options: dict[str, object]) -> None:
-    inspected = _inspected_file(path, options)
+    with shown_wait("inspecting"):
+        inspected = _inspected_file(path, options)
     show_result(inspected.as_record(options), options, lambda: inspected.document(options))
     _end(inspected.fit)
 
@@ -214,7 +216,8 @@ def _inspect_parts(parts: Mapping[str, Path], options: Mapping[str, Any], reques
     displayed = list(parts)
     if options["module"] is not None:
         displayed = parts_with_module(part_modules(parts), options["module"])
-    inspected = {part: _inspected_file(parts[part], requested) for part in displayed}
+    with shown_wait("inspecting"):
+        inspected = {part: _inspected_file(parts[part], requested) for part in counted(displayed, "part")}
     from winml.modelkit.report.document import parts_document
 
     record = parts_record(options, {part: item.as_record(options) for part, item in inspected.items()})
@@ -302,7 +305,7 @@ def _inspect_model(model: str | None, options: Mapping[str, Any]) -> None:
         record = {"kind": "tasks", "tasks": {task: list(classes) for task, classes in tasks.items()}}
         show_result(record, options, lambda: tasks_document(tasks))
         return
-    with library_output_to_stderr():
+    with library_output_to_stderr(), shown_wait("inspecting"):
         inspection = inspect_model(request, model_type=options["model_type"], hierarchy=options["hierarchy"])
         fit = None
         if options["ep"] is not None:

@@ -15,6 +15,8 @@ import onnx
 
 from winml.modelkit.errors import InputError
 from winml.modelkit.graph.files.reading import VALUE_FIELDS, check_data_file, read_located
+from winml.modelkit.progress import count_progress
+from winml.modelkit.words import size_words
 
 __all__ = ["StoredBytes", "WeightEquality", "bytes_digest", "have_equal_bytes", "locate_initializers", "stored_outside"]
 
@@ -140,12 +142,17 @@ class WeightEquality:
         """Take where the weights of both files lie, by name."""
         self._before, self._after = before, after
         self._digests: dict[StoredBytes, str] = {}
+        self._total = sum(place.size_bytes for places in (before, after) for place in places.values())
+        self._compared = 0
 
     def are_equal(self, before: str, after: str) -> bool:
         """Say whether two weights of one type and shape, by their names, have the same values."""
         left, right = self._before.get(before), self._after.get(after)
         if left is None or right is None:
             return left is right  # a weight of a subgraph or a constant: its node is compared
+        done, total = size_words(self._compared), size_words(self._total)
+        count_progress(self._compared, self._total, f"{done} of {total} compared")
+        self._compared = min(self._compared + left.size_bytes + right.size_bytes, self._total)
         if before == after:
             return have_equal_bytes(left, right)
         return left.size_bytes == right.size_bytes and self._digest(left) == self._digest(right)
