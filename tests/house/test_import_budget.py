@@ -228,3 +228,45 @@ def test_verb_imports_no_more_than_it_needs(arguments: list[str], unused: set[st
     assert set() == unused & {name.partition(".")[0] for name in own}
     assert set() == (unused | _NEEDLESS) & {name.partition(".")[0] for name in report["modules"]}
     assert most >= len(own), f"{len(own)} modules: import by need what this verb does not use"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unused", "most"),
+    [
+        pytest.param(
+            ["generate", "built", "-p", "a b", "--max-new-tokens", "2"],
+            {"builds", "normalize", "optimize", "quantize", "verify", "onnx", "onnx_ir"}, 110,
+            id="generate",
+        ),
+        pytest.param(
+            ["inspect", "built"], {"builds", "evaluate", "inference", "optimize", "quantize", "onnx_ir"}, 92,
+            id="inspect-folder",
+        ),
+    ],
+)  # fmt: skip
+def test_built_folder_is_used_without_pytorch(arguments: list[str], unused: set[str], most: int, folder: Path) -> None:
+    """The first token waits for numpy, ONNX Runtime and the tokenizer only; the number of modules does not creep up."""
+    import tokenizers
+
+    (folder / "built").mkdir()
+    graph = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 17]> g (int64[rows, tokens] input_ids) => (float[rows, tokens, 4] logits)'
+        "{ depth = Constant <value = int64 {4}> () values = Constant <value = float[2] {0.0, 1.0}> ()"
+        " logits = OneHot (input_ids, depth, values) }"
+    )
+    (folder / "built" / "model.onnx").write_bytes(graph.SerializeToString())
+    (folder / "built" / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    words = tokenizers.models.WordLevel({"<unk>": 0, "a": 1, "b": 2, "c": 3}, unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()  # type: ignore[assignment]  # its base
+    tokenizer.save(str(folder / "built" / "tokenizer.json"))
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN_COMMAND + _REPORT_ALL, *arguments],
+        capture_output=True, text=True, encoding="utf-8", cwd=folder, check=False,
+    )  # fmt: skip
+    report = json.loads(done.stderr.splitlines()[-1])
+    assert 0 == report["code"], done.stderr
+    own = {name.removeprefix("winml.modelkit.") for name in report["modules"] if name.startswith("winml.modelkit.")}
+    found = {name.partition(".")[0] for name in (*own, *report["modules"])}
+    assert set() == (unused | _CHECKPOINTS | _NEEDLESS) & found
+    assert most >= len(own), f"{len(own)} modules: import by need what this verb does not use"
