@@ -11,7 +11,7 @@ from graphs import parse
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
 
-__all__ = ["MODULES", "SIZE", "save_chain"]
+__all__ = ["MODULES", "SIZE", "save_chain", "save_groups"]
 
 SIZE = 32
 _ZEROS = f"{{{', '.join(['0'] * SIZE**2)}}}"
@@ -58,5 +58,28 @@ def save_chain(path: Path, *, outlier: str = "", tagged: bool = True) -> Path:
         node.metadata_props.clear()
         if tagged:
             write_tag(node, NodeTag(tag, module, "direct"))
+    write_model(model, path)
+    return path
+
+
+def save_groups(path: Path, *, groups: int, members: int) -> Path:
+    """Write a chain of groups of modules, each module a matrix of random weights of a scale of its own and a tanh."""
+    count = groups * members
+    weights = ", ".join(f"{_WEIGHT} w{number} = {_ZEROS}" for number in range(count))
+    steps = "".join(
+        f"m{number} = MatMul ({f't{number - 1}' if number else 'x'}, w{number}) t{number} = Tanh (m{number}) "
+        for number in range(count)
+    )
+    model = parse(
+        f"groups (float[batch, {SIZE}] x) => (float[batch, {SIZE}] y) <{weights}> {{ {steps} y = Neg (t{count - 1}) }}"
+    )
+    draw = np.random.default_rng(5)
+    for number in range(count):
+        scale = draw.uniform(0.6, 1.6) / SIZE**0.5
+        values = draw.normal(scale=scale, size=(SIZE, SIZE)).astype(np.float32)
+        model.graph.initializers[f"w{number}"].const_value = ir.tensor(values, name=f"w{number}")
+    for place, node in enumerate(model.graph):
+        group, member = divmod(min(place // 2, count - 1), members)
+        write_tag(node, NodeTag(f"/M/Group.{group}/Member.{member}", f"{group}.{member}", "direct"))
     write_model(model, path)
     return path

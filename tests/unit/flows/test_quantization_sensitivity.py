@@ -13,10 +13,10 @@ import onnx_ir as ir
 import pytest
 
 from graphs import parse
-from module_chains import SIZE, save_chain
+from module_chains import SIZE, save_chain, save_groups
 from unit.quantize.qdq_graphs import tagged_graph
 from winml.modelkit import quantization_sensitivity, quantize_onnx
-from winml.modelkit.compare.fidelity import measure_fidelity
+from winml.modelkit.compare.fidelity import OutputFidelity, measure_fidelity
 from winml.modelkit.errors import ConfigError, InputError, StageError, UsageError
 from winml.modelkit.flows.quantize.quantized_variants import float_graph, weight_bytes
 from winml.modelkit.flows.quantize.sensitivity_options import SensitivityOptions, parse_target
@@ -24,7 +24,11 @@ from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
-from winml.modelkit.results.quantization_sensitivity import ModuleSensitivity, QuantizationSensitivity
+from winml.modelkit.results.quantization_sensitivity import (
+    MeasuredVariant,
+    ModuleSensitivity,
+    QuantizationSensitivity,
+)
 from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.runtime.host import resident_bytes
 from winml.modelkit.runtime.sessions import Session
@@ -62,6 +66,47 @@ def test_every_module_of_the_tree_is_measured_alone(chain: Path, tmp_path: Path)
     whole = _quantized_sqnr_db(chain, tmp_path / "whole.onnx", range(3))
     assert whole == pytest.approx(_row(result, "/M").sqnr_db, abs=1e-3)
     assert result.whole == _row(result, "/M").form
+
+
+def test_many_modules_are_ranked_on_few_samples_first(tmp_path: Path) -> None:
+    """Nearly as on all of them; the most sensitive ones are as if all were measured fully, and rows say what they are.
+
+    The root, four groups and 16 members are 21 forms; groups that do not matter much are estimated from their members.
+    """
+    path = save_groups(tmp_path / "groups.onnx", groups=4, members=4)
+    sizes = {"batch": 256}
+    quick, full = quantization_sensitivity(path, sizes=sizes), quantization_sensitivity(path, sizes=sizes, samples=16)
+    rows = {row.tag: row for row in full.modules}
+    ratios = np.array([[row.sqnr_db, rows[row.tag].sqnr_db] for row in quick.modules], float)
+    assert np.corrcoef(ratios.argsort(axis=0).argsort(axis=0).T)[0, 1] > 0.95
+    assert np.abs(ratios[:, 0] - ratios[:, 1]).max() < 2
+    np.testing.assert_allclose(ratios[:8, 0], ratios[:8, 1], atol=1e-9)
+    assert ["16 samples"] * 8 == [row.basis_words for row in quick.modules[:8]]
+    assert {"4 samples"} <= {row.basis_words for row in quick.modules[8:]} <= {"4 samples", "estimate"}
+    assert {("16 samples", "measured", 16)} == {
+        (row.basis_words, row.as_record()["basis"], row.as_record()["samples"]) for row in full.modules
+    }
+    assert ["--samples 16 measures each module on all samples." in note for note in quick.notes].count(True) == 1
+    assert not any("--samples" in note for note in full.notes)
+    few_values = quantization_sensitivity(path)
+    assert {"16 samples"} == {row.basis_words for row in few_values.modules}
+
+
+def test_estimate_adds_the_errors_of_the_parts() -> None:
+    """Two equal errors are 3 dB more; outputs are added one by one, and the worst one counts."""
+    forms = [
+        MeasuredVariant(OutputFidelity("a", 20.0, 1, 0, 0), 1, 90, samples=4, outputs_db={"a": 20.0, "b": other})
+        for other in (30.0, 20.5)
+    ]
+    estimate = MeasuredVariant.estimated(forms, 100)
+    assert estimate is not None
+    assert estimate.worst is not None
+    assert ("a", 80, 2, 4, True) == (
+        estimate.worst.name, estimate.weight_bytes, estimate.nodes, estimate.samples, estimate.is_estimate
+    )  # fmt: skip
+    assert pytest.approx({"a": 20 - 3.0103, "b": 20.038}, abs=1e-3) == estimate.outputs_db
+    assert pytest.approx(10 ** (-16.9897 / 20), rel=1e-5) == estimate.worst.relative_error
+    assert MeasuredVariant.estimated([forms[0], MeasuredVariant(None, 1, 90, "does not run")], 100) is None
 
 
 def test_own_nodes_leave_out_the_modules_below(chain: Path) -> None:

@@ -226,6 +226,7 @@ def sensitivity_document(result: QuantizationSensitivity) -> doc.Document:
                     ("saves", "bytes"),
                     ("nodes", "count"),
                     doc.Column("precision", detail=doc.Detail.PAGE),
+                    "basis",
                     "remark",
                 ),
                 list(map(_module_row, modules)),
@@ -323,6 +324,7 @@ def _module_row(module: ModuleSensitivity) -> list[doc.Cell]:
         module.size_bytes_saved,
         module.form.nodes if module.form is not None else 0,
         module.precision,
+        module.basis_words,
         module.problem,
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -113,6 +113,41 @@ class MeasuredVariant(Record):
         default_factory=dict, metadata=entry(before="problem", digits=6, omit_empty=True)
     )
     """Metric → value on the samples of a data set, where the form was judged by them."""
+    samples: int = field(default=0, metadata=entry(skip=True))
+    """On how many samples it was run; of an estimate, the forms that it is made of."""
+    outputs_db: Mapping[str, float] = field(default_factory=dict, metadata=entry(skip=True))
+    """Output → its SQNR."""
+    is_estimate: bool = field(default=False, metadata=entry(skip=True))
+    """Whether it was never run: the power of its error is the sum of those of its parts."""
+
+    @classmethod
+    def estimated(cls, parts: Sequence[MeasuredVariant], float_bytes: int) -> MeasuredVariant | None:
+        """Return what a form is expected to answer in which several parts are quantized, each measured alone.
+
+        Errors of parts are taken as uncorrelated, so that their powers add up.
+
+        Args:
+            parts: The parts.
+            float_bytes: Size of all initializers of the float graph.
+
+        Returns:
+            The estimate; None where a part does not run, or was not compared at the same outputs.
+        """
+        names = parts[0].outputs_db.keys()
+        if not names or any(part.outputs_db.keys() != names or not part.runs for part in parts):
+            return None
+        outputs = {name: -10 * math.log10(sum(10 ** (-part.outputs_db[name] / 10) for part in parts)) for name in names}
+        name = min(outputs, key=lambda name: outputs[name])
+        power = 10 ** (-outputs[name] / 10)
+        worst = OutputFidelity(name, outputs[name], 1 / math.sqrt(1 + power), math.sqrt(power), math.nan)
+        return cls(
+            worst,
+            nodes=sum(part.nodes for part in parts),
+            weight_bytes=float_bytes - sum(float_bytes - part.weight_bytes for part in parts),
+            samples=min(part.samples for part in parts),
+            outputs_db=outputs,
+            is_estimate=True,
+        )
 
     @property
     def runs(self) -> bool:
@@ -150,6 +185,13 @@ class ModuleSensitivity:
         return self.form.worst.sqnr_db if self.form is not None and self.form.worst and self.form.runs else None
 
     @property
+    def basis_words(self) -> str:
+        """What the ratio is based on: measurements on so many samples, or an estimate; empty where there is none."""
+        if self.form is None or not self.form.runs:
+            return ""
+        return "estimate" if self.form.is_estimate else f"{self.form.samples} sample{'s' * (self.form.samples != 1)}"
+
+    @property
     def problem(self) -> str:
         """Why there is no ratio; empty where there is one."""
         return "nothing to quantize" if self.form is None else self.form.problem
@@ -165,6 +207,8 @@ class ModuleSensitivity:
             "part": self.part,
             "precision": self.precision or None,
             **{key: measured[key] for key in _MEASURES if key in measured},
+            "basis": None if self.form is None else "estimated" if form.is_estimate else "measured",
+            "samples": form.samples,
             "output": form.worst.name if form.worst else None,
             "nodes": form.nodes,
             "parameters": self.parameters,

@@ -213,12 +213,20 @@ class QuantizedVariants:
         folder = os.fspath(self._graph.path.parent)
         self._starts = SharedStarts(self._graph.model, folder, feeds, self._threads)
 
-    def measure(self, options: QuantizeOptions, *, is_judged: bool = False) -> MeasuredVariant:
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return len(self._samples.values)
+
+    def measure(
+        self, options: QuantizeOptions, *, is_judged: bool = False, count: int | None = None
+    ) -> MeasuredVariant:
         """Make a form, run it, and compare; a form that cannot be made or run is told in the record.
 
         Args:
             options: How the modules of the form are quantized.
             is_judged: Whether the evaluator, where there is one, looks at it as well, which takes longer.
+            count: How many samples it is run on, from the first; None: all.
 
         Raises:
             UsageError: the options name no module, or leave nothing to quantize.
@@ -236,13 +244,17 @@ class QuantizedVariants:
             rest = None if start is None else SharedStarts.rest_of(result.model, start)
             with self._session(rest or result.model) as session:
                 opened = time.perf_counter()
-                outputs = list(self._outputs(session, None if rest is None else start))
+                outputs = list(itertools.islice(self._outputs(session, None if rest is None else start), count))
                 scores = dict(self.evaluator.scores(session)) if is_judged and self.evaluator is not None else {}
         except StageError as error:
             return MeasuredVariant(None, result.quantized, size, f"does not run: {error.message}")
         self._add_cost(measured=1, session_s=opened - created, runs_s=time.perf_counter() - opened)
-        worst = measure_fidelity(self._samples.answers, outputs, 0.0, self._samples.about).worst
-        return MeasuredVariant(worst, result.quantized, size, worst.problem, scores)
+        about = replace(self._samples.about, count=len(outputs))
+        found = measure_fidelity(self._samples.answers[: len(outputs)], outputs, 0.0, about)
+        by_output = {} if found.worst.problem else {item.name: item.sqnr_db for item in found.outputs}
+        return MeasuredVariant(
+            found.worst, result.quantized, size, found.worst.problem, scores, len(outputs), by_output
+        )
 
     def _outputs(self, session: Session, start: Start | None) -> Iterator[dict[str, Array]]:
         """Yield the outputs of a form for each sample; those that come before its start are of the float graph."""

@@ -215,7 +215,7 @@ def quantization_sensitivity(
             selecting = QuantizedVariants(graph, others, engine, threads, evaluator, before_each)
         study = _Study(graph, options, plan, parts, forms, selecting, retained)
         with clock.step(_MODULES) as step:
-            study.measure_modules(sensitivity.jobs, progress)
+            study.measure_modules(sensitivity.jobs, progress, _first_samples(sensitivity, evaluator, samples))
             step.summary = f"{forms.cost.measured} forms measured"
         found = times = None
         if target is not None:
@@ -225,7 +225,7 @@ def quantization_sensitivity(
     reported = (
         str(model),
         clock.timings(),
-        (*graph.notes, *samples.values[0].notes, *_notes(graph, samples, retained)),
+        (*graph.notes, *samples.values[0].notes, *_notes(study, samples)),
     )
     return _result(study, samples, sensitivity, reported, (found, times))
 
@@ -289,6 +289,16 @@ was measured before is kept, and most lists meet it at the first or second."""
 _SHARING = 6
 """Forms from which on the float graph is run once more, for all of them to begin where they differ from it. Chosen: a
 form that begins in the middle saves half of its runs."""
+_FEW_SAMPLES = 4
+"""Samples of the first pass, where nobody says how many. Chosen: all forms are compared on the same ones, so that few
+are enough to rank them (bert-base and MiniLM: rank correlation 0.99 and more)."""
+_MANY_VALUES = 4096
+"""Values of an output for one sample from which on there is a first pass. Chosen: few samples of a classifier are a
+handful of numbers, whose ranking is chance."""
+_MANY_FORMS = 16
+"""Forms from which on there is a first pass. Chosen: fewer are measured on all samples in a minute."""
+_MEASURED_FULLY = 8
+"""Forms of the most sensitive modules that are measured on all samples after it. Chosen: as the table shows first."""
 _OF_CALIBRATION = ("calibration_data", "split", "columns", "samples", "method", "calibration_cache")
 """Options that count by what they lead to."""
 
@@ -334,6 +344,14 @@ def _sample_request(source: Path, sensitivity: SensitivityOptions, added: int = 
     return SampleRequest(run, _processors(source, sensitivity), count=sensitivity.samples, model=source)
 
 
+def _first_samples(sensitivity: SensitivityOptions, evaluator: VariantEvaluator | None, samples: Samples) -> int | None:
+    """Return on how many samples modules are ranked first; None: on all, as where the user says how many there are."""
+    if sensitivity.samples is not None or sensitivity.input_data is not None or evaluator is not None:
+        return None
+    values = max(array.size for array in samples.answers[0].values())
+    return _FEW_SAMPLES if len(samples.values) >= 2 * _FEW_SAMPLES and values >= _MANY_VALUES else None
+
+
 def _threads(sensitivity: SensitivityOptions) -> int | None:
     """Return the threads of each session, so that all of them together have one a core."""
     return None if sensitivity.jobs == 1 else max(1, (os.cpu_count() or 1) // sensitivity.jobs)
@@ -354,6 +372,10 @@ class _Study:
     kept: MeasuredVariants
     float_scores: Mapping[str, float] = field(default_factory=dict)
     """How well the float graph does the task, where a target was not met."""
+    _estimates: dict[str, MeasuredVariant] = field(default_factory=dict)
+    _shares_starts: bool = False
+    _done: int = 0
+    _total: int = 1
 
     @property
     def planned(self) -> frozenset[str]:
@@ -366,27 +388,80 @@ class _Study:
         return self._form(self.planned)
 
     def form_of(self, part: ModulePart) -> MeasuredVariant | None:
-        """Return what was measured of a part; None where it has nothing to quantize."""
-        return self._form(part.node_names) if part.nodes else None
+        """Return what was measured of a part, or estimated; None where it has nothing to quantize."""
+        if not part.nodes:
+            return None
+        form = self.kept.get(form_key(part.node_names))
+        return self._estimates[form_key(part.node_names)] if form is None else form
 
     def _form(self, nodes: Iterable[str]) -> MeasuredVariant:
         form = self.kept.get(form_key(nodes))
         assert form is not None  # every form is measured before the first is asked for
         return form
 
-    def measure_modules(self, jobs: int, progress: Progress | None) -> None:
-        """Measure the whole and each part; parts of the same nodes are one form, and are measured once."""
-        requested = {form_key(self.planned): self.options}
+    def measure_modules(self, jobs: int, progress: Progress | None, few: int | None) -> None:
+        """Measure the whole and each part; parts of the same nodes are one form, and are measured once.
+
+        Args:
+            jobs: How many are measured at a time.
+            progress: Called after each.
+            few: Samples on which parts are ranked, of which the most sensitive are then measured on all; None: each is
+                measured on all.
+        """
+        whole = form_key(self.planned)
+        requested = {whole: self.options}
         for part in self.parts:
             if part.nodes:
                 requested.setdefault(form_key(part.node_names), only_options(part, self.options, self.graph.modules))
-        missing = {key: options for key, options in requested.items() if self.kept.get(key) is None}
-        if len(missing) >= _SHARING:
+        self._total = sum(self.kept.get(key) is None for key in requested) or 1
+        if few is None or len(requested) < _MANY_FORMS:
+            self._measure_forms(requested, jobs, progress, None)
+            return
+        composed = self._composed_parts()
+        composed.pop(whole, None)
+        first = {key: options for key, options in requested.items() if key != whole and key not in composed}
+        self._total = sum(self.kept.get(key) is None for key in first) + _MEASURED_FULLY
+        self._measure_forms(first, jobs, progress, few)
+        float_bytes = weight_bytes(self.graph.model)
+        for key, parts in composed.items():
+            forms = [form for part in parts if (form := self.form_of(part)) is not None]
+            if (estimate := MeasuredVariant.estimated(forms, float_bytes)) is not None:
+                self._estimates[key] = estimate
+        unknown = {key: requested[key] for key in composed if key not in self._estimates}
+        self._measure_forms({whole: self.options}, jobs, progress, None)
+        self._measure_forms(unknown, jobs, progress, few)
+        ranked = dict.fromkeys(form_key(part.node_names) for part in self._ranked(self.parts) if part.nodes)
+        certain = {key: requested[key] for key in list(ranked)[:_MEASURED_FULLY]}
+        self._measure_forms(certain, jobs, progress, None)
+
+    def _composed_parts(self) -> dict[str, tuple[ModulePart, ...]]:
+        """Return form of a part → the units that together have the same nodes, where these are several."""
+        units = [part for part in self.parts if part.is_unit]
+        found = {}
+        for part in self.parts:
+            inner = tuple(unit for unit in units if unit.node_names <= part.node_names)
+            if len(inner) > 1 and frozenset().union(*(unit.node_names for unit in inner)) == part.node_names:
+                found[form_key(part.node_names)] = inner
+        return found
+
+    def _measure_forms(
+        self, requested: Mapping[str, QuantizeOptions], jobs: int, progress: Progress | None, count: int | None
+    ) -> None:
+        """Measure the forms that were not yet measured on so many samples; None: on all."""
+        least = self.forms.samples if count is None else count
+        missing = {key: options for key, options in requested.items() if not self._is_measured(key, least)}
+        if len(missing) >= _SHARING and not self._shares_starts:
             self.forms.share_starts()
-        for number, (key, form) in enumerate(_measured(self.forms, missing, jobs), start=1):
+            self._shares_starts = True
+        for key, form in _measured(self.forms, missing, jobs, count):
             self.kept.put(key, form)
+            self._done += 1
             if progress is not None:
-                progress(number, number / len(missing))
+                progress(self._done, min(self._done / self._total, 1.0))
+
+    def _is_measured(self, key: str, samples: int) -> bool:
+        form = self.kept.get(key)
+        return form is not None and (form.samples >= samples or not form.runs)
 
     def search(self, target: FidelityTarget | MetricTarget) -> ExcludeList:
         """Find the modules that must stay in float; nothing is timed yet."""
@@ -462,7 +537,8 @@ class _Study:
     ) -> MeasuredVariant:
         key = prefix + form_key(self.planned.difference(*(unit.node_names for unit in excluded)))
         form = self.kept.get(key)
-        if form is None or (forms.evaluator is not None and form.runs and not form.scores):
+        is_missing = not self._is_measured(key, forms.samples)
+        if form is None or is_missing or (forms.evaluator is not None and form.runs and not form.scores):
             form = forms.measure(excluding_options(excluded, units, self.options), is_judged=True)
             self.kept.put(key, form)
         return form
@@ -494,23 +570,32 @@ class _Study:
 
 
 def _measured(
-    forms: QuantizedVariants, requested: Mapping[str, QuantizeOptions], jobs: int
+    forms: QuantizedVariants, requested: Mapping[str, QuantizeOptions], jobs: int, count: int | None
 ) -> Iterator[tuple[str, MeasuredVariant]]:
     """Measure forms, some at a time; yields each as it ends. What has not begun when the caller stops never does."""
     if jobs == 1:
         for key, options in requested.items():
-            yield key, forms.measure(options)
+            yield key, forms.measure(options, count=count)
         return
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            running = {pool.submit(forms.measure, options): key for key, options in requested.items()}
+            running = {pool.submit(forms.measure, options, count=count): key for key, options in requested.items()}
             for done in as_completed(running):
                 yield running[done], done.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _notes(graph: FloatGraph, samples: Samples, retained: MeasuredVariants) -> Iterator[str]:
+def _notes(study: _Study, samples: Samples) -> Iterator[str]:
+    graph, retained = study.graph, study.kept
+    forms = [form for part in study.parts if (form := study.form_of(part)) is not None]
+    if quick := sum(form.samples < study.forms.samples or form.is_estimate for form in forms):
+        estimates = sum(form.is_estimate for form in forms)
+        yield (
+            f"{quick} of the modules, not the most sensitive ones, were ranked on {_FEW_SAMPLES} samples; {estimates} "
+            f"of these are estimates from their parts. --samples {study.forms.samples} measures each module on all "
+            "samples."
+        )
     if graph.modules.source != "winml tags":
         yield f"The file bears no tags of winml; modules were read from its {graph.modules.source}."
     if samples.about.source == "random":
