@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import platform
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +35,9 @@ from winml.modelkit.builds.stages import (
     StageTask,
     adapter_names,
     export_outcomes,
+    external_from_bytes,
     names_of,
+    skip_reason,
 )
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
@@ -92,7 +93,6 @@ __all__ = [
     "names_of_build",
     "reusable_model",
     "run_build",
-    "skip_reason",
     "with_chosen_stages",
 ]
 
@@ -282,7 +282,7 @@ def _handover_of(plan: BuildPlan) -> GraphHandover:
 
     least = Quantization(Path(), options, {}).least_sqnr_db
     processors = processor_folder(plan.request)
-    external = _external_from_bytes(plan, "quantize")
+    external = external_from_bytes(plan, "quantize")
     return GraphHandover(works, least_sqnr_db=least, external_from_bytes=external, processors=processors)
 
 
@@ -301,23 +301,7 @@ def _handover_of_codes(plan: BuildPlan) -> GraphHandover:
         optimization = [] if chosen.is_empty else [SingleOptimization(chosen, {})]
         return [*handover.works(path, model), *optimization]
 
-    return replace(handover, works=works, external_from_bytes=_external_from_bytes(plan, "optimize"))
-
-
-_NEVER = sys.maxsize
-
-
-def _external_from_bytes(plan: BuildPlan, writer: StageName) -> int:
-    """Return the size of weights from which a stage keeps them in a file of their own.
-
-    The last stage writes the file as it will be deployed, so that this one is a link to it, and no second copy.
-    """
-    from winml.modelkit.flows.graph_file import EXTERNAL_BYTES
-
-    later = STAGES[[stage.name for stage in STAGES].index(writer) + 1 :]
-    is_last = all(skip_reason(stage, plan) for stage in later)
-    is_inside = plan.is_deployed and not find_layout(plan.config.layout).numbers_data
-    return _NEVER if is_last and is_inside else EXTERNAL_BYTES
+    return replace(handover, works=works, external_from_bytes=external_from_bytes(plan, "optimize"))
 
 
 def _codes_summary(part: ExportedPart) -> str:
@@ -787,19 +771,6 @@ def _without_stage_files(manifest: BuildManifest) -> BuildManifest:
     )
     files = tuple(sorted({*(file.name for file in manifest.deploy), BUILD_MANIFEST_NAME} & {*manifest.files}))
     return manifest.model_copy(update={"parts": parts, "files": files})
-
-
-def skip_reason(stage: Stage, plan: BuildPlan) -> str:
-    """Return why a stage does not run, or an empty string."""
-    if stage.makes_graph and plan.onnx_path is not None:
-        return "the model is an ONNX file already"
-    if stage.section in plan.switched_off:
-        return plan.switched_off[stage.section]
-    if getattr(plan.config, stage.section) is None:
-        return f"{stage.section} is null in the config"
-    if stage.handed_to is not None:
-        return f"done by {stage.handed_to} in memory: no file holds the weights in between"
-    return stage.idle(plan.config) if stage.work else f"winml {__version__} has no {stage.name} stage yet"
 
 
 def _record_words(record: StageRecord) -> str:

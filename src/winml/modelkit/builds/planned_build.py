@@ -15,7 +15,6 @@ from winml.modelkit.builds.build import (
     identify_plan,
     names_of_build,
     reusable_model,
-    skip_reason,
     with_chosen_stages,
 )
 from winml.modelkit.builds.build_model import cache_folder
@@ -26,7 +25,7 @@ from winml.modelkit.builds.layouts.folder_layout import FolderLayout
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import FROM_CACHE, BuildJob, BuiltPart, StageRunner, StageStore
-from winml.modelkit.builds.stages import STAGES, Stage, adapter_names
+from winml.modelkit.builds.stages import STAGES, Stage, adapter_names, skip_reason
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
     BUILD_MANIFEST_NAME,

@@ -7,6 +7,7 @@ this version lacks has no work, so that a build can say so; giving it work is al
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +58,9 @@ __all__ = [
     "adapter_names",
     "built_name",
     "export_outcomes",
+    "external_from_bytes",
     "names_of",
+    "skip_reason",
     "without_idle_stages",
 ]
 
@@ -258,7 +261,7 @@ def _optimize_options(plan: BuildPlan) -> dict[str, object]:
 
 
 def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
-    from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, CopyRules, GraphFileTask
+    from winml.modelkit.flows.graph_file import CopyRules, GraphFileTask
     from winml.modelkit.flows.optimize import optimization, optimize_file
     from winml.modelkit.optimize.options import CONFIG_WORDS
 
@@ -276,7 +279,7 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
         verify=task.plan.verify,
         seed=task.plan.request.seed,
         skip_normalization=skips and options.is_empty,
-        external_from_bytes=EXTERNAL_BYTES,
+        external_from_bytes=external_from_bytes(task.plan, "optimize"),
         copying=CopyRules(share_data=is_ours, may_link=is_ours, of_any_form=skips),
     )
     with rename_options(CONFIG_WORDS):
@@ -361,7 +364,7 @@ def _idle_quantization(config: WinMLBuildConfig) -> str:
 
 
 def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
-    from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphFileTask
+    from winml.modelkit.flows.graph_file import GraphFileTask
     from winml.modelkit.flows.quantize.budget import quantize_within_budget
     from winml.modelkit.flows.quantize.quantize import Quantization
     from winml.modelkit.load.request import processor_folder
@@ -376,7 +379,7 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
             overwrite=True,
             verify=task.plan.verify,
             seed=task.plan.request.seed,
-            external_from_bytes=EXTERNAL_BYTES,
+            external_from_bytes=external_from_bytes(task.plan, "quantize"),
         ),
         Quantization(task.source, quantize_options(section), {}),
         processors=processor_folder(task.plan.onnx_path or task.plan.request),
@@ -558,3 +561,36 @@ def built_name(part: str, *, of_several: bool, config: WinMLBuildConfig | None) 
     section = None if config is None else config.quant
     precision = FLOAT32 if section is None or idle_quantization(section) else quantize_options(section).base.name
     return layout.model_name(part, of_several, precision)
+
+
+def skip_reason(stage: Stage, plan: BuildPlan) -> str:
+    """Return why a stage does not run, or an empty string."""
+    if stage.makes_graph and plan.onnx_path is not None:
+        return "the model is an ONNX file already"
+    if stage.section in plan.switched_off:
+        return plan.switched_off[stage.section]
+    if getattr(plan.config, stage.section) is None:
+        return f"{stage.section} is null in the config"
+    if stage.handed_to is not None:
+        return f"done by {stage.handed_to} in memory: no file holds the weights in between"
+    return stage.idle(plan.config) if stage.work else f"winml {__version__} has no {stage.name} stage yet"
+
+
+_NEVER = sys.maxsize
+
+
+def external_from_bytes(plan: BuildPlan, writer: StageName) -> int:
+    """Return the size of weights from which a stage keeps them in a file of their own.
+
+    The last stage writes the file as it will be deployed, so that this one is a link to it, and no second copy.
+
+    Args:
+        plan: What the build is to do.
+        writer: The stage.
+    """
+    from winml.modelkit.flows.graph_file import EXTERNAL_BYTES
+
+    later = STAGES[[stage.name for stage in STAGES].index(writer) + 1 :]
+    is_last = all(skip_reason(stage, plan) for stage in later)
+    is_inside = plan.is_deployed and not find_layout(plan.config.layout).numbers_data
+    return _NEVER if is_last and is_inside else EXTERNAL_BYTES
