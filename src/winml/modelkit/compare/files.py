@@ -22,6 +22,7 @@ from winml.modelkit.errors import StageError, UsageError, VerificationError
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.reading import read_referring
 from winml.modelkit.graph.specs import current_name
+from winml.modelkit.progress import counted
 from winml.modelkit.runtime.default_sizes import default_size
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, sizes_by_key, with_sums
 from winml.modelkit.runtime.ir_versions import newest_ir_version, runnable
@@ -142,7 +143,7 @@ def reference_outputs(
     try:
         session = open_session(reference, as_written=True)
         draws, samples = read_samples(session)
-        return draws, [session.run(draw) for draw in draws], samples
+        return draws, [session.run(draw) for draw in counted(draws, "sample of the source")], samples
     except (StageError, UsageError) as error:
         raise _reference_error(reference, error) from error
 
@@ -352,4 +353,4 @@ def _candidate_outputs(candidate: Path, draws: Sequence[Arrays], *, as_written: 
 def _run_draws(path: Path, draws: Sequence[Arrays], *, as_written: bool) -> list[Arrays]:
     session = open_session(path, as_written=as_written)
     states = QuantizedStates.of(path, session)
-    return [states.dequantized(session.run(states.quantized(draw))) for draw in draws]
+    return [states.dequantized(session.run(states.quantized(draw))) for draw in counted(draws, "sample")]

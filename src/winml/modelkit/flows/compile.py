@@ -46,7 +46,7 @@ from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
-from winml.modelkit.progress import StepEvent
+from winml.modelkit.progress import StepEvent, counted
 from winml.modelkit.quantize.planning import QUANTIZED_OPERATORS
 from winml.modelkit.results.transformed_file import CompilableProvider, CompiledFile
 from winml.modelkit.runtime.devices import ChosenProvider, choose_compiler, present_providers, unreadable_reason
@@ -256,7 +256,7 @@ class Compilation(GraphWork[CompileResult]):
         provider = self.chosen
         try:
             session = Session(written, providers=provider.names, provider_options=provider.options)
-            outputs = [session.run(draw) for draw in draws]
+            outputs = [session.run(draw) for draw in counted(draws, "sample")]
         except (StageError, UsageError) as error:
             reason = unreadable_reason(provider)
             raise VerificationError(

@@ -12,6 +12,7 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import FidelitySum
 from winml.modelkit.errors import UsageError
 from winml.modelkit.hierarchy.address import ModuleIdentity
+from winml.modelkit.progress import counted
 from winml.modelkit.results.comparison import ComparedOutput
 
 __all__ = ["GROUP_BYTES", "CallKey", "ModuleBoundary", "NamesOfBoth", "Side", "SidePair"]
@@ -95,7 +96,7 @@ class SidePair:
         """
         compared: dict[str, tuple[str, FidelitySum]] = {}
         missing: tuple[Sequence[str], Sequence[str]] = ((), ())
-        for feeds in self.draws:
+        for feeds in counted(self.draws, "sample"):
             expected = self.reference.outputs(self.reference_feeds(feeds))
             outputs = self.candidate.outputs(self.candidate_feeds(feeds))
             if not compared:
