@@ -56,9 +56,9 @@ def answer(path: Path) -> Any:
 
 
 def test_model_of_a_build_runs_alone(source: Path, tmp_path: Path) -> None:
-    """Copied by itself, beside a stage that keeps its weights outside; the second build makes nothing anew."""
+    """It is the file of the last stage, whose weights are written once; the second build makes nothing anew."""
     record = build("-m", source, "-o", tmp_path / "out", "--level", "full")
-    assert any(is_data_of("optimized.onnx", name) for name in record["files"])
+    assert (tmp_path / "out" / "model.onnx").samefile(tmp_path / "out" / "optimized.onnx")
     (tmp_path / "alone").mkdir()
     alone = Path(shutil.copy(tmp_path / "out" / "model.onnx", tmp_path / "alone"))
     assert np.allclose(answer(source), answer(alone), atol=1e-4)
@@ -82,7 +82,8 @@ def test_model_that_is_too_large_for_one_file_names_data_of_its_own(
     """The summary tells of both with their sizes, and both are deployed."""
     from winml.modelkit.graph.files import writing
 
-    monkeypatch.setitem(writing.place_self_contained.__kwdefaults__, "inline_limit_bytes", 1_000_000)
+    for writer in (writing.write_model, writing.place_self_contained):
+        monkeypatch.setitem(writer.__kwdefaults__, "inline_limit_bytes", 1_000_000)
     outcome = run_here("build", "-m", source, "-o", tmp_path / "out", "--level", "full")
     assert 0 == outcome.code, outcome.err
     manifest = json.loads((tmp_path / "out" / "build_manifest.json").read_bytes())
@@ -98,14 +99,20 @@ def test_model_that_is_too_large_for_one_file_names_data_of_its_own(
     onnx.checker.check_model(str(tmp_path / "alone" / model))
 
 
-def test_model_that_shares_the_data_of_its_stage_is_placed_anew(source: Path, tmp_path: Path) -> None:
+def test_model_that_shares_the_data_of_its_stage_is_placed_anew(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As builds of earlier versions left it; the stage is used again."""
+    from winml.modelkit.graph.files import writing
+
+    monkeypatch.setitem(writing.write_model.__kwdefaults__, "inline_limit_bytes", 1_000_000)
     out = tmp_path / "out"
     build("-m", source, "-o", out, "--level", "full")
     manifest = json.loads((out / "build_manifest.json").read_bytes())
     (part,) = manifest["parts"]
     shutil.copy(out / "optimized.onnx", out / "model.onnx")
     files = part["stages"][1]["files"]
+    assert 2 == len(files), "its weights are outside"
     part["model"] = [{**files[0], "name": "model.onnx"}, *files[1:]]
     (out / "build_manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     record = build("-m", source, "-o", out, "--level", "full")
