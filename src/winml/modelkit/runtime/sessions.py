@@ -236,7 +236,8 @@ class Session:
     @property
     def takes_states_in_place(self) -> bool:
         """Whether :meth:`prepare_in_place` may be used: all values are in the memory of the CPU."""
-        return self._session.get_providers() == list(CPU)
+        providers: list[str] = self._session.get_providers()
+        return providers == list(CPU)
 
     def prepare_in_place(self, states: Mapping[str, ort.OrtValue], outputs: Mapping[str, str]) -> InPlaceRun:
         """Return a run whose operators write new states into the memory of the old ones.
