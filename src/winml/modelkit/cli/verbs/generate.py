@@ -69,7 +69,7 @@ _sampling = partial(grouped_option, group=GENERATION, is_common=True)
     metavar="MODEL",
     help="Build folder, or an ONNX file beside its tokenizer. A file on the Hub is OWNER/NAME/PATH.onnx.",
 )
-@_input("-p", "--prompt", metavar="TEXT", multiple=True, help="Prompt; - reads it from stdin. Repeatable.")
+@_input("-p", "--prompt", metavar="TEXT", multiple=True, help="Prompt; - reads it from stdin.")
 @_input("--chat", is_flag=True, help="Apply the chat template of the model to the prompt.")
 @_input("--system", metavar="TEXT", help="System message, with --chat.")
 @_input("--image", metavar="FILE", multiple=True, help="Image, for vision-language models.")
