@@ -74,6 +74,9 @@ class BudgetSearch(Record):
     float_perplexity: float | None = field(default=None, metadata=entry(digits=4, omit_none=True))
     """Of the source, on the samples that were held out, where the perplexity is a limit."""
 
+    resumed: int = 0
+    """Of the forms measured, those that an interrupted run had measured."""
+
     @property
     def perplexity(self) -> float | None:
         """Of the form that was chosen; None where it is no limit."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,100 +17,39 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import QuantizeError, UsageError
 from winml.modelkit.evaluate.metrics import PERPLEXITY
-from winml.modelkit.file_names import files_folder
-from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask
-from winml.modelkit.flows.quality_samples import SampleRequest
-from winml.modelkit.flows.quantize.calibration_data import Calibration, CalibrationStatistics, refuse_missing_data
+from winml.modelkit.flows.quality_samples import SampleRequest, default_samples
+from winml.modelkit.flows.quantize.calibration_data import Calibration, CalibrationStatistics
 from winml.modelkit.flows.quantize.layer_calibration import LayerCalibration
-from winml.modelkit.flows.quantize.quantize import FoundBits, Quantization, quantize_file
 from winml.modelkit.flows.quantize.quantized_variants import (
     FloatGraph,
+    MeasuredVariants,
     ModulePart,
     QuantizedVariants,
-    float_graph,
     list_parts,
     only_options,
     take_samples,
     weight_bytes,
 )
+from winml.modelkit.flows.quantize.unfinished_work import digest_of, graph_digest, samples_digest
 from winml.modelkit.graph.cutting import GraphModules
-from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import escape
-from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.quantize.bit_allocation import Choice, allocate
 from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
-from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
+from winml.modelkit.quantize.pipeline import QuantizeResult, WeightSolver, quantize
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.planning import WeightKey, constant_weight, plan_quantization
 from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.quantize.weight_only_engine import BlockWeight
 from winml.modelkit.results.quantization_budget import BudgetChoice, BudgetSearch, BudgetTrial
 from winml.modelkit.results.quantization_sensitivity import FidelityTarget, MeasuredVariant
-from winml.modelkit.results.transformed_file import QuantizedFile
 from winml.modelkit.runtime.opened_model import RunOptions
+from winml.modelkit.runtime.sessions import onnxruntime_version
+from winml.modelkit.version import __version__
 from winml.modelkit.words import size_words
 
-__all__ = ["quantize_within_budget"]
-
-
-def quantize_within_budget(
-    task: GraphFileTask,
-    work: Quantization,
-    on_step: Callable[[StepEvent], None] | None = None,
-    checked: CheckedSource | None = None,
-    *,
-    processors: Path | None = None,
-    statistics_folder: Path | None = None,
-) -> QuantizedFile:
-    """Quantize an ONNX file; where a limit is stated, with the bits for each module that keep it and lose least.
-
-    Args:
-        task: From which file to which.
-        work: What is to be done.
-        on_step: Called when a step starts and when it ends.
-        checked: The source, where a plan has read it.
-        processors: Folder of the tokenizer, image processor or feature extractor that makes samples; None: that of the
-            source.
-        statistics_folder: As of :func:`~winml.modelkit.flows.quantize.quantize.quantize_file`.
-
-    Raises:
-        UsageError: the limit is below what the fewest bits take, or the file names no modules.
-        WinMLError: as :func:`~winml.modelkit.flows.quantize.quantize.quantize_file` raises.
-    """
-    options = work.options
-    if options.bit_budget is None:
-        return quantize_file(task, work, on_step, checked, processors=processors, statistics_folder=statistics_folder)
-    options.refuse_contradictions()
-    folder = processors or files_folder(task.source.absolute())
-    is_judged = options.bit_budget.max_drop is not None
-    data = Calibration(options, folder, work.sizes, task.seed, task.source, holds_out=is_judged)
-    calibration = data if options.needs_samples else None
-    if options.needs_samples or is_judged:
-        refuse_missing_data(data)
-    with temporary_folder() as blocks, contextlib.closing(data):
-
-        def tell(words: str) -> None:
-            if on_step is not None:
-                on_step(StepEvent(1, 1, f"{_SEARCH}: {words}"))
-
-        solver = None
-        statistics = None
-        if options.needs_ranges:
-            statistics = CalibrationStatistics(data, task.source, statistics_folder)
-        if options.solves_weights:
-            solver = _SolvedOnce(LayerCalibration(data, options.algorithm, blocks, tell))
-        clock = StepClock((_SEARCH,), on_step)
-
-        request = _Request(task.source, options, work.sizes, task.seed, folder, data, solver, statistics, tell)
-        with clock.step(_SEARCH) as step:
-            chosen, search = _search(request)
-            step.summary = f"{search.measured} forms measured: {search.form}, {search.mean_bits:.2f} bits"
-        found = FoundBits(search, calibration, solver, statistics)
-        reasons = {module.tag: module.why for module in search.modules}
-        chosen_work = replace(work, options=chosen, reasons=reasons)
-        return quantize_file(task, chosen_work, on_step, checked, processors=processors, found=found)
+__all__ = ["SearchTools", "SolvedOnce", "choose_bits"]
 
 
 @dataclass(frozen=True)
@@ -132,7 +71,6 @@ _WITH_ACTIVATIONS = (_Form("w8a8"), _Form("w8a16"), _Form(FLOAT32))
 _WIDE_ACTIVATIONS = 16
 """Activations in 16 bits count as so many parts of their weights and one more. Chosen: they take no bytes of the file,
 but time; so 8 bits are preferred where they are good enough, and 16 to a module in float."""
-_SEARCH = "search for bits"
 _OTHER_SAMPLES = 700_001
 """Added to the seed: forms are chosen by samples that the file is not judged on."""
 _FRONTIER = 6
@@ -143,25 +81,7 @@ _LEAST_NOISE = 1e-12
 """Of a module whose form changes nothing that a measurement shows."""
 
 
-@dataclass(frozen=True)
-class _Request:
-    """What is searched, and on which samples."""
-
-    source: Path
-    options: QuantizeOptions
-    sizes: Mapping[str, int]
-    seed: int
-    processors: Path | None
-    data: Calibration
-    solver: _SolvedOnce | None
-    """Finds blocks of weights, where the algorithm needs samples."""
-    statistics: CalibrationStatistics | None
-    """Of activations, where they are quantized."""
-    on_progress: Callable[[str], None]
-    """Called after each measurement."""
-
-
-class _SolvedOnce:
+class SolvedOnce:
     """Finds the blocks of each weight in each form once, for all graphs that are made of one file."""
 
     def __init__(self, calibration: LayerCalibration) -> None:
@@ -181,29 +101,65 @@ class _SolvedOnce:
         return self.calibration.as_record()
 
 
-def _search(request: _Request) -> tuple[QuantizeOptions, BudgetSearch]:
-    """Return the options that keep the limit, and how they were found.
+@dataclass(frozen=True)
+class SearchTools:
+    """What a search measures with."""
+
+    data: Calibration
+    """Holds samples out, where the perplexity is a limit."""
+    solver: WeightSolver | None
+    """Finds blocks of weights, where the algorithm needs samples."""
+    statistics: CalibrationStatistics | None
+    """Of activations, where they are quantized."""
+    processors: Path | None
+    """Folder of what makes samples; None: they are random."""
+    float_file: Path | None
+    """File of the float graph; None: it is in memory only."""
+    unfinished: Path
+    """Folder of what was measured, until the file is written."""
+    tell: Callable[[str], None]
+    """Called after each measurement."""
+
+
+def choose_bits(
+    graph: FloatGraph, options: QuantizeOptions, run: RunOptions, tools: SearchTools
+) -> tuple[QuantizeOptions, BudgetSearch]:
+    """Return the options with which each module has the bits that keep a limit and lose least, and the search.
+
+    Args:
+        graph: The float graph.
+        options: What is asked for; they state a limit.
+        run: Sizes and seed of samples.
+        tools: What is measured with.
 
     Raises:
-        UsageError: the limit is below what the fewest bits take, or the file names no modules.
+        UsageError: the limit is below what the fewest bits take, or the graph names no modules.
         QuantizeError: no form of the model reaches the quality.
     """
-    budget = request.options.bit_budget
+    budget = options.bit_budget
     assert budget is not None  # whoever calls has one
-    options = request.options
     chosen = {"precision": options.base.name, "mode": options.mode or "weight-only"}
     base = options.model_copy(update={"budget": None, "max_size": None, "max_drop": None, **chosen})
     if not base.needs_samples:  # the data were for the perplexity alone
         base = base.model_copy(update={"calibration_data": None, "split": None, "columns": {}})
-    with float_graph(request.source, base) as graph:
-        if not graph.modules.modules:
-            raise UsageError(
-                f"{request.source}: nothing says which module its nodes came from",
-                hint="Export it with winml export, or bring tags over from the file it was made of: winml retag.",
-            )
-        study = _Study(graph, base, request)
-        study.measure()
-        return study.choose(budget)
+    if not graph.modules.modules:
+        raise UsageError(
+            f"{run.shown}: nothing says which module its nodes came from",
+            hint="Export it with winml export, or bring tags over from the file it was made of: winml retag.",
+        )
+    study = _Study(graph, base, _Request(options, run, tools))
+    study.measure()
+    return study.choose(budget)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is searched, and on which samples."""
+
+    options: QuantizeOptions
+    """As they were stated."""
+    run: RunOptions
+    tools: SearchTools
 
 
 @dataclass
@@ -224,9 +180,13 @@ class _Study:
         self._plan = plan_quantization(graph.model, base, graph.modules)
         parts = list_parts(self._plan, graph.modules, None, None)
         self._parts = [part for part in parts if part.is_unit and part.nodes]
-        run = RunOptions(str(request.source), sizes=request.sizes, seed=request.seed + _OTHER_SAMPLES)
+        self._float_bytes = weight_bytes(graph.model)
         samples = SampleRequest(
-            run, request.processors, count=request.options.samples, tries_sizes=True, model=request.source
+            replace(request.run, seed=request.run.seed + _OTHER_SAMPLES),
+            request.tools.processors,
+            count=request.options.samples or default_samples(self._float_bytes),
+            tries_sizes=True,
+            model=request.tools.float_file,
         )
         self._samples = take_samples(graph, samples, None)
         self._evaluator, self._float_perplexity = None, None
@@ -234,27 +194,60 @@ class _Study:
         if budget is not None and budget.max_drop is not None:
             from winml.modelkit.flows.quantize.held_out_perplexity import held_out_evaluator  # reads tasks
 
-            self._evaluator, self._float_perplexity = held_out_evaluator(request.data, graph.path, budget.max_drop)
+            session = graph.session(name=request.run.shown)
+            self._evaluator, self._float_perplexity = held_out_evaluator(request.tools.data, session, budget.max_drop)
         self._variants = QuantizedVariants(graph, self._samples, self._quantizer, None, self._evaluator)
-        self._variants.share_starts()
-        self._float_bytes = weight_bytes(graph.model)
+        self._starts_are_shared = False
+        self._measurements = MeasuredVariants(
+            request.tools.unfinished / "measured.json", self._depends_on(), overwrite=True
+        )
+        self._reused: set[str] = set()
         self._units: list[_Unit] = []
         self._uniform: dict[_Form, MeasuredVariant] = {}
         self._trials: dict[tuple[_Form, ...], MeasuredVariant] = {}
 
     def _quantizer(self, model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> QuantizeResult:
-        return quantize(model, options, modules, self._request.statistics, self._request.solver)
+        return quantize(model, options, modules, self._request.tools.statistics, self._request.tools.solver)
+
+    def _depends_on(self) -> dict[str, object]:
+        """Return what a measurement depends on, beside the options of the form."""
+        request = self._request
+        return {
+            "graph": graph_digest(self._graph.model),
+            "options": request.options.model_dump(mode="json", exclude={"min_sqnr_db"}),
+            "data": request.tools.data.request() if request.options.needs_samples or self._evaluator else {},
+            "samples": samples_digest([values.feeds for values in self._samples.values]),
+            "winml": __version__,
+            "onnxruntime": onnxruntime_version(),
+        }
+
+    def _variant(self, options: QuantizeOptions, *, is_judged: bool = False) -> MeasuredVariant:
+        """Measure a form; what an interrupted run measured is taken over."""
+        key = digest_of(options.model_dump(mode="json"), is_judged)
+        if (found := self._measurements.get(key)) is not None:
+            self._reused.add(key)
+            return found
+        if not self._starts_are_shared:
+            self._variants.share_starts()
+            self._starts_are_shared = True
+        measured = self._variants.measure(options, is_judged=is_judged)
+        self._measurements.put(key, measured)
+        return measured
 
     def measure(self) -> None:
         """Measure each module alone in each form, and the whole in each."""
         lossy = [form for form in self._forms() if form.precision != FLOAT32]
         # The whole first: what finds blocks with samples walks through the model once for each form.
         for form in lossy:
+            if self._request.tools.solver is not None and form.block_size is not None:
+                # Also where the form was measured by an interrupted run: a mixture takes these blocks.
+                with contextlib.suppress(QuantizeError):  # told where it is measured
+                    self._quantizer(self._graph.model.clone(), _with_form(self._base, form), self._graph.modules)
             self._uniform[form] = self._measured((form,) * len(self._parts))
-            self._request.on_progress(f"all modules in {form.name}")
+            self._request.tools.tell(f"all modules in {form.name}")
         for number, part in enumerate(self._parts, 1):
             self._units.append(self._unit(part, lossy))
-            self._request.on_progress(f"module {number} of {len(self._parts)}")
+            self._request.tools.tell(f"module {number} of {len(self._parts)}")
 
     def _forms(self) -> tuple[_Form, ...]:
         """Return the forms that a module may have; activations in 16 bits where a provider was named that has them."""
@@ -270,7 +263,7 @@ class _Study:
         alone: dict[str, float | None] = {}
         for form in forms:
             options = only_options(part, self._base, self._graph.modules)
-            measured = self._variants.measure(_with_form(options, form))
+            measured = self._variant(_with_form(options, form))
             alone[form.name] = decibels = _decibels(measured)
             if decibels is not None:
                 noise = max(10 ** (-decibels / 10), _LEAST_NOISE)
@@ -390,7 +383,7 @@ class _Study:
         if forms not in self._trials:
             if all(form.precision == FLOAT32 for form in forms):
                 return MeasuredVariant(None, 0, self._float_bytes)
-            self._trials[forms] = self._variants.measure(self._options(forms), is_judged=True)
+            self._trials[forms] = self._variant(self._options(forms), is_judged=True)
         return self._trials[forms]
 
     def _bytes_of(self, forms: tuple[_Form, ...]) -> int:
@@ -451,10 +444,11 @@ class _Study:
                 for unit, form in zip(self._units, chosen, strict=True)
             ),
             tuple(sorted(trials, key=lambda trial: trial.size_bytes)),
-            self._variants.cost.measured,
+            len(self._measurements),
             self._samples.about.count,
             self._samples.about.source,
             self._float_perplexity,
+            len(self._reused),
         )
 
 
