@@ -164,8 +164,9 @@ class _HeldValues:
         return {name: self.arrays.read(f"{self.numbers[name]}_{sample}") for name in names}
 
     def digests(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the digests of values by what they are stored as."""
-        stored = (f"{self.numbers[name]}_{sample}" for name in names for sample in range(self.count))
+        """Return the digests of values by what they are stored as, of those that were made already."""
+        made = (self.numbers[name] for name in names if name in self.numbers)
+        stored = (f"{number}_{sample}" for number in made for sample in range(self.count))
         return {name: self.arrays.digests[name] for name in stored}
 
     def retain(self, names: Iterable[str]) -> None:
@@ -226,25 +227,32 @@ class _Walk:
         """
         samples = digest_of(self.values.arrays.digests)
         self._state = ResumableResults(self._folder / "state.json", {**self._request, "samples": samples})
-        found = self._state.read(self._restored)
-        return (0, {}) if found is None or isinstance(found, OtherRequest) else found
+        record = self._state.read(dict)
+        if record is None or isinstance(record, OtherRequest):
+            return 0, {}
+        try:
+            return self._restored(record)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            self._records.clear()
+            return 0, {}
 
     def _restored(self, record: Mapping[str, Any]) -> tuple[int, dict[WeightKey, SolvedWeight]]:
         if not self.values.arrays.holds(record["values"]) or not self._blocks.holds(record["blocks"]):
             raise ValueError("an array is damaged")
         scales = {name: self._blocks.read(name) for name in record["blocks"] if name.endswith("_input_scale")}
-        solved, records = {}, {int(place): dict(found) for place, found in record["weights"].items()}
-        for place, found in records.items():
+        finished, numbers = int(record["finished"]), dict(record["numbers"])
+        solved = {}
+        for place, found in ((int(place), dict(found)) for place, found in record["weights"].items()):
             weight = self._weights[place]
             form = replace(weight.form, algorithm=found["searched_by"])
-            scale = None if found["scale"] is None else scales[found["scale"]]
             self._records[place] = found
+            scale = None if found["scale"] is None else scales[found["scale"]]
             solved[weight.key] = self._solved(place, form, scale)
-        self.values.numbers = dict(record["numbers"])
+        self.values.numbers = numbers
         self.values.arrays.digests |= record["values"]
         self._blocks.digests = dict(record["blocks"])
         self._scales = {id(array): name for name, array in scales.items()}
-        return int(record["finished"]), solved
+        return finished, solved
 
     def _solved(self, place: int, form: BlockForm, scale: Array | None) -> SolvedWeight:
         names = {part: f"{place}_{part}" for part in Blocks._fields}
