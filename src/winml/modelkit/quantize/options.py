@@ -193,7 +193,8 @@ class QuantizeOptions(_Fields):
         Raises:
             UsageError: a precision cannot be reached with the mode.
         """
-        return self.algorithm in DATA_ALGORITHMS and "weight-only" in self.modes()
+        requested = {self.algorithm, *self.algorithms.values()}
+        return not DATA_ALGORITHMS.isdisjoint(requested) and "weight-only" in self.modes()
 
     @property
     def needs_samples(self) -> bool:
@@ -246,6 +247,7 @@ class QuantizeOptions(_Fields):
             f"--mode {self.mode}": self.mode not in (None, "weight-only", "qdq"),
             "--per-module": bool(self.per_module),
             "--block-size": self.block_size is not None or bool(self.block_sizes),
+            "--algorithms": bool(self.algorithms),
         }
         for flag, is_stated in chosen.items():
             if is_stated:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,12 +35,14 @@ from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import escape
 from winml.modelkit.quantize.bit_allocation import Choice, allocate
+from winml.modelkit.quantize.block_quantizers import BlockForm
 from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
+from winml.modelkit.quantize.declared_options import Algorithm
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
-from winml.modelkit.quantize.pipeline import QuantizeResult, WeightSolver, quantize
+from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.planning import WeightKey, constant_weight, plan_quantization
-from winml.modelkit.quantize.precisions import FLOAT32
+from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS
 from winml.modelkit.quantize.weight_only_engine import BlockWeight
 from winml.modelkit.results.quantization_budget import BudgetChoice, BudgetSearch, BudgetTrial
 from winml.modelkit.results.quantization_sensitivity import FidelityTarget, MeasuredVariant
@@ -58,14 +60,23 @@ class _Form:
 
     precision: str
     block_size: int | None = None
+    algorithm: Algorithm | None = None
+    """None: the one that is requested."""
 
     @property
     def name(self) -> str:
-        return self.precision if self.block_size is None else f"{self.precision}/{self.block_size}"
+        form = self.precision if self.block_size is None else f"{self.precision}/{self.block_size}"
+        return form if self.algorithm is None else f"{form} {self.algorithm}"
 
 
 FORMS = (_Form("int2", 32), _Form("int4", 128), _Form("int4", 32), _Form("int8", 64), _Form("bf16"), _Form(FLOAT32))
 """Chosen, from the fewest bits. Scales are as wide as the weights were: with float32, 3.1, 4.3, 5.1 and 8.6 bits."""
+_BY_OWN_OUTPUTS = (_Form("int4", 64), _Form("int4", 64, "hqq"), _Form("int4", 16))
+"""Chosen from as well where the algorithm is: a module alone in them is not run, since the error of its own outputs
+says what they lose beside :data:`_COMPARED`. With ``hqq``, zero points are as wide as scales: 5 bits."""
+_COMPARED = _Form("int4", 32)
+_SINGLE: tuple[Algorithm, ...] = ("gptq", "awq", "k_quant", "rtn", "hqq")
+"""Algorithms that all modules may have in the best uniform form, where each module may have its own."""
 _WITH_ACTIVATIONS = (_Form("w8a8"), _Form("w8a16"), _Form(FLOAT32))
 """Chosen, from the fewest bits, where activations are quantized, too."""
 _WIDE_ACTIVATIONS = 16
@@ -87,18 +98,30 @@ class SolvedOnce:
     def __init__(self, calibration: LayerCalibration) -> None:
         """Hold nothing yet."""
         self.calibration = calibration
-        self._solved: dict[tuple[WeightKey, object], SolvedWeight] = {}
+        self._solved: dict[tuple[WeightKey, BlockForm, str], SolvedWeight] = {}
 
     def solve(self, model: ir.Model, weights: Sequence[BlockWeight]) -> dict[WeightKey, SolvedWeight]:
         """Return the blocks of weights; only those not found before are looked for."""
-        if missing := [weight for weight in weights if (weight.key, weight.form) not in self._solved]:
+        if missing := [weight for weight in weights if _as_asked(weight) not in self._solved]:
             found = self.calibration.solve(model, missing)
-            self._solved.update({(weight.key, weight.form): found[weight.key] for weight in missing})
-        return {weight.key: self._solved[weight.key, weight.form] for weight in weights}
+            self._solved.update({_as_asked(weight): found[weight.key] for weight in missing})
+        return {weight.key: self._solved[_as_asked(weight)] for weight in weights}
+
+    def found(self, names: Collection[str], bits: int, block_size: int, algorithm: str) -> list[SolvedWeight]:
+        """Return what was found for weights of these names in a form."""
+        return [
+            solved
+            for (key, form, asked), solved in self._solved.items()
+            if key.name in names and (form.bits, form.block_size, asked) == (bits, block_size, algorithm)
+        ]
 
     def as_record(self) -> dict[str, object]:
         """Return what the blocks come from, JSON-ready."""
         return self.calibration.as_record()
+
+
+def _as_asked(weight: BlockWeight) -> tuple[WeightKey, BlockForm, str]:
+    return weight.key, weight.form, weight.algorithm
 
 
 @dataclass(frozen=True)
@@ -107,7 +130,7 @@ class SearchTools:
 
     data: Calibration
     """Holds samples out, where the perplexity is a limit."""
-    solver: WeightSolver | None
+    solver: SolvedOnce | None
     """Finds blocks of weights, where the algorithm needs samples."""
     statistics: CalibrationStatistics | None
     """Of activations, where they are quantized."""
@@ -241,8 +264,9 @@ class _Study:
         for form in lossy:
             if self._request.tools.solver is not None and form.block_size is not None:
                 # Also where the form was measured by an interrupted run: a mixture takes these blocks.
+                options = self._options((form,) * len(self._parts))
                 with contextlib.suppress(QuantizeError):  # told where it is measured
-                    self._quantizer(self._graph.model.clone(), _with_form(self._base, form), self._graph.modules)
+                    self._quantizer(self._graph.model.clone(), options, self._graph.modules)
             self._uniform[form] = self._measured((form,) * len(self._parts))
             self._request.tools.tell(f"all modules in {form.name}")
         for number, part in enumerate(self._parts, 1):
@@ -252,7 +276,7 @@ class _Study:
     def _forms(self) -> tuple[_Form, ...]:
         """Return the forms that a module may have; activations in 16 bits where a provider was named that has them."""
         if self._base.mode != "qdq":
-            return FORMS
+            return (*FORMS, *_BY_OWN_OUTPUTS) if self._compares_algorithms else FORMS
         has_wide = self._base.ep not in (None, "cpu") and 16 in placement_for(self._base.ep).activation_bits
         return tuple(form for form in _WITH_ACTIVATIONS if has_wide or form.precision != "w8a16")
 
@@ -262,6 +286,8 @@ class _Study:
         choices = {_Form(FLOAT32): Choice(size, 0.0)}
         alone: dict[str, float | None] = {}
         for form in forms:
+            if form in _BY_OWN_OUTPUTS:
+                continue
             options = only_options(part, self._base, self._graph.modules)
             measured = self._variant(_with_form(options, form))
             alone[form.name] = decibels = _decibels(measured)
@@ -271,7 +297,36 @@ class _Study:
                 if form.precision == "w8a16":
                     cost += cost // _WIDE_ACTIVATIONS
                 choices[form] = Choice(cost, noise)
+        if self._compares_algorithms:
+            choices |= self._by_own_outputs(part, choices)
         return _Unit(part, choices, alone, parameters)
+
+    @property
+    def _compares_algorithms(self) -> bool:
+        return self._base.algorithm == "auto" and self._request.tools.solver is not None
+
+    def _by_own_outputs(self, part: ModulePart, choices: Mapping[_Form, Choice]) -> dict[_Form, Choice]:
+        """Return forms that a module was not run in, by the error of its own outputs beside that in a form it was."""
+        compared, found = self._found_blocks(part, _COMPARED), {}
+        error = _own_error(compared)
+        if _COMPARED not in choices or not error:
+            return {}
+        for form in _BY_OWN_OUTPUTS:
+            if self._uniform[form].runs and len(solved := self._found_blocks(part, form)) == len(compared):
+                loss = choices[_COMPARED].loss * _own_error(solved) / error
+                cost = _cost_beside(choices[_COMPARED].cost, self._parameters(part), form)
+                found[form] = Choice(cost, max(loss, _LEAST_NOISE))
+        return found
+
+    def _found_blocks(self, part: ModulePart, form: _Form) -> list[SolvedWeight]:
+        """Return what was found for the weights of a module in a form, where its algorithm needs samples."""
+        solver = self._request.tools.solver
+        if solver is None or form.block_size is None:
+            return []
+        bits = PRECISIONS[form.precision].weight_bits
+        return solver.found(
+            self._weights_of(part).keys(), bits, form.block_size, form.algorithm or self._base.algorithm
+        )
 
     def _weights_of(self, part: ModulePart) -> dict[str, int]:
         names = part.node_names
@@ -326,7 +381,7 @@ class _Study:
                 found.append(mixed)
                 break
             tried -= over
-        found += [(form,) * len(self._parts) for form in self._uniform]
+        found += [(form,) * len(self._parts) for form in (*self._uniform, *self._of_one_algorithm(limit))]
         fitting = [forms for forms in found if self._bytes_of(forms) <= limit]
         if not fitting:
             least = min(map(self._bytes_of, found))
@@ -343,6 +398,16 @@ class _Study:
                 hint="Allow more bits.",
             )
         return max(fitting, key=lambda forms: _quality(self._measured(forms)))
+
+    def _of_one_algorithm(self, limit: int) -> Iterator[_Form]:
+        """Yield the best uniform form within a limit by each algorithm, where each module may have its own."""
+        forms = [form for form in self._uniform if form.block_size is not None and form.algorithm is None]
+        fitting = [form for form in forms if self._bytes_of((form,) * len(self._parts)) <= limit]
+        if self._compares_algorithms and fitting:
+            best = max(fitting, key=lambda form: _quality(self._measured((form,) * len(self._parts))))
+            for algorithm in _SINGLE:
+                if algorithm != "hqq" or best.precision == "int4":
+                    yield replace(best, algorithm=algorithm)
 
     def _smallest(self) -> tuple[_Form, ...]:
         """Return the smallest form that reaches a quality: the limit is halved as long as it does."""
@@ -408,10 +473,15 @@ class _Study:
         """Return the options with which each module has its form."""
         if len(set(forms)) == 1:
             return _with_form(self._base, forms[0])
+        algorithms = {
+            escape(part.module.tag): form.algorithm or self._base.algorithm
+            for part, form in zip(self._parts, forms, strict=True)
+            if form.algorithm is not None
+        }
         pairs = sorted(zip(self._parts, forms, strict=True), key=lambda pair: -address.depth(pair[0].module.tag))
         rules = {escape(part.module.tag): form.precision for part, form in pairs}
         sizes = {escape(part.module.tag): form.block_size for part, form in pairs if form.block_size is not None}
-        return self._base.model_copy(update={"per_module": rules, "block_sizes": sizes})
+        return self._base.model_copy(update={"per_module": rules, "block_sizes": sizes, "algorithms": algorithms})
 
     def _record(self, budget: BitBudget, chosen: tuple[_Form, ...]) -> BudgetSearch:
         def bits(size: int) -> float:
@@ -432,17 +502,7 @@ class _Study:
             budget.words,
             bits(self._bytes_of(chosen)),
             _name_of(chosen),
-            tuple(
-                BudgetChoice(
-                    unit.part.module.tag,
-                    form.precision,
-                    form.block_size,
-                    unit.parameters,
-                    unit.choices[form].cost if form in unit.choices else 0,
-                    unit.alone,
-                )
-                for unit, form in zip(self._units, chosen, strict=True)
-            ),
+            tuple(self._choice(unit, form) for unit, form in zip(self._units, chosen, strict=True)),
             tuple(sorted(trials, key=lambda trial: trial.size_bytes)),
             len(self._measurements),
             self._samples.about.count,
@@ -451,11 +511,43 @@ class _Study:
             len(self._reused),
         )
 
+    def _choice(self, unit: _Unit, form: _Form) -> BudgetChoice:
+        size = unit.choices[form].cost if form in unit.choices else 0
+        tag, parameters = unit.part.module.tag, unit.parameters
+        choice = BudgetChoice(tag, form.precision, form.block_size, parameters, size, unit.alone)
+        solved = self._found_blocks(unit.part, form) if self._compares_algorithms else []
+        if not solved:
+            return choice if form.algorithm is None else replace(choice, algorithm=form.algorithm)
+        names = dict.fromkeys(name for found in solved for name in found.errors)
+        errors = {name: sum(found.errors.get(name, math.inf) for found in solved) / len(solved) for name in names}
+        own_db = {name: -10 * math.log10(error) for name, error in errors.items() if 0 < error < math.inf}
+        algorithm = ", ".join(dict.fromkeys(found.algorithm for found in solved))
+        return replace(choice, algorithm=algorithm, own_db=own_db)
+
+
+def _cost_beside(cost: int, parameters: int, form: _Form) -> int:
+    """Return the bytes of weights in a form of 4 bits; ``cost`` is what they take in :data:`_COMPARED`."""
+    assert _COMPARED.block_size is not None
+    assert form.block_size is not None
+    of_block = (cost - parameters / 2) * _COMPARED.block_size / parameters
+    if form.algorithm == "hqq":
+        of_block = 2 * (of_block - 0.5)  # the zero point is as wide as the scale, and not half a byte
+    return round(parameters / 2 + of_block * parameters / form.block_size)
+
+
+def _own_error(solved: Sequence[SolvedWeight]) -> float:
+    """Return the squared error of the outputs of some products over their squared size, on average."""
+    errors = [found.errors[found.algorithm] for found in solved if found.algorithm in found.errors]
+    return sum(errors) / len(errors) if errors else 0.0
+
 
 def _with_form(options: QuantizeOptions, form: _Form) -> QuantizeOptions:
     """Return options with which everything has a form."""
     mode = "weight-only" if form.block_size is not None else "qdq" if form in _WITH_ACTIVATIONS[:2] else None
-    changes = {"precision": form.precision, "mode": mode, "block_size": form.block_size}
+    changes: dict[str, object] = {"precision": form.precision, "mode": mode, "block_size": form.block_size}
+    if form.algorithm is not None:
+        # A rule, so that its blocks are found and compared as those of the others.
+        changes["algorithms"] = {"**": form.algorithm}
     return options.model_copy(update=changes)
 
 

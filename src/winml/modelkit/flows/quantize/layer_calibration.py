@@ -60,7 +60,6 @@ class LayerCalibration:
     """Runs a model on samples, layer by layer."""
 
     calibration: Calibration
-    algorithm: Algorithm
     folder: Path
     """Blocks lie in it, and what an interrupted run found; it lies at least as long as the blocks are read."""
     on_progress: Callable[[str], None] = field(default=lambda _words: None, compare=False)
@@ -84,8 +83,7 @@ class LayerCalibration:
         """
         request = {
             "graph": graph_digest(model),
-            "weights": [[*weight.key, *astuple(weight.form)] for weight in weights],
-            "algorithm": self.algorithm,
+            "weights": [[*weight.key, *astuple(weight.form), weight.algorithm] for weight in weights],
             "winml": __version__,
             "onnxruntime": onnxruntime_version(),
         }
@@ -106,7 +104,7 @@ class LayerCalibration:
                 run = _LayerRun(model, layer, values)
                 own = [weight for weight in weights if weight.products[0] in layer.members and weight.key not in solved]
                 if own:
-                    solved |= _LayerSolver(self.algorithm, walk).solve(own, run)
+                    solved |= _LayerSolver(walk).solve(own, run)
                 if number < len(layers):
                     run.advance({weight.key: solved[weight.key] for weight in weights if weight.key in solved})
                 run.release()
@@ -193,7 +191,13 @@ class _Walk:
         self._state: ResumableResults | None = None
 
     def hold(
-        self, weight: BlockWeight, algorithm: str, form: BlockForm, blocks: Blocks, scale: Array | None
+        self,
+        weight: BlockWeight,
+        algorithm: str,
+        form: BlockForm,
+        blocks: Blocks,
+        scale: Array | None = None,
+        errors: Mapping[str, float] | None = None,
     ) -> SolvedWeight:
         """Put the blocks of a weight on disk."""
         place = self._weights.index(weight)
@@ -204,7 +208,8 @@ class _Walk:
             self._scales[id(scale)] = name = f"{place}_input_scale"
             self._blocks.put(name, scale)
         stored = None if scale is None else self._scales[id(scale)]
-        self._records[place] = {"algorithm": algorithm, "searched_by": form.algorithm, "scale": stored}
+        record = {"algorithm": algorithm, "searched_by": form.algorithm, "scale": stored, "errors": dict(errors or {})}
+        self._records[place] = record
         return self._solved(place, form, scale)
 
     def keep(self, finished: int, later: Collection[str]) -> None:
@@ -261,7 +266,8 @@ class _Walk:
             parts = {part: self._blocks.read(name) for part, name in names.items() if name in self._blocks.digests}
             return Blocks(parts["packed"], parts["scales"], parts.get("zero_points"))
 
-        return SolvedWeight(self._records[place]["algorithm"], form, read, scale)
+        record = self._records[place]
+        return SolvedWeight(record["algorithm"], form, read, scale, record["errors"])
 
 
 # --- Layers: pieces of the graph between which few values travel.
@@ -417,7 +423,7 @@ def _dequantized(key: WeightKey, value: ir.Value, found: SolvedWeight) -> ir.Laz
 
 
 _CANDIDATES = ("rtn", "k_quant", "gptq", "awq", "awq+gptq")
-"""What ``auto`` compares; all take the same bytes. Zero points of hqq take four bytes, so it is not among them."""
+"""What ``auto`` compares; all take the same bytes. Zero points of hqq take four bytes: a budget weighs them."""
 
 
 class _Candidate(NamedTuple):
@@ -440,10 +446,10 @@ class _Statistics:
 class _LayerSolver:
     """Quantizes the weights of a layer."""
 
-    def __init__(self, algorithm: Algorithm, walk: _Walk) -> None:
-        self._algorithm, self._walk = algorithm, walk
+    def __init__(self, walk: _Walk) -> None:
+        self._walk = walk
         # With few samples, what is left out would be missed.
-        self._judges = algorithm == "auto" and walk.values.count >= 2 * JUDGING
+        self._has_many_samples = walk.values.count >= 2 * JUDGING
 
     def solve(self, weights: Sequence[BlockWeight], run: _LayerRun) -> dict[WeightKey, SolvedWeight]:
         """Return the blocks of weights, group by group of those that are multiplied with the same values."""
@@ -453,7 +459,13 @@ class _LayerSolver:
         statistics = self._measured(groups, run)
         solved: dict[WeightKey, SolvedWeight] = {}
         for names, group in groups.items():
-            solved |= self._solved_group(group, statistics.pop(names), shares_input=len(names) == 1)
+            sums = statistics.pop(names)
+            algorithms = list(dict.fromkeys(weight.algorithm for weight in group))
+            for algorithm in algorithms:
+                alike = [weight for weight in group if weight.algorithm == algorithm]
+                # GPTQ uses the sums up.
+                own = sums if algorithm == algorithms[-1] else replace(sums, fitted=_copied(sums.fitted))
+                solved |= self._solved_group(algorithm, alike, own, shares_input=len(names) == 1)
         return solved
 
     def _measured(
@@ -463,11 +475,12 @@ class _LayerSolver:
         for names, group in groups.items():
             depth = group[0].matrix.depth
             fitted = InputStatistics.of_depth(depth)
-            found[names] = _Statistics(fitted, InputStatistics.of_depth(depth) if self._judges else fitted)
+            judges = self._has_many_samples and any(weight.algorithm == "auto" for weight in group)
+            found[names] = _Statistics(fitted, InputStatistics.of_depth(depth) if judges else fitted)
         observed = list(dict.fromkeys(name for names in groups for name in names))
         for sample, arrays in enumerate(run.observe(observed)):
-            is_judging = self._judges and sample % JUDGING == JUDGING - 1
             for names, sums in found.items():
+                is_judging = sums.judged is not sums.fitted and sample % JUDGING == JUDGING - 1
                 for name in names:
                     if not np.isfinite(arrays[name]).all():
                         raise QuantizeError(
@@ -480,19 +493,29 @@ class _LayerSolver:
         return found
 
     def _solved_group(
-        self, group: Sequence[BlockWeight], sums: _Statistics, *, shares_input: bool
+        self, algorithm: Algorithm, group: Sequence[BlockWeight], sums: _Statistics, *, shares_input: bool
     ) -> dict[WeightKey, SolvedWeight]:
-        if self._algorithm == "gptq":
+        """Return the blocks of weights that are multiplied with the same values and found by the same algorithm."""
+        if algorithm == "gptq":
             return self._by_gptq(group, sums.fitted)
         matrices = [_matrix(weight) for weight in group]
-        best: _Candidate | None = None
-        for candidate in self._candidates(group, matrices, sums, shares_input=shares_input):
-            if best is None or sum(candidate.errors) < sum(best.errors):
-                best = candidate
-        assert best is not None  # every algorithm has a candidate
+        tried = list(self._candidates(algorithm, group, matrices, sums, shares_input=shares_input))
+        # All or none have their inputs divided, so that the scale can go into the normalization before.
+        ways = [[item for item in tried if (item.scale is None) == is_plain] for is_plain in (True, False)]
+        best = min(
+            ([min(way, key=lambda item: item.errors[place]) for place in range(len(group))] for way in ways if way),
+            key=lambda chosen: sum(item.errors[place] for place, item in enumerate(chosen)),
+        )
         return {
-            weight.key: self._walk.hold(weight, best.algorithm, form, blocks, best.scale)
-            for weight, form, blocks in zip(group, best.forms, best.blocks, strict=True)
+            weight.key: self._walk.hold(
+                weight,
+                item.algorithm,
+                item.forms[place],
+                item.blocks[place],
+                item.scale,
+                {other.algorithm: other.errors[place] for other in tried},
+            )
+            for place, (weight, item) in enumerate(zip(group, best, strict=True))
         }
 
     def _by_gptq(self, group: Sequence[BlockWeight], statistics: InputStatistics) -> dict[WeightKey, SolvedWeight]:
@@ -501,14 +524,20 @@ class _LayerSolver:
         for weight in group:
             sums = statistics if weight is group[-1] else _copied(statistics)
             found = gptq_blocks(_matrix(weight), sums, weight.form)
-            solved[weight.key] = self._walk.hold(weight, "gptq", weight.form, found, None)
+            solved[weight.key] = self._walk.hold(weight, "gptq", weight.form, found)
         return solved
 
+    @staticmethod
     def _candidates(
-        self, group: Sequence[BlockWeight], matrices: Sequence[Array], sums: _Statistics, *, shares_input: bool
+        requested: Algorithm,
+        group: Sequence[BlockWeight],
+        matrices: Sequence[Array],
+        sums: _Statistics,
+        *,
+        shares_input: bool,
     ) -> Iterator[_Candidate]:
         forms = [weight.form for weight in group]
-        wanted = _CANDIDATES if self._algorithm == "auto" else (self._algorithm,)
+        wanted = _CANDIDATES if requested == "auto" else (requested,)
         judged = sums.judged
 
         def candidate(algorithm: str, blocks: Sequence[Blocks], used: Sequence[BlockForm], scale: Array | None) -> Any:
@@ -532,6 +561,9 @@ class _LayerSolver:
                 for matrix, form in zip(matrices, forms, strict=True)
             ]
 
+        if requested in ("rtn", "hqq"):
+            yield candidate(requested, rounded(None, forms), forms, None)
+            return
         if "rtn" in wanted:
             yield candidate("rtn", rounded(None, forms), forms, None)
         if "k_quant" in wanted and not any(form.is_symmetric for form in forms):

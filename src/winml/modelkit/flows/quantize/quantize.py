@@ -191,7 +191,7 @@ def equipped(work: Quantization, place: SampleSource, tell: Callable[[str], None
         layers: LayerCalibration | None = None
         if options.solves_weights:
             assert unfinished is not None  # made above
-            layers = LayerCalibration(data, options.algorithm, unfinished / "layers", tell)
+            layers = LayerCalibration(data, unfinished / "layers", tell)
             solver = layers if budget is None else SolvedOnce(layers)
         yield replace(
             work,
