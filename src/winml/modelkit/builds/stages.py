@@ -335,6 +335,7 @@ def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str,
     if plug_ins := options.plug_ins():
         record["plug_ins"] = plug_ins
     record["per_module"] = [list(rule) for rule in options.per_module.items()]
+    record["algorithms"] = [list(rule) for rule in options.algorithms.items()]
     if options.calibration_data is not None:
         from winml.modelkit.builds.identity import file_digests
 

@@ -7,8 +7,10 @@ once, those of one graph for all graphs that are made of it. Writes no file.
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +25,7 @@ from winml.modelkit.runtime.sessions import Session
 
 __all__ = ["GraphSessions"]
 
-_MAPPED = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
+_READ = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 """Types that ONNX Runtime's CPU provider casts; tensors that are stored in another one are converted in memory."""
 
 
@@ -49,10 +51,10 @@ class GraphSessions:
             prepack: As of :class:`~winml.modelkit.runtime.sessions.Session`.
 
         Raises:
-            StageError: ONNX Runtime cannot load the graph.
-            CheckpointError: a checkpoint became shorter.
+            StageError: ONNX Runtime cannot load the graph, or a file became shorter.
         """
         sent = to_weightless(model)
+        folder = _folder_of(sent.weights.values())
         readers: list[onnx.NodeProto] = []
         arrays: dict[str, Array] = {}
         for initializer in sent.proto.graph.initializer:
@@ -61,16 +63,23 @@ class GraphSessions:
             if tensor.dtype.itemsize < 1:  # several values in a byte
                 initializer.raw_data = tensor.tobytes()
                 continue
-            read = self._read(tensor)
-            nodes = list(_reading_nodes(initializer.name, tensor.dtype, read))
+            initializer.data_location = onnx.TensorProto.EXTERNAL
+            stored = None if folder is None else _stored(tensor)
+            if stored is None:
+                initializer.external_data.add(key="location", value=initializer.name)
+                arrays[initializer.name] = self._computed_values(tensor)
+                continue
+            nodes = list(_reading_nodes(initializer.name, tensor.dtype, stored))
             if nodes:
                 readers += nodes
                 initializer.name = nodes[0].input[0]
-                initializer.data_type = read.dtype.value
-                initializer.dims[:] = read.array.shape
-            initializer.data_location = onnx.TensorProto.EXTERNAL
-            initializer.external_data.add(key="location", value=initializer.name)
-            arrays[initializer.name] = read.array
+                initializer.data_type = stored.dtype.value
+                initializer.dims[:] = stored.shape
+            assert folder is not None  # a stored one was found
+            location = stored.path.relative_to(folder).as_posix()
+            entries = {"location": location, "offset": stored.offset, "length": stored.size_bytes}
+            for key, value in entries.items():
+                initializer.external_data.add(key=key, value=str(value))
         if readers:
             written = list(sent.proto.graph.node)
             del sent.proto.graph.node[:]
@@ -78,6 +87,7 @@ class GraphSessions:
         return Session(
             sent.proto.SerializeToString(),
             threads=threads,
+            data_folder=folder,
             name=name,
             prepack=prepack,
             weights={key: to_ort_value(array) for key, array in arrays.items()},
@@ -85,35 +95,56 @@ class GraphSessions:
             folds_constants=not readers,
         )
 
-    def _read(self, tensor: ir.TensorProtocol) -> _Read:
-        if isinstance(tensor, StoredTensor) and tensor.stored.dtype in _MAPPED:
-            return _Read(tensor.stored.mapped(), tensor.stored.dtype, tensor.permutation)
-        if isinstance(tensor, ir.ExternalTensor):
-            return _Read(tensor.numpy(), tensor.dtype, None)
+    def _computed_values(self, tensor: ir.TensorProtocol) -> Array:
         if id(tensor) not in self._shared:
-            return _Read(np.ascontiguousarray(tensor.numpy()), tensor.dtype, None)
+            return np.ascontiguousarray(tensor.numpy())
         with self._lock:
             if id(tensor) not in self._computed:
                 self._computed[id(tensor)] = np.ascontiguousarray(tensor.numpy())
-            return _Read(self._computed[id(tensor)], tensor.dtype, None)
+            return self._computed[id(tensor)]
 
 
-class _Read(NamedTuple):
-    """The values of a tensor as a session gets them."""
+class _Stored(NamedTuple):
+    """Where the values of a tensor lie, and how."""
 
-    array: Array
+    path: Path
+    """Without links, which ONNX Runtime does not follow out of a folder."""
+    offset: int
+    size_bytes: int
     dtype: ir.DataType
-    permutation: tuple[int, ...] | None
+    shape: tuple[int, ...]
+    permutation: tuple[int, ...] | None = None
     """Order of its axes in the tensor; None: as they are."""
 
 
-def _reading_nodes(name: str, dtype: ir.DataType, read: _Read) -> Iterator[onnx.NodeProto]:
+def _stored(tensor: ir.TensorProtocol) -> _Stored | None:
+    """Return where the values of a tensor lie, where a session can read them there."""
+    if isinstance(tensor, StoredTensor) and tensor.stored.dtype in _READ:
+        stored = tensor.stored
+        size = stored.size * stored.dtype.numpy().itemsize
+        return _Stored(stored.path.resolve(), stored.offset, size, stored.dtype, stored.shape, tensor.permutation)
+    if isinstance(tensor, ir.ExternalTensor):
+        shape = tuple(tensor.shape.numpy())
+        return _Stored(Path(tensor.path).resolve(), tensor.offset or 0, tensor.nbytes, tensor.dtype, shape)
+    return None
+
+
+def _folder_of(tensors: Iterable[ir.TensorProtocol]) -> Path | None:
+    """Return a folder that has all stored values below it; None where there is none."""
+    paths = {stored.path.parent for tensor in tensors if (stored := _stored(tensor)) is not None}
+    try:
+        return Path(os.path.commonpath(paths)) if paths else None
+    except ValueError:  # on several drives
+        return None
+
+
+def _reading_nodes(name: str, dtype: ir.DataType, stored: _Stored) -> Iterator[onnx.NodeProto]:
     """Yield what makes the tensor of this name and type of what is stored."""
     steps: list[tuple[str, dict[str, object]]] = []
-    if read.dtype != dtype:
+    if stored.dtype != dtype:
         steps.append(("Cast", {"to": dtype.value}))
-    if read.permutation is not None:
-        steps.append(("Transpose", {"perm": list(read.permutation)}))
+    if stored.permutation is not None:
+        steps.append(("Transpose", {"perm": list(stored.permutation)}))
     value = f"{name}:stored"
     for number, (operator, attributes) in enumerate(steps, 1):
         made = name if number == len(steps) else f"{name}:{operator}"

@@ -54,18 +54,6 @@ class StoredValues:
         """
         return self.part(0, self.size).reshape(self.shape)
 
-    def mapped(self) -> Array:
-        """Return all values as an array that the file is mapped into; memory holds what was looked at.
-
-        Raises:
-            CheckpointError: the file became shorter.
-        """
-        dtype = self.dtype.numpy()
-        if self.offset + self.size * dtype.itemsize > self.path.stat().st_size:
-            raise self._too_short()
-        values: Array = np.memmap(self.path, dtype, "r", self.offset, self.shape)
-        return values if values.flags.aligned else np.array(values)
-
     def part(self, start: int, count: int) -> Array:
         """Return ``count`` values from the one at ``start`` on in a new flat array.
 
