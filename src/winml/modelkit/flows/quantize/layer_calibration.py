@@ -260,7 +260,7 @@ class _Walk:
         return finished, solved
 
     def _solved(self, place: int, form: BlockForm, scale: Array | None) -> SolvedWeight:
-        names = {part: f"{place}_{part}" for part in Blocks._fields}
+        names = {part: f"{place}_{part}" for part in ("packed", "scales", "zero_points")}
 
         def read() -> Blocks:
             parts = {part: self._blocks.read(name) for part, name in names.items() if name in self._blocks.digests}
