@@ -403,6 +403,8 @@ class CalibrationStatistics:
         self.calibration = calibration
         self._statistics: dict[str, ValueStatistics] = {}
         self._maxima: dict[str, Array] = {}
+        self._rows: Mapping[str, Array] = {}
+        """Rows that were measured with the maxima, until they are asked for."""
         self._modules: dict[str, str] = {}
         self._stored: ResumableResults | None = None
         named = calibration.options.calibration_cache
@@ -446,15 +448,21 @@ class CalibrationStatistics:
             measured = self.calibration.over_samples(
                 model, lambda observed, read: measure_channels(observed, missing, read)
             )
-            self._maxima.update({keys[name]: maxima for name, maxima in measured.items()})
+            self._maxima.update({keys[name]: maxima for name, maxima in measured.maxima.items()})
+            self._rows = measured.rows
             self._keep(model, {name: keys[name] for name in missing})
         return {name: self._maxima[key] for name, key in keys.items()}
 
     def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
-        """Return some rows of values; they are measured each time, and not stored."""
-        if not names:
-            return {}
-        return self.calibration.over_samples(model, lambda observed, read: channel_rows(observed, names, read))
+        """Return some rows of values; those that were not measured with the maxima just before are measured now."""
+        held, self._rows = self._rows, {}
+        missing = [name for name in names if name not in held]
+        measured = {}
+        if missing:
+            measured = self.calibration.over_samples(
+                model, lambda observed, read: channel_rows(observed, missing, read)
+            )
+        return {name: measured[name] if name in measured else held[name] for name in names}
 
     def as_record(self) -> dict[str, object]:
         """Return what the statistics come from, JSON-ready."""
