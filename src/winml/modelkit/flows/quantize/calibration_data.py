@@ -175,14 +175,18 @@ class Calibration:
         """What is done with the samples: how ranges are made of values, or the algorithm that finds weights."""
         if self.options.needs_ranges:
             return self.method
-        return self.options.algorithm if self.options.solves_weights else "minmax"
+        return ", ".join(self.options.solving_algorithms) if self.options.solves_weights else "minmax"
 
     @property
     def _found(self) -> str:
         """What the samples are for, in words."""
         found = [
             *(["ranges of activations"] if self.options.needs_ranges else []),
-            *([f"blocks of weights ({self.options.algorithm})"] if self.options.solves_weights else []),
+            *(
+                [f"blocks of weights ({', '.join(self.options.solving_algorithms)})"]
+                if self.options.solves_weights
+                else []
+            ),
             *(["scales of the KV cache"] if self.options.kv_cache is not None else []),
         ]
         return " and ".join(found)
