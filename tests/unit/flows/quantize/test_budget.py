@@ -208,6 +208,10 @@ def test_algorithm_and_blocks_are_chosen_by_module(source: Path) -> None:
 
     Every algorithm alone is measured in the best uniform form, and none is better within the limit.
     """
+    weights = ", ".join([weight("w_1", 128, 16), weight("w_2", 128, 16), weight("w_b", 16)])
+    net = f"""m (float[N, 128] x) => (float[N, 16] y) <{weights}> {{
+        a = MatMul (x, w_1) b = Gemm (x, w_2, w_b) y = Add (a, b) }}"""
+    ir.save(parse(net), source)
     search = searched(source, budget="5.4bits", algorithm="auto", samples=8)
     assert search.mean_bits <= 5.4
     chosen = next(trial for trial in search.frontier if trial.is_chosen)
