@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -140,7 +140,7 @@ def _folder_of(tensors: Iterable[ir.TensorProtocol]) -> Path | None:
 
 def _reading_nodes(name: str, dtype: ir.DataType, stored: _Stored) -> Iterator[onnx.NodeProto]:
     """Yield what makes the tensor of this name and type of what is stored."""
-    steps: list[tuple[str, dict[str, object]]] = []
+    steps: list[tuple[str, dict[str, Any]]] = []
     if stored.dtype != dtype:
         steps.append(("Cast", {"to": dtype.value}))
     if stored.permutation is not None:

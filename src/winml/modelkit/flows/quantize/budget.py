@@ -473,14 +473,12 @@ class _Study:
         """Return the options with which each module has its form."""
         if len(set(forms)) == 1:
             return _with_form(self._base, forms[0])
-        algorithms = {
-            escape(part.module.tag): form.algorithm or self._base.algorithm
-            for part, form in zip(self._parts, forms, strict=True)
-            if form.algorithm is not None
-        }
         pairs = sorted(zip(self._parts, forms, strict=True), key=lambda pair: -address.depth(pair[0].module.tag))
         rules = {escape(part.module.tag): form.precision for part, form in pairs}
         sizes = {escape(part.module.tag): form.block_size for part, form in pairs if form.block_size is not None}
+        algorithms: dict[str, Algorithm] = {}
+        if any(form.algorithm is not None for form in forms):  # then of all: the module around one may have its own
+            algorithms = {escape(part.module.tag): form.algorithm or self._base.algorithm for part, form in pairs}
         return self._base.model_copy(update={"per_module": rules, "block_sizes": sizes, "algorithms": algorithms})
 
     def _record(self, budget: BitBudget, chosen: tuple[_Form, ...]) -> BudgetSearch:

@@ -189,10 +189,13 @@ def equipped(work: Quantization, place: SampleSource, tell: Callable[[str], None
         if options.solves_weights or budget is not None:
             unfinished = stack.enter_context(unfinished_folder(place.output))
         layers: LayerCalibration | None = None
+        solved: SolvedOnce | None = None
         if options.solves_weights:
             assert unfinished is not None  # made above
             layers = LayerCalibration(data, unfinished / "layers", tell)
-            solver = layers if budget is None else SolvedOnce(layers)
+            solver = layers
+            if budget is not None:
+                solver = solved = SolvedOnce(layers)
         yield replace(
             work,
             processors=place.folder,
@@ -201,6 +204,7 @@ def equipped(work: Quantization, place: SampleSource, tell: Callable[[str], None
             seed=place.seed,
             statistics=statistics,
             solver=solver,
+            solved=solved,
             layers=layers,
             unfinished=unfinished,
             tell=tell,
@@ -249,6 +253,8 @@ class Quantization(GraphWork[QuantizeResult]):
     """Statistics of activations over these samples, where they are needed."""
     solver: WeightSolver | None = None
     """What finds blocks of weights, where the algorithm needs samples."""
+    solved: SolvedOnce | None = None
+    """What finds the blocks of each form once, where bits are chosen."""
     layers: LayerCalibration | None = None
     """What walks through the layers of the model, where the algorithm needs samples."""
     unfinished: Path | None = None
@@ -329,7 +335,7 @@ class Quantization(GraphWork[QuantizeResult]):
         assert self.data is not None  # the work is equipped
         assert self.unfinished is not None
         tools = SearchTools(
-            self.data, self.solver, self.statistics, self.processors, self.float_file, self.unfinished, self.tell
+            self.data, self.solved, self.statistics, self.processors, self.float_file, self.unfinished, self.tell
         )
         run = RunOptions(str(self.source), sizes=self.sizes, seed=self.seed)
         self.options, self.search = choose_bits(graph, self.options, run, tools)
