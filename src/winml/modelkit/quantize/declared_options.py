@@ -126,9 +126,9 @@ class QuantizeFields:
     )
     algorithms: dict[str, Algorithm] = declare(
         {},
-        'Weight-only: algorithm by selector, such as {"lm_head": "gptq"}; of several that match a module the first '
-        "wins, and all win over `algorithm`. On the command line a file or text.",
-        _GROUP,
+        'Weight-only: algorithm by selector, such as {"lm_head": "gptq"}. The first selector that matches a module '
+        "applies, before `algorithm`. The command takes a file or JSON text.",
+        QUANTIZATION,
         metavar="JSON",
         read=_read_algorithms,
     )
