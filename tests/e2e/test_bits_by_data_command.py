@@ -7,8 +7,11 @@ from pathlib import Path
 
 import onnx
 import pytest
+import torch
+import transformers
 
 from e2e.in_process import run_here
+from generating import save_decoder
 
 TEXTS = "".join(f"{json.dumps({'text': f'a b c d {number} e f g h i j k'})}\n" for number in range(6))
 
@@ -41,6 +44,26 @@ def test_built_decoder_is_quantized_with_samples_and_generates(llama: Path, here
     assert "MatMul" in operators(llama / "model.onnx")
     written = run_here("generate", "out", "--prompt", "a b", "--max-new-tokens", "3")
     assert 0 == written.code, written.err
+
+
+@pytest.mark.slow
+def test_checkpoint_is_built_to_a_budget_without_a_float_file(here: Path) -> None:
+    """Weights in bfloat16 are measured where they lie; only the result is written."""
+    save_decoder(here / "checkpoint")
+    model = transformers.AutoModelForCausalLM.from_pretrained(here / "checkpoint", dtype=torch.bfloat16)
+    model.save_pretrained(here / "checkpoint")
+    done = run_here(
+        "build", "-m", "checkpoint", "-o", "built", "--budget", "5bits", "--algorithm", "auto", "--samples", "2",
+        "--min-sqnr", "-100", "--format", "json",
+    )  # fmt: skip
+    assert 0 == done.code, done.err
+    stages = {stage["name"]: stage for stage in json.loads(done.out)["parts"][0]["stages"]}
+    assert "in memory" in stages["export"]["reason"]
+    assert "in memory" in stages["optimize"]["reason"]
+    assert "forms measured" in stages["quantize"]["summary"]
+    assert {"model.onnx", "quantized.onnx"} == {path.name for path in (here / "built").glob("*.onnx*")}
+    assert not [path for path in (here / "built").iterdir() if path.name.startswith(".winml-unfinished")]
+    assert "MatMulNBits" in operators(here / "built" / "model.onnx")
 
 
 @pytest.mark.slow

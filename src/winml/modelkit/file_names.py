@@ -24,6 +24,7 @@ __all__ = [
     "sidecar_path",
     "stays_inside",
     "unfinished_data_path",
+    "unfinished_work_path",
 ]
 
 MODEL_SUFFIX = ".onnx"
@@ -65,6 +66,9 @@ REPORT_SUFFIX = "_htp_export_report.md"
 PARTIAL_PREFIX = ".winml-partial-"
 """Start of the name of a hidden folder of files being written; the next command that writes beside it removes one that
 a killed process left."""
+UNFINISHED_PREFIX = ".winml-unfinished-"
+"""Start of the name of a hidden folder beside an output: what was found for it; with it, an interrupted run goes on."""
+UNFINISHED_LOCK_NAME = "work.lock"
 TEMPORARY_PREFIX = "winml-temporary-"
 """Start of the name of a folder of the system's temporary files."""
 OWNER_LOCK_NAME = "owner.lock"
@@ -104,6 +108,11 @@ TUNE_FIXED_NAME = "fixed.onnx"
 OPTIMIZED_SUFFIX = "_opt"
 MEASURED_SUFFIX = ".measured.json"
 """End of the name of a file beside an answer that is not finished: what was measured for it."""
+
+
+def unfinished_work_path(output: Path) -> Path:
+    """Return the folder of what was found for a file that is not finished: ``.winml-unfinished-<name>`` beside it."""
+    return output.with_name(f"{UNFINISHED_PREFIX}{output.name}")
 
 
 def part_path(model: Path, part: str, *, of_several: bool) -> Path:

@@ -347,9 +347,9 @@ def test_graph_that_is_measured_is_the_one_that_is_written(tmp_path: Path) -> No
     spread.const_value = ir.tensor(np.array([0.5, 1, 2, 9], np.float32), name="w5")
     write_model(graph, source)
     options = QuantizeOptions(mode="qdq", samples=2)
-    with float_graph(source, options) as measured:
-        assert ["Conv"] == [node.op_type for node in measured.model.graph]
-        assert any("1 batch" in note for note in measured.notes)
+    measured = float_graph(source, options)
+    assert ["Conv"] == [node.op_type for node in measured.model.graph]
+    assert any("1 batch" in note for note in measured.notes)
     result = quantization_sensitivity(source, options=options, sizes={"batch": 1})
     written = _quantized_sqnr_db(source, tmp_path / "few.onnx", range(16), options=options, sizes={"batch": 1})
     assert result.whole.worst is not None
@@ -367,11 +367,11 @@ def test_weights_inside_the_file_are_not_kept_in_memory(tmp_path: Path) -> None:
     graph.graph[0].replace_input_with(1, weight)
     write_model(graph, source, external=False)
     del graph, weight, values
-    with float_graph(_save_plain(tmp_path / "warm.onnx", "y = Relu (a)"), QuantizeOptions()):
-        before = resident_bytes()
-    with float_graph(source, QuantizeOptions()) as measured:
-        assert weight_bytes(measured.model) == 4 * size**2
-        assert resident_bytes() - before < size**2
+    float_graph(_save_plain(tmp_path / "warm.onnx", "y = Relu (a)"), QuantizeOptions())
+    before = resident_bytes()
+    measured = float_graph(source, QuantizeOptions())
+    assert weight_bytes(measured.model) == 4 * size**2
+    assert resident_bytes() - before < size**2
 
 
 def test_output_without_a_finite_value_is_left_out(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class FixedSamples:
 
     def channel_maxima(self, model: ir.Model, axes: Mapping[str, int]) -> Mapping[str, Array]:
         """Return the largest absolute value of each channel."""
-        return measure_channels(model, axes, lambda _: self.samples)
+        return measure_channels(model, axes, lambda _: self.samples).maxima
 
     def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
         """Return rows of values."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,15 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 import pytest
 
+from graphs import parse
 from unit.quantize.qdq_graphs import FixedSamples, modules_of, tagged_graph
+from weighted_graphs import weight
+from winml.modelkit.flows.quantize.calibration_data import Calibration, CalibrationStatistics
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.quantize.equalization import Equalization, equalize
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import quantize
+from winml.modelkit.runtime.graph_inputs import GraphInput
 from winml.modelkit.runtime.sessions import Session
 
 Array = np.ndarray[Any, Any]
@@ -193,3 +198,23 @@ def test_activation_whose_layer_would_be_less_exact_is_left() -> None:
     _, done = _equalized(model, WorstRows(samples.samples), smooth_quant=1.0)
     assert "h" not in done.forms
     assert any("less exact" in note for note in done.notes)
+
+
+def test_samples_are_walked_once_for_maxima_and_rows(tmp_path: Path) -> None:
+    """SmoothQuant needs both; each walk runs every sample twice, first for the sizes of values."""
+    walks = []
+
+    class Counted(Calibration):
+        def read_samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
+            walks.append(1)
+            return super().read_samples(inputs)
+
+    model = parse(f"m (float[4, 8] x) => (float[4, 8] y) <{weight('w', 8, 8)}> {{ h = Relu (x) y = MatMul (h, w) }}")
+    options = QuantizeOptions(mode="qdq", samples=3)
+    statistics = CalibrationStatistics(Counted(options, tmp_path, {}))
+    maxima = statistics.channel_maxima(model, {"h": -1})["h"]
+    rows = statistics.channel_rows(model, ["h"])["h"]
+    assert 2 == len(walks)
+    np.testing.assert_array_equal(maxima, np.abs(rows).max(axis=0))
+    np.testing.assert_array_equal(rows, statistics.channel_rows(model, ["h"])["h"])
+    assert 4 == len(walks)

@@ -7,6 +7,7 @@ of them are there, since errors of parts add up. What a stage does is said in ``
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import time
@@ -228,14 +229,19 @@ def _is_handed_over(plan: BuildPlan) -> bool:
     if plan.onnx_path is not None or section is None or idle_quantization(section):
         return False
     options = quantize_options(section)
-    # What looks at more than one weight at a time, runs the graph, which a file holds.
-    if options.needs_samples or options.bit_budget is not None:
+    # Ranges of activations and scales of a cache are measured on a file.
+    if options.needs_ranges or options.kv_cache is not None:
         return False
     return all(MODES[mode].is_by_tensor for _, mode in options.requested_modes())
 
 
 def _run_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:
-    return _run_with(task, _handover_of(task.plan), partial(_summary, task.plan))
+    from winml.modelkit.flows.quantize.quantize import told_within_step
+
+    on_step, tell = told_within_step(task.on_step)
+    with contextlib.ExitStack() as stack:  # what finds weights with samples holds them until they are written
+        handover = _handover_of(task.plan, stack, tell)
+        return _run_with(replace(task, on_step=on_step), handover, partial(_summary, task.plan))
 
 
 def _run_codes_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:
@@ -264,26 +270,26 @@ def _run_with(
     return tuple(replace(outcome, summary=summary(part)) for outcome, part in zip(outcomes, result.parts, strict=True))
 
 
-def _handover_of(plan: BuildPlan) -> GraphHandover:
+def _handover_of(plan: BuildPlan, stack: contextlib.ExitStack, tell: Callable[[str], None]) -> GraphHandover:
     from winml.modelkit.builds.decoder_fusions import optimization_of
     from winml.modelkit.flows.graph_file import GraphHandover
     from winml.modelkit.flows.optimize import SingleOptimization
-    from winml.modelkit.flows.quantize.quantize import Quantization
+    from winml.modelkit.flows.quantize.quantize import Quantization, SampleSource, equipped
     from winml.modelkit.load.request import processor_folder
 
     optim, quant = plan.config.optim, plan.config.quant
     assert quant is not None  # the graph is handed to it
     options = quantize_options(quant)
+    processors = processor_folder(plan.request)
 
     def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
         chosen = None if optim is None else optimization_of(optim, model, plan)
         optimization = [] if chosen is None or chosen.is_empty else [SingleOptimization(chosen, {})]
-        return [*optimization, Quantization(path, options, {})]
+        place = SampleSource(processors or path.parent, None, plan.request.seed, path)
+        return [*optimization, stack.enter_context(equipped(Quantization(path, options, {}), place, tell))]
 
-    least = Quantization(Path(), options, {}).least_sqnr_db
-    processors = processor_folder(plan.request)
     external = external_from_bytes(plan, "quantize")
-    return GraphHandover(works, least_sqnr_db=least, external_from_bytes=external, processors=processors)
+    return GraphHandover(works, external_from_bytes=external, processors=processors)
 
 
 def _handover_of_codes(plan: BuildPlan) -> GraphHandover:

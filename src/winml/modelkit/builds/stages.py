@@ -338,6 +338,7 @@ def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str,
     if plug_ins := options.plug_ins():
         record["plug_ins"] = plug_ins
     record["per_module"] = [list(rule) for rule in options.per_module.items()]
+    record["algorithms"] = [list(rule) for rule in options.algorithms.items()]
     if options.calibration_data is not None:
         from winml.modelkit.builds.identity import file_digests
 
@@ -365,14 +366,13 @@ def _idle_quantization(config: WinMLBuildConfig) -> str:
 
 def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.flows.graph_file import GraphFileTask
-    from winml.modelkit.flows.quantize.budget import quantize_within_budget
-    from winml.modelkit.flows.quantize.quantize import Quantization
+    from winml.modelkit.flows.quantize.quantize import Quantization, quantize_file
     from winml.modelkit.load.request import processor_folder
 
     section = task.plan.config.quant
     assert section is not None  # skipped otherwise
     assert task.source is not None  # an earlier stage ran, or the build starts from an ONNX file
-    result = quantize_within_budget(
+    result = quantize_file(
         GraphFileTask(
             task.source,
             task.output,

@@ -182,6 +182,11 @@ class GraphWork(ABC, Generic[ResultT]):
         return None
 
     @property
+    def least_sqnr_db(self) -> float | None:
+        """Ratio in decibels that every output has to reach beside those before the work; None: they are the same."""
+        return None
+
+    @property
     def request_words(self) -> str:
         """What is requested, in a few words for a plan."""
         return self.step_name
@@ -645,6 +650,11 @@ class HandedGraph:
     """What each work did, in a few words."""
     notes: tuple[str, ...]
 
+    @property
+    def least_sqnr_db(self) -> float:
+        """Ratio in decibels that every output has to reach beside PyTorch."""
+        return min(least for work in self.works if (least := work.least_sqnr_db) is not None)
+
     def late_notes(self) -> tuple[str, ...]:
         """Return what is known only once the model was written."""
         return tuple(note for work in self.works for note in work.late_notes(self.model))
@@ -656,8 +666,6 @@ class GraphHandover:
 
     works: Callable[[Path, ir.Model], Sequence[GraphWork[Any]]]
     """Returns them in order, for the path and the graph that goes there."""
-    least_sqnr_db: float
-    """Ratio in decibels that every output has to reach beside PyTorch."""
     external_from_bytes: int
     """Size of the weights from which they get a file of their own."""
     processors: Path | None = None

@@ -6,8 +6,8 @@ error of the outputs of any other matrix follows from these. Knows arrays only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -37,6 +37,8 @@ class SolvedWeight:
     """Reads the blocks from where they are held."""
     input_scale: Array | None
     """float32, depth: what the inputs are divided by; None: nothing. Weights with the same inputs share the array."""
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """Algorithm that was tried → squared error of the outputs of the products over their squared size."""
 
 
 # --- What is held of the inputs of a product.

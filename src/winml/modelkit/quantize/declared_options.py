@@ -37,6 +37,12 @@ def _read_block_sizes(text: str) -> object:
     return read_json(text, "--block-sizes")[0]
 
 
+def _read_algorithms(text: str) -> object:
+    from winml.modelkit.options import read_json
+
+    return read_json(text, "--algorithms")[0]
+
+
 @dataclass(kw_only=True)
 class QuantizeFields:
     """The options of the quantize stage."""
@@ -117,6 +123,14 @@ class QuantizeFields:
         "`auto`: for each module, the algorithm with the smallest output error. Embedding tables are rounded to "
         "nearest; with `hqq`, 8-bit weights are, too, since their kernels take integer zero points only.",
         QUANTIZATION,
+    )
+    algorithms: dict[str, Algorithm] = declare(
+        {},
+        'Weight-only: algorithm by selector, such as {"lm_head": "gptq"}. The first selector that matches a module '
+        "applies, before `algorithm`. The command takes a file or JSON text.",
+        QUANTIZATION,
+        metavar="JSON",
+        read=_read_algorithms,
     )
     calibration_data: str | None = declare(
         None,

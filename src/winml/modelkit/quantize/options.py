@@ -14,7 +14,7 @@ import pydantic
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.options import Options, record_of
-from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, QuantizeFields
+from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, Algorithm, QuantizeFields
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.precisions import (
     CALIBRATION_OPTIONS,
@@ -187,13 +187,22 @@ class QuantizeOptions(_Fields):
         return is_smoothed or any(MODES[mode].needs_ranges for _, mode in self.requested_modes())
 
     @property
+    def solving_algorithms(self) -> tuple[str, ...]:
+        """The algorithms that find blocks of weights with samples."""
+        return tuple(name for name in self._algorithms if name in DATA_ALGORITHMS)
+
+    @property
+    def _algorithms(self) -> tuple[Algorithm, ...]:
+        return tuple(dict.fromkeys([self.algorithm, *self.algorithms.values()]))
+
+    @property
     def solves_weights(self) -> bool:
         """Whether blocks of weights are found with samples.
 
         Raises:
             UsageError: a precision cannot be reached with the mode.
         """
-        return self.algorithm in DATA_ALGORITHMS and "weight-only" in self.modes()
+        return bool(self.solving_algorithms) and "weight-only" in self.modes()
 
     @property
     def needs_samples(self) -> bool:
@@ -224,13 +233,14 @@ class QuantizeOptions(_Fields):
                 "--asymmetric: integer kernels take one zero point for a weight, and qdq gives each channel a scale",
                 hint="Give --per-tensor with it, or leave it out.",
             )
-        searched = self.algorithm in ("hqq", "k_quant")
+        searched = next((name for name in self._algorithms if name in ("hqq", "k_quant")), None)
         if self.symmetric and searched and "dynamic" not in modes and "qdq" not in modes:
             raise UsageError(
-                f"--symmetric: --algorithm {self.algorithm} finds a zero point for each block",
+                f"--symmetric: --algorithm {searched} finds a zero point for each block",
                 hint="Give --algorithm rtn with it, or leave it out.",
             )
-        if self.algorithm == "hqq" and all(way.weight_bits != 4 for way, mode in requested if mode == "weight-only"):
+        is_four = any(way.weight_bits == 4 for way, mode in requested if mode == "weight-only")
+        if "hqq" in self._algorithms and not is_four:
             raise UsageError(
                 "--algorithm hqq: ONNX Runtime has a form of it for weights in 4 bits only",
                 hint="Give --algorithm k_quant, or --precision int4.",
@@ -246,6 +256,7 @@ class QuantizeOptions(_Fields):
             f"--mode {self.mode}": self.mode not in (None, "weight-only", "qdq"),
             "--per-module": bool(self.per_module),
             "--block-size": self.block_size is not None or bool(self.block_sizes),
+            "--algorithms": bool(self.algorithms),
         }
         for flag, is_stated in chosen.items():
             if is_stated:

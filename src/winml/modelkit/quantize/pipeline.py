@@ -38,6 +38,7 @@ from winml.modelkit.quantize.planning import (
     PlannedNode,
     QuantizationPlan,
     WeightKey,
+    algorithms_of,
     block_sizes_of,
     constant_weight,
     float_name,
@@ -272,6 +273,7 @@ def quantize(
             ranges,
             provider,
             block_sizes_of(plan, options, modules),
+            algorithms_of(plan, options, modules),
         )
         for (mode, precision), nodes in _groups(plan, provider).items()
     }

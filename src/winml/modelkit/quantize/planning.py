@@ -9,7 +9,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import onnx_ir as ir
 
@@ -18,6 +18,7 @@ from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
+from winml.modelkit.quantize.declared_options import Algorithm
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import Placement, placement_for
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
@@ -31,6 +32,7 @@ __all__ = [
     "PlannedNode",
     "QuantizationPlan",
     "WeightKey",
+    "algorithms_of",
     "block_sizes_of",
     "constant_weight",
     "float_name",
@@ -46,6 +48,8 @@ QUANTIZED_OPERATORS = frozenset({
     "MatMulIntegerToFloat", "DynamicQuantizeLSTM", "QMoE",
 })  # fmt: skip
 """Operators that only a quantized graph has."""
+
+_T = TypeVar("_T")
 
 _TAKING_TRANSPOSED = ("MatMul", "Gemm")
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -234,12 +238,26 @@ def block_sizes_of(plan: QuantizationPlan, options: QuantizeOptions, modules: Gr
     Raises:
         UsageError: a selector names no module.
     """
-    rules = [(modules.selected_tags(text), size) for text, size in options.block_sizes.items()]
+    return _by_rules(plan, options.block_sizes, modules)
 
-    def size_of(tag: str) -> int:
-        return next((size for tags, size in rules if _is_within_any(tag, tags)), 0)
 
-    return {node.name: size for node in plan.nodes if (size := size_of(node.tag))}
+def algorithms_of(plan: QuantizationPlan, options: QuantizeOptions, modules: GraphModules) -> Mapping[str, Algorithm]:
+    """Return name of a node → the algorithm for its weight, of those of modules with a rule.
+
+    Raises:
+        UsageError: a selector names no module.
+    """
+    return _by_rules(plan, options.algorithms, modules)
+
+
+def _by_rules(plan: QuantizationPlan, rules: Mapping[str, _T], modules: GraphModules) -> dict[str, _T]:
+    """Return name of a node → what the first rule says whose selector matches its module."""
+    selected = [(modules.selected_tags(text), value) for text, value in rules.items()]
+    found = {
+        node.name: next((value for tags, value in selected if _is_within_any(node.tag, tags)), None)
+        for node in plan.nodes
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _is_within_any(tag: str, tags: frozenset[str]) -> bool:
@@ -292,6 +310,8 @@ class EngineTask:
     """What the provider takes."""
     block_sizes: Mapping[str, int] = field(default_factory=dict)
     """Name of a node → the block size of its weight, where a rule says it."""
+    algorithms: Mapping[str, Algorithm] = field(default_factory=dict)
+    """Name of a node → the algorithm for its weight, where a rule says it."""
     solved: Mapping[WeightKey, SolvedWeight] = field(default_factory=dict)
     """Weights whose blocks were found with calibration data."""
 
@@ -299,6 +319,10 @@ class EngineTask:
     def is_per_channel(self) -> bool:
         """Whether each output channel of a weight has a scale of its own."""
         return self.options.per_channel is not False
+
+    def algorithm_of(self, node: ir.Node) -> Algorithm:
+        """Return what finds the blocks of the weight of a node."""
+        return self.algorithms.get(node.name or "") or self.options.algorithm
 
     @property
     def is_symmetric(self) -> bool | None:

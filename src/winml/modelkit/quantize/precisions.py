@@ -127,7 +127,9 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         frozenset({"MatMul", "Gemm", "Gather"}),
         least_opset=13,
         engine=f"{_ENGINES}.weight_only_engine:quantize_weights",
-        options=frozenset({"symmetric", "block_size", "block_sizes", "algorithm", "budget", "max_size", "max_drop"}),
+        options=frozenset(
+            {"symmetric", "block_size", "block_sizes", "algorithm", "algorithms", "budget", "max_size", "max_drop"}
+        ),
         is_by_tensor=True,
         remedies={"algorithm": "find weights with calibration samples (--algorithm auto)"},
     ),

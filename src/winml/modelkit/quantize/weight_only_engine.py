@@ -29,7 +29,7 @@ from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.quantize.block_quantizers import BlockForm, Blocks, Slab, WeightMatrix, quantize_blocks
 from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
-from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS
+from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, Algorithm
 from winml.modelkit.quantize.integer_weights import WeightUse
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import EngineTask, WeightKey, constant_weight
@@ -522,7 +522,7 @@ def _block_form(task: EngineTask, node: ir.Node, depth: int, *, is_table: bool) 
         is_table: Whether rows are looked up in the weight. Blocks then divide the rows, and zero points are whole, or
             none where the blocks of a row do not fill bytes.
     """
-    bits, algorithm = task.precision.weight_bits, task.options.algorithm
+    bits, algorithm = task.precision.weight_bits, task.algorithm_of(node)
     if algorithm in DATA_ALGORITHMS:
         algorithm = "rtn"  # of weights that are solved, the form; of tables, which are not, the algorithm
     size: int = task.block_sizes.get(node.name or "") or task.options.block_size or BLOCK_SIZES[bits]
@@ -604,6 +604,8 @@ class BlockWeight:
     key: WeightKey
     matrix: WeightMatrix
     form: BlockForm
+    algorithm: Algorithm
+    """What finds its blocks."""
     products: tuple[ir.Node, ...]
     """In the order of the graph; a weight that rows are looked up in as well has the others here only."""
 
@@ -626,7 +628,9 @@ def block_weights(graph: ir.Graph, task: EngineTask) -> tuple[BlockWeight, ...]:
             continue
         matrix = WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
         form = _block_form(task, node, matrix.depth, is_table=len(products) < len(readers))
-        found[operand.key] = BlockWeight(operand.key, matrix, form, products)
+        algorithm = task.algorithm_of(node)
+        algorithm = algorithm if algorithm in DATA_ALGORITHMS else form.algorithm
+        found[operand.key] = BlockWeight(operand.key, matrix, form, algorithm, products)
     return tuple(found.values())
 
 

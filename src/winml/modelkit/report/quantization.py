@@ -177,6 +177,27 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
         heading="Bits by module; dB with this module alone in a form",
         detail=doc.Detail.VERBOSE,
     )
+    yield from _algorithm_table(search)
+
+
+def _algorithm_table(search: BudgetSearch) -> Iterator[doc.Block]:
+    """Yield what each algorithm leaves of the outputs of a module, where algorithms were compared."""
+    names = list(dict.fromkeys(name for module in search.modules for name in module.own_db))
+    if names:
+        yield doc.Table(
+            [
+                *doc.columns(("module", "name"), "form"),
+                *(doc.Column(f"{name} dB", "decibels") for name in names),
+            ],
+            [
+                [module.tag, module.form, *(module.own_db.get(name) for name in names)]
+                for module in search.modules
+                if module.own_db
+            ],
+            name="algorithms",
+            heading="Algorithms by module; dB of the outputs of its own products",
+            detail=doc.Detail.VERBOSE,
+        )
 
 
 def _mixture_words(result: QuantizedFile) -> str:

@@ -23,17 +23,26 @@ class BudgetChoice(Record):
     alone_db: dict[str, float | None]
     """Name of each form that was measured → SQNR of the worst output with this module alone in it; null where it was
     not run."""
+    algorithm: str = field(default="", metadata=entry(omit_empty=True))
+    """What found its blocks, where algorithms were compared."""
+    own_db: dict[str, float] = field(default_factory=dict, metadata=entry(omit_empty=True))
+    """Algorithm that was tried in this form → SQNR of the outputs of its own products."""
 
     @property
     def form(self) -> str:
         """The form, in a few words."""
-        return self.precision if self.block_size is None else f"{self.precision}/{self.block_size}"
+        form = self.precision if self.block_size is None else f"{self.precision}/{self.block_size}"
+        return f"{form} {self.algorithm}" if self.algorithm else form
 
     @property
     def why(self) -> str:
         """What the form and those with fewer and more bits cost alone, in a few words."""
         words = (f"{name} {db:.1f} dB" for name, db in self.alone_db.items() if db is not None)
-        return f"alone: {', '.join(words)}"
+        alone = f"alone: {', '.join(words)}"
+        if not self.algorithm:
+            return alone
+        tried = ", ".join(f"{name} {db:.1f} dB" for name, db in self.own_db.items())
+        return f"{alone}; {self.algorithm}, by its own outputs: {tried}"
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,9 @@ class BudgetSearch(Record):
     """Where these samples come from."""
     float_perplexity: float | None = field(default=None, metadata=entry(digits=4, omit_none=True))
     """Of the source, on the samples that were held out, where the perplexity is a limit."""
+
+    resumed: int = 0
+    """Of the forms measured, those that an interrupted run had measured."""
 
     @property
     def perplexity(self) -> float | None:

@@ -83,6 +83,8 @@ class Session:
         prepack: bool = True,
         in_written_order: bool = False,
         adapter: Path | None = None,
+        weights: Mapping[str, ort.OrtValue] | None = None,
+        folds_constants: bool = True,
     ) -> None:
         """Load a graph.
 
@@ -99,6 +101,9 @@ class Session:
             prepack: Let kernels keep weights a second time, in the order they read them, which is faster.
             in_written_order: Run nodes in the order of the file, so that values live no longer than they do there.
             adapter: File of an adapter that is active in every run, prepared ones excepted; None: the base model runs.
+            weights: Values of initializers that a model given as bytes says lie in a data file, by name; no file is
+                read for these. They are not copied.
+            folds_constants: Let the optimizer compute what depends on constants only, and hold the result.
 
         Raises:
             UsageError: a provider is not part of the installed ONNX Runtime.
@@ -110,10 +115,15 @@ class Session:
         self._path = None if isinstance(model, bytes) else Path(model)
         _refuse_unknown(providers)
         self._adapter = None if adapter is None else ActiveAdapter(adapter)
+        self._weights = dict(weights or {})
 
         def opened(*, exact_sums: bool) -> ort.InferenceSession:
             options = _session_options(optimize, threads, prepack, in_written_order)
             _request_files(options, profile_prefix, optimized_path, data_folder)
+            if self._weights:
+                options.add_external_initializers(list(self._weights), list(self._weights.values()))
+            if not folds_constants:
+                options.add_session_config_entry("optimization.disable_specified_optimizers", "ConstantFolding")
             if exact_sums:
                 # Signed weights become unsigned ones when the file is opened, whose sums are exact on any processor.
                 options.add_session_config_entry(EXACT_INTEGER_SUMS, "1")

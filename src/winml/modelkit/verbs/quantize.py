@@ -150,10 +150,10 @@ class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "Quantization", "Qu
         folder: FoundFolder | None,
         on_step: Callable[[StepEvent], None] | None,
     ) -> QuantizedFile:
-        from winml.modelkit.flows.quantize.budget import quantize_within_budget
+        from winml.modelkit.flows.quantize.quantize import quantize_file
 
         processors = folder.path if folder is not None else None
-        return quantize_within_budget(part.task, part.work, on_step, part.checked, processors=processors)
+        return quantize_file(part.task, part.work, on_step, part.checked, processors=processors)
 
 
 def _with_page(

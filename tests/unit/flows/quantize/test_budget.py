@@ -201,3 +201,28 @@ def test_limits_that_cannot_be_kept_are_refused(source: Path, options: dict[str,
     with pytest.raises(error):
         searched(source, **options)
     assert not source.with_name("out.onnx").exists()
+
+
+def test_algorithm_and_blocks_are_chosen_by_module(source: Path) -> None:
+    """Each module says which algorithm found its blocks and what each leaves of its outputs; all keep the limit.
+
+    Every algorithm alone is measured in the best uniform form, and none is better within the limit.
+    """
+    weights = ", ".join([weight("w_1", 128, 16), weight("w_2", 128, 16), weight("w_b", 16)])
+    net = f"""m (float[N, 128] x) => (float[N, 16] y) <{weights}> {{
+        a = MatMul (x, w_1) b = Gemm (x, w_2, w_b) y = Add (a, b) }}"""
+    ir.save(parse(net), source)
+    search = searched(source, budget="5.4bits", algorithm="auto", samples=8)
+    assert search.mean_bits <= 5.4
+    chosen = next(trial for trial in search.frontier if trial.is_chosen)
+    uniform = {trial.form: trial for trial in search.frontier if trial.form != "mixed"}
+    assert {"int4/64", "int4/64 hqq", "int4/16"} < uniform.keys()
+    assert {"gptq", "awq", "k_quant", "rtn"} <= {form.partition(" ")[2] for form in uniform}
+    fitting = [trial.sqnr_db for trial in uniform.values() if trial.mean_bits <= 5.4 and trial.sqnr_db is not None]
+    assert chosen.sqnr_db is not None
+    assert chosen.sqnr_db >= max(fitting)
+    for module in (module for module in search.modules if module.block_size is not None):
+        is_scaled = module.algorithm.startswith("awq")
+        alike = [db for name, db in module.own_db.items() if name.startswith("awq") == is_scaled]
+        assert module.own_db[module.algorithm] == max(alike)
+        assert f"{module.algorithm}, by its own outputs: " in module.why

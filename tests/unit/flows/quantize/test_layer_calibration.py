@@ -208,3 +208,18 @@ def test_padding_does_not_count(tmp_path: Path) -> None:
         for name in ("short", "padded")
     )
     assert short == padded
+
+
+def test_algorithm_of_a_module_wins_over_that_of_the_others(source: Path, data: Path) -> None:
+    """Products of one input are found by the algorithm of their module; one without samples is one of these."""
+    weights = ", ".join([weight("w_q", 64, 64), weight("w_k", 64, 64), weight("w_b", 64)])
+    net = f"""m (float[N, 64] x) => (float[N, 64] y) <{weights}> {{
+        q = MatMul (x, w_q) k = Gemm (x, w_k, w_b) y = Add (q, k) }}"""
+    ir.save(parse(net), source)
+    result = quantized(source, data, "gptq", algorithms={"/M/Gemm": "hqq"})
+    nodes = {node.name: node for node in onnx.load(result.model_path).graph.node if node.op_type == "MatMulNBits"}
+    records = [{entry.key: entry.value for entry in node.metadata_props} for node in nodes.values()]
+    found = {record[TAG_KEY]: json.loads(record[QUANTIZATION_KEY])["algorithm"] for record in records}
+    assert {"/M/MatMul": "gptq", "/M/Gemm": "hqq"} == found
+    assert result.calibration is not None
+    assert "gptq" == result.calibration.record["method"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 from winml.modelkit.flows.quantize.shared_starts import SharedStarts, feeds_of
+from winml.modelkit.runtime.graph_sessions import GraphSessions
 from winml.modelkit.runtime.sessions import Session
 
 LAYERS = 6
@@ -56,10 +55,10 @@ def samples() -> list[dict[str, np.ndarray]]:
     return [{"x": generator.standard_normal((2, 4), dtype=np.float32)} for _ in range(2)]
 
 
-def test_rest_answers_as_the_whole_form(samples: list[dict[str, np.ndarray]], tmp_path: Path) -> None:
+def test_rest_answers_as_the_whole_form(samples: list[dict[str, np.ndarray]]) -> None:
     """Of a form whose fifth layer is changed only what comes later is run, on the values of each sample."""
     model = _graph()
-    starts = SharedStarts(model, str(tmp_path), samples, threads=1)
+    starts = SharedStarts(model, GraphSessions(model), samples, threads=1)
     form = _form(model, 4)
     start = starts.last_before(form)
     assert start is not None
@@ -76,12 +75,10 @@ def test_rest_answers_as_the_whole_form(samples: list[dict[str, np.ndarray]], tm
         assert np.any(_opened(model).run(feeds)["h5"] != found["h5"])
 
 
-def test_form_that_differs_from_the_first_node_on_is_run_from_its_inputs(
-    samples: list[dict[str, np.ndarray]], tmp_path: Path
-) -> None:
+def test_form_that_differs_from_the_first_node_on_is_run_from_its_inputs(samples: list[dict[str, np.ndarray]]) -> None:
     """Other values under the same name are a difference as well."""
     model = _graph()
-    starts = SharedStarts(model, str(tmp_path), samples, threads=1)
+    starts = SharedStarts(model, GraphSessions(model), samples, threads=1)
     assert starts.last_before(_form(model, 0)) is None
     form = model.clone()
     first = form.graph.initializers["w0"]
@@ -89,7 +86,7 @@ def test_form_that_differs_from_the_first_node_on_is_run_from_its_inputs(
     assert starts.last_before(form) is None
 
 
-def test_graph_that_draws_numbers_has_no_values_to_share(samples: list[dict[str, np.ndarray]], tmp_path: Path) -> None:
+def test_graph_that_draws_numbers_has_no_values_to_share(samples: list[dict[str, np.ndarray]]) -> None:
     """Two runs of it answer differently."""
     model = _graph("RandomNormalLike")
-    assert SharedStarts(model, str(tmp_path), samples, threads=1).last_before(_form(model, 4)) is None
+    assert SharedStarts(model, GraphSessions(model), samples, threads=1).last_before(_form(model, 4)) is None

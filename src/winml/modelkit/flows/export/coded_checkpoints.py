@@ -33,6 +33,11 @@ class CodesWork(GraphWork[CarriedCodes]):
     nearest: tuple[NearestWeight, ...] = ()
     """Weights for whose codes there is no operator; none before the work."""
 
+    @property
+    def least_sqnr_db(self) -> float:
+        """As of activations in 8 bits."""
+        return LEAST_SQNR_DB
+
     def apply(self, model: ir.Model) -> CarriedCodes:
         """Replace the readers of coded weights."""
         result = carry_codes(model, self.config.ep, self.config.activations)
@@ -58,4 +63,4 @@ def handover_of_codes(request: ModelRequest, config: WinMLExportConfig) -> Graph
         return [CodesWork(config)]
 
     processors = processor_folder(request)
-    return GraphHandover(works, LEAST_SQNR_DB, external_from_bytes=EXTERNAL_BYTES, processors=processors)
+    return GraphHandover(works, external_from_bytes=EXTERNAL_BYTES, processors=processors)

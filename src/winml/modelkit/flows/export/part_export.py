@@ -294,7 +294,7 @@ def _verify_adapters(
     if needed > (available_bytes() or needed):
         return (f"Not compared with adapters ({names}): the weights take {size_words(needed)} in PyTorch.",)
     written = _written_graph(prepared.part, tagged_graph, staged)
-    least = None if run.handover is None else run.handover.least_sqnr_db
+    least = None if tagged_graph.handed is None else tagged_graph.handed.least_sqnr_db
     with temporary_folder() as folder, with_values(prepared) as weighted:
         files = write_adapters(adapters, staged, lambda name: folder / name)
         for adapter, file in zip(adapters, files, strict=True):
@@ -317,7 +317,8 @@ def _verify_part(
     part = prepared.part
     written = _written_graph(part, tagged_graph, staged)
     if run.handover is not None:
-        least, piece_bytes = run.handover.least_sqnr_db, run.handover.piece_bytes
+        assert tagged_graph.handed is not None  # done before it was written
+        least, piece_bytes = tagged_graph.handed.least_sqnr_db, run.handover.piece_bytes
         samples = None if len(run.loaded.parts) > 1 else _samples(run, part)
         fidelity = measure_written_file(written, prepared, run.inputs(part), least, piece_bytes, samples)
         return fidelity if len(run.loaded.parts) == 1 else _measured_text(run, prepared, fidelity)

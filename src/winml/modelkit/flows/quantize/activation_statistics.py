@@ -28,6 +28,7 @@ from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = [
+    "ChannelStatistics",
     "Ranges",
     "SampleReader",
     "ValueStatistics",
@@ -218,32 +219,50 @@ def channel_rows(model: ir.Model, names: Sequence[str], read_samples: SampleRead
     """
     found: dict[str, list[Array]] = {name: [] for name in names}
     for name, array, count in _values_over_samples(model, tuple(names), read_samples):
-        half = -(-ROWS // (2 * count))
-        rows = array.reshape(-1, array.shape[-1])
-        largest = np.argsort(-np.abs(rows).max(axis=1, initial=0))
-        others = largest[half :: max(len(rows) // half, 1)][:half]
-        found[name].append(rows[[*largest[:half], *others]])
+        found[name].append(_rows_of(array, count))
     return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
-def measure_channels(model: ir.Model, axes: Mapping[str, int], read_samples: SampleReader) -> dict[str, Array]:
-    """Return the largest absolute value of each channel of values over samples: one array [channels] per value.
+def _rows_of(array: Array, samples: int) -> Array:
+    """Return the rows of one of several samples."""
+    half = -(-ROWS // (2 * samples))
+    rows = array.reshape(-1, array.shape[-1])
+    largest = np.argsort(-np.abs(rows).max(axis=1, initial=0))
+    others = largest[half :: max(len(rows) // half, 1)][:half]
+    return rows[[*largest[:half], *others]]
+
+
+@dataclass(frozen=True)
+class ChannelStatistics:
+    """What was measured of the channels of values, by name."""
+
+    maxima: Mapping[str, Array]
+    """The largest absolute value of each channel: one array [channels]."""
+    rows: Mapping[str, Array]
+    """As of :func:`channel_rows`, of those whose channels lie along the last axis."""
+
+
+def measure_channels(model: ir.Model, axes: Mapping[str, int], read_samples: SampleReader) -> ChannelStatistics:
+    """Return the largest absolute value of each channel of values over samples, and some rows, in one walk.
 
     Args:
         model: The model; it stays as it is.
-        axes: Name of a value of the main graph, float32 → axis of its channels.
+        axes: Name of a value of the main graph, float32 → axis of its channels, counted from the last: negative.
         read_samples: As of :func:`measure_statistics`.
 
     Raises:
         StageError: ONNX Runtime cannot load or run the graph.
         WriteError: the temporary file cannot be written.
     """
-    found: dict[str, Array] = {}
-    for name, array, _ in _values_over_samples(model, tuple(axes), read_samples):
+    maxima: dict[str, Array] = {}
+    rows: dict[str, list[Array]] = {name: [] for name, axis in axes.items() if axis == -1}
+    for name, array, count in _values_over_samples(model, tuple(axes), read_samples):
         others = tuple(axis for axis in range(array.ndim) if axis != axes[name] % array.ndim)
         largest = np.abs(array).max(axis=others, initial=0.0)
-        found[name] = np.maximum(found[name], largest) if name in found else largest
-    return found
+        maxima[name] = np.maximum(maxima[name], largest) if name in maxima else largest
+        if name in rows:
+            rows[name].append(_rows_of(array, count))
+    return ChannelStatistics(maxima, {name: np.concatenate(parts) for name, parts in rows.items() if parts})
 
 
 def measure_states(path: Path, names: Sequence[str], read_samples: SampleReader) -> dict[str, Array]:

@@ -175,14 +175,18 @@ class Calibration:
         """What is done with the samples: how ranges are made of values, or the algorithm that finds weights."""
         if self.options.needs_ranges:
             return self.method
-        return self.options.algorithm if self.options.solves_weights else "minmax"
+        return ", ".join(self.options.solving_algorithms) if self.options.solves_weights else "minmax"
 
     @property
     def _found(self) -> str:
         """What the samples are for, in words."""
         found = [
             *(["ranges of activations"] if self.options.needs_ranges else []),
-            *([f"blocks of weights ({self.options.algorithm})"] if self.options.solves_weights else []),
+            *(
+                [f"blocks of weights ({', '.join(self.options.solving_algorithms)})"]
+                if self.options.solves_weights
+                else []
+            ),
             *(["scales of the KV cache"] if self.options.kv_cache is not None else []),
         ]
         return " and ".join(found)
@@ -403,6 +407,8 @@ class CalibrationStatistics:
         self.calibration = calibration
         self._statistics: dict[str, ValueStatistics] = {}
         self._maxima: dict[str, Array] = {}
+        self._rows: Mapping[str, Array] = {}
+        """Rows that were measured with the maxima, until they are asked for."""
         self._modules: dict[str, str] = {}
         self._stored: ResumableResults | None = None
         named = calibration.options.calibration_cache
@@ -446,15 +452,21 @@ class CalibrationStatistics:
             measured = self.calibration.over_samples(
                 model, lambda observed, read: measure_channels(observed, missing, read)
             )
-            self._maxima.update({keys[name]: maxima for name, maxima in measured.items()})
+            self._maxima.update({keys[name]: maxima for name, maxima in measured.maxima.items()})
+            self._rows = measured.rows
             self._keep(model, {name: keys[name] for name in missing})
         return {name: self._maxima[key] for name, key in keys.items()}
 
     def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
-        """Return some rows of values; they are measured each time, and not stored."""
-        if not names:
-            return {}
-        return self.calibration.over_samples(model, lambda observed, read: channel_rows(observed, names, read))
+        """Return some rows of values; those that were not measured with the maxima just before are measured now."""
+        held, self._rows = self._rows, {}
+        missing = [name for name in names if name not in held]
+        measured = {}
+        if missing:
+            measured = self.calibration.over_samples(
+                model, lambda observed, read: channel_rows(observed, missing, read)
+            )
+        return {name: measured[name] if name in measured else held[name] for name in names}
 
     def as_record(self) -> dict[str, object]:
         """Return what the statistics come from, JSON-ready."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
@@ -27,12 +26,12 @@ from winml.modelkit.runtime.sessions import Session
 __all__ = ["held_out_evaluator"]
 
 
-def held_out_evaluator(calibration: Calibration, model: Path, max_drop: float) -> tuple[VariantEvaluator, float]:
+def held_out_evaluator(calibration: Calibration, session: Session, max_drop: float) -> tuple[VariantEvaluator, float]:
     """Return what judges forms of a model by its perplexity, and the perplexity of the model.
 
     Args:
         calibration: Holds samples out.
-        model: The ONNX file.
+        session: The float graph.
         max_drop: Share by which the perplexity may be larger.
 
     Raises:
@@ -46,8 +45,7 @@ def held_out_evaluator(calibration: Calibration, model: Path, max_drop: float) -
         rows = [(text.surprise, len(text.best)) for text in texts]
         return {PERPLEXITY.name: PERPLEXITY.measured(rows, []).value}
 
-    session = Session(model)
-    _refuse_others(session, model)
+    _refuse_others(session)
     if next(calibration.held_out_samples(graph_inputs(session)), None) is None:
         raise UsageError(
             f"--max-drop perplexity: {calibration.words.partition(',')[0]} are too few to hold some out",
@@ -56,19 +54,19 @@ def held_out_evaluator(calibration: Calibration, model: Path, max_drop: float) -
     value = scores(session)[PERPLEXITY.name]
     if not math.isfinite(value):
         raise InputError(
-            f"{model}: its perplexity on the data is {value}",
+            f"{session.name}: its perplexity on the data is {value}",
             hint="Give texts with several tokens each, of the language of the model: --calibration-data.",
         )
     target = MetricTarget(PERPLEXITY.name, value * (1 + max_drop), PERPLEXITY.is_higher_better)
     return VariantEvaluator(target, scores, {"max_drop": max_drop, "data": calibration.request()}), value
 
 
-def _refuse_others(session: Session, model: Path) -> None:
+def _refuse_others(session: Session) -> None:
     inputs, outputs = session.inputs, session.outputs
     if TOKEN_IDS not in inputs or SCORES not in outputs:
         raise UsageError(
-            f"--max-drop perplexity: {model} takes {', '.join(inputs)} and returns {', '.join(outputs)}; a perplexity "
-            f"needs {TOKEN_IDS} and {SCORES}",
+            f"--max-drop perplexity: {session.name} takes {', '.join(inputs)} and returns {', '.join(outputs)}; "
+            f"a perplexity needs {TOKEN_IDS} and {SCORES}",
             hint="Give --budget smallest --min-sqnr, such as 25.",
         )
 

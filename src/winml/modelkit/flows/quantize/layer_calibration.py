@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +21,9 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import QuantizeError, StageError
 from winml.modelkit.flows.quantize.calibration_data import Calibration
+from winml.modelkit.flows.quantize.unfinished_work import StoredArrays, digest_of, graph_digest
 from winml.modelkit.graph.cutting import Cut, Cutter, cut_model
-from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.graph.files.resumable_results import OtherRequest, ResumableResults
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.progress import count_progress
 from winml.modelkit.quantize.block_quantizers import BlockForm, Blocks, quantize_blocks, unpack_blocks
@@ -39,7 +39,9 @@ from winml.modelkit.quantize.planning import WeightKey
 from winml.modelkit.quantize.weight_only_engine import BlockWeight
 from winml.modelkit.runtime.decoding.inputs import MASK
 from winml.modelkit.runtime.graph_inputs import GraphInput, described_inputs
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.runtime.graph_sessions import GraphSessions
+from winml.modelkit.runtime.sessions import Session, onnxruntime_version
+from winml.modelkit.version import __version__
 
 __all__ = ["LayerCalibration"]
 
@@ -58,11 +60,12 @@ class LayerCalibration:
     """Runs a model on samples, layer by layer."""
 
     calibration: Calibration
-    algorithm: Algorithm
     folder: Path
-    """A folder that lies at least as long as the blocks are read."""
+    """Blocks lie in it, and what an interrupted run found; it lies at least as long as the blocks are read."""
     on_progress: Callable[[str], None] = field(default=lambda _words: None, compare=False)
     """Called with what was done, after each layer."""
+    resumed: list[tuple[int, int]] = field(default_factory=list, compare=False)
+    """Of each walk that an interrupted run began: layers that it had finished, and layers of the model."""
 
     def as_record(self) -> dict[str, object]:
         """Return what the blocks come from, JSON-ready."""
@@ -71,31 +74,42 @@ class LayerCalibration:
     def solve(self, model: ir.Model, weights: Sequence[BlockWeight]) -> dict[WeightKey, SolvedWeight]:
         """Return the blocks of weights of a model; the model stays as it is.
 
+        Layers that an interrupted run has finished with the same graph, weights, forms and samples are not run again.
+
         Raises:
             UsageError: data does not fit the inputs.
             InputError: a file is damaged.
             QuantizeError: the model does not run on the data, or an input of a product is NaN or infinite.
         """
-        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            return self._solved(model, weights, _HeldValues(Path(folder)))
+        request = {
+            "graph": graph_digest(model),
+            "weights": [[*weight.key, *astuple(weight.form), weight.algorithm] for weight in weights],
+            "winml": __version__,
+            "onnxruntime": onnxruntime_version(),
+        }
+        walk = _Walk(self.folder / digest_of(request), request, weights)
+        self._take_samples(model, walk.values)
+        return self._solved(model, weights, walk)
 
-    def _solved(
-        self, model: ir.Model, weights: Sequence[BlockWeight], values: _HeldValues
-    ) -> dict[WeightKey, SolvedWeight]:
+    def _solved(self, model: ir.Model, weights: Sequence[BlockWeight], walk: _Walk) -> dict[WeightKey, SolvedWeight]:
         cutter = Cutter(model)
-        self._take_samples(model, values)
-        solved: dict[WeightKey, SolvedWeight] = {}
+        values = walk.values
         layers = _layers(model, cutter, weights)
+        finished, solved = walk.resume()
+        if finished:
+            self.resumed.append((finished, len(layers)))
         for number, layer in enumerate(layers, 1):
-            run = _LayerRun(model, layer, self.folder, values)
-            own = [weight for weight in weights if weight.products[0] in layer.members and weight.key not in solved]
-            if own:
-                solver = _LayerSolver(self.algorithm, self.folder, values.count)
-                solved |= solver.solve(own, run)
-            if number < len(layers):
-                run.advance({weight.key: solved[weight.key] for weight in weights if weight.key in solved})
-            values.retain(_read_later(layers[number:]))
-            run.release()
+            later = _read_later(layers[number:])
+            if number > finished:
+                run = _LayerRun(model, layer, values)
+                own = [weight for weight in weights if weight.products[0] in layer.members and weight.key not in solved]
+                if own:
+                    solved |= _LayerSolver(walk).solve(own, run)
+                if number < len(layers):
+                    run.advance({weight.key: solved[weight.key] for weight in weights if weight.key in solved})
+                run.release()
+                walk.keep(number, later)
+            values.retain(later)  # after it was written down that nothing else is needed
             count_progress(number, len(layers), f"layer {number} of {len(layers)}")
             self.on_progress(f"layer {number} of {len(layers)}")
         return solved
@@ -131,8 +145,8 @@ class _HeldValues:
     """Values of each sample, by name."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._numbers: dict[str, int] = {}
+        self.arrays = StoredArrays(folder)
+        self.numbers: dict[str, int] = {}
         self.count = 0
         """Number of samples."""
         self.masks: dict[int, Array] = {}
@@ -140,22 +154,120 @@ class _HeldValues:
 
     def put(self, name: str, sample: int, array: Array) -> None:
         """Hold a value of a sample."""
-        number = self._numbers.setdefault(name, len(self._numbers))
-        np.save(self._path(number, sample), array, allow_pickle=False)
+        number = self.numbers.setdefault(name, len(self.numbers))
+        self.arrays.put(f"{number}_{sample}", array)
 
     def read(self, names: Iterable[str], sample: int) -> dict[str, Array]:
         """Return values of a sample."""
-        return {name: np.load(self._path(self._numbers[name], sample), allow_pickle=False) for name in names}
+        return {name: self.arrays.read(f"{self.numbers[name]}_{sample}") for name in names}
+
+    def digests(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the digests of values by what they are stored as, of those that were made already."""
+        made = (self.numbers[name] for name in names if name in self.numbers)
+        stored = (f"{number}_{sample}" for number in made for sample in range(self.count))
+        return {name: self.arrays.digests[name] for name in stored}
 
     def retain(self, names: Iterable[str]) -> None:
         """Remove all values but these."""
-        for name in self._numbers.keys() - set(names):
-            number = self._numbers[name]
+        for name in self.numbers.keys() - set(names):
             for sample in range(self.count):
-                self._path(number, sample).unlink(missing_ok=True)
+                self.arrays.remove(f"{self.numbers[name]}_{sample}")
 
-    def _path(self, number: int, sample: int) -> Path:
-        return self._folder / f"{number}_{sample}.npy"
+
+# --- What a walk through the layers has found, on disk after each: the next run continues behind it.
+
+
+class _Walk:
+    """The blocks that were found, and the values that later layers read."""
+
+    def __init__(self, folder: Path, request: Mapping[str, object], weights: Sequence[BlockWeight]) -> None:
+        self.values = _HeldValues(folder / "values")
+        self._blocks = StoredArrays(folder / "blocks")
+        self._folder, self._request, self._weights = folder, request, weights
+        self._records: dict[int, dict[str, Any]] = {}
+        """Position of a weight → where its blocks are, and how they were found."""
+        self._scales: dict[int, str] = {}
+        """Identity of a scale → what it is stored as: weights with the same inputs share one."""
+        self._state: ResumableResults | None = None
+
+    def hold(
+        self,
+        weight: BlockWeight,
+        algorithm: str,
+        form: BlockForm,
+        blocks: Blocks,
+        scale: Array | None = None,
+        errors: Mapping[str, float] | None = None,
+    ) -> SolvedWeight:
+        """Put the blocks of a weight on disk."""
+        place = self._weights.index(weight)
+        for part, array in blocks._asdict().items():
+            if array is not None:
+                self._blocks.put(f"{place}_{part}", array)
+        if scale is not None and id(scale) not in self._scales:
+            self._scales[id(scale)] = name = f"{place}_input_scale"
+            self._blocks.put(name, scale)
+        stored = None if scale is None else self._scales[id(scale)]
+        record = {"algorithm": algorithm, "searched_by": form.algorithm, "scale": stored, "errors": dict(errors or {})}
+        self._records[place] = record
+        return self._solved(place, form, scale)
+
+    def keep(self, finished: int, later: Collection[str]) -> None:
+        """Write down that layers are finished, and which values the others read."""
+        assert self._state is not None  # resumed before
+        self._state.write(
+            {
+                "finished": finished,
+                "numbers": self.values.numbers,
+                "values": self.values.digests(later),
+                "blocks": self._blocks.digests,
+                "weights": self._records,
+            }
+        )
+
+    def resume(self) -> tuple[int, dict[WeightKey, SolvedWeight]]:
+        """Return how many layers an interrupted run finished on these samples, and what it found.
+
+        Of a damaged one nothing is taken.
+        """
+        samples = digest_of(self.values.arrays.digests)
+        self._state = ResumableResults(self._folder / "state.json", {**self._request, "samples": samples})
+        record = self._state.read(dict)
+        if record is None or isinstance(record, OtherRequest):
+            return 0, {}
+        try:
+            return self._restored(record)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            self._records.clear()
+            return 0, {}
+
+    def _restored(self, record: Mapping[str, Any]) -> tuple[int, dict[WeightKey, SolvedWeight]]:
+        if not self.values.arrays.holds(record["values"]) or not self._blocks.holds(record["blocks"]):
+            raise ValueError("an array is damaged")
+        scales = {name: self._blocks.read(name) for name in record["blocks"] if name.endswith("_input_scale")}
+        finished, numbers = int(record["finished"]), dict(record["numbers"])
+        solved = {}
+        for place, found in ((int(place), dict(found)) for place, found in record["weights"].items()):
+            weight = self._weights[place]
+            form = replace(weight.form, algorithm=found["searched_by"])
+            self._records[place] = found
+            scale = None if found["scale"] is None else scales[found["scale"]]
+            solved[weight.key] = self._solved(place, form, scale)
+        self.values.numbers = numbers
+        self.values.arrays.digests |= record["values"]
+        self._blocks.digests = dict(record["blocks"])
+        self._scales = {id(array): name for name, array in scales.items()}
+        return finished, solved
+
+    def _solved(self, place: int, form: BlockForm, scale: Array | None) -> SolvedWeight:
+        names = {part: f"{place}_{part}" for part in ("packed", "scales", "zero_points")}
+
+        def read() -> Blocks:
+            parts = {part: self._blocks.read(name) for part, name in names.items() if name in self._blocks.digests}
+            return Blocks(parts["packed"], parts["scales"], parts.get("zero_points"))
+
+        record = self._records[place]
+        return SolvedWeight(record["algorithm"], form, read, scale, record["errors"])
 
 
 # --- Layers: pieces of the graph between which few values travel.
@@ -211,13 +323,16 @@ def _read_later(layers: Sequence[_Layer]) -> set[str]:
 # --- One layer, run twice.
 
 
+_LAYER = "the layer"
+
+
 class _LayerRun:
     """Runs a layer on the samples."""
 
-    def __init__(self, model: ir.Model, layer: _Layer, folder: Path, values: _HeldValues) -> None:
+    def __init__(self, model: ir.Model, layer: _Layer, values: _HeldValues) -> None:
         self._layer, self._values = layer, values
-        self._path = folder / "layer.onnx"
         self._graph = cut_model(model, layer.cut)
+        self._sessions = GraphSessions(self._graph)
 
     def observe(self, names: Sequence[str]) -> Iterator[Arrays]:
         """Yield values of the layer by name for each sample."""
@@ -260,16 +375,13 @@ class _LayerRun:
         return self._values.read([value.name or "" for value in self._layer.cut.inputs], sample)
 
     def _session(self) -> Session:
-        for path in self._path.parent.glob("layer*"):
-            path.unlink()
-        write_model(self._graph, self._path, external=True)
-        return Session(self._path, prepack=False)
+        return self._sessions.open(self._graph, name=_LAYER, prepack=False)
 
     def _run(self, session: Session, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
         try:
             return session.run(feeds, names)
         except StageError as error:
-            reason = error.message.partition(f"{self._path.name}: ")[2] or error.message
+            reason = error.message.partition(f"{_LAYER}: ")[2] or error.message
             raise QuantizeError(
                 f"the model does not run on the calibration data: {reason}",
                 hint="Give values that the model takes: --calibration-data.",
@@ -311,7 +423,7 @@ def _dequantized(key: WeightKey, value: ir.Value, found: SolvedWeight) -> ir.Laz
 
 
 _CANDIDATES = ("rtn", "k_quant", "gptq", "awq", "awq+gptq")
-"""What ``auto`` compares; all take the same bytes. Zero points of hqq take four bytes, so it is not among them."""
+"""What ``auto`` compares; all take the same bytes. Zero points of hqq take four bytes: a budget weighs them."""
 
 
 class _Candidate(NamedTuple):
@@ -334,12 +446,10 @@ class _Statistics:
 class _LayerSolver:
     """Quantizes the weights of a layer."""
 
-    def __init__(self, algorithm: Algorithm, folder: Path, samples: int) -> None:
-        self._algorithm = algorithm
-        self._folder = folder / "blocks"
-        self._folder.mkdir(exist_ok=True)
+    def __init__(self, walk: _Walk) -> None:
+        self._walk = walk
         # With few samples, what is left out would be missed.
-        self._judges = algorithm == "auto" and samples >= 2 * JUDGING
+        self._has_many_samples = walk.values.count >= 2 * JUDGING
 
     def solve(self, weights: Sequence[BlockWeight], run: _LayerRun) -> dict[WeightKey, SolvedWeight]:
         """Return the blocks of weights, group by group of those that are multiplied with the same values."""
@@ -349,7 +459,13 @@ class _LayerSolver:
         statistics = self._measured(groups, run)
         solved: dict[WeightKey, SolvedWeight] = {}
         for names, group in groups.items():
-            solved |= self._solved_group(group, statistics.pop(names), shares_input=len(names) == 1)
+            sums = statistics.pop(names)
+            algorithms = list(dict.fromkeys(weight.algorithm for weight in group))
+            for algorithm in algorithms:
+                alike = [weight for weight in group if weight.algorithm == algorithm]
+                # GPTQ uses the sums up.
+                own = sums if algorithm == algorithms[-1] else replace(sums, fitted=_copied(sums.fitted))
+                solved |= self._solved_group(algorithm, alike, own, shares_input=len(names) == 1)
         return solved
 
     def _measured(
@@ -359,11 +475,12 @@ class _LayerSolver:
         for names, group in groups.items():
             depth = group[0].matrix.depth
             fitted = InputStatistics.of_depth(depth)
-            found[names] = _Statistics(fitted, InputStatistics.of_depth(depth) if self._judges else fitted)
+            judges = self._has_many_samples and any(weight.algorithm == "auto" for weight in group)
+            found[names] = _Statistics(fitted, InputStatistics.of_depth(depth) if judges else fitted)
         observed = list(dict.fromkeys(name for names in groups for name in names))
         for sample, arrays in enumerate(run.observe(observed)):
-            is_judging = self._judges and sample % JUDGING == JUDGING - 1
             for names, sums in found.items():
+                is_judging = sums.judged is not sums.fitted and sample % JUDGING == JUDGING - 1
                 for name in names:
                     if not np.isfinite(arrays[name]).all():
                         raise QuantizeError(
@@ -376,19 +493,29 @@ class _LayerSolver:
         return found
 
     def _solved_group(
-        self, group: Sequence[BlockWeight], sums: _Statistics, *, shares_input: bool
+        self, algorithm: Algorithm, group: Sequence[BlockWeight], sums: _Statistics, *, shares_input: bool
     ) -> dict[WeightKey, SolvedWeight]:
-        if self._algorithm == "gptq":
+        """Return the blocks of weights that are multiplied with the same values and found by the same algorithm."""
+        if algorithm == "gptq":
             return self._by_gptq(group, sums.fitted)
         matrices = [_matrix(weight) for weight in group]
-        best: _Candidate | None = None
-        for candidate in self._candidates(group, matrices, sums, shares_input=shares_input):
-            if best is None or sum(candidate.errors) < sum(best.errors):
-                best = candidate
-        assert best is not None  # every algorithm has a candidate
+        tried = list(self._candidates(algorithm, group, matrices, sums, shares_input=shares_input))
+        # All or none have their inputs divided, so that the scale can go into the normalization before.
+        ways = [[item for item in tried if (item.scale is None) == is_plain] for is_plain in (True, False)]
+        best = min(
+            ([min(way, key=lambda item: item.errors[place]) for place in range(len(group))] for way in ways if way),
+            key=lambda chosen: sum(item.errors[place] for place, item in enumerate(chosen)),
+        )
         return {
-            weight.key: SolvedWeight(best.algorithm, form, self._held(blocks), best.scale)
-            for weight, form, blocks in zip(group, best.forms, best.blocks, strict=True)
+            weight.key: self._walk.hold(
+                weight,
+                item.algorithm,
+                item.forms[place],
+                item.blocks[place],
+                item.scale,
+                {other.algorithm: other.errors[place] for other in tried},
+            )
+            for place, (weight, item) in enumerate(zip(group, best, strict=True))
         }
 
     def _by_gptq(self, group: Sequence[BlockWeight], statistics: InputStatistics) -> dict[WeightKey, SolvedWeight]:
@@ -396,15 +523,21 @@ class _LayerSolver:
         solved = {}
         for weight in group:
             sums = statistics if weight is group[-1] else _copied(statistics)
-            found = self._held(gptq_blocks(_matrix(weight), sums, weight.form))
-            solved[weight.key] = SolvedWeight("gptq", weight.form, found, None)
+            found = gptq_blocks(_matrix(weight), sums, weight.form)
+            solved[weight.key] = self._walk.hold(weight, "gptq", weight.form, found)
         return solved
 
+    @staticmethod
     def _candidates(
-        self, group: Sequence[BlockWeight], matrices: Sequence[Array], sums: _Statistics, *, shares_input: bool
+        requested: Algorithm,
+        group: Sequence[BlockWeight],
+        matrices: Sequence[Array],
+        sums: _Statistics,
+        *,
+        shares_input: bool,
     ) -> Iterator[_Candidate]:
         forms = [weight.form for weight in group]
-        wanted = _CANDIDATES if self._algorithm == "auto" else (self._algorithm,)
+        wanted = _CANDIDATES if requested == "auto" else (requested,)
         judged = sums.judged
 
         def candidate(algorithm: str, blocks: Sequence[Blocks], used: Sequence[BlockForm], scale: Array | None) -> Any:
@@ -428,6 +561,9 @@ class _LayerSolver:
                 for matrix, form in zip(matrices, forms, strict=True)
             ]
 
+        if requested in ("rtn", "hqq"):
+            yield candidate(requested, rounded(None, forms), forms, None)
+            return
         if "rtn" in wanted:
             yield candidate("rtn", rounded(None, forms), forms, None)
         if "k_quant" in wanted and not any(form.is_symmetric for form in forms):
@@ -444,19 +580,6 @@ class _LayerSolver:
             yield candidate("awq" if scale is not None else "rtn", rounded(scale, forms), forms, scale)
         if scale is not None and "awq+gptq" in wanted:
             yield candidate("awq+gptq", solved(scale), forms, scale)
-
-    def _held(self, blocks: Blocks) -> Callable[[], Blocks]:
-        """Put blocks on disk; return what reads them."""
-        path = self._folder / f"{len(list(self._folder.iterdir()))}.npz"
-        parts = {name: array for name, array in blocks._asdict().items() if array is not None}
-        np.savez(path, **parts)
-
-        def read() -> Blocks:
-            with np.load(path, allow_pickle=False) as stored:
-                parts = dict(stored)
-            return Blocks(parts["packed"], parts["scales"], parts.get("zero_points"))
-
-        return read
 
 
 def _matrix(weight: BlockWeight) -> Array:

@@ -23,30 +23,25 @@ from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphW
 from winml.modelkit.flows.module_functions import graph_modules, source_notes
 from winml.modelkit.flows.quality_samples import SampleRequest
 from winml.modelkit.flows.quantize.activation_statistics import measure_states
-from winml.modelkit.flows.quantize.calibration_data import (
-    Calibration,
-    CalibrationStatistics,
-    calibration_of,
-    refuse_missing_data,
-)
+from winml.modelkit.flows.quantize.budget import SearchTools, SolvedOnce, choose_bits
+from winml.modelkit.flows.quantize.calibration_data import Calibration, CalibrationStatistics, refuse_missing_data
 from winml.modelkit.flows.quantize.layer_calibration import LayerCalibration
+from winml.modelkit.flows.quantize.preparation import prepare
+from winml.modelkit.flows.quantize.quantized_variants import FloatGraph
+from winml.modelkit.flows.quantize.unfinished_work import unfinished_folder
 from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.graph.files.placing import external_files
-from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY
-from winml.modelkit.normalize.pipeline import normalize
-from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.optimize.pipeline import convert_opset, optimize
-from winml.modelkit.options import load_json, parse_options
+from winml.modelkit.options import load_json
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.quantize.half_float_engine import clipped_values
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, WeightSolver, quantize
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.planning import refuse_quantized
-from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, LEAST_CACHE_SQNR_DB, MODES, Mode
+from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, LEAST_CACHE_SQNR_DB, Mode
 from winml.modelkit.results.quantization_budget import BudgetSearch
 from winml.modelkit.results.transformed_file import Calibrated, GraphSummary, QuantizedFile
 from winml.modelkit.runtime.host import available_bytes, has_integer_dot_products, is_x86
@@ -54,11 +49,12 @@ from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.words import size_words
 
 __all__ = [
-    "FoundBits",
     "Quantization",
+    "SampleSource",
+    "equipped",
     "kernel_notes",
-    "prepare",
     "quantize_file",
+    "told_within_step",
 ]
 
 
@@ -98,77 +94,8 @@ def kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[s
         yield words
 
 
-# --- Brings a graph into the form that engines quantize: at the opset they need, batch normalizations in the
-# weights.
-#
-# The form is the same whether a file is written or modules are measured. Quantizes nothing.
-
-
-_FOLDING = ("conv_batch_norm_fusion", "matmul_batch_norm_fusion")
-"""Capabilities of the optimizer that compute a batch normalization into the weights before it."""
-
-
-def prepare(model: ir.Model, options: QuantizeOptions) -> tuple[ir.Model, list[str]]:
-    """Return a model as options need it before it is quantized, and what was done.
-
-    Args:
-        model: The model, in its plain form; used up.
-        options: What is asked for.
-
-    Raises:
-        OptimizeError: it could not be brought to the opset.
-    """
-    notes: list[str] = []
-    least = max((MODES[mode].least_opset for _, mode in options.requested_modes()), default=0)
-    if model.opset_imports.get("", least) < least:
-        notes.append(f"Opset {model.opset_imports['']} was raised to {least}, which quantized operators need.")
-        model, reported = convert_opset(model, least)
-        # Conversion makes constants and nodes without names.
-        notes += [*reported, *normalize(model).notes]
-    if any(MODES[mode].needs_ranges for mode in options.modes()):
-        model, folded = _fold_normalizations(model)
-        notes += folded
-        model, fused = _fuse_for_provider(model, options)
-        notes += fused
-    return model, notes
-
-
-def _fuse_for_provider(model: ir.Model, options: QuantizeOptions) -> tuple[ir.Model, list[str]]:
-    """Make the operators that the provider takes as one, such as a GELU, of those an exporter wrote."""
-    names = placement_for(options.ep).fusions
-    if not names:
-        return model, []
-    fused = optimize(model, parse_options(OptimizeOptions, dict.fromkeys(names, True), "fusing"))
-    counts = ", ".join(f"{name} {count}" for name, count in fused.fired.items() if count)
-    words = f"Operators that {options.ep} takes as one were joined: {counts}."
-    return fused.model, [*([words] if counts else []), *fused.notes]
-
-
-def _fold_normalizations(model: ir.Model) -> tuple[ir.Model, list[str]]:
-    """Compute batch normalizations into the weights before them: no integer kernel computes one."""
-    if not any(node.op_type == "BatchNormalization" for node in model.graph):
-        return model, []
-    folded = optimize(model, parse_options(OptimizeOptions, dict.fromkeys(_FOLDING, True), "folding"))
-    count = sum(folded.fired.values())
-    words = f"{count} batch normalizations were computed into the weights of the layers before them."
-    return folded.model, [*([words] if count else []), *folded.notes]
-
-
 LEAST_SAVING = 0.9
 """Share of the size of the source from which on a note says that little was won. Chosen: what scales take is less."""
-
-
-@dataclass(frozen=True)
-class FoundBits:
-    """A search that chose bits for each module, and what it used."""
-
-    search: BudgetSearch
-    calibration: Calibration | None
-    """Where samples come from, where the algorithm needs them; closed when the file is written."""
-    solver: WeightSolver | None
-    """Finds the blocks that were measured."""
-    statistics: CalibrationStatistics | None = None
-    """Statistics of activations, where modes need them."""
 
 
 def quantize_file(
@@ -178,7 +105,6 @@ def quantize_file(
     checked: CheckedSource | None = None,
     *,
     processors: Path | None = None,
-    found: FoundBits | None = None,
     statistics_folder: Path | None = None,
 ) -> QuantizedFile:
     """Quantize an ONNX file as a task says; see :func:`~winml.modelkit.quantize_onnx`.
@@ -188,55 +114,105 @@ def quantize_file(
         work: What is to be done.
         on_step: Called when a step starts and when it ends.
         checked: The source, where a plan has read it.
-        processors: Folder of the tokenizer, image processor or feature extractor that makes calibration data arrays;
-            None: that of the source.
-        found: The search that chose the options, where there was one, and what it used.
+        processors: Folder of the tokenizer, image processor or feature extractor that makes samples; None: that of the
+            source.
         statistics_folder: Folder where statistics of activations are stored, each model and set of samples in a file
             of its own; None: only a file that the options name.
     """
-    options = work.options
-    options.refuse_contradictions()
     folder = processors or files_folder(task.source.absolute())
-    if found is None:
-        calibration = calibration_of(options, folder, work.sizes, task.seed, task.source)
-    else:
-        calibration = found.calibration
-    statistics = None if found is None else found.statistics
-    if calibration is not None:
-        refuse_missing_data(calibration)
-        if options.needs_ranges and statistics is None:
-            statistics = CalibrationStatistics(calibration, task.source, statistics_folder)
-    with contextlib.ExitStack() as stack:
-        solver = None if found is None else found.solver
-        if calibration is not None:
-            stack.callback(calibration.close)
-            if options.solves_weights and solver is None:
-                on_step, told = _told_within_step(on_step)
-                folder_of_blocks = stack.enter_context(temporary_folder())
-                solver = LayerCalibration(calibration, options.algorithm, folder_of_blocks, told)
-        work = replace(work, processors=folder, calibration=calibration, statistics=statistics, solver=solver, notes=[])
-        done = transform_file(task, work, on_step, checked)
+    on_step, tell = told_within_step(on_step)
+    place = SampleSource(folder, task.source, task.seed, task.paths.model, statistics_folder)
+    with equipped(work, place, tell) as equipped_work:
+        done = transform_file(task, equipped_work, on_step, checked)
+    work, calibration = equipped_work, equipped_work.calibration
     file = replace(
         done.file,
         notes=(
             *(calibration.notes if calibration is not None else ()),
             *done.file.notes,
             *work.late_notes(done.result.model),
-            *(_size_notes(done.file.before, done.file.after) if options.modes() else ()),
+            *(_size_notes(done.file.before, done.file.after) if work.options.modes() else ()),
         ),
     )
     return QuantizedFile(
         **vars(file),
-        precision=options.base.name,
-        modes=options.modes(),
-        budget=None if found is None else found.search,
+        precision=work.options.base.name,
+        modes=work.options.modes(),
+        budget=work.search,
         modules=done.result.modules,
-        kv_cache=options.kv_cache,
+        kv_cache=work.options.kv_cache,
         calibration=None if calibration is None else Calibrated(calibration.words, calibration.as_record()),
     )
 
 
-def _told_within_step(
+@dataclass(frozen=True)
+class SampleSource:
+    """Where the samples come from that a model is run on."""
+
+    folder: Path
+    """Of the tokenizer, image processor or feature extractor."""
+    model: Path | None
+    """File of the float graph; None: it is in memory only."""
+    seed: int
+    output: Path
+    """File that is to be written; what a long run has found lies beside it until then."""
+    statistics_folder: Path | None = None
+    """As of :func:`quantize_file`."""
+
+
+@contextlib.contextmanager
+def equipped(work: Quantization, place: SampleSource, tell: Callable[[str], None]) -> Iterator[Quantization]:
+    """Yield a quantization with what runs the model on samples; blocks that it finds lie on disk until the block ends.
+
+    Args:
+        work: What is to be done.
+        place: Where samples come from.
+        tell: Called with what was done while the work lasts.
+
+    Raises:
+        UsageError: options contradict each other, or there is no data.
+    """
+    options = work.options
+    options.refuse_contradictions()
+    budget = options.bit_budget
+    is_judged = budget is not None and budget.max_drop is not None
+    data = Calibration(options, place.folder, work.sizes, place.seed, place.model, holds_out=is_judged)
+    if options.needs_samples or is_judged:
+        refuse_missing_data(data)
+    with contextlib.ExitStack() as stack:
+        stack.callback(data.close)
+        statistics: CalibrationStatistics | None = None
+        if options.needs_ranges:
+            statistics = CalibrationStatistics(data, place.model, place.statistics_folder)
+        solver: WeightSolver | None = None
+        unfinished: Path | None = None
+        if options.solves_weights or budget is not None:
+            unfinished = stack.enter_context(unfinished_folder(place.output))
+        layers: LayerCalibration | None = None
+        solved: SolvedOnce | None = None
+        if options.solves_weights:
+            assert unfinished is not None  # made above
+            layers = LayerCalibration(data, unfinished / "layers", tell)
+            solver = layers
+            if budget is not None:
+                solver = solved = SolvedOnce(layers)
+        yield replace(
+            work,
+            processors=place.folder,
+            data=data,
+            float_file=place.model,
+            seed=place.seed,
+            statistics=statistics,
+            solver=solver,
+            solved=solved,
+            layers=layers,
+            unfinished=unfinished,
+            tell=tell,
+            notes=[],
+        )
+
+
+def told_within_step(
     on_step: Callable[[StepEvent], None] | None,
 ) -> tuple[Callable[[StepEvent], None] | None, Callable[[str], None]]:
     """Return what is told of steps, and what is told words of the step that is running: both tell ``on_step``."""
@@ -267,17 +243,34 @@ class Quantization(GraphWork[QuantizeResult]):
     """Sizes of open dimensions to compare at; of the others, some are tried."""
     processors: Path | None = None
     """Folder of what makes arrays of the samples that are compared; None: none is looked for."""
-    calibration: Calibration | None = None
-    """Where the samples come from, where the model is run to quantize it."""
+    data: Calibration | None = None
+    """Samples to quantize with, or to measure a perplexity on."""
+    float_file: Path | None = None
+    """File of the float graph; None: it is in memory only."""
+    seed: int = 0
+    """Of samples that are drawn."""
     statistics: CalibrationStatistics | None = None
     """Statistics of activations over these samples, where they are needed."""
     solver: WeightSolver | None = None
     """What finds blocks of weights, where the algorithm needs samples."""
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    """Tag of a module → why it has its bits, where they were chosen by measurements."""
+    solved: SolvedOnce | None = None
+    """What finds the blocks of each form once, where bits are chosen."""
+    layers: LayerCalibration | None = None
+    """What walks through the layers of the model, where the algorithm needs samples."""
+    unfinished: Path | None = None
+    """Folder of what an interrupted run measured, where bits are chosen."""
+    tell: Callable[[str], None] = field(default=lambda _words: None, compare=False)
+    """Called with what was measured, while bits are chosen."""
+    search: BudgetSearch | None = None
+    """How bits were chosen for each module, where the options state a limit; none before the work."""
     notes: list[str] = field(default_factory=list)
     used: frozenset[str] = frozenset()
     """Precisions that modules have now; none before the work."""
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Where the samples come from, where the model is run to quantize it."""
+        return self.data if self.options.needs_samples else None
 
     def refuse_graph(self, model: ir.Model) -> None:
         """Refuse a graph that is quantized, or without a dimension that has a size or a module of a selector.
@@ -306,9 +299,12 @@ class Quantization(GraphWork[QuantizeResult]):
         return ", ".join((*modes, *cache)) or FLOAT32
 
     def apply(self, model: ir.Model) -> QuantizeResult:
-        """Quantize the model, at the opset that the operators need."""
+        """Quantize the model, at the opset that the operators need; first choose bits where a limit is stated."""
         model, notes = prepare(model, self.options)
         self.notes += notes
+        modules = graph_modules(model, self.source.stem)
+        if self.options.bit_budget is not None:
+            self._choose_bits(FloatGraph.of(model, modules))
         if any((precision.activation_bits or 0) > 8 for precision, _ in self.options.requested_modes()):
             self.notes.append(
                 "ONNX Runtime's CPU provider has no integer kernels for 16-bit activations and computes in float32 "
@@ -323,15 +319,36 @@ class Quantization(GraphWork[QuantizeResult]):
         if not self.options.modes() and self.options.kv_cache is not None:
             result = QuantizeResult(model, changed=True, notes=(), coverage=measure_coverage(model))
         else:
-            modules = graph_modules(model, self.source.stem)
             self.notes += source_notes(modules)
-            result = quantize(model, self.options, modules, self.statistics, self.solver, self.reasons)
+            reasons = {} if self.search is None else {module.tag: module.why for module in self.search.modules}
+            result = quantize(model, self.options, modules, self.statistics, self.solver, reasons)
+        self.notes += self._resumed_notes()
         self.used = frozenset(module.requested for module in result.modules if module.quantized)
         if self.options.kv_cache is not None:
             from winml.modelkit.quantize.kv_cache import quantize_cache
 
             self.notes += quantize_cache(result.model, self._cache_maxima())
         return result
+
+    def _choose_bits(self, graph: FloatGraph) -> None:
+        """Let the options be those that keep the limit and lose least."""
+        assert self.data is not None  # the work is equipped
+        assert self.unfinished is not None
+        tools = SearchTools(
+            self.data, self.solved, self.statistics, self.processors, self.float_file, self.unfinished, self.tell
+        )
+        run = RunOptions(str(self.source), sizes=self.sizes, seed=self.seed)
+        self.options, self.search = choose_bits(graph, self.options, run, tools)
+
+    def _resumed_notes(self) -> Iterator[str]:
+        """Say what an interrupted run had found already."""
+        walks = self.layers.resumed if self.layers is not None else []
+        layers = f"{sum(count for count, _ in walks)} of {sum(of for _, of in walks)} layers"
+        found = [layers if len(walks) == 1 else f"{layers} in {len(walks)} walks"] if walks else []
+        if self.search is not None and self.search.resumed:
+            found.append(f"{self.search.resumed} of {self.search.measured} measurements")
+        if found:
+            yield f"Taken over from an interrupted run: {', '.join(found)}."
 
     def _cache_maxima(self) -> Mapping[str, Array]:
         """Return the largest absolute values of each channel of keys and values that the source answers to samples."""
@@ -364,7 +381,11 @@ class Quantization(GraphWork[QuantizeResult]):
             reasons.update(module.left)
         left = "".join(f", {count} left ({reason})" for reason, count in reasons.most_common())
         cache = "" if self.options.kv_cache is None else f", KV cache {self.options.kv_cache}"
-        return f"{result.quantized} nodes quantized{left}{cache}"
+        search = self.search
+        bits = (
+            "" if search is None else f", {search.form}: {search.mean_bits:.2f} bits ({search.measured} forms measured)"
+        )
+        return f"{result.quantized} nodes quantized{left}{cache}{bits}"
 
     def late_notes(self, model: ir.Model) -> tuple[str, ...]:
         """Say what the work noted, what this processor makes of it, and what float16 could not hold of the weights."""

@@ -1,15 +1,12 @@
 """Makes quantized forms of one graph and measures how far their answers are from those of the float graph.
 
-A form lives in memory as long as it is measured: its float weights are read from one file that all forms share, and
-only what was quantized is its own. Knows no engine: it asks :func:`~winml.modelkit.quantize.pipeline.quantize`.
+A form lives in memory as long as it is measured: float weights are mapped from where they lie, and only what was
+quantized is its own. Writes no weight. Knows no engine: it asks :func:`~winml.modelkit.quantize.pipeline.quantize`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import itertools
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,14 +23,11 @@ from winml.modelkit.errors import QuantizeError, StageError, UsageError
 from winml.modelkit.flows.graph_file import read_plain
 from winml.modelkit.flows.module_functions import graph_modules
 from winml.modelkit.flows.quality_samples import SampleRequest, quality_values
-from winml.modelkit.flows.quantize.quantize import prepare
+from winml.modelkit.flows.quantize.preparation import prepare
 from winml.modelkit.flows.quantize.shared_starts import SharedStarts, Start, feeds_of
 from winml.modelkit.graph.cutting import GraphModules
-from winml.modelkit.graph.files.graph_reading import load_foreign
 from winml.modelkit.graph.files.output_files import recover, refuse_existing
-from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.files.resumable_results import OtherRequest, ResumableResults
-from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import HasAddress, escape, select
 from winml.modelkit.measure.latency import LatencyOptions, measure_alternating
@@ -48,6 +42,7 @@ from winml.modelkit.results.quantization_sensitivity import (
     SensitivityCost,
     TimedVariant,
 )
+from winml.modelkit.runtime.graph_sessions import GraphSessions
 from winml.modelkit.runtime.opened_model import Values, refusals_explained
 from winml.modelkit.runtime.sessions import Session
 
@@ -72,10 +67,6 @@ __all__ = [
 Quantizer = Callable[[ir.Model, QuantizeOptions, GraphModules], QuantizeResult]
 """Quantizes a model, which is used up. What a mode needs beside the options, such as ranges, is bound to it."""
 
-SHARED_BYTES = 65_536
-"""Tensors from this size on are written beside the float weights, and read by the session. Chosen: what is smaller is
-no burden in the graph, which protobuf limits to 2 GB."""
-
 
 @dataclass(frozen=True)
 class VariantEvaluator:
@@ -90,12 +81,22 @@ class VariantEvaluator:
 
 @dataclass(frozen=True)
 class FloatGraph:
-    """A model in its plain form, at the opset that quantized operators need; its weights lie in a file."""
+    """A model in its plain form, at the opset that quantized operators need; its weights lie in files."""
 
     model: ir.Model
-    path: Path
     modules: GraphModules
     notes: tuple[str, ...]
+    sessions: GraphSessions
+    """Opens it, and forms of it."""
+
+    @classmethod
+    def of(cls, model: ir.Model, modules: GraphModules, notes: Sequence[str] = ()) -> FloatGraph:
+        """Refer to a model, which stays as it is."""
+        return cls(model, modules, tuple(notes), GraphSessions(model))
+
+    def session(self, threads: int | None = None, name: str = "the float graph") -> Session:
+        """Return a session of it."""
+        return self.sessions.open(self.model, threads=threads, name=name)
 
 
 @dataclass(frozen=True)
@@ -111,28 +112,16 @@ class Samples:
     """Outputs that are NaN or infinite everywhere, of which no damage can be told."""
 
 
-@contextlib.contextmanager
-def float_graph(source: Path, options: QuantizeOptions) -> Iterator[FloatGraph]:
-    """Read a file as :func:`~winml.modelkit.flows.graph_file.transform_file` does; its plain form lies in a temporary
-    folder as long as the block lasts.
+def float_graph(source: Path, options: QuantizeOptions) -> FloatGraph:
+    """Read a file as :func:`~winml.modelkit.flows.graph_file.transform_file` does; its weights stay where they lie.
 
     Raises:
         InputError: the file is no valid ONNX model, or its data is missing.
         NormalizeError, OptimizeError: the graph could not be brought into its plain form, or to the opset.
     """
-    with temporary_folder() as folder:
-        path = folder / "float.onnx"
-        notes = _write_prepared(source, options, path)
-        model = load_foreign(path)
-        yield FloatGraph(model, path, graph_modules(model, source.stem), notes)
-
-
-def _write_prepared(source: Path, options: QuantizeOptions, path: Path) -> tuple[str, ...]:
-    """Write the form that is quantized; nothing of it stays in memory. Returns what was done for it."""
     model, notes = read_plain(source)
     model, prepared = prepare(model, options)
-    write_model(model, path, external=True)
-    return (*notes, *prepared)
+    return FloatGraph.of(model, graph_modules(model, source.stem), (*notes, *prepared))
 
 
 def take_samples(graph: FloatGraph, request: SampleRequest, threads: int | None) -> Samples:
@@ -143,7 +132,7 @@ def take_samples(graph: FloatGraph, request: SampleRequest, threads: int | None)
         StageError: it does not run, or answers with nothing a quantized graph could get wrong.
     """
     options = request.run
-    session = Session(graph.path, threads=threads, name=options.shown)
+    session = graph.session(threads, options.shown)
     found = quality_values(session, request)
     values = found.values
     outputs = []
@@ -203,15 +192,13 @@ class QuantizedVariants:
         self._quantizing = threading.Lock()
         self._starts: SharedStarts | None = None
         self._counting = threading.Lock()
-        self._numbers = itertools.count()
         self.cost = SensitivityCost()
         """Time taken so far."""
 
     def share_starts(self) -> None:
         """Compute once what forms share with the float graph before their first quantized node."""
         feeds = [item.feeds for item in self._samples.values]
-        folder = os.fspath(self._graph.path.parent)
-        self._starts = SharedStarts(self._graph.model, folder, feeds, self._threads)
+        self._starts = SharedStarts(self._graph.model, self._graph.sessions, feeds, self._threads)
 
     @property
     def samples(self) -> int:
@@ -242,10 +229,10 @@ class QuantizedVariants:
             needs_whole = self._starts is None or (is_judged and self.evaluator is not None)
             start = None if needs_whole or self._starts is None else self._starts.last_before(result.model)
             rest = None if start is None else SharedStarts.rest_of(result.model, start)
-            with self._session(rest or result.model) as session:
-                opened = time.perf_counter()
-                outputs = list(itertools.islice(self._outputs(session, None if rest is None else start), count))
-                scores = dict(self.evaluator.scores(session)) if is_judged and self.evaluator is not None else {}
+            session = self._session(rest or result.model)
+            opened = time.perf_counter()
+            outputs = list(itertools.islice(self._outputs(session, None if rest is None else start), count))
+            scores = dict(self.evaluator.scores(session)) if is_judged and self.evaluator is not None else {}
         except StageError as error:
             return MeasuredVariant(None, result.quantized, size, f"does not run: {error.message}")
         self._add_cost(measured=1, session_s=opened - created, runs_s=time.perf_counter() - opened)
@@ -268,7 +255,7 @@ class QuantizedVariants:
         """Return how well the float graph does the task; nothing without a judge."""
         if self.evaluator is None:
             return {}
-        return dict(self.evaluator.scores(Session(self._graph.path, threads=self._threads, name="the float graph")))
+        return dict(self.evaluator.scores(self._graph.session(self._threads)))
 
     def timed(self, options: QuantizeOptions, timing: LatencyOptions) -> TimedVariant:
         """Time a form in alternation with the float graph, on the first set of values.
@@ -278,9 +265,8 @@ class QuantizedVariants:
             StageError: it does not run.
         """
         feeds = self._samples.values[0].feeds
-        with self._session(self._quantized(options).model) as session:
-            reference = Session(self._graph.path, threads=self._threads, name="the float graph")
-            compared = measure_alternating(session.prepare(feeds), reference.prepare(feeds), timing)
+        session, reference = self._session(self._quantized(options).model), self._graph.session(self._threads)
+        compared = measure_alternating(session.prepare(feeds), reference.prepare(feeds), timing)
         return TimedVariant(compared.model.summary.p50, compared.baseline.summary.p50, compared.ratio)
 
     def _quantized(self, options: QuantizeOptions) -> QuantizeResult:
@@ -290,37 +276,12 @@ class QuantizedVariants:
             self._add_cost(quantization_s=time.perf_counter() - started)
         return result
 
-    @contextlib.contextmanager
-    def _session(self, model: ir.Model) -> Iterator[Session]:
-        folder = self._graph.path.parent
-        data = folder / f"form{next(self._numbers)}.data"
-        try:
-            _write_new_tensors(model, data)
-            content = ir.serde.serialize_model(model).SerializeToString()
-            yield Session(content, threads=self._threads, data_folder=folder, name="the quantized form")
-        finally:
-            with contextlib.suppress(OSError):  # Windows keeps it while it is mapped; it goes with the folder
-                data.unlink(missing_ok=True)
+    def _session(self, model: ir.Model) -> Session:
+        return self._graph.sessions.open(model, threads=self._threads, name="the quantized form")
 
     def _add_cost(self, **added: float) -> None:
         with self._counting:
             self.cost = replace(self.cost, **{name: getattr(self.cost, name) + more for name, more in added.items()})
-
-
-def _write_new_tensors(model: ir.Model, data: Path) -> None:
-    """Write the large tensors that lie in no file yet beside the float weights, and refer to them; in place."""
-    values = [
-        value
-        for value in model.graph.initializers.values()
-        if (tensor := value.const_value) is not None
-        and not isinstance(tensor, ir.ExternalTensor)
-        and tensor.dtype != ir.DataType.STRING
-        and tensor.nbytes >= SHARED_BYTES
-    ]
-    tensors = [value.const_value for value in values if value.const_value is not None]
-    written = ir.external_data.convert_tensors_to_external(tensors, os.fspath(data.parent), data.name)
-    for value, tensor in zip(values, written, strict=True):
-        value.const_value = tensor
 
 
 # --- Keeps what was measured of quantized forms of a graph, so that an interrupted run is taken up where it ended.
@@ -361,6 +322,10 @@ class MeasuredVariants:
             self._forms = self._read(self._file, overwrite=overwrite)
         self.resumed = len(self._forms)
         """Number of measurements that were there already."""
+
+    def __len__(self) -> int:
+        """Return the number of measurements."""
+        return len(self._forms)
 
     def get(self, key: str) -> MeasuredVariant | None:
         """Return a measurement; None where there is none yet."""

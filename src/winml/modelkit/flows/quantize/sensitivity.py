@@ -197,9 +197,9 @@ def quantization_sensitivity(
         quantizer or _quantizer(calibration),
     )
     clock = StepClock((_READING, _REFERENCE, _MODULES, *([_SEARCH] if target else [])), on_step)
-    with contextlib.ExitStack() as stack, contextlib.closing(calibration) if calibration else contextlib.nullcontext():
+    with contextlib.closing(calibration) if calibration else contextlib.nullcontext():
         with clock.step(_READING) as step:
-            graph = stack.enter_context(float_graph(source, options))
+            graph = float_graph(source, options)
             plan, parts = _planned_parts(graph, source, options, sensitivity)
             step.summary = f"{sum(bool(part.nodes) for part in parts)} modules with nodes to quantize"
         with clock.step(_REFERENCE) as step:

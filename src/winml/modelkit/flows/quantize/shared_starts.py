@@ -17,6 +17,7 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import StageError
 from winml.modelkit.graph.cutting import RANDOM_OPERATORS, Cutter, cut_model
 from winml.modelkit.hierarchy.tagging import all_nodes
+from winml.modelkit.runtime.graph_sessions import GraphSessions
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = ["SharedStarts", "Start", "feeds_of"]
@@ -43,12 +44,12 @@ class Start:
 class SharedStarts:
     """The places of one graph from which forms of it may be run."""
 
-    def __init__(self, model: ir.Model, folder: str, feeds: Sequence[Arrays], threads: int | None) -> None:
+    def __init__(self, model: ir.Model, sessions: GraphSessions, feeds: Sequence[Arrays], threads: int | None) -> None:
         """Run the float graph once on each sample.
 
         Args:
             model: The float graph; it stays as it is.
-            folder: Of the data files of its weights.
+            sessions: Opens graphs that are made of it.
             feeds: The samples.
             threads: Threads of the session; None: as many as ONNX Runtime chooses.
         """
@@ -62,9 +63,8 @@ class SharedStarts:
         tapped = model.clone()
         made = {value.name: value for node in tapped.graph for value in node.outputs}
         tapped.graph.outputs[:] = [made[name] for name in names]
-        content = ir.serde.serialize_model(tapped).SerializeToString()
         try:
-            session = Session(content, data_folder=folder, threads=threads, name="the float graph")
+            session = sessions.open(tapped, threads=threads, name="the float graph")
             samples = [session.run(feeds[0])]
             places = _within_limit(places, samples[0], STORED_BYTES // len(feeds))
             wanted = list(dict.fromkeys(name for crossing in places.values() for name in crossing))

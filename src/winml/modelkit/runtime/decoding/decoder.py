@@ -7,6 +7,7 @@ state. Needs numpy and ONNX Runtime only. Chooses no token.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -152,7 +153,7 @@ class GraphCache:
 
     def size_bytes(self) -> int:
         """Return the memory that the tokens take, without spare room."""
-        size = sum(value.tensor_size_in_bytes() for value in self.values.values())
+        size = sum(int(value.tensor_size_in_bytes()) for value in self.values.values())
         return size * self.length // self.room if self.room else size
 
     def __copy__(self) -> GraphCache:
@@ -437,12 +438,13 @@ class DecoderGraph:
                 hint="Start without one, and hand on the past_key_values of the answer.",
             )
         # All states have as many rows.
-        name, value = next(iter(cache.values.items()), (None, None))
-        if value is not None and value.shape()[self.batch_axes[name]] != rows:
-            raise UsageError(
-                f"{rows} rows of tokens are given, and the cache is of {value.shape()[self.batch_axes[name]]}",
-                hint="Start without a cache, or give as many rows as before.",
-            )
+        for name, value in itertools.islice(cache.values.items(), 1):
+            cached_rows = value.shape()[self.batch_axes[name]]
+            if cached_rows != rows:
+                raise UsageError(
+                    f"{rows} rows of tokens are given, and the cache is of {cached_rows}",
+                    hint="Start without a cache, or give as many rows as before.",
+                )
 
     def _refuse_other_graphs(self) -> None:
         if self.fed_input not in self._by_name or SCORES not in self._session.outputs:
