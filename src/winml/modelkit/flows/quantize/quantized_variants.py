@@ -7,6 +7,7 @@ quantized is its own. Writes no weight. Knows no engine: it asks :func:`~winml.m
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
