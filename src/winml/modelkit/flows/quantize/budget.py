@@ -125,8 +125,10 @@ class _Form:
         return self.precision if self.block_size is None else f"{self.precision}/{self.block_size}"
 
 
-FORMS = (_Form("int2", 32), _Form("int4", 128), _Form("int4", 32), _Form("int8", 64), _Form("bf16"), _Form(FLOAT32))
-"""Chosen, from the fewest bits. Scales are as wide as the weights were: with float32, 3.1, 4.3, 5.1 and 8.6 bits."""
+_BLOCKS = (("int2", 128), ("int2", 32), ("int4", 128), ("int4", 32), ("int8", 64))
+FORMS = (*(_Form(*blocks) for blocks in _BLOCKS), _Form("bf16"), _Form(FLOAT32))
+"""Chosen, from the fewest bits. Scales are as wide as the weights were: with float32, 2.3, 3.1, 4.3, 5.1 and 8.6
+bits."""
 _WITH_ACTIVATIONS = (_Form("w8a8"), _Form("w8a16"), _Form(FLOAT32))
 """Chosen, from the fewest bits, where activations are quantized, too."""
 _WIDE_ACTIVATIONS = 16
