@@ -452,7 +452,7 @@ def encoder_ways(arguments: argparse.Namespace, data: Path) -> dict[str, list[st
         "w8a8 qdq, smooth, mse": ["--mode", "qdq", *smooth, "--method", "mse", *given],
         "int8 weight-only": ["-p", "int8", "--mode", "weight-only"],
     }
-    for size in ("128", "32"):
+    for size in arguments.block_sizes:
         for name in arguments.algorithms:
             needed = given if name in ("gptq", "awq", "auto") else []
             ways[f"int4/{size} {name}"] = ["-p", "int4", "--block-size", size, "--algorithm", name, *needed]

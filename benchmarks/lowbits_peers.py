@@ -19,6 +19,7 @@ import importlib.metadata
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,10 @@ class Reader:
     def get_next(self) -> dict[str, Any] | None:
         """Return the inputs of the next run."""
         return next(self._left, None)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the inputs of the runs that are left."""
+        return self._left
 
     def rewind(self) -> None:
         """Begin anew."""
@@ -128,22 +133,27 @@ def neural_compressor(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def olive(arguments: argparse.Namespace) -> None:
     """Quantize the checkpoint with Olive's GPTQ and build an ONNX file of it."""
+    from olive.data.template import huggingface_data_config_template
     from olive.workflows import run
 
-    data = {
-        "type": "HuggingfaceContainer",
-        "load_dataset_config": {
+    data = huggingface_data_config_template(
+        model_name=str(arguments.cache / "decoder"),
+        task="text-generation",
+        load_dataset_config={
             "data_name": "json",
             "data_files": str(arguments.cache / "decoder" / "calibration.jsonl"),
             "split": "train",
         },
-        "pre_process_data_config": {
-            "text_cols": "text",
+        pre_process_data_config={
+            "text_cols": ["text"],
             "strategy": "line-by-line",
+            "add_special_tokens": False,
             "max_seq_len": 256,
             "max_samples": CALIBRATION_WINDOWS,
+            "pad_to_max_len": False,
         },
-    }
+        dataloader_config={"batch_size": 1},
+    ).to_json()
     run(
         {
             "input_model": {"type": "HfModel", "model_path": str(arguments.cache / "decoder")},
