@@ -123,6 +123,7 @@ OTHER_FORMATS: dict[str, tuple[Callable[[Path], Any], Callable[[Tensors], None],
     "integers without their order": (
         coded_checkpoints.save_compressed, lambda _tensors: None, {"actorder": "group"}, "weight_g_idx",
     ),
+    "other bits": (coded_checkpoints.save_compressed, lambda _tensors: None, {"num_bits": 8}, "num_bits 8"),
     "a shape with three sizes": (
         coded_checkpoints.save_compressed, _changed("weight_shape", lambda value: torch.cat([value, value[:1]])), {},
         "weight_shape",

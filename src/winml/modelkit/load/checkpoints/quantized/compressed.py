@@ -77,13 +77,25 @@ def _declared(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [record for record in records if isinstance(record, Mapping)]
 
 
-def _refuse_missing(stored: StoredTensors, names: Mapping[str, str], config: Mapping[str, Any]) -> None:
+def _refuse_others(
+    stored: StoredTensors, names: Mapping[str, str], config: Mapping[str, Any], bits: int | None
+) -> None:
     """Refuse a weight without what all groups of the config say it has: nothing else would show that it is gone.
 
+    Args:
+        stored: The tensors.
+        names: Names of its tensors by part.
+        config: The ``quantization_config``.
+        bits: Of its codes; None: a code of fewer bits may lie in a byte.
+
     Raises:
-        CheckpointError: zero points or the order of the groups are missing.
+        CheckpointError: zero points or the order of the groups are missing, or no group has these bits.
     """
     integers = [record for record in _declared(config) if record.get("type", "int") == "int"]
+    declared = {record["num_bits"] for record in integers if isinstance(record.get("num_bits"), int)}
+    if declared and bits is not None and bits not in declared:
+        words = " or ".join(map(str, sorted(declared)))
+        raise stored.error(names["codes"], f"has {bits} bits a code, and quantization_config says num_bits {words}")
     needed = {
         "zero_point": ("symmetric false", all(record.get("symmetric") is False for record in integers)),
         "g_idx": ("actorder group", all(record.get("actorder") in ("group", True) for record in integers)),
@@ -99,7 +111,6 @@ def _packed(stored: StoredTensors, module: str, config: Mapping[str, Any]) -> Co
     rows, words = stored.entry(names["packed"], ("int32",), 2).shape
     stored.entry(names["shape"], ("int64", "int32"), 1)
     stored.refuse_shape(names["shape"], (2,), names["packed"])
-    _refuse_missing(stored, names, config)
     height, depth = (int(size) for size in stored.read(names["shape"]))
     bits = next((bits for bits in (2, 4, 8) if math.ceil(depth * bits / _WORD) == words), None)
     if height != rows or bits is None:
@@ -107,6 +118,7 @@ def _packed(stored: StoredTensors, module: str, config: Mapping[str, Any]) -> Co
             names["packed"],
             f"has shape {[rows, words]}, and no 2, 4 or 8 bits make that of the {height} × {depth} of {names['shape']}",
         )
+    _refuse_others(stored, {**names, "codes": names["packed"]}, config, bits)
     scales = stored.entry(names["scale"], _FLOATS, 2)
     groups = scales.shape[1]
     stored.refuse_shape(names["scale"], (rows, groups), names["packed"])
@@ -137,7 +149,7 @@ def _plain(stored: StoredTensors, module: str, block: tuple[int, int] | None, co
     """Return a weight of signed 8-bit integers."""
     names = {part: f"{module}.weight{part}" for part in ("", "_scale", "_zero_point")}
     rows, depth = stored.entry(names[""], ("int8",), 2).shape
-    _refuse_missing(stored, {"zero_point": names["_zero_point"]}, config)
+    _refuse_others(stored, {"codes": names[""], "zero_point": names["_zero_point"]}, config, None)
     stored.entry(names["_scale"], _FLOATS)
     shape = stored.entries[names["_scale"]].shape
     count = math.prod(shape)
