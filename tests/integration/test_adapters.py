@@ -186,6 +186,21 @@ def test_build_compares_with_every_adapter(tmp_path: Path) -> None:
         assert_near(path, pytorch(saved.reference, (tmp_path / name, 2.0)), path.with_name(f"{name}.onnx_adapter"))
 
 
+def test_one_module_over_codes_takes_a_merged_and_a_switched_adapter(tmp_path: Path) -> None:
+    """The merged one is a branch with weights of its own names; inputs have those of the switched one."""
+    saved = coded_checkpoints.save_awq(tmp_path, num_hidden_layers=1)
+    model = pytorch(saved.reference)
+    merged, named = (
+        (save_adapter(tmp_path / name, model, ("q_proj",), seed=seed), 2.0) for name, seed in (("a", 3), ("b", 4))
+    )
+    path = tmp_path / "out" / "model.onnx"
+    path.parent.mkdir()
+    request = ModelRequest(model=str(saved.folder), adapter=(str(merged[0]), f"b={named[0]}"))
+    HTPExporter(WinMLExportConfig(verify=False, activations="float32")).export_checkpoint(request, path)
+    assert_equal(path, pytorch(saved.reference, merged))
+    assert_equal(path, pytorch(saved.reference, merged, named), path.with_name("b.onnx_adapter"))
+
+
 @pytest.mark.parametrize("verb", ["perf", "compare", "eval"])
 def test_verbs_run_the_base_model_of_such_a_file(switched: Path, llama: Path, tmp_path: Path, verb: str) -> None:
     """Inputs of adapters have defaults, which nobody has to feed."""
