@@ -2,10 +2,11 @@
 
 ``ort``: ``MatMulNBitsQuantizer`` of ONNX Runtime, on the float ONNX file. ``inc``: the quantizer of the same name of
 onnx-neural-compressor (neural-compressor itself has no ONNX from version 3 on), on the same file. ``inc-torch``:
-neural-compressor, on the checkpoint in PyTorch. ``olive``: Olive's GPTQ, then its model builder (onnxruntime-genai).
+neural-compressor, on the checkpoint in PyTorch. ``olive``: Olive's GPTQ, on the checkpoint in PyTorch.
 
-The first two and the last write ``model.onnx`` into a folder. ``inc-torch`` writes no ONNX file: it prints the
-perplexity in PyTorch on the same windows, as one line of JSON. Versions are printed in every case.
+The first two write ``model.onnx`` into a folder. The others write no ONNX file here, and print the perplexity in
+PyTorch on the same windows (Olive 0.13.0 makes ONNX of its own checkpoints with a module that onnxruntime-genai 0.18.0
+no longer has). The last line is JSON, and has the versions.
 
     python benchmarks/lowbits_peers.py ort|inc|inc-torch|olive --cache FOLDER --output FOLDER --algorithm rtn --bits 4
         --block-size 128 [--windows 64]
@@ -103,7 +104,6 @@ def onnx_neural_compressor(arguments: argparse.Namespace, source: Path) -> None:
 
 def neural_compressor(arguments: argparse.Namespace) -> dict[str, Any]:
     """Quantize the checkpoint with neural-compressor in PyTorch, and return the perplexity."""
-    import numpy as np
     import torch
     from neural_compressor.torch import quantization as inc
     from transformers import AutoModelForCausalLM
@@ -121,6 +121,14 @@ def neural_compressor(arguments: argparse.Namespace) -> dict[str, Any]:
                 with contextlib.suppress(ValueError):  # its GPTQ ends a run behind the inputs of the first layer
                     model(torch.tensor([text]))
     model = inc.convert(model)
+    return {"perplexity": perplexity(model, arguments)}
+
+
+def perplexity(model: Any, arguments: argparse.Namespace) -> float:
+    """Return the perplexity of a model in PyTorch on windows of the held-out text."""
+    import numpy as np
+    import torch
+
     total = count = 0.0
     windows = np.load(arguments.cache / "decoder" / "held_out.npy")[: arguments.windows]
     with torch.no_grad():
@@ -128,13 +136,15 @@ def neural_compressor(arguments: argparse.Namespace) -> dict[str, Any]:
             scores = model(window[None]).logits[0, :-1].double()
             total += float(torch.nn.functional.cross_entropy(scores, window[1:], reduction="sum"))
             count += len(scores)
-    return {"perplexity": math.exp(total / count)}
+    return math.exp(total / count)
 
 
-def olive(arguments: argparse.Namespace) -> None:
-    """Quantize the checkpoint with Olive's GPTQ and build an ONNX file of it."""
+def olive(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Quantize the checkpoint with Olive's GPTQ, and return the perplexity."""
+    import olive.common.quant.hf_utils  # noqa: F401  # tells transformers of its format
     from olive.data.template import huggingface_data_config_template
     from olive.workflows import run
+    from transformers import AutoModelForCausalLM
 
     data = huggingface_data_config_template(
         model_name=str(arguments.cache / "decoder"),
@@ -159,26 +169,27 @@ def olive(arguments: argparse.Namespace) -> None:
             "input_model": {"type": "HfModel", "model_path": str(arguments.cache / "decoder")},
             "passes": {
                 "quantized": {
-                    "type": "Gptq" if arguments.algorithm == "gptq" else "Rtn",
+                    "type": "Gptq",
                     "bits": arguments.bits,
                     "group_size": arguments.block_size,
                     "sym": False,
                     "lm_head": True,
-                    **({"data_config": data} if arguments.algorithm == "gptq" else {}),
-                },
-                "built": {"type": "ModelBuilder", "precision": "int4" if arguments.bits == 4 else "fp32"},
+                    "data_config": data,
+                }
             },
             "output_dir": str(arguments.output),
             "cache_dir": str(arguments.output / "cache"),
         }
     )
+    written = max(arguments.output.rglob("model.safetensors"), key=lambda path: path.stat().st_mtime)
+    return {"perplexity": perplexity(AutoModelForCausalLM.from_pretrained(written.parent).eval(), arguments)}
 
 
 PACKAGES = {
     "ort": ("onnxruntime",),
     "inc": ("onnx-neural-compressor", "onnxruntime"),
     "inc-torch": ("neural-compressor", "torch"),
-    "olive": ("olive-ai", "onnxruntime-genai", "torch"),
+    "olive": ("olive-ai", "torch"),
 }
 
 
@@ -203,7 +214,7 @@ def main() -> None:
     elif arguments.tool == "inc-torch":
         found = neural_compressor(arguments)
     else:
-        olive(arguments)
+        found = olive(arguments)
     versions = {name: importlib.metadata.version(name) for name in PACKAGES[arguments.tool]}
     print(json.dumps({**found, "versions": versions}))
 
