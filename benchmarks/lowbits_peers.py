@@ -31,12 +31,13 @@ CALIBRATION_WINDOWS = 64
 
 
 def tokens_of_calibration(cache: Path) -> list[list[int]]:
-    """Return the token ids of the calibration texts."""
+    """Return the token ids of the calibration texts, all of the length of the shortest: some peers join them."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(cache / "decoder" / "tokenizer.json"))
     lines = (cache / "decoder" / "calibration.jsonl").read_text(encoding="utf-8").splitlines()
-    return [tokenizer.encode(json.loads(line)["text"]).ids for line in lines[:CALIBRATION_WINDOWS]]
+    texts = [tokenizer.encode(json.loads(line)["text"]).ids for line in lines[:CALIBRATION_WINDOWS]]
+    return [ids[: min(map(len, texts))] for ids in texts]
 
 
 class Reader:
@@ -141,10 +142,8 @@ def perplexity(model: Any, arguments: argparse.Namespace) -> float:
 
 def olive(arguments: argparse.Namespace) -> dict[str, Any]:
     """Quantize the checkpoint with Olive's GPTQ, and return the perplexity."""
-    import olive.common.quant.hf_utils  # noqa: F401  # tells transformers of its format
     from olive.data.template import huggingface_data_config_template
     from olive.workflows import run
-    from transformers import AutoModelForCausalLM
 
     data = huggingface_data_config_template(
         model_name=str(arguments.cache / "decoder"),
@@ -182,7 +181,35 @@ def olive(arguments: argparse.Namespace) -> dict[str, Any]:
         }
     )
     written = max(arguments.output.rglob("model.safetensors"), key=lambda path: path.stat().st_mtime)
-    return {"perplexity": perplexity(AutoModelForCausalLM.from_pretrained(written.parent).eval(), arguments)}
+    return {"perplexity": perplexity(olive_model(arguments.cache / "decoder", written, arguments.bits), arguments)}
+
+
+def olive_model(checkpoint: Path, written: Path, bits: int) -> Any:
+    """Return the float model with the numbers that the codes of Olive stand for.
+
+    Codes and zero points of an output channel are packed in bytes, the first in the lowest bits.
+    """
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    tensors = load_file(written)
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+
+    def unpacked(packed: Any) -> Any:
+        return ((packed[..., None] >> shifts) & (2**bits - 1)).flatten(1).float()
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    state = model.state_dict()
+    for name in [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]:
+        scales = tensors[f"{name}.scales"].float()
+        codes = unpacked(tensors[f"{name}.qweight"])
+        groups = codes.shape[1] // scales.shape[1]
+        zeros = unpacked(tensors[f"{name}.qzeros"])[:, : scales.shape[1]]
+        state[f"{name}.weight"] = (codes - zeros.repeat_interleave(groups, 1)) * scales.repeat_interleave(groups, 1)
+    state.update({name: value.float() for name, value in tensors.items() if name in state})
+    model.load_state_dict(state)
+    return model
 
 
 PACKAGES = {

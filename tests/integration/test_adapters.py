@@ -78,7 +78,7 @@ def assert_equal(path: Path, model: Any, adapter: Path | None = None) -> None:
     assert text[0, len(PROMPT) :].tolist() == tokens
 
 
-def assert_near(path: Path, model: Any, adapter: Path) -> None:
+def assert_near(path: Path, model: Any, adapter: Path | None) -> None:
     """The file gives the scores of a model in PyTorch, within what few bits leave."""
     _, scores = generated(path, adapter)
     with torch.no_grad():
@@ -196,9 +196,9 @@ def test_one_module_over_codes_takes_a_merged_and_a_switched_adapter(tmp_path: P
     path = tmp_path / "out" / "model.onnx"
     path.parent.mkdir()
     request = ModelRequest(model=str(saved.folder), adapter=(str(merged[0]), f"b={named[0]}"))
-    HTPExporter(WinMLExportConfig(verify=False, activations="float32")).export_checkpoint(request, path)
-    assert_equal(path, pytorch(saved.reference, merged))
-    assert_equal(path, pytorch(saved.reference, merged, named), path.with_name("b.onnx_adapter"))
+    HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(request, path)
+    assert_near(path, pytorch(saved.reference, merged), None)
+    assert_near(path, pytorch(saved.reference, merged, named), path.with_name("b.onnx_adapter"))
 
 
 @pytest.mark.parametrize("verb", ["perf", "compare", "eval"])
