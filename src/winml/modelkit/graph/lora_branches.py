@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +68,7 @@ def add_branches(model: ir.Model, branches: Sequence[LoraBranch], names: Sequenc
         ExportError: a module is not computed by a product of its own, so that nothing can be added to it.
     """
     adder = _BranchAdder(model.graph)
+    adder.reserve(name for branch in branches if branch.a is None for name in lora_names(branch.path))
     paths = []
     for branch in branches:
         nodes = list(adder.products(branch))
@@ -98,6 +99,11 @@ class _BranchAdder:
         for node in graph:
             # Named by the export: the name holds every module, tags only those that are no layers of torch.nn.
             self._nodes[scope_path(name_scope(node.name or "", node.op_type))].append(node)
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Keep names for inputs: a merged adapter of the same module takes others."""
+        for name in names:
+            self._fresh.take(name)
 
     def has_module(self, path: str) -> bool:
         """Say whether the graph holds a node of a module."""

@@ -44,7 +44,7 @@ def searched(source: Path, **options: Any) -> BudgetSearch:
     return result.budget
 
 
-@pytest.mark.parametrize("bits", [3.5, 4.5, 6.0, 9.0])
+@pytest.mark.parametrize("bits", [2.5, 3.5, 4.5, 6.0, 9.0])
 def test_budget_is_kept_and_never_worse_than_uniform(source: Path, bits: float) -> None:
     """Mean bits are below the limit, and no uniform file below it has better outputs on the samples of the search."""
     search = searched(source, budget=f"{bits}bits")

@@ -11,6 +11,7 @@ import numpy as np
 from winml.modelkit.graph.coded_weights import CodedParts, CodedTensor, CodedWeight, unpack_codes
 from winml.modelkit.load.checkpoints.quantized.floats import (
     FLOAT8,
+    block_of,
     consume_activation_scales,
     packed_e2m1,
     scales_by_rows,
@@ -36,7 +37,8 @@ def read_compressed(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEn
         CheckpointError: tensors of a module do not fit together, or its bits have no operator.
     """
     found = CodedEntries()
-    block = _block_structure(config)
+    declared = (block_of(record.get("block_structure")) for record in _declared(config))
+    block = next((size for size in declared if size is not None), None)
     for module in stored.modules(".weight_packed"):
         name = f"{module}.weight_packed"
         if stored.entries[name].dtype == "uint8":
@@ -47,7 +49,7 @@ def read_compressed(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEn
                 stored, SOURCE, module, name, scale, whole_name, divides=True
             )  # fmt: skip
         else:
-            found.tensors[f"{module}.weight"] = _packed(stored, module)
+            found.tensors[f"{module}.weight"] = _packed(stored, module, config)
         found.consumed.update(_of_module(stored, module))
     for module in stored.modules(".weight_scale"):
         name = f"{module}.weight"
@@ -55,7 +57,7 @@ def read_compressed(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEn
         if dtype in FLOAT8:
             found.tensors[name] = small_float(stored, SOURCE, name, name, f"{name}_scale", block)
         elif dtype == "int8":
-            found.tensors[name] = _plain(stored, module, block)
+            found.tensors[name] = _plain(stored, module, block, config)
         elif name not in found.tensors:
             raise stored.error(f"{name}_scale", f"belongs to {name}, which is {dtype or 'missing'}")
         found.consumed.update(_of_module(stored, module))
@@ -68,20 +70,47 @@ def _of_module(stored: StoredTensors, module: str) -> list[str]:
     return [name for part in parts if (name := f"{module}.weight{part}") in stored.entries]
 
 
-def _block_structure(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    for group in (config.get("config_groups") or {}).values():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        structure = weights.get("block_structure") if isinstance(weights, Mapping) else None
-        if isinstance(structure, list) and len(structure) == 2:
-            return int(structure[0]), int(structure[1])
-    return None
+def _declared(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what a config says of weights, one record for each of its groups of modules."""
+    groups = (config.get("config_groups") or {}).values()
+    records = (group.get("weights") for group in groups if isinstance(group, Mapping))
+    return [record for record in records if isinstance(record, Mapping)]
 
 
-def _packed(stored: StoredTensors, module: str) -> CodedTensor:
+def _refuse_others(
+    stored: StoredTensors, names: Mapping[str, str], config: Mapping[str, Any], bits: int | None
+) -> None:
+    """Refuse a weight without what all groups of the config say it has: nothing else would show that it is gone.
+
+    Args:
+        stored: The tensors.
+        names: Names of its tensors by part.
+        config: The ``quantization_config``.
+        bits: Of its codes; None: a code of fewer bits may lie in a byte.
+
+    Raises:
+        CheckpointError: zero points or the order of the groups are missing, or no group has these bits.
+    """
+    integers = [record for record in _declared(config) if record.get("type", "int") == "int"]
+    declared = {record["num_bits"] for record in integers if isinstance(record.get("num_bits"), int)}
+    if declared and bits is not None and bits not in declared:
+        words = " or ".join(map(str, sorted(declared)))
+        raise stored.error(names["codes"], f"has {bits} bits a code, and quantization_config says num_bits {words}")
+    needed = {
+        "zero_point": ("symmetric false", all(record.get("symmetric") is False for record in integers)),
+        "g_idx": ("actorder group", all(record.get("actorder") in ("group", True) for record in integers)),
+    }
+    for part, (words, is_needed) in needed.items():
+        if integers and is_needed and part in names and names[part] not in stored.entries:
+            raise stored.error(names[part], f"is missing, and quantization_config says {words}")
+
+
+def _packed(stored: StoredTensors, module: str, config: Mapping[str, Any]) -> CodedTensor:
     """Return a weight of integers that are packed along the input channels, zero points along the output channels."""
     names = {part: f"{module}.weight_{part}" for part in ("packed", "scale", "zero_point", "shape", "g_idx")}
     rows, words = stored.entry(names["packed"], ("int32",), 2).shape
     stored.entry(names["shape"], ("int64", "int32"), 1)
+    stored.refuse_shape(names["shape"], (2,), names["packed"])
     height, depth = (int(size) for size in stored.read(names["shape"]))
     bits = next((bits for bits in (2, 4, 8) if math.ceil(depth * bits / _WORD) == words), None)
     if height != rows or bits is None:
@@ -89,6 +118,7 @@ def _packed(stored: StoredTensors, module: str) -> CodedTensor:
             names["packed"],
             f"has shape {[rows, words]}, and no 2, 4 or 8 bits make that of the {height} × {depth} of {names['shape']}",
         )
+    _refuse_others(stored, {**names, "codes": names["packed"]}, config, bits)
     scales = stored.entry(names["scale"], _FLOATS, 2)
     groups = scales.shape[1]
     stored.refuse_shape(names["scale"], (rows, groups), names["packed"])
@@ -115,10 +145,11 @@ def _packed(stored: StoredTensors, module: str) -> CodedTensor:
     return CodedTensor(weight)
 
 
-def _plain(stored: StoredTensors, module: str, block: tuple[int, int] | None) -> CodedTensor:
+def _plain(stored: StoredTensors, module: str, block: tuple[int, int] | None, config: Mapping[str, Any]) -> CodedTensor:
     """Return a weight of signed 8-bit integers."""
     names = {part: f"{module}.weight{part}" for part in ("", "_scale", "_zero_point")}
     rows, depth = stored.entry(names[""], ("int8",), 2).shape
+    _refuse_others(stored, {"codes": names[""], "zero_point": names["_zero_point"]}, config, None)
     stored.entry(names["_scale"], _FLOATS)
     shape = stored.entries[names["_scale"]].shape
     count = math.prod(shape)

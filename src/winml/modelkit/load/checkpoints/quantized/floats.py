@@ -16,6 +16,7 @@ from winml.modelkit.load.checkpoints.quantized.stored import BlockLayout, CodedE
 
 __all__ = [
     "FLOAT8",
+    "block_of",
     "consume_activation_scales",
     "packed_e2m1",
     "read_bitsandbytes",
@@ -117,7 +118,7 @@ def read_fp8(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
         CheckpointError: a weight has no scales, or of another shape.
     """
     found = CodedEntries()
-    block = _block_of(config.get("weight_block_size"))
+    block = block_of(config.get("weight_block_size"))
     for name, entry in stored.entries.items():
         if entry.dtype not in FLOAT8:
             continue
@@ -130,7 +131,8 @@ def read_fp8(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
     return found
 
 
-def _block_of(declared: object) -> tuple[int, int] | None:
+def block_of(declared: object) -> tuple[int, int] | None:
+    """Return the rows and columns that share a scale, as a config declares them; None where it declares none."""
     is_block = (
         isinstance(declared, list)
         and len(declared) == 2
@@ -278,7 +280,7 @@ def _four_bits(stored: StoredTensors, parameter: str, state_name: str, kind: str
     kinds: Mapping[str, CodeKind] = {"nf4": "nf4", "fp4": "bnb_fp4"}
     try:
         state = json.loads(stored.read(state_name).tobytes())
-        (rows, depth), block_size = state["shape"], state["blocksize"]
+        (rows, depth), block_size = (int(size) for size in state["shape"]), int(state["blocksize"])
         code_kind = kinds[kind]
         offset = float(state.get("nested_offset", 0))
         nested_size = int(state.get("nested_blocksize", 256))
@@ -288,7 +290,7 @@ def _four_bits(stored: StoredTensors, parameter: str, state_name: str, kind: str
         ) from error
     absmax = f"{parameter}.absmax"
     stored.entry(parameter, ("uint8",))
-    if depth % block_size or block_size < 16 or math.prod(stored.entries[parameter].shape) * 2 != rows * depth:
+    if block_size < 16 or depth % block_size or math.prod(stored.entries[parameter].shape) * 2 != rows * depth:
         raise stored.error(
             parameter,
             f"holds {rows} × {depth} values in blocks of {block_size}, and rows that are no whole blocks of 16 or more "
@@ -297,6 +299,14 @@ def _four_bits(stored: StoredTensors, parameter: str, state_name: str, kind: str
     is_nested = f"{parameter}.{_NESTED}" in stored.entries
     stored.entry(absmax, ("uint8",) if is_nested else ("float32",), 1)
     stored.refuse_shape(absmax, (rows * depth // block_size,), state_name)
+    if is_nested:
+        stored.entry(f"{parameter}.nested_quant_map", ("float32",), 1)
+        stored.refuse_shape(f"{parameter}.nested_quant_map", (256,), absmax)
+        stored.entry(f"{parameter}.{_NESTED}", ("float32",), 1)
+        if nested_size < 1:
+            raise stored.error(state_name, f"says nested_blocksize {nested_size}, expected 1 or more")
+        count = math.ceil(rows * depth // block_size / nested_size)
+        stored.refuse_shape(f"{parameter}.{_NESTED}", (count,), f"nested_blocksize {nested_size}")
 
     def read() -> CodedParts:
         scales = stored.read(absmax)

@@ -133,7 +133,7 @@ def read_awq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
         groups = stored.entry(names["scales"], _FLOATS, 2).shape[0]
         stored.refuse_shape(names["scales"], (groups, rows), f"{module}.qweight in the layout gemm, 4 bits")
         has_zero_points = names["qzeros"] in stored.entries
-        if has_zero_points:
+        if has_zero_points or config.get("zero_point", True):
             stored.entry(names["qzeros"], ("int32",), 2)
             stored.refuse_shape(names["qzeros"], (groups, words), f"{module}.qweight")
         group_size = math.ceil(depth / groups)

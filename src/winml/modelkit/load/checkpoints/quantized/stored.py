@@ -77,13 +77,13 @@ class StoredTensors:
         """Return where a tensor lies.
 
         Raises:
-            CheckpointError: there is none, or it is of another type or number of axes; names it.
+            CheckpointError: there is none, it is empty, or it is of another type or number of axes; names it.
         """
         found = self.entries.get(name)
         if found is None:
             raise CheckpointError(f"{self.folder}: {self.format}: tensor {name!r} is missing", hint=_RESAVE)
-        if found.dtype not in dtypes or (axes is not None and len(found.shape) != axes):
-            expected = f"{' or '.join(dtypes)}{f' with {axes} axes' if axes is not None else ''}"
+        if found.dtype not in dtypes or (axes is not None and len(found.shape) != axes) or 0 in found.shape:
+            expected = f"{' or '.join(dtypes)}{f' with {axes} axes' if axes is not None else ''}, none of size 0"
             raise CheckpointError(
                 f"{found.path}: {self.format}: tensor {name!r} is {found.dtype} of shape {list(found.shape)}, "
                 f"expected {expected}",
