@@ -37,7 +37,7 @@ def built(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> Workplace
     assert 0 == outcome.code, outcome.err
     assert [] == outcome.complaint
     assert "[1/4] export" in outcome.err
-    assert "normalized  once" in outcome.out
+    assert "next      winml run out --text" in outcome.out
     assert "skipped: no precision is asked for (--precision)" in outcome.out
     assert "skipped: no execution provider is named (compile.ep)" in outcome.out
     return workplace
