@@ -12,15 +12,14 @@ import ctypes
 import inspect
 import itertools
 import keyword
-import math
 import os
 import re
 import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +33,8 @@ from winml.modelkit.errors import ExportError, first_line
 from winml.modelkit.export.capture import Capture, CaptureOptions, name_by_module, name_open_sizes, place_operands
 from winml.modelkit.export.complex_pairs import complex_as_pairs
 from winml.modelkit.export.config import DYNAMO_OPSET
+from winml.modelkit.export.dynamo.example_values import ExportedLoops, decided_by_examples
+from winml.modelkit.export.dynamo.operator_forms import operator_forms
 from winml.modelkit.export.dynamo.transformers_patches import library_repairs
 from winml.modelkit.export.fake_parameters import fresh_shape_envs, is_fake, weight_by_reference
 from winml.modelkit.export.preparation import FlatForward
@@ -120,12 +121,14 @@ def export_error(
         return frozen
     cause = chain[-1]
     if any(_DATA_DEPENDENT.search(f"{type(link).__name__}: {first_line(link)}") for link in chain):
-        return ExportError(
+        undecided = ExportError(
             f"the forward decides by the value of a tensor{place}{_line_of(chain)}, which the dynamo exporter cannot "
             f"follow: {first_line(cause)}",
             hint="Use torch.where or torch.cond there, or --no-dynamo, which keeps the way the traced inputs went.",
             module=module,
         )
+        undecided.is_by_value = True
+        return undecided
     failed_operator = _operator_of(node)
     summary = (
         f"operator {failed_operator} could not be converted" if failed_operator else "the model could not be exported"
@@ -285,7 +288,14 @@ def capture_dynamo(
     stacks = ModuleStacks(model)
     try:
         with time_limit(options.time_limit_s), quiet_torch(), unprinted_failures(), without_empty_inductor_cache():
-            captured, bounds = _export_with_torch(model, inputs, forward, stacks, options)
+            loops = ExportedLoops()
+            with (
+                decided_by_examples() if options.takes_example_values else nullcontext({}) as assumed,
+                loops.in_trace(),
+            ):
+                captured, bounds = loops.call(
+                    lambda: _export_with_torch(model, inputs, forward, stacks, options, loops)
+                )
     except TimeIsUpError:
         raise ExportError(
             f"the dynamo exporter was stopped after {options.time_limit_s:.0f} s",
@@ -295,7 +305,8 @@ def capture_dynamo(
         raise export_error(error, model, stacks, _named_axes(forward, options.dynamic_axes)) from error
     # torch writes some operators as functions; inlined, every node has a module.
     ir.passes.common.InlinePass()(captured)
-    return replace(_as_capture(captured, model, tree, stacks, options), bounds=bounds)
+    capture = _as_capture(captured, model, tree, stacks, options)
+    return replace(capture, bounds=bounds, assumed=tuple(assumed.values()), notes=loops.notes)
 
 
 def _export_with_torch(
@@ -304,10 +315,11 @@ def _export_with_torch(
     forward: FlatForward,
     stacks: ModuleStacks,
     options: CaptureOptions,
+    loops: ExportedLoops,
 ) -> tuple[ir.Model, dict[str, tuple[int, int]]]:
     """Return the graph torch's dynamo exporter writes, with transformers' repairs applied, and bounds of open sizes."""
     with (
-        _function_as_forward(model, forward),
+        _function_as_forward(model, forward, loops),
         # torch traces in the fake mode of the parameters, and needs one that allows open sizes and contains none yet.
         fresh_shape_envs(model, are_sizes_open=True),
         stacks.patched_tracer(),
@@ -328,7 +340,7 @@ def _export_with_torch(
             input_names=list(forward.input_names),
             output_names=list(forward.output_names),
             opset_version=max(options.opset_version, DYNAMO_OPSET),
-            custom_translation_table={**_exact_forms(), **repairs.translations},
+            custom_translation_table={**operator_forms(), **repairs.translations},
             # torch's optimizer reads weights; our normalization does not.
             optimize=False,
             verbose=False,
@@ -336,40 +348,6 @@ def _export_with_torch(
         assert converted is not None  # None only where a file is written
         repairs.repair_graph(converted)
     return converted.model, bounds
-
-
-def _exact_forms() -> dict[Any, Callable[..., Any]]:
-    """Return forms of operators that are exact where torch's own are not: near 0, and at zeros with a sign.
-
-    They are those of TorchScript (``torchscript/capturing.py``), which say more.
-    """
-    from onnxscript import opset18 as op
-
-    def number(value: float, like: Any) -> Any:
-        constant: Any = op.Constant(value_float=value)
-        return op.CastLike(constant, like)
-
-    def expm1(x: Any) -> Any:
-        return op.Mul(op.Tanh(op.Div(x, number(2.0, x))), op.Add(op.Exp(x), number(1.0, x)))
-
-    def log1p(x: Any) -> Any:
-        one = number(1.0, x)
-        raised = op.Add(x, one)
-        logarithm = op.Log(raised)
-        corrected = op.Mul(logarithm, op.Div(x, op.Sub(raised, one)))
-        return op.Where(op.Equal(raised, one), x, op.Where(op.Less(op.Abs(x), number(0.5, x)), corrected, logarithm))
-
-    def atan2(y: Any, x: Any) -> Any:
-        zero, pi, one = number(0.0, y), number(math.pi, y), number(1.0, y)
-        is_level, is_upright = op.Equal(y, zero), op.Equal(x, zero)
-        angle = op.Atan(op.Div(y, op.Where(is_upright, op.Where(is_level, one, zero), x)))
-        signed_y, signed_x = op.Where(is_level, op.Div(one, y), y), op.Where(is_upright, op.Div(one, x), x)
-        turn = op.Where(op.Less(signed_y, zero), op.Neg(pi), pi)
-        is_turned = op.And(op.Less(signed_x, zero), op.Or(is_level, op.Not(is_upright)))
-        return op.Where(is_turned, op.Add(angle, turn), angle)
-
-    aten = torch.ops.aten
-    return {aten.expm1.default: expm1, aten.log1p.default: log1p, aten.atan2.default: atan2}
 
 
 def _bounds_of_sizes(
@@ -413,10 +391,11 @@ def _as_capture(
 
 
 @contextmanager
-def _function_as_forward(model: nn.Module, forward: FlatForward) -> Iterator[None]:
+def _function_as_forward(model: nn.Module, forward: FlatForward, loops: ExportedLoops) -> Iterator[None]:
     """Replace the flat forward by a plain function with a signature torch can read, for the time of the block."""
 
     def forward_function(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        loops.begin()
         copies = tuple(tensor.clone() for tensor in tensors)
         return _distinct_outputs(forward(*copies), copies)
 

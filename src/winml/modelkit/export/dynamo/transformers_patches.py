@@ -62,7 +62,10 @@ def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
     with ExitStack() as stack:
         stack.enter_context(shared.apply_patches("onnx"))
         stack.enter_context(_attention_over_low_values(attention))
+        own_forwards = _attention_with_norms(model)
         stack.enter_context(shared.apply_patches("dynamo"))
+        for attention_class, forward in own_forwards.items():
+            stack.enter_context(attribute_replaced(attention_class, "forward", forward))
         stack.enter_context(dynamo.reset_model_state(model))
         fix_nodes = stack.enter_context(_fixes_keeping_stacks(onnx))
         yield LibraryRepairs(
@@ -166,6 +169,19 @@ def _attention_over_low_values(original: Callable[..., torch.Tensor]) -> Iterato
         yield
     finally:
         nn.functional.scaled_dot_product_attention = patched
+
+
+def _attention_with_norms(model: nn.Module) -> dict[type[nn.Module], Callable[..., Any]]:
+    """Return classes of attention that normalize queries and keys of one projection, each with its forward.
+
+    transformers' patch of the attention of vision encoders leaves these norms out (for: GLM-OCR); what the forward
+    decides by values is left to the example inputs.
+    """
+    return {
+        type(module): type(module).forward
+        for module in model.modules()
+        if hasattr(module, "qkv") and hasattr(module, "q_norm")
+    }
 
 
 def _transformers_models(model: nn.Module) -> list[nn.Module]:
