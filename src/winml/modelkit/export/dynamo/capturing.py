@@ -49,6 +49,7 @@ from winml.modelkit.metadata_keys import (
     STACK_TRACE_KEY,
     TORCH_PREFIX,
 )
+from winml.modelkit.runtime.shared_settings import attribute_replaced
 
 __all__ = [
     "ModuleStacks",
@@ -323,6 +324,7 @@ def _export_with_torch(
         # torch traces in the fake mode of the parameters, and needs one that allows open sizes and contains none yet.
         fresh_shape_envs(model, are_sizes_open=True),
         stacks.patched_tracer(),
+        attribute_replaced(nn.Module, "to", _cast_if_other),
         library_repairs(model) as repairs,
     ):
         with complex_as_pairs():
@@ -388,6 +390,17 @@ def _as_capture(
     place_operands(scopes)
     name_by_module(captured.graph, scopes, tree)
     return Capture(captured, scopes, unused_inputs)
+
+
+_cast = nn.Module.to
+
+
+def _cast_if_other(module: nn.Module, *args: Any, **options: Any) -> nn.Module:
+    """Return a module that has the requested dtype as it is; torch swaps its parameters, which a trace refuses."""
+    (requested, *others) = (*args, *options.values(), None)
+    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+    is_alike = isinstance(requested, torch.dtype) and others == [None] and dtypes <= {requested}
+    return module if is_alike else _cast(module, *args, **options)
 
 
 @contextmanager

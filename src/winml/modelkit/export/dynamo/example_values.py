@@ -12,8 +12,8 @@ NOTE: values beside fake tensors are private in torch (docs/decisions/0004-priva
 
 from __future__ import annotations
 
+import inspect
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def decided_by_examples() -> Iterator[dict[tuple[str, int], Assumption]]:
     def number_of(mode: FakeTensorMode, operator: Callable[..., Any], values: FakeTensor) -> Any:
         if values.real_tensor is None:
             return original(mode, operator, values)
-        place = _own_line(sys._getframe(1))
+        place = _own_line(inspect.currentframe())
         if place is not None:
             assumed.setdefault(place, branch_taken(place))
         return values.real_tensor.item()
