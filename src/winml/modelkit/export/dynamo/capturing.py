@@ -325,6 +325,7 @@ def _export_with_torch(
         fresh_shape_envs(model, are_sizes_open=True),
         stacks.patched_tracer(),
         attribute_replaced(nn.Module, "to", _cast_if_other),
+        attribute_replaced(nn.functional, "embedding_bag", _sum_of_bags),
         library_repairs(model) as repairs,
     ):
         with complex_as_pairs():
@@ -392,7 +393,7 @@ def _as_capture(
     return Capture(captured, scopes, unused_inputs)
 
 
-_cast = nn.Module.to
+_cast, _embedding_bag = nn.Module.to, nn.functional.embedding_bag
 
 
 def _cast_if_other(module: nn.Module, *args: Any, **options: Any) -> nn.Module:
@@ -401,6 +402,20 @@ def _cast_if_other(module: nn.Module, *args: Any, **options: Any) -> nn.Module:
     dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
     is_alike = isinstance(requested, torch.dtype) and others == [None] and dtypes <= {requested}
     return module if is_alike else _cast(module, *args, **options)
+
+
+def _sum_of_bags(indices: torch.Tensor, table: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    """Return the sums or means of rows of a table, of bags of one size as a sum of what is gathered.
+
+    onnxscript has a loop over a sequence of bags, which ONNX Runtime does not load for every model (for: Kimi K2.5).
+    """
+    mode, weights = options.get("mode", "mean"), options.get("per_sample_weights")
+    is_plain = indices.dim() == 2 and not args and options.keys() <= {"mode", "per_sample_weights"}
+    if not is_plain or mode not in ("sum", "mean"):
+        return _embedding_bag(indices, table, *args, **options)
+    rows = nn.functional.embedding(indices, table)
+    rows = rows if weights is None else rows * weights[..., None]
+    return rows.sum(1) if mode == "sum" else rows.mean(1)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 * ``expm1``, ``log1p`` and ``atan2`` are exact near 0 and at zeros with a sign; they are those of TorchScript
   (``torchscript/capturing.py``), which say more.
 * ``conv3d`` without a bias: onnxscript's form adds one of zeros with a wrong shape, which ONNX Runtime refuses.
-* ``erf_inv`` has no form in torch.
+* ``erf_inv`` and ``sym_numel``, the number of elements where values decide it, have no form in torch.
 * ``squeeze`` leaves an axis that is longer than 1; onnxscript's form removes it, which ONNX Runtime refuses.
 """
 
@@ -91,5 +91,6 @@ def operator_forms() -> dict[Any, Callable[..., Any]]:
         aten.expm1.default: expm1,
         aten.log1p.default: log1p,
         aten.squeeze.dim: squeeze,
+        aten.sym_numel.default: op.Size,
         torch.ops.prims.erf_inv.default: erf_inv,
     }
