@@ -58,7 +58,7 @@ _OF_SHAPES = frozenset({"aten::size", "aten::numel", "aten::len", "aten::sym_siz
 """Operators that ask for no value."""
 _SHAPED_BY_VALUES = frozenset({"aten::nonzero", "aten::nonzero_numpy", "aten::masked_select", "aten::_unique2"})
 """Operators whose results have as many elements as their values say."""
-_PATCHES = (__file__, call_replaced.__code__.co_filename)
+_PATCHES = (__file__, ValueLoops.call.__code__.co_filename)
 """Files of what stands in for functions of torch."""
 _WRAPPERS = (*_PATCHES, torch.Tensor.__contains__.__code__.co_filename)
 """Files whose frames stand between the line that asks and what answers."""
