@@ -192,7 +192,10 @@ def _steps(request: ExportRequest, model: ModelRequest) -> tuple[PlannedStep, ..
 
     config = request.config
     first, second = (EXPORTER_WORDS[name] for name in EXPORTER_ORDER)
-    exporters = {"auto": f"{first}, or {second} if that fails", **EXPORTER_WORDS}
+    exporters = {
+        "auto": f"{first}, or {second} if that fails",
+        **{str(name): EXPORTER_WORDS[name] for name in EXPORTER_ORDER},
+    }
     opset = config.opset_for(first_choice(config).name)
     weights = f"random weights, seed {model.seed}" if model.random_weights else "with its weights"
     compared = "compared with PyTorch in ONNX Runtime" if config.verify else "not compared"

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +39,7 @@ from winml.modelkit.export.dynamo.transformers_patches import library_repairs
 from winml.modelkit.export.fake_parameters import fresh_shape_envs, is_fake, weight_by_reference
 from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.export.state_restoration import quiet_torch, unprinted_failures
+from winml.modelkit.graph.assumptions import Assumption
 from winml.modelkit.hierarchy.torch_modules import module_of_error
 from winml.modelkit.hierarchy.tree import ModuleTree
 from winml.modelkit.metadata_keys import (
@@ -287,13 +288,19 @@ def capture_dynamo(
             time limit is exceeded; names operator and module where known.
     """
     stacks = ModuleStacks(model)
+    assumed: dict[tuple[str, int], Assumption] = {}
     try:
-        with time_limit(options.time_limit_s), quiet_torch(), unprinted_failures(), without_empty_inductor_cache():
+        with (
+            time_limit(options.time_limit_s),
+            quiet_torch(),
+            unprinted_failures(),
+            without_empty_inductor_cache(),
+            ExitStack() as stack,
+        ):
             loops = ExportedLoops()
-            with (
-                decided_by_examples() if options.takes_example_values else nullcontext({}) as assumed,
-                loops.in_trace(),
-            ):
+            if options.takes_example_values:
+                stack.enter_context(decided_by_examples(assumed))
+            with loops.in_trace():
                 captured, bounds = loops.call(
                     lambda: _export_with_torch(model, inputs, forward, stacks, options, loops)
                 )

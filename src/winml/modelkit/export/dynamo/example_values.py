@@ -41,13 +41,12 @@ _PACKAGES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
 @contextmanager
-def decided_by_examples() -> Iterator[dict[tuple[str, int], Assumption]]:
+def decided_by_examples(assumed: dict[tuple[str, int], Assumption]) -> Iterator[None]:
     """Compute the values of the example inputs beside the shapes inside the block; patches torch.
 
-    Yields:
-        Line of the user's Python → that it reads a value; filled as the lines run.
+    Args:
+        assumed: Line of the user's Python → that it reads a value; filled as the lines run.
     """
-    assumed: dict[tuple[str, int], Assumption] = {}
     original = op_implementations_dict[_TAKES_A_NUMBER]
 
     def number_of(mode: FakeTensorMode, operator: Callable[..., Any], values: FakeTensor) -> Any:
@@ -67,7 +66,7 @@ def decided_by_examples() -> Iterator[dict[tuple[str, int], Assumption]]:
             attribute_replaced(torch, "tensor", _tensor_of_numbers),
             attribute_replaced(FakeTensorMode, "_maybe_infer_fake_kernel_from_pytree_out", _laid_out_alike),
         ):
-            yield assumed
+            yield
     finally:
         op_implementations_dict[_TAKES_A_NUMBER] = original
 
@@ -105,8 +104,9 @@ def _lay_out(value: torch.Tensor, fake: FakeTensor) -> None:
     """Lay out a tensor as another one, in place: with its strides, in a storage of its size."""
     with no_dispatch():
         count = fake.untyped_storage().nbytes() // fake.element_size()
-        storage = torch.zeros(count, dtype=value.dtype)
-        value.set_(storage.as_strided(value.shape, fake.stride(), fake.storage_offset()).copy_(value))
+        elements = torch.zeros(count, dtype=value.dtype)
+        elements.as_strided(value.shape, fake.stride(), fake.storage_offset()).copy_(value)
+        value.set_(elements.untyped_storage(), fake.storage_offset(), value.shape, fake.stride())
 
 
 def _own_line(frame: FrameType | None) -> tuple[str, int] | None:
@@ -130,7 +130,7 @@ class ExportedLoops(ValueLoops):
 
     def place_count(self, values: torch.Tensor) -> int | None:
         """Return how many places there are; None where that is an open size, or outside of an export."""
-        size = values.shape[0]
+        size: Any = values.shape[0]
         return size if isinstance(size, int) and torch.compiler.is_exporting() else None
 
     def place(self, number: int, device: torch.device) -> torch.Tensor:
@@ -139,5 +139,5 @@ class ExportedLoops(ValueLoops):
 
     def size_if_filled(self, values: torch.Tensor) -> Any:
         """Return the number of elements, at least 1 of those that are not known."""
-        count = math.prod(values.shape)
+        count: Any = math.prod(values.shape)
         return torch.sym_max(1, count) if isinstance(count, torch.SymInt) else count

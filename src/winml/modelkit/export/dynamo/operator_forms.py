@@ -82,7 +82,8 @@ def operator_forms() -> dict[Any, Callable[..., Any]]:
 
     def squeeze(x: Any, dim: int) -> Any:
         # Of an open size torch traces one above 1.
-        return op.Squeeze(x, [dim]) if len(x.shape) and x.shape[dim] == 1 else op.Identity(x)
+        axes: Any = op.Constant(value_ints=[dim])
+        return op.Squeeze(x, axes) if len(x.shape) and x.shape[dim] == 1 else op.Identity(x)
 
     aten = torch.ops.aten
     return {

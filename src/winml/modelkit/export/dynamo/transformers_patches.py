@@ -197,8 +197,9 @@ def _with_empty_sources(translations: Mapping[Any, Callable[..., Any]]) -> Mappi
         is_mask = mask is not None and mask.dtype == ir.DataType.BOOL
         is_of_known_size = values.shape is not None and all(isinstance(size, int) for size in values.shape)
         if is_mask and not accumulate and not is_of_known_size:
-            zero = op.CastLike(op.Constant(value_floats=[0.0]), values)
-            values = op.Concat(op.Reshape(values, op.Constant(value_ints=[-1])), zero, axis=0)
+            zero: Any = op.Constant(value_floats=[0.0])
+            in_a_row: Any = op.Constant(value_ints=[-1])
+            values = op.Concat(op.Reshape(values, in_a_row), op.CastLike(zero, values), axis=0)
         return library_form(self, indices, values, accumulate)
 
     return {**translations, operator: index_put}
