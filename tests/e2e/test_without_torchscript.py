@@ -42,6 +42,7 @@ def test_export_quantize_and_compare_take_the_other_exporter(later: Workplace, b
         ("quantize", "-m", "model.onnx", "-o", "int8.onnx"),
         ("optimize", "-m", "model.onnx", "-o", "fast.onnx", "--level", "full"),
         ("compare", str(bert_tiny), "model.onnx"),
+        ("run", "model.onnx", "--input", "input_ids=[[2,5,3]]"),
     ):
         done = later.winml(*arguments)
         assert 0 == done.code, done.err

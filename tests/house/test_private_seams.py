@@ -35,6 +35,16 @@ SEAMS: dict[str, dict[str, str]] = {
         "torch.fx.experimental.proxy_tensor": f"{_DYNAMO}/test_capturing.py::"
         "test_capture_names_and_scopes_are_the_paths_of_the_modules_that_ran",
     },
+    "export.dynamo.example_values": dict.fromkeys(
+        (
+            "torch._functorch",
+            "torch._subclasses.fake_impls",
+            "torch._subclasses.fake_tensor",
+            "torch.ops.aten",
+            "torch.utils._mode_utils",
+        ),
+        f"{_DYNAMO}/test_example_values.py::test_capture_that_takes_example_values_goes_their_way_and_tells_the_line",
+    ),
     "export.dynamo.transformers_patches": {
         "._ONNX_TRANSLATION_TABLE": f"{_DYNAMO}/test_transformers_patches.py::"
         "test_patches_are_in_place_for_the_block_and_gone_after_it",

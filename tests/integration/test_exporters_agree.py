@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+import unknown_decoder
 from checkpoints import FAMILIES, build_model, make_distinct, one_layer, save_checkpoint
 from oracle import OPERATOR_FAMILY
 from tag_checks import COUNTED
@@ -137,6 +139,33 @@ def test_checkpoint_is_exported_without_its_weights_and_verified_with_them(
     model = ir.load(tmp_path / "model.onnx")
     assert "dynamo" == json.loads(model.metadata_props["winml.export"])["exporter"]
     assert not any("File " in value for node in model.graph for value in node.metadata_props.values())
+
+
+@pytest.mark.slow
+def test_decoder_that_no_library_knows_is_the_same_of_both_exporters(tmp_path: Path) -> None:
+    """Its cache, its sliding window and its loop over experts are followed by both, with the same names and tags."""
+    shutil.copy(unknown_decoder.__file__, tmp_path / "unknown_decoder.py")
+    model = unknown_decoder.UnknownForCausalLM(unknown_decoder.UnknownConfig())
+    make_distinct(model)
+    model.config.auto_map = {
+        "AutoConfig": "unknown_decoder.UnknownConfig",
+        "AutoModelForCausalLM": "unknown_decoder.UnknownForCausalLM",
+    }
+    model.save_pretrained(tmp_path / "unknown")
+    (tmp_path / "unknown_decoder.py").rename(tmp_path / "unknown" / "unknown_decoder.py")
+    request = ModelRequest(str(tmp_path / "unknown"), task="text-generation", trust_remote_code=True)
+    found = {}
+    for name in ("torchscript", "dynamo"):
+        exporter = HTPExporter(WinMLExportConfig(exporter=name))
+        part = exporter.export_checkpoint(request, tmp_path / name / "model.onnx").only_part
+        assert part.verification.is_verified, [item.place for item in part.verification.assumed]
+        assert part.verification.generation is not None
+        assert 100.0 == part.coverage.percent
+        graph = ir.load(part.model_path).graph
+        tags = {tag.tag for node in graph if (tag := read_tag(node)) is not None}
+        found[name] = ([value.name for value in graph.inputs], [value.name for value in graph.outputs], tags)
+    assert found["torchscript"] == found["dynamo"]
+    assert {"past_key_values.0.key", "present.1.value"} <= {*found["dynamo"][0], *found["dynamo"][1]}
 
 
 def test_large_checkpoint_is_traced_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -646,6 +646,20 @@ def peak_as_a_number(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.linear(x) * max(1.0, float(x.abs().max()) // 10)
 
 
+@deceives("noted", "refused", exporter="dynamo", axes={}, x=torch.rand(2, 4))
+def loud_inputs_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A threshold that dynamo takes from the example inputs."""
+    return self.linear(x) if x.abs().max().item() < 8 else self.other(x / x.abs().max())
+
+
+@deceives("noted", "refused", exporter="dynamo", axes={}, x=torch.randn(2, 4), n=torch.tensor(3))
+def rounds_by_input_in_dynamo(self: Any, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """range() of a number of the example inputs."""
+    for _ in range(n):
+        x = torch.tanh(self.linear(x))
+    return x
+
+
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4), n=torch.tensor(3))
 def rounds_by_input(self: Any, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     """range() asks for __index__."""

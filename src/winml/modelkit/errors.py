@@ -123,12 +123,14 @@ class ExportError(StageError):
     Attributes:
         operator: The operator the exporter lacks, such as ``aten::diff``, where that is the reason.
         module: Dotted path of the module in whose forward it failed, where known.
+        is_by_value: Whether the forward decides by the value of a tensor that the exporter does not have.
     """
 
     def __init__(self, message: str, *, hint: str = "", operator: str | None = None, module: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.operator = operator
         self.module = module
+        self.is_by_value = False
 
 
 class NormalizeError(StageError):

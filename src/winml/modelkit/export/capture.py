@@ -42,6 +42,8 @@ class CaptureOptions:
     """Parameter or buffer → its values, for a model whose parameters are fake tensors."""
     time_limit_s: float | None = None
     """Longest time torch may take; None: unlimited. dynamo only."""
+    takes_example_values: bool = False
+    """Where the forward decides by values, go the way of the example inputs, as TorchScript does. dynamo only."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from winml.modelkit.options import Options, record_of
 
 __all__ = [
     "COMMAND_OPTIONS",
+    "EXPORTER_ORDER",
+    "EXPORTER_WORDS",
     "PYTHON_WORDS",
     "SECOND_TRY_S",
     "ExporterName",
@@ -112,13 +114,17 @@ class WinMLExportConfig(_Fields):
 
 # --- Chooses the exporter: TorchScript or dynamo.
 #
-# TorchScript is faster where it can trace the model. dynamo exports most of those TorchScript cannot trace. The first
-# choice depends on the options; a failure leads to the second choice.
+# TorchScript is faster where it can trace the model. dynamo exports most of those TorchScript cannot trace. A failure
+# of the first choice leads to the second.
 # Reasons: docs/decisions/0003-torchscript-first.md.
 
 
+EXPORTER_ORDER: tuple[ExporterName, ExporterName] = ("torchscript", "dynamo")
+"""Chosen: which exporter ``auto`` tries first, and which where that one fails."""
+EXPORTER_WORDS: Mapping[ExporterName, str] = {"torchscript": "TorchScript", "dynamo": "dynamo"}
+
 SECOND_TRY_S = 120.0
-"""Time limit of dynamo as the second choice. Chosen: ten times what a text encoder of 12 layers takes; with open sizes
+"""Time limit of the second choice. Chosen: ten times what a text encoder of 12 layers takes; with open sizes
 that a forward divides it can take hours."""
 
 
@@ -135,20 +141,21 @@ class ExporterUse:
 
 def first_choice(config: WinMLExportConfig) -> ExporterUse:
     """Return the exporter to try first."""
-    return ExporterUse("torchscript") if config.exporter == "auto" else ExporterUse(config.exporter, "asked for")
+    return ExporterUse(EXPORTER_ORDER[0]) if config.exporter == "auto" else ExporterUse(config.exporter, "asked for")
 
 
 def second_choice(config: WinMLExportConfig, current: ExporterUse, error: VerificationError) -> ExporterUse | None:
     """Return the exporter to try when verification failed, or None if there is none.
 
-    TorchScript writes some wrong graphs without an error; dynamo converts operators by different code.
+    An exporter may write a wrong graph without an error; the other one converts operators by different code.
 
     Args:
         config: Options of the export.
         current: Which exporter made the graph.
         error: The failed verification.
     """
-    if config.exporter != "auto" or current.name != "torchscript" or not error.is_graph_wrong:
+    first, second = EXPORTER_ORDER
+    if config.exporter != "auto" or current.name != first or not error.is_graph_wrong:
         return None
     reason = error.message.removeprefix("cannot verify: ").partition(". ")[0]
-    return ExporterUse("dynamo", f"the graph TorchScript made is wrong: {reason}", SECOND_TRY_S)
+    return ExporterUse(second, f"the graph {EXPORTER_WORDS[first]} made is wrong: {reason}", SECOND_TRY_S)

@@ -233,7 +233,7 @@ def error_line(error: BaseException) -> str:
     if isinstance(error, InternalError):
         return f"internal error: {error.message}"
     if isinstance(error, WinMLError):
-        return error.message.splitlines()[0]
+        return next(iter(error.message.splitlines()), type(error).__name__)
     return f"{type(error).__name__}: {first_line(error)}"
 
 

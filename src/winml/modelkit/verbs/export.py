@@ -187,12 +187,16 @@ def _companions(
 
 
 def _steps(request: ExportRequest, model: ModelRequest) -> tuple[PlannedStep, ...]:
-    from winml.modelkit.export.config import DEFAULT_OPSETS
+    from winml.modelkit.export.config import EXPORTER_ORDER, EXPORTER_WORDS, first_choice
     from winml.modelkit.results.export_result import STEPS
 
     config = request.config
-    exporters = {"auto": "TorchScript, or dynamo if that fails", "torchscript": "TorchScript"}
-    opset = config.opset_version or DEFAULT_OPSETS["dynamo" if config.exporter == "dynamo" else "torchscript"]
+    first, second = (EXPORTER_WORDS[name] for name in EXPORTER_ORDER)
+    exporters = {
+        "auto": f"{first}, or {second} if that fails",
+        **{str(name): EXPORTER_WORDS[name] for name in EXPORTER_ORDER},
+    }
+    opset = config.opset_for(first_choice(config).name)
     weights = f"random weights, seed {model.seed}" if model.random_weights else "with its weights"
     compared = "compared with PyTorch in ONNX Runtime" if config.verify else "not compared"
     words = (
@@ -200,7 +204,7 @@ def _steps(request: ExportRequest, model: ModelRequest) -> tuple[PlannedStep, ..
         f"random values with seed {model.seed}, "
         + ("as the inputs are stated" if model.input_specs is not None else "for inputs decided from the model"),
         "modules are recorded in one run of the model",
-        f"{exporters.get(config.exporter, config.exporter)}, opset {opset}",
+        f"{exporters[config.exporter]}, opset {opset}",
         "scopes of the trace matched with modules",
         f"nodes get the tags of their modules ({config.torch_module} of torch.nn)",
         "tags written to nodes" if config.hierarchy else "left out: --no-hierarchy",

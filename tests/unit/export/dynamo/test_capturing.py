@@ -152,6 +152,25 @@ def test_capture_of_a_model_without_values_takes_them_from_the_caller() -> None:
         capture(model, inputs, weights={"leaves.0.linear.weight": tensors["leaves.0.linear.weight"]})
 
 
+class Cast(nn.Module):
+    """Casts a layer in its forward to the dtype it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Apply it."""
+        return self.layer.to(values.dtype)(values)
+
+
+def test_layer_that_is_cast_to_its_own_dtype_is_captured() -> None:
+    """Nothing changes, and torch is as before."""
+    cast = nn.Module.to
+    assert "Gemm" in [node.op_type for node in capture(Cast(), {"values": torch.randn(2, 3)}).model.graph]
+    assert nn.Module.to is cast
+
+
 FAILURES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str, str | None]] = {
     "operator": (torch.special.bessel_j0, "no ONNX form of prims::bessel_j0 in module 1", "prims::bessel_j0"),
     "complex": (

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from checkpoints import build_model
+from unit.export.dynamo.test_capturing import capture
+from unit.export.dynamo.test_example_values import answer
 from winml.modelkit.export.dynamo.transformers_patches import library_repairs
 
 
@@ -72,3 +76,27 @@ def test_attention_of_a_row_that_sees_nothing_stays_that_of_torch(hidden: float)
     torch.testing.assert_close(actual, expected)
     row = value.mean(2) if hidden == LOWEST else torch.zeros(1, 2, 4)
     torch.testing.assert_close(actual[:, :, 1], row)
+
+
+class Masked(nn.Module):
+    """Writes rows where a mask is set, in two ways, beside a model of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside = build_model("bert", num_hidden_layers=1)
+
+    def forward(self, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Return the values written to."""
+        rows = values[mask]
+        result = values.masked_scatter(mask[:, None], rows * 2)
+        result[mask] += rows
+        return result
+
+
+@pytest.mark.parametrize("mask", [[True, False, True, False], [False] * 4], ids=["two", "none"])
+def test_rows_are_written_where_a_mask_is_set_also_nowhere(mask: list[bool], tmp_path: Path) -> None:
+    """A graph traced with three rows writes two, and none."""
+    model = Masked()
+    captured = capture(model, {"values": torch.randn(4, 3), "mask": torch.tensor([True, True, False, True])})
+    inputs = {"values": torch.randn(4, 3), "mask": torch.tensor(mask)}
+    assert torch.equal(model(**inputs), answer(captured, inputs, tmp_path))

@@ -41,10 +41,10 @@ class Model(nn.Module):
         return self.leaves[0](torch.tanh(self.leaves[0](values)))
 
 
-def capture(model: nn.Module, **options: Any) -> Capture:
+def capture(model: nn.Module, dtype: torch.dtype = torch.float32, **options: Any) -> Capture:
     """Capture a model on two inputs."""
     make_distinct(model)
-    inputs = {"values": torch.randn(2, 3), "unheard": torch.zeros(4, dtype=torch.int64)}
+    inputs = {"values": torch.randn(2, 3, dtype=dtype), "unheard": torch.zeros(4, dtype=torch.int64)}
     with prepared_for_export(model, list(inputs)) as forward:
         with record_calls(model) as trace:
             model(*inputs.values())
@@ -124,3 +124,16 @@ def test_capture_does_not_change_the_examples() -> None:
             model(torch.zeros(2), torch.zeros(1))
         capture_torchscript(model, inputs, forward, build_tree(trace), CaptureOptions(opset_version=17))
     assert [0.0, 0.0] == values.tolist()
+
+
+def test_attention_in_bfloat16_casts_its_scale_to_bfloat16() -> None:
+    """Torch writes the number of another type, and leaves values whose type nobody knows."""
+
+    class Attention(nn.Module):
+        def forward(self, values: torch.Tensor, unheard: torch.Tensor) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(values, values, values, scale=0.5)
+
+    graph = capture(Attention(), dtype=torch.bfloat16).model.graph
+    casts = [node.attributes["to"].as_int() for node in graph if node.op_type == "Cast"]
+    assert casts
+    assert ir.DataType.COMPLEX128 not in casts

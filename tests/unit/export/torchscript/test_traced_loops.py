@@ -11,42 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from expert_loops import Experts, Slip
 from winml.modelkit.export.torchscript.tracing import TracedLoops
-
-
-class Experts(nn.Module):
-    """Gives each row to the expert it scores highest, in a loop over the experts that some row goes to."""
-
-    def __init__(self, classes: int, *, experts: int = 3, skips: bool = False) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(3)
-        self.router = nn.Parameter(torch.randn(4, experts, generator=generator))
-        self.experts = nn.Parameter(torch.randn(experts, 4, 4, generator=generator))
-        self.classes = classes
-        self.skips = skips
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Multiply the rows of each expert by its matrix."""
-        chosen = nn.functional.one_hot((rows @ self.router).argmax(-1), self.classes).T
-        answers = torch.zeros_like(rows)
-        for places in (chosen.sum(-1) > 0).nonzero():
-            place = places[0]
-            (members,) = torch.where(chosen[place])
-            if self.skips and members.numel() == 0:
-                continue
-            answers.index_add_(0, members, rows[members] @ self.experts[place])
-        return answers
-
-
-class Slip(Experts):
-    """Makes a mistake in the round of one expert."""
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Take a row that is not there."""
-        chosen = nn.functional.one_hot((rows @ self.router).argmax(-1), self.classes).T
-        for places in torch.nonzero(input=chosen.sum(-1) > 0):
-            rows = rows + rows[:1] * self.experts[places[0], 0] + chosen[7, 0]
-        return rows
 
 
 class Fixed(nn.Module):

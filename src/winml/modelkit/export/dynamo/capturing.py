@@ -12,15 +12,14 @@ import ctypes
 import inspect
 import itertools
 import keyword
-import math
 import os
 import re
 import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,10 +33,13 @@ from winml.modelkit.errors import ExportError, first_line
 from winml.modelkit.export.capture import Capture, CaptureOptions, name_by_module, name_open_sizes, place_operands
 from winml.modelkit.export.complex_pairs import complex_as_pairs
 from winml.modelkit.export.config import DYNAMO_OPSET
+from winml.modelkit.export.dynamo.example_values import ExportedLoops, decided_by_examples
+from winml.modelkit.export.dynamo.operator_forms import operator_forms
 from winml.modelkit.export.dynamo.transformers_patches import library_repairs
 from winml.modelkit.export.fake_parameters import fresh_shape_envs, is_fake, weight_by_reference
 from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.export.state_restoration import quiet_torch, unprinted_failures
+from winml.modelkit.graph.assumptions import Assumption
 from winml.modelkit.hierarchy.torch_modules import module_of_error
 from winml.modelkit.hierarchy.tree import ModuleTree
 from winml.modelkit.metadata_keys import (
@@ -48,6 +50,7 @@ from winml.modelkit.metadata_keys import (
     STACK_TRACE_KEY,
     TORCH_PREFIX,
 )
+from winml.modelkit.runtime.shared_settings import attribute_replaced
 
 __all__ = [
     "ModuleStacks",
@@ -120,12 +123,14 @@ def export_error(
         return frozen
     cause = chain[-1]
     if any(_DATA_DEPENDENT.search(f"{type(link).__name__}: {first_line(link)}") for link in chain):
-        return ExportError(
+        undecided = ExportError(
             f"the forward decides by the value of a tensor{place}{_line_of(chain)}, which the dynamo exporter cannot "
             f"follow: {first_line(cause)}",
             hint="Use torch.where or torch.cond there, or --no-dynamo, which keeps the way the traced inputs went.",
             module=module,
         )
+        undecided.is_by_value = True
+        return undecided
     failed_operator = _operator_of(node)
     summary = (
         f"operator {failed_operator} could not be converted" if failed_operator else "the model could not be exported"
@@ -283,9 +288,22 @@ def capture_dynamo(
             time limit is exceeded; names operator and module where known.
     """
     stacks = ModuleStacks(model)
+    assumed: dict[tuple[str, int], Assumption] = {}
     try:
-        with time_limit(options.time_limit_s), quiet_torch(), unprinted_failures(), without_empty_inductor_cache():
-            captured, bounds = _export_with_torch(model, inputs, forward, stacks, options)
+        with (
+            time_limit(options.time_limit_s),
+            quiet_torch(),
+            unprinted_failures(),
+            without_empty_inductor_cache(),
+            ExitStack() as stack,
+        ):
+            loops = ExportedLoops()
+            if options.takes_example_values:
+                stack.enter_context(decided_by_examples(assumed))
+            with loops.in_trace():
+                captured, bounds = loops.call(
+                    lambda: _export_with_torch(model, inputs, forward, stacks, options, loops)
+                )
     except TimeIsUpError:
         raise ExportError(
             f"the dynamo exporter was stopped after {options.time_limit_s:.0f} s",
@@ -295,7 +313,8 @@ def capture_dynamo(
         raise export_error(error, model, stacks, _named_axes(forward, options.dynamic_axes)) from error
     # torch writes some operators as functions; inlined, every node has a module.
     ir.passes.common.InlinePass()(captured)
-    return replace(_as_capture(captured, model, tree, stacks, options), bounds=bounds)
+    capture = _as_capture(captured, model, tree, stacks, options)
+    return replace(capture, bounds=bounds, assumed=tuple(assumed.values()), notes=loops.notes)
 
 
 def _export_with_torch(
@@ -304,13 +323,16 @@ def _export_with_torch(
     forward: FlatForward,
     stacks: ModuleStacks,
     options: CaptureOptions,
+    loops: ExportedLoops,
 ) -> tuple[ir.Model, dict[str, tuple[int, int]]]:
     """Return the graph torch's dynamo exporter writes, with transformers' repairs applied, and bounds of open sizes."""
     with (
-        _function_as_forward(model, forward),
+        _function_as_forward(model, forward, loops),
         # torch traces in the fake mode of the parameters, and needs one that allows open sizes and contains none yet.
         fresh_shape_envs(model, are_sizes_open=True),
         stacks.patched_tracer(),
+        attribute_replaced(nn.Module, "to", _cast_if_other),
+        attribute_replaced(nn.functional, "embedding_bag", _sum_of_bags),
         library_repairs(model) as repairs,
     ):
         with complex_as_pairs():
@@ -328,7 +350,7 @@ def _export_with_torch(
             input_names=list(forward.input_names),
             output_names=list(forward.output_names),
             opset_version=max(options.opset_version, DYNAMO_OPSET),
-            custom_translation_table={**_exact_forms(), **repairs.translations},
+            custom_translation_table={**operator_forms(), **repairs.translations},
             # torch's optimizer reads weights; our normalization does not.
             optimize=False,
             verbose=False,
@@ -336,40 +358,6 @@ def _export_with_torch(
         assert converted is not None  # None only where a file is written
         repairs.repair_graph(converted)
     return converted.model, bounds
-
-
-def _exact_forms() -> dict[Any, Callable[..., Any]]:
-    """Return forms of operators that are exact where torch's own are not: near 0, and at zeros with a sign.
-
-    They are those of TorchScript (``torchscript/capturing.py``), which say more.
-    """
-    from onnxscript import opset18 as op
-
-    def number(value: float, like: Any) -> Any:
-        constant: Any = op.Constant(value_float=value)
-        return op.CastLike(constant, like)
-
-    def expm1(x: Any) -> Any:
-        return op.Mul(op.Tanh(op.Div(x, number(2.0, x))), op.Add(op.Exp(x), number(1.0, x)))
-
-    def log1p(x: Any) -> Any:
-        one = number(1.0, x)
-        raised = op.Add(x, one)
-        logarithm = op.Log(raised)
-        corrected = op.Mul(logarithm, op.Div(x, op.Sub(raised, one)))
-        return op.Where(op.Equal(raised, one), x, op.Where(op.Less(op.Abs(x), number(0.5, x)), corrected, logarithm))
-
-    def atan2(y: Any, x: Any) -> Any:
-        zero, pi, one = number(0.0, y), number(math.pi, y), number(1.0, y)
-        is_level, is_upright = op.Equal(y, zero), op.Equal(x, zero)
-        angle = op.Atan(op.Div(y, op.Where(is_upright, op.Where(is_level, one, zero), x)))
-        signed_y, signed_x = op.Where(is_level, op.Div(one, y), y), op.Where(is_upright, op.Div(one, x), x)
-        turn = op.Where(op.Less(signed_y, zero), op.Neg(pi), pi)
-        is_turned = op.And(op.Less(signed_x, zero), op.Or(is_level, op.Not(is_upright)))
-        return op.Where(is_turned, op.Add(angle, turn), angle)
-
-    aten = torch.ops.aten
-    return {aten.expm1.default: expm1, aten.log1p.default: log1p, aten.atan2.default: atan2}
 
 
 def _bounds_of_sizes(
@@ -412,11 +400,37 @@ def _as_capture(
     return Capture(captured, scopes, unused_inputs)
 
 
+_cast, _embedding_bag = nn.Module.to, nn.functional.embedding_bag
+
+
+def _cast_if_other(module: nn.Module, *args: Any, **options: Any) -> nn.Module:
+    """Return a module that has the requested dtype as it is; torch swaps its parameters, which a trace refuses."""
+    (requested, *others) = (*args, *options.values(), None)
+    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+    is_alike = isinstance(requested, torch.dtype) and others == [None] and dtypes <= {requested}
+    return module if is_alike else _cast(module, *args, **options)
+
+
+def _sum_of_bags(indices: torch.Tensor, table: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    """Return the sums or means of rows of a table, of bags of one size as a sum of what is gathered.
+
+    onnxscript has a loop over a sequence of bags, which ONNX Runtime does not load for every model (for: Kimi K2.5).
+    """
+    mode, weights = options.get("mode", "mean"), options.get("per_sample_weights")
+    is_plain = indices.dim() == 2 and not args and options.keys() <= {"mode", "per_sample_weights"}
+    if not is_plain or mode not in ("sum", "mean"):
+        return _embedding_bag(indices, table, *args, **options)
+    rows = nn.functional.embedding(indices, table)
+    rows = rows if weights is None else rows * weights[..., None]
+    return rows.sum(1) if mode == "sum" else rows.mean(1)
+
+
 @contextmanager
-def _function_as_forward(model: nn.Module, forward: FlatForward) -> Iterator[None]:
+def _function_as_forward(model: nn.Module, forward: FlatForward, loops: ExportedLoops) -> Iterator[None]:
     """Replace the flat forward by a plain function with a signature torch can read, for the time of the block."""
 
     def forward_function(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        loops.begin()
         copies = tuple(tensor.clone() for tensor in tensors)
         return _distinct_outputs(forward(*copies), copies)
 

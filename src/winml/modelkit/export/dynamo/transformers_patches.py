@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import nn
 
@@ -62,11 +63,15 @@ def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
     with ExitStack() as stack:
         stack.enter_context(shared.apply_patches("onnx"))
         stack.enter_context(_attention_over_low_values(attention))
+        stack.enter_context(attribute_replaced(torch.Tensor, "masked_scatter", _masked_scatter))
+        own_forwards = _attention_with_norms(model)
         stack.enter_context(shared.apply_patches("dynamo"))
+        for attention_class, forward in own_forwards.items():
+            stack.enter_context(attribute_replaced(attention_class, "forward", forward))
         stack.enter_context(dynamo.reset_model_state(model))
         fix_nodes = stack.enter_context(_fixes_keeping_stacks(onnx))
         yield LibraryRepairs(
-            translations=onnx._ONNX_TRANSLATION_TABLE,
+            translations=_with_empty_sources(onnx._ONNX_TRANSLATION_TABLE),
             repair_program=lambda program: fix_nodes("onnx", program.graph_module),
             repair_graph=onnx.apply_onnx_ir_fixes,
         )
@@ -166,6 +171,51 @@ def _attention_over_low_values(original: Callable[..., torch.Tensor]) -> Iterato
         yield
     finally:
         nn.functional.scaled_dot_product_attention = patched
+
+
+def _masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Write the elements of a source where a mask is set, in order.
+
+    As transformers' patch does, which chooses the first element where nothing is set, also of a source that has none:
+    a text without images (for: Higgs Audio).
+    """
+    is_set = mask.expand_as(self).reshape(-1)
+    places = (is_set.to(torch.int64).cumsum(0) - 1).clamp(min=0)
+    elements = torch.cat([source.reshape(-1), source.new_zeros(1)])
+    return torch.where(is_set, elements[places], self.reshape(-1)).reshape(self.shape)
+
+
+def _with_empty_sources(translations: Mapping[Any, Callable[..., Any]]) -> Mapping[Any, Callable[..., Any]]:
+    """Return ONNX forms of which that of writing where a mask is set takes a source of no elements, as above."""
+    from onnxscript import opset18 as op
+
+    operator = torch.ops.aten.index_put.default
+    library_form = translations[operator]
+
+    def index_put(self: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+        mask = indices[0]
+        is_mask = mask is not None and mask.dtype == ir.DataType.BOOL
+        is_of_known_size = values.shape is not None and all(isinstance(size, int) for size in values.shape)
+        if is_mask and not accumulate and not is_of_known_size:
+            zero: Any = op.Constant(value_floats=[0.0])
+            in_a_row: Any = op.Constant(value_ints=[-1])
+            values = op.Concat(op.Reshape(values, in_a_row), op.CastLike(zero, values), axis=0)
+        return library_form(self, indices, values, accumulate)
+
+    return {**translations, operator: index_put}
+
+
+def _attention_with_norms(model: nn.Module) -> dict[type[nn.Module], Callable[..., Any]]:
+    """Return classes of attention that normalize queries and keys of one projection, each with its forward.
+
+    transformers' patch of the attention of vision encoders leaves these norms out (for: GLM-OCR); what the forward
+    decides by values is left to the example inputs.
+    """
+    return {
+        type(module): type(module).forward
+        for module in model.modules()
+        if hasattr(module, "qkv") and hasattr(module, "q_norm")
+    }
 
 
 def _transformers_models(model: nn.Module) -> list[nn.Module]:

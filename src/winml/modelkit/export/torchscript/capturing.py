@@ -151,6 +151,7 @@ def capture_torchscript(
         raise missing_value_error(error, model) or _export_error(error, scopes, model, options.opset_version) from error
     captured = ir.serde.deserialize_model(onnx.load_model_from_string(serialized))
     captured.ir_version = max(captured.ir_version or 0, MINIMUM_IR_VERSION)
+    _mend_bfloat16_casts(captured)
     _attach_parameters(captured, model, _names_for_torch(forward), options.weights)
     _name_inputs(captured.graph, forward)
     unused_inputs = _restore_unused_inputs(captured.graph, inputs)
@@ -209,6 +210,18 @@ def _export_with_torch(
             verbose=options.keep_stack_traces,
         )
     return buffer.getvalue()
+
+
+def _mend_bfloat16_casts(captured: ir.Model) -> None:
+    """Cast numbers beside bfloat16 tensors to bfloat16, in place.
+
+    torch writes its own number of that type, which is ONNX's of complex numbers; a graph holds those as pairs.
+    """
+    for node in captured.graph.all_nodes():
+        target = node.attributes.get("to") if node.op_type == "Cast" else None
+        if target is not None and target.as_int() == ir.DataType.COMPLEX128:
+            node.attributes["to"] = ir.AttrInt64("to", ir.DataType.BFLOAT16)
+            node.outputs[0].dtype = ir.DataType.BFLOAT16
 
 
 def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opset_version: int) -> ExportError:

@@ -13,7 +13,6 @@ import inspect
 import re
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from winml.modelkit.errors import ExportError
 from winml.modelkit.export.fake_parameters import is_fake
 from winml.modelkit.export.preparation import has_hooks
 from winml.modelkit.export.source_lines import asserts_only
+from winml.modelkit.export.value_loops import ValueLoops, call_replaced
 from winml.modelkit.graph.assumptions import Place
 from winml.modelkit.hierarchy.torch_modules import module_of_error
 from winml.modelkit.runtime.shared_settings import attribute_replaced
@@ -58,7 +58,9 @@ _OF_SHAPES = frozenset({"aten::size", "aten::numel", "aten::len", "aten::sym_siz
 """Operators that ask for no value."""
 _SHAPED_BY_VALUES = frozenset({"aten::nonzero", "aten::nonzero_numpy", "aten::masked_select", "aten::_unique2"})
 """Operators whose results have as many elements as their values say."""
-_WRAPPERS = (__file__, torch.Tensor.__contains__.__code__.co_filename)
+_PATCHES = (__file__, ValueLoops.call.__code__.co_filename)
+"""Files of what stands in for functions of torch."""
+_WRAPPERS = (*_PATCHES, torch.Tensor.__contains__.__code__.co_filename)
 """Files whose frames stand between the line that asks and what answers."""
 
 
@@ -80,7 +82,7 @@ class NumbersTaken:
         """Note them inside the block; patches torch."""
         with ExitStack() as stack:
             for name in _ASKED_FOR_NUMBERS:
-                stack.enter_context(_replaced(torch.Tensor, name, functools.partial(self._taken, name)))
+                stack.enter_context(call_replaced(torch.Tensor, name, functools.partial(self._taken, name)))
             yield
 
     def _taken(self, name: str, original: Callable[..., object], values: torch.Tensor) -> Any:
@@ -163,8 +165,8 @@ def _computed_from(value: Any, until: Collection[str] = ()) -> Iterator[Any]:
 
 
 def is_noted_elsewhere(file: str) -> bool:
-    """Say whether a warning of the tracer comes from the patches above, which note by themselves."""
-    return file == __file__
+    """Say whether a warning of the tracer comes from the patches of torch, which note by themselves."""
+    return file in _PATCHES
 
 
 def _is_library(frame: FrameType) -> bool:
@@ -297,105 +299,37 @@ def _round_tensor(values: torch.Tensor, digits: int | None = None) -> int | floa
     return round(number, digits)
 
 
-# --- Traces loops whose rounds depend on values: over the places of a tensor that are not zero.
-#
-# A trace keeps the rounds that were made while tracing, such as those of the experts that were chosen. Here a loop has
-# a round for every place; one that nothing belongs to computes on no rows. Whether such a round adds nothing is for the
-# comparison with PyTorch on other values to say.
+# --- Counts the places of loops whose rounds depend on values (``value_loops.py``).
 #
 # NOTE: asks the tracer what a tensor is computed from (docs/decisions/0004-private-seams.md).
 # ``tests/unit/export/torchscript/test_traced_loops.py`` fails when that moves.
 
 
-_ROUNDS, _COUNTED = "_winml_rounds", "_winml_counted"
-"""Attributes of tensors: how many rounds a loop over one has; that its length is the number of places not zero."""
-_INDEX = re.compile(r"\bindex (\d+)\b")
-"""How torch and its lists of modules name the index that lies past the end."""
-
-
 @dataclass
-class TracedLoops:
-    """The loops of one trace, and how many rounds they have."""
+class TracedLoops(ValueLoops):
+    """The loops of one trace by TorchScript: over what is computed from an input, and not from weights alone."""
 
     input_count: int
     """How many inputs the model has."""
-    _shortened: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Which loop of the trace → how many places there are, and how many rounds can be made."""
-    _loops: int = 0
-    """How many loops the trace has begun."""
-    _last_round: tuple[int, int, int] | None = None
-    """Which loop was in a round last, its places, and the one it was at; none once it came to its end."""
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What is to be said of loops that have fewer rounds than places."""
-        counts = Counter(self._shortened.values())
-        return tuple(
-            f"A loop over {places} places has {rounds} rounds in the graph{f' ({loops} times)' if loops > 1 else ''}: "
-            f"PyTorch finds nothing at {'those' if places - rounds > 1 else 'the one'} behind."
-            for (places, rounds), loops in counts.items()
-        )
+    def place_count(self, values: torch.Tensor) -> int | None:
+        """Return how many places there are; None for places that no input decides."""
+        return len(_values(values)) if self._depends_on_inputs(values) else None
 
-    @contextmanager
-    def in_trace(self) -> Iterator[None]:
-        """Trace a round for every place inside the block; patches torch."""
-        self._loops, self._last_round = 0, None
-        with ExitStack() as stack:
-            for owner, name, patch in (
-                (torch.Tensor, "nonzero", self._places),
-                (torch, "nonzero", self._places),
-                (torch.Tensor, "__iter__", self._rounds),
-                (torch, "where", _counted),
-                (torch.Tensor, "numel", _taken_as_filled),
-            ):
-                stack.enter_context(_replaced(owner, name, patch))
-            yield
+    def place(self, number: int, device: torch.device) -> torch.Tensor:
+        """Return the place as a constant."""
+        return torch.full((1,), number, dtype=torch.int64, device=device)
 
-    def call(self, trace: Callable[[], bytes]) -> bytes:
-        """Return what a trace returns, made with fewer rounds where a place lies past the end of what it chooses from.
+    def size_if_filled(self, values: torch.Tensor) -> Any:
+        """Return the number of those in the trace, or 1 where there are none."""
+        return max(1, len(_values(values)))
 
-        PyTorch would fail there as well: there is never such a place. Any other error of the trace comes out as it is.
-        """
-        try:
-            return trace()
-        except IndexError as error:
-            _drop_stale_index()
-            if not self._shorten(str(error)):
-                raise
-        return self.call(trace)
-
-    def _shorten(self, error: str) -> bool:
-        """Leave out the place that the trace failed at, and those behind it; return whether it failed at one."""
-        index = _INDEX.search(error)
-        if index is None or self._last_round is None:
-            return False
-        loop, places, place = self._last_round
-        if not place or place != int(index[1]):
-            return False
-        # Which loop comes after this one may change with its rounds.
-        self._shortened = {other: sizes for other, sizes in self._shortened.items() if other < loop}
-        self._shortened[loop] = (places, place)
-        return True
-
-    def _places(self, original: Callable[..., object], *args: Any, **options: Any) -> Any:
-        found = original(*args, **options)
-        values = args[0] if args else options["input"]
-        if isinstance(found, torch.Tensor) and values.dim() == 1 and self._depends_on_inputs(values):
-            setattr(found, _ROUNDS, len(_values(values)))
-        return _marked(found)
-
-    def _rounds(self, original: Callable[..., object], values: torch.Tensor) -> Any:
-        places = getattr(values, _ROUNDS, None)
-        return original(values) if places is None else self._round_by_round(places, values.device)
-
-    def _round_by_round(self, places: int, device: torch.device) -> Iterator[torch.Tensor]:
-        around, loop = self._last_round, self._loops
-        self._loops += 1
-        _, rounds = self._shortened.get(loop, (places, places))
-        for place in range(rounds):
-            self._last_round = (loop, places, place)
-            yield torch.full((1,), place, dtype=torch.int64, device=device)
-        self._last_round = around
+    def after_failure(self) -> None:
+        """Drop the index that torch keeps of a failed trace, and would put into the next one."""
+        with suppress(RuntimeError), warnings.catch_warnings():
+            # That it is outdated, as the exporter is.
+            warnings.simplefilter("ignore")
+            torch.jit.trace(lambda values: values[0], torch.zeros(1), check_trace=False)
 
     def _depends_on_inputs(self, values: torch.Tensor) -> bool:
         """Say whether a tensor is computed from an input of the model, and not from weights and constants alone."""
@@ -405,43 +339,6 @@ class TracedLoops:
         value = torch._C._get_value_trace(values)  # type: ignore[attr-defined]  # its stub misses it
         origins = _computed_from(value, until=_OF_SHAPES)
         return any(item.unique() in inputs or item.node().kind() in _OF_SHAPES for item in origins)
-
-
-def _drop_stale_index() -> None:
-    """Drop the index that torch keeps of a failed trace, and would put into the next one."""
-    with suppress(RuntimeError), warnings.catch_warnings():
-        # That it is outdated, as the exporter is.
-        warnings.simplefilter("ignore")
-        torch.jit.trace(lambda values: values[0], torch.zeros(1), check_trace=False)
-
-
-@contextmanager
-def _replaced(owner: object, name: str, patch: Callable[..., object]) -> Iterator[None]:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def call(*args: object, **options: object) -> Any:
-        return patch(original, *args, **options)
-
-    with attribute_replaced(owner, name, call):
-        yield
-
-
-def _counted(original: Callable[..., object], *args: object, **options: object) -> Any:
-    found = original(*args, **options)
-    # Of two tensors it returns one, which holds no places.
-    return found if isinstance(found, torch.Tensor) else _marked(found)
-
-
-def _marked(found: Any) -> Any:
-    for tensor in (found,) if isinstance(found, torch.Tensor) else found:
-        setattr(tensor, _COUNTED, True)
-    return found
-
-
-def _taken_as_filled(original: Callable[..., object], values: torch.Tensor) -> Any:
-    # Asked whether there is anything to do: a graph does it always, on no rows where there is nothing.
-    return max(1, len(_values(values))) if getattr(values, _COUNTED, False) else original(values)
 
 
 def _values(values: torch.Tensor) -> list[Any]:

@@ -14,7 +14,13 @@ import torch
 
 from winml.modelkit.errors import ExportError, UsageError, missing_name
 from winml.modelkit.export.capture import Capture, CaptureOptions, NodeTagger
-from winml.modelkit.export.config import ExporterName, ExporterUse, WinMLExportConfig
+from winml.modelkit.export.config import (
+    EXPORTER_ORDER,
+    EXPORTER_WORDS,
+    ExporterName,
+    ExporterUse,
+    WinMLExportConfig,
+)
 from winml.modelkit.export.opset_conversion import lower_opset
 from winml.modelkit.export.output_shapes import with_named_sums
 from winml.modelkit.export.preparation import FlatForward
@@ -78,7 +84,6 @@ _WEIGHTS_LOADED = "The weights were loaded: without them no exporter makes a gra
 _DISPLAYED_CHANGES = 4
 _ABSENT = object()
 _FIX_SIZE = "Fix the size (leave the dynamic option out, or give a number in --shape-config)."
-_WORDS: Mapping[ExporterName, str] = {"torchscript": "TorchScript", "dynamo": "dynamo"}
 
 
 def capture_graph(
@@ -106,11 +111,12 @@ def capture_graph(
     request = _CaptureRequest(prepared, tensors, tree, config)
     errors: dict[ExporterName, ExportError] = {}
     for name, has_values in _attempts(prepared.part, config, use):
-        if has_values and errors[name].operator is not None:
-            # No value gives the operator a form.
+        if has_values and (errors[name].operator is not None or (name == "dynamo" and not errors[name].is_by_value)):
+            # No value gives the operator a form, and dynamo asks for values only where the forward decides by them.
             continue
         try:
-            capture = _capture_with(name, request, None if errors else use.time_limit_s, has_values=has_values)
+            time_limit_s = use.time_limit_s if name == use.name else None
+            capture = _capture_with(name, request, time_limit_s, has_values=has_values)
         except (ExportError, ImportError, AttributeError) as error:
             errors[name] = _named_failure(name, error)
         else:
@@ -123,13 +129,15 @@ def capture_graph(
 
 
 def _attempts(part: ModelPart, config: WinMLExportConfig, use: ExporterUse) -> list[tuple[ExporterName, bool]]:
-    """Return the exporters to try in turn, each with whether the weights are loaded for it."""
+    """Return the exporters to try in turn, each with whether it may ask for values: of weights and example inputs."""
     attempts: list[tuple[ExporterName, bool]] = [(use.name, False)]
     if config.exporter == "auto" and part.open_grids is None:
-        attempts.append(("dynamo" if use.name == "torchscript" else "torchscript", False))
+        attempts.append((next(name for name in EXPORTER_ORDER if name != use.name), False))
+    # Last, since they take the most memory: traces that need values.
     if part.stored is not None and ("torchscript", False) in attempts:
-        # Last, since it takes the most memory: a trace that needs values.
         attempts.append(("torchscript", True))
+    if ("dynamo", False) in attempts:
+        attempts.append(("dynamo", True))
     return attempts
 
 
@@ -146,11 +154,11 @@ class _CaptureRequest:
 def _capture_with(
     name: ExporterName, request: _CaptureRequest, time_limit_s: float | None, *, has_values: bool
 ) -> Capture:
-    if has_values:
+    if has_values and request.prepared.part.stored is not None:
         if request.config.verify:
             refuse_verification_beyond_memory(parameter_bytes(request.prepared.model), available_bytes())
         with with_values(request.prepared) as weighted:
-            capture = _capture_with(name, replace(request, prepared=weighted), time_limit_s, has_values=False)
+            capture = _capture_with(name, replace(request, prepared=weighted), time_limit_s, has_values=True)
         return replace(capture, notes=(*capture.notes, _WEIGHTS_LOADED))
     prepared, config = request.prepared, request.config
     part, model = prepared.part, prepared.model
@@ -161,6 +169,7 @@ def _capture_with(
         keep_stack_traces=config.keep_torch_metadata,
         weights=part.stored,
         time_limit_s=time_limit_s,
+        takes_example_values=has_values,
     )
     # An attempt that fails half-way leaves nothing on the modules for the next.
     with unchanged_attributes(model):
@@ -179,7 +188,7 @@ def _named_failure(name: ExporterName, error: ExportError | ImportError | Attrib
     if missing:
         other = "--dynamo" if name == "torchscript" else "--no-dynamo"
         failure = ExportError(
-            f"{missing}, which the exporter {_WORDS[name]} needs",
+            f"{missing}, which the exporter {EXPORTER_WORDS[name]} needs",
             hint=f"Use {other} or another version of {missing.partition(' ')[0]}. What takes an ONNX file still works.",
         )
         failure.__cause__ = error
@@ -193,8 +202,8 @@ def _failure_words(name: ExporterName, error: ExportError) -> str:
     """Say in a few words why an exporter could not."""
     if error.operator:
         place = f" in module {error.module or '(the root)'}" if error.module is not None else ""
-        return f"{error.operator}{place} has no {_WORDS[name]} form"
-    return f"{_WORDS[name]}: {error.message}"
+        return f"{error.operator}{place} has no {EXPORTER_WORDS[name]} form"
+    return f"{EXPORTER_WORDS[name]}: {error.message}"
 
 
 def _both_failed(first: ExportError, second: ExportError) -> ExportError:

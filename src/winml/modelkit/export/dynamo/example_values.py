@@ -1,0 +1,143 @@
+"""Answers from the example inputs where a forward decides by values, for the time of one export with dynamo.
+
+torch's exporter computes shapes and no values: a number that Python takes out of a tensor (``item``, ``tolist``,
+``if``) is unknown, and what depends on it is refused. Inside the block torch computes the values of the example inputs
+beside the shapes. Such a number is the one of the examples, as in a trace of TorchScript; a size that values decide,
+such as that of ``nonzero``, stays unknown until something depends on it. Which of it holds for other inputs is not
+known here: the comparison with PyTorch on other values says so.
+
+NOTE: values beside fake tensors are private in torch (docs/decisions/0004-private-seams.md).
+``tests/unit/export/dynamo/test_example_values.py`` fails when they move.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._functorch import config
+from torch._subclasses.fake_impls import op_implementations_dict
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
+
+from winml.modelkit.export.source_lines import asserts_only
+from winml.modelkit.export.value_loops import ValueLoops
+from winml.modelkit.graph.assumptions import Assumption, branch_taken
+from winml.modelkit.runtime.shared_settings import attribute_replaced
+
+__all__ = ["ExportedLoops", "decided_by_examples"]
+
+_TAKES_A_NUMBER = torch.ops.aten._local_scalar_dense.default
+_INSTALLED = "site-packages"
+_PACKAGES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+"""Folders of packages, torch's and this one, whose lines only pass on that a number is taken."""
+
+
+@contextmanager
+def decided_by_examples(assumed: dict[tuple[str, int], Assumption]) -> Iterator[None]:
+    """Compute the values of the example inputs beside the shapes inside the block; patches torch.
+
+    Args:
+        assumed: Line of the user's Python → that it reads a value; filled as the lines run.
+    """
+    original = op_implementations_dict[_TAKES_A_NUMBER]
+
+    def number_of(mode: FakeTensorMode, operator: Callable[..., Any], values: FakeTensor) -> Any:
+        if values.real_tensor is None:
+            return original(mode, operator, values)
+        place = _own_line(inspect.currentframe())
+        if place is not None:
+            assumed.setdefault(place, branch_taken(place))
+        return values.real_tensor.item()
+
+    op_implementations_dict[_TAKES_A_NUMBER] = number_of
+    try:
+        with (
+            config.patch(fake_tensor_propagate_real_tensors=True),
+            # Its recurrent layers return less than their rule says.
+            torch.backends.mkldnn.flags(enabled=False),
+            attribute_replaced(torch, "tensor", _tensor_of_numbers),
+            attribute_replaced(FakeTensorMode, "_maybe_infer_fake_kernel_from_pytree_out", _laid_out_alike),
+        ):
+            yield
+    finally:
+        op_implementations_dict[_TAKES_A_NUMBER] = original
+
+
+_tensor = torch.tensor
+
+
+def _tensor_of_numbers(data: Any, *args: Any, **options: Any) -> torch.Tensor:
+    """Make a tensor of numbers some of which are tensors; torch takes their values from a storage that they lack."""
+
+    def numbers(item: Any) -> Any:
+        if isinstance(item, (list, tuple)):
+            return [numbers(each) for each in item]
+        return item.item() if isinstance(item, torch.Tensor) and item.dim() == 0 else item
+
+    return _tensor(numbers(data) if isinstance(data, (list, tuple)) else data, *args, **options)
+
+
+def _laid_out_alike(_mode: FakeTensorMode, _operator: object, _inputs: object, _values: object, *out: Any) -> Any:
+    """Give values the strides of the tensor without values that they stand beside, in place; return the latter.
+
+    torch refuses where a kernel lays out its result, or chooses its integer type, in another way than the rule says.
+    """
+    fakes, values = (item if isinstance(item, (list, tuple)) else (item,) for item in out)
+    for fake, value in zip(fakes, values, strict=True):
+        if isinstance(fake, FakeTensor) and isinstance(value, torch.Tensor):
+            strides = fake.stride()
+            is_known = all(isinstance(size, int) for size in (*fake.shape, *strides))
+            if is_known and strides != value.stride():
+                _lay_out(value, fake)
+    return out[0]
+
+
+def _lay_out(value: torch.Tensor, fake: FakeTensor) -> None:
+    """Lay out a tensor as another one, in place: with its strides, in a storage of its size."""
+    with no_dispatch():
+        count = fake.untyped_storage().nbytes() // fake.element_size()
+        elements = torch.zeros(count, dtype=value.dtype)
+        elements.as_strided(value.shape, fake.stride(), fake.storage_offset()).copy_(value)
+        value.set_(elements.untyped_storage(), fake.storage_offset(), value.shape, fake.stride())
+
+
+def _own_line(frame: FrameType | None) -> tuple[str, int] | None:
+    """Return file name and line of the user's Python that asks; None where an installed library does, or an assertion.
+
+    A library reads shapes for the most part, and the user cannot change it.
+    """
+    while frame is not None and frame.f_code.co_filename.startswith((*_PACKAGES, "<")):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    file = frame.f_code.co_filename
+    if _INSTALLED in Path(file).parts or asserts_only(file, frame.f_lineno):
+        return None
+    return Path(file).name, frame.f_lineno
+
+
+@dataclass
+class ExportedLoops(ValueLoops):
+    """The loops of one export: over all places whose number is unknown."""
+
+    def place_count(self, values: torch.Tensor) -> int | None:
+        """Return how many places there are; None where that is an open size, or outside of an export."""
+        size: Any = values.shape[0]
+        return size if isinstance(size, int) and torch.compiler.is_exporting() else None
+
+    def place(self, number: int, device: torch.device) -> torch.Tensor:
+        """Return the place as a constant, whose value is known to Python."""
+        return torch.tensor([number], device=device)
+
+    def size_if_filled(self, values: torch.Tensor) -> Any:
+        """Return the number of elements, at least 1 of those that are not known."""
+        count: Any = math.prod(values.shape)
+        return torch.sym_max(1, count) if isinstance(count, torch.SymInt) else count

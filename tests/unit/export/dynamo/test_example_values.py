@@ -1,0 +1,131 @@
+"""dynamo goes the way of the example inputs where values decide, and through loops over values at every place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_impls import op_implementations_dict
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from expert_loops import Experts
+from winml.modelkit.errors import ExportError
+from winml.modelkit.export.capture import Capture, CaptureOptions
+from winml.modelkit.export.dynamo.capturing import capture_dynamo
+from winml.modelkit.export.preparation import prepared_for_export
+from winml.modelkit.hierarchy.torch_modules import record_calls
+from winml.modelkit.hierarchy.tree import build_tree
+
+Tensors = Mapping[str, torch.Tensor]
+Act = Callable[..., torch.Tensor]
+
+
+class Deciding(nn.Module):
+    """Calls a function with a layer and its two inputs."""
+
+    def __init__(self, act: Act) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 4)
+        self.act = act
+
+    def forward(self, values: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+        """Call it."""
+        return self.act(self.layer, values, sizes)
+
+
+def capture(model: nn.Module, inputs: Tensors, *, takes_example_values: bool = True) -> Capture:
+    """Capture a model with the values of its inputs."""
+    with prepared_for_export(model, list(inputs)) as forward:
+        with record_calls(model) as trace:
+            model(*(tensor.clone() for tensor in inputs.values()))
+        options = CaptureOptions(takes_example_values=takes_example_values)
+        return capture_dynamo(model, inputs, forward, build_tree(trace), options)
+
+
+def answer(captured: Capture, inputs: Tensors, folder: Path) -> torch.Tensor:
+    """Run a graph of one output."""
+    ir.save(captured.model, folder / "model.onnx")
+    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    names = {item.name for item in session.get_inputs()}
+    return torch.from_numpy(
+        session.run(None, {name: value.numpy() for name, value in inputs.items() if name in names})[0]
+    )
+
+
+def branch(layer: nn.Module, values: torch.Tensor, _sizes: torch.Tensor) -> torch.Tensor:
+    """Decide by a computed value."""
+    return layer(values) if values.sum() > 0 else values
+
+
+def branch_on_weights(layer: nn.Linear, values: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Decide by a weight, and by what a mask leaves."""
+    kept = values[sizes.repeat_interleave(sizes) > 0]
+    return layer(kept) if bool(layer.weight.abs().max() > 0) and kept.shape[0] > 1 else kept
+
+
+def rounds(layer: nn.Module, values: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Apply the layer as often as an input says."""
+    for _round in range(int(sizes[0])):
+        values = layer(values)
+    return values
+
+
+def patched_places() -> tuple[object, ...]:
+    """Return what stands where torch is patched."""
+    taking = op_implementations_dict[torch.ops.aten._local_scalar_dense.default]
+    return taking, FakeTensorMode._maybe_infer_fake_kernel_from_pytree_out, torch.tensor, torch.Tensor.nonzero
+
+
+INPUTS = {"values": torch.rand(5, 4), "sizes": torch.tensor([2, 3])}
+
+
+@pytest.mark.parametrize("act", [branch, branch_on_weights, rounds])
+def test_capture_that_takes_example_values_goes_their_way_and_tells_the_line(act: Act, tmp_path: Path) -> None:
+    """Without them it is refused as something that values decide; with them the graph answers as PyTorch does."""
+    model = Deciding(act)
+    before = patched_places()
+    with pytest.raises(ExportError) as caught:
+        capture(model, INPUTS, takes_example_values=False)
+    assert caught.value.is_by_value
+    captured = capture(model, INPUTS)
+    assert before == patched_places()
+    assert {(Path(__file__).name, "branch")} == {(item.file, item.kind) for item in captured.assumed}
+    with torch.no_grad():
+        expected = model(**INPUTS)
+    # Four products of float32 around 1.
+    torch.testing.assert_close(expected, answer(captured, INPUTS, tmp_path), rtol=1e-5, atol=1e-6)
+
+
+def test_size_that_values_decide_stays_open(tmp_path: Path) -> None:
+    """Rows that a mask leaves are those of every input: no value is taken where none is needed."""
+
+    def kept(layer: nn.Module, values: torch.Tensor, _sizes: torch.Tensor) -> torch.Tensor:
+        rows = values[values[:, 0] > 0.5]
+        return layer(rows) if rows.shape[0] > 1 else rows
+
+    model = Deciding(kept)
+    traced = {**INPUTS, "values": torch.tensor([0.9, 0.9, 0.1, 0.9, 0.1])[:, None] * torch.ones(5, 4)}
+    captured = capture(model, traced)
+    other = {**INPUTS, "values": traced["values"].flip(0) + 0.45}
+    assert 5 == len(model(**other))
+    with torch.no_grad():
+        # Four products of float32 around 1.
+        torch.testing.assert_close(model(**other), answer(captured, other, tmp_path), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", [Experts(3), Experts(3, skips=True), Experts(5)], ids=["all", "skipping", "too many"])
+def test_loop_over_chosen_experts_has_a_round_for_each(model: nn.Module, tmp_path: Path) -> None:
+    """No value is taken: rows that go to other experts than those of the example are computed as in PyTorch, also where
+    there are places beyond the experts, which no row goes to.
+    """
+    rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    captured = capture(model, {"rows": rows[:1].expand(6, 4).contiguous()}, takes_example_values=False)
+    assert ("5 places has 3" in "".join(captured.notes)) == (model.classes == 5)
+    # float32 sums of four products: rounding is below 1e-6.
+    torch.testing.assert_close(model(rows), answer(captured, {"rows": rows}, tmp_path), rtol=1e-5, atol=1e-6)
