@@ -154,7 +154,7 @@ def test_sidecar_of_another_model_is_not_used(bert: Path, out: Path) -> None:
 
 
 def test_build_of_the_shape_of_bert_large_fuses_and_keeps_one_tag_per_node(tmp_path: Path) -> None:
-    """Gelu and MatMul + Add fire, onnx accepts every file, and the last stage writes its weights as they are deployed."""
+    """Gelu and MatMul + Add fire, onnx accepts every file, and the last stage writes what is deployed."""
     sizes = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 1}
     checkpoint = save_checkpoint("bert", tmp_path / "checkpoint", **sizes)
     result = build_hf_model(str(checkpoint), tmp_path / "out", config=FUSIONS)
