@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Browser", "browser_command", "opened_browser"]
+__all__ = ["BROWSERS", "Browser", "browser_command", "opened_browser"]
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 DEADLINE_S = 60.0
@@ -119,6 +119,12 @@ class Browser:
             event = {"key": key, "code": key, "windowsVirtualKeyCode": code}
             self.send("Input.dispatchKeyEvent", type="keyDown", text=text, **event)
             self.send("Input.dispatchKeyEvent", type="keyUp", **event)
+
+    def column(self, table: str, position: int) -> list[str]:
+        """Return the text of the cells of a column of a table, without hidden rows."""
+        rows = f"[...document.querySelectorAll('#{table} tbody tr:not([hidden])')]"
+        cells: list[str] = self.run(f"{rows}.map(row => row.cells[{position}].textContent)")
+        return cells
 
     def wider_elements(self) -> list[str]:
         """Return what reaches beyond the right edge of the page without a box around it that scrolls."""
