@@ -373,6 +373,8 @@ class Boxes:
     """None: colours stand for classes only."""
     is_by_class: bool = False
     """Whether the chart is coloured by class first; else by shade."""
+    kind_title: str = "class"
+    """What the kinds of boxes are."""
     detail: Detail = Detail.PAGE
 
 

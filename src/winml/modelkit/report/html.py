@@ -125,7 +125,7 @@ def _page_cell(column: doc.Column, style: str, cell: doc.Cell) -> _PageCell:
 
 MARKS = {"best": "★", "good": "●", "fair": "○", "bad": "✕"}
 """Grade → mark. Chosen: their shapes tell them apart without colour."""
-SMALLEST_MARK, LARGEST_MARK = 0.8, 1.7
+SMALLEST_MARK, LARGEST_MARK = 1.0, 1.8
 """Chosen: sizes of the mark of size 0 and of the largest one, in heights of a letter."""
 
 
@@ -237,6 +237,7 @@ def _box_data(chart: doc.Boxes) -> str:
     data = {
         "unit": printable(chart.size_unit),
         "sizeTitle": printable(chart.size_title),
+        "kindTitle": printable(chart.kind_title),
         "byClass": chart.is_by_class or shades is None,
         "shades": scale,
         "boxes": list(_box_rows(chart, numbers)),

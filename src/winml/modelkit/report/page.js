@@ -116,7 +116,7 @@ function joined(group, merge) {
   const suffix = last.label.match(/\.[^.]*$/)?.[0] ?? "";
   const label = first.label === last.label ? first.label : suffix ? `${first.label} … ${suffix}` : `${first.label} … ${last.label}`;
   return {
-    ...first, label, words: "", own: group.reduce((sum, node) => sum + node.own, 0),
+    ...first, label, words: group.every(node => node.words === first.words) ? first.words : "", own: group.reduce((sum, node) => sum + node.own, 0),
     total: group.reduce((sum, node) => sum + node.total, 0),
     shade: shades.length ? shades.reduce((left, right) => merge(left, right)) : null,
     count: group.reduce((sum, node) => sum + node.count, 0),
@@ -164,7 +164,7 @@ function showBoxes(chart) {
       : [node.lines[0] ?? node.label, `${node.count} equal modules`, `${data.sizeTitle} ${amount(node.total)} together`];
     const shade = node.count > 1 && data.shades && node.shade !== null && data.shades.folded !== "sum"
       ? [`${data.shades.folded === "max" ? "largest" : "lowest"} ${data.shades.title}: ${written(node.shade)}`] : [];
-    about.textContent = [...lines, ...shade, ...(node.kind ? [`class ${node.kind}`] : []), `${share(node)} of the width`].join(" · ");
+    about.textContent = [...lines, ...shade, ...(node.kind ? [`${data.kindTitle} ${node.kind}`] : []), `${share(node)} of the width`].join(" · ");
     toRows.hidden = !filter || !node.lines.length;
   }
 
@@ -215,7 +215,8 @@ function showBoxes(chart) {
       return [step, " › "];
     }));
     describe(selected);
-    drawLegend(legend, byClass() ? classes : null, data.shades, data.shades && ends());
+    drawLegend(legend, byClass() ? classes : new Map());
+    if (!byClass() && data.shades) drawRamp(legend, data.shades, ends());
   }
 
   function reach(node) {
@@ -263,7 +264,7 @@ function showBoxes(chart) {
     describe(box ? box[0] : top);
   });
 
-  const ways = [...(classes.size > 1 ? [["class", "by class"]] : []), ...(data.shades ? [["shade", `by ${data.shades.title}`]] : [])];
+  const ways = [...(classes.size > 1 ? [["class", `by ${data.kindTitle}`]] : []), ...(data.shades ? [["shade", `by ${data.shades.title}`]] : [])];
   colour.append(...ways.map(([value, words]) => Object.assign(element("option", "", words), { value })));
   colour.value = classes.size > 1 && data.byClass ? "class" : ways.at(-1)?.[0] ?? "";
   colour.parentElement.hidden = ways.length < 2;
@@ -279,21 +280,21 @@ function classColours(boxes) {
   return new Map(names.map((kind, place) => [kind, Math.min(place, COLOURS)]));
 }
 
-function drawLegend(legend, classes, shades, ends) {
+function drawLegend(legend, classes) {
   const swatch = (style, words) => {
     const entry = element("span"), sign = element("i");
     sign.style.background = `var(--c${style})`;
     entry.append(sign, words);
     return entry;
   };
-  if (classes) {
-    const named = [...classes].filter(([, place]) => place < COLOURS), others = classes.size - named.length;
-    legend.replaceChildren(...named.map(([kind, place]) => swatch(place, kind)),
-      ...(others ? [swatch(COLOURS, `${others} other ${others === 1 ? "class" : "classes"}`)] : []));
-  } else if (shades) {
-    const [low, high] = ends.map(value => Math.abs(value) < 0.01 && value ? value.toExponential(0) : String(Number(value.toPrecision(3))));
-    legend.replaceChildren(`${shades.title}: ${low} `, element("i", shades.darkLow ? "ramp reversed" : "ramp"), high);
-  } else legend.replaceChildren();
+  const named = [...classes].filter(([, place]) => place < COLOURS), others = classes.size - named.length;
+  const rest = others ? [swatch(COLOURS, `others (${others})`)] : [];
+  legend.replaceChildren(...named.map(([kind, place]) => swatch(place, kind)), ...rest);
+}
+
+function drawRamp(legend, shades, ends) {
+  const [low, high] = ends.map(value => Math.abs(value) < 0.01 && value ? value.toExponential(0) : String(Number(value.toPrecision(3))));
+  legend.replaceChildren(`${shades.title}: ${low} `, element("i", shades.darkLow ? "ramp reversed" : "ramp"), high);
 }
 
 for (const chart of document.querySelectorAll(".boxes")) showBoxes(chart);

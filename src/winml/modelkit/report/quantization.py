@@ -172,10 +172,12 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
         size_title="number of parameters",
         size_unit="parameters",
         shades=doc.Shades("bits of a weight", low=0.0),
+        is_by_class=True,
+        kind_title="format",
     )
     yield doc.Table(
         doc.columns(
-            "form", ("mean bits", "bits"), ("weights", "bytes"), ("SQNR dB", "decibels"), *perplexity, "chosen"
+            "format", ("mean bits", "bits"), ("weights", "bytes"), ("SQNR dB", "decibels"), *perplexity, "chosen"
         ),
         [
             [
@@ -194,7 +196,7 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
     )
     yield doc.Table(
         [
-            *doc.columns(("module", "name"), "form", ("parameters", "parameters"), ("size", "bytes")),
+            *doc.columns(("module", "name"), "format", ("parameters", "parameters"), ("size", "bytes")),
             *(doc.Column(f"{name} dB", "decibels") for name in forms),
         ],
         [
@@ -256,7 +258,7 @@ def _bit_boxes(search: BudgetSearch) -> Iterator[doc.Box]:
             lines=(tag,)
             if module is None
             else (tag, module.form, f"{bits:.2f} bits of a weight", f"{module.parameters:,} parameters", module.why),
-            kind=name.partition(".")[0],
+            kind="" if module is None else module.form,
         )
 
 

@@ -26,7 +26,7 @@ def tuning_document(result: TuneResult) -> doc.Document:
             doc.Dots(
                 [_dot(item) for item in candidates if item.latency is not None and item.facts is not None],
                 heading="Latency and quality of each candidate",
-                value_title="latency over that of the plain file; a larger mark is a larger file",
+                value_title="latency of the plain file = 1; larger mark: larger file",
                 bar_title="SQNR in dB",
                 value_line=1,
                 bar_line=result.limits["min_sqnr_db"],
@@ -76,7 +76,7 @@ def _figures(result: TuneResult) -> Iterator[doc.Figure]:
         yield doc.Figure("size", size_words(winner.size_bytes), f"model and data{before}")
     if winner.sqnr_db is not None:
         words = decibel_words(winner.sqnr_db)
-        yield doc.Figure("SQNR", words if words == "equal" else f"{words} dB", f"limit: {_limit_words(result)}")
+        yield doc.Figure("SQNR", words if words == "equal" else f"{words} dB", _least_words(result))
     statuses = [item.status for item in result.candidates]
     counted = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
     yield doc.Figure("candidates", str(len(statuses)), counted)
@@ -96,6 +96,11 @@ def _fields(result: TuneResult) -> Iterator[doc.Field]:
     if result.resumed:
         yield "resumed", f"{result.resumed} candidates had been measured before"
     yield from doc.note_fields(result.notes)
+
+
+def _least_words(result: TuneResult) -> str:
+    least = result.limits["min_sqnr_db"]
+    return "of the worst output; no limit" if least is None else f"of the worst output; the minimum is {least:g} dB"
 
 
 def _limit_words(result: TuneResult) -> str:
