@@ -159,13 +159,12 @@ function showBoxes(chart) {
   }
 
   function describe(node) {
-    selected = node;
     const lines = node.lines.length && node.count === 1 ? node.lines
       : [node.lines[0] ?? node.label, `${node.count} equal modules`, `${data.sizeTitle} ${amount(node.total)} together`];
     const shade = node.count > 1 && data.shades && node.shade !== null && data.shades.folded !== "sum"
       ? [`${data.shades.folded === "max" ? "largest" : "lowest"} ${data.shades.title}: ${written(node.shade)}`] : [];
     about.textContent = [...lines, ...shade, ...(node.kind ? [`${data.kindTitle} ${node.kind}`] : []), `${share(node)} of the width`].join(" · ");
-    toRows.hidden = !filter || !node.lines.length;
+    toRows.hidden = !filter || !selected.lines.length;
   }
 
   function draw() {
@@ -224,6 +223,7 @@ function showBoxes(chart) {
     if (before) before.tabIndex = -1;
     for (const box of buttons.values()) box.tabIndex = -1;
     buttons.get(node).tabIndex = 0;
+    selected = node;
     describe(node);
   }
 
@@ -259,10 +259,7 @@ function showBoxes(chart) {
     filter.scrollIntoView({ block: "start" });
     filter.focus({ preventScroll: true });
   });
-  plot.addEventListener("pointerleave", () => {
-    const box = [...buttons].find(([, button]) => button === document.activeElement);
-    describe(box ? box[0] : top);
-  });
+  plot.addEventListener("pointerleave", () => describe(selected));
 
   const ways = [...(classes.size > 1 ? [["class", `by ${data.kindTitle}`]] : []), ...(data.shades ? [["shade", `by ${data.shades.title}`]] : [])];
   colour.append(...ways.map(([value, words]) => Object.assign(element("option", "", words), { value })));

@@ -136,6 +136,10 @@ def sweep_document(result: SweepResult) -> doc.Document:
         subject=f"{result.total} cells",
         introduction="Each row is a model in one configuration.",
         figures=list(_figures(result)),
+        links=[
+            doc.Linked("– the results as JSON", SWEEP_RESULTS_NAME, SWEEP_RESULTS_NAME),
+            doc.Linked("– the table as comma-separated values", SWEEP_TABLE_NAME, SWEEP_TABLE_NAME),
+        ],
     )
 
 

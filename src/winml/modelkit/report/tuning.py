@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from winml.modelkit.file_names import TUNE_RESULT_NAME
 from winml.modelkit.report import document as doc
 from winml.modelkit.results.tuning import TunedCandidate, TuneResult
 from winml.modelkit.words import decibel_words, size_words
@@ -56,6 +57,7 @@ def tuning_document(result: TuneResult) -> doc.Document:
         introduction="Every candidate was made from one export, run in a separate process, and timed in turns with the "
         "others. SQNR is the signal-to-quantization-noise ratio of the worst output, compared with the plain file.",
         figures=list(_figures(result)),
+        links=[doc.Linked("– the results as JSON", TUNE_RESULT_NAME, TUNE_RESULT_NAME)],
     )
 
 
