@@ -237,7 +237,7 @@ def test_page_promises_an_outline_where_there_is_one_and_begins_with_numbers(exp
         page = tmp_path / f"{pair[1].stem}.html"
         asked = ("compare", *pair, "--by-module", "--report", page, "-f", "json")
         modules = json.loads(run_here(*asked).out)["modules"]
-        assert has_first == ("blue outline" in page.read_text(encoding="utf-8"))
+        assert has_first == ("outline mark the first module" in page.read_text(encoding="utf-8"))
         without = [item["reason"] for item in modules if item["value"] is None]
         assert without == [row[-1] for row in displayed_rows(page, "missing")]
         assert not any("–" in row for row in displayed_rows(page, "modules")[:3])

@@ -90,7 +90,7 @@ def _figures(result: ModelComparison) -> Iterator[doc.Figure]:
         meaning = "size of the error over the size of the reference"
         if result.threshold is not None:
             meaning += f"; {'within' if result.is_within else 'above'} the threshold of {result.threshold:g}"
-        tone = "" if result.threshold is None else "good" if result.is_within else "bad"
+        tone: doc.Tone = "" if result.threshold is None else "good" if result.is_within else "bad"
         yield doc.Figure("relative error", f"{fidelity.relative_error:.1e}", meaning, tone)
     if worst.top1_agreement is not None:
         meaning = "of the positions have their largest value at the same index"
@@ -297,13 +297,12 @@ def evaluation_document(result: Evaluation) -> doc.Document:
 
 
 def _evaluation_figures(result: Evaluation) -> Iterator[doc.Figure]:
-    first = result.metrics[0]
-    compared = "" if result.baseline is None else f"; baseline {result.baseline.name}: {number_words(first.baseline)}"
-    better = "higher is better" if first.is_higher_better else "lower is better"
-    yield doc.Figure(first.name, number_words(first.value), f"{better}{compared}")
-    if first.drop is not None:
+    first, better = result.metrics[0], "higher" if result.metrics[0].is_higher_better else "lower"
+    yield doc.Figure(first.name, number_words(first.value), f"{better} is better")
+    if first.baseline is not None and result.baseline is not None:
         ends = _ends(first.difference_interval, signed=True)
-        meaning = f"{first.name} of the model minus that of the baseline{f'; 95 % interval {ends}' if ends else ''}"
+        words = f"{first.name} of the model minus {number_words(first.baseline)} of {result.baseline.name}"
+        meaning = f"{words}; 95 % interval {ends}" if ends else words
         yield doc.Figure("difference", _signed(first.value - first.baseline) or "not defined", meaning)
     if result.agreement is not None:
         yield doc.Figure("agreement", _percent(result.agreement), f"of the samples: {result.agreement_words}")
@@ -313,8 +312,7 @@ def _evaluation_figures(result: Evaluation) -> Iterator[doc.Figure]:
         met = sum(limit.is_met for limit in result.limits)
         missed = ", ".join(limit.metric for limit in result.limits if not limit.is_met)
         meaning = f"not met: {missed}" if missed else "every limit is met"
-        tone = "bad" if missed else "good"
-        yield doc.Figure("limits", f"{met} of {len(result.limits)} met", meaning, tone)
+        yield doc.Figure("limits", f"{met} of {len(result.limits)} met", meaning, "bad" if missed else "good")
 
 
 def _metric_chart(result: Evaluation) -> doc.Dots:

@@ -43,6 +43,7 @@ __all__ = [
     "Shades",
     "Shortened",
     "Table",
+    "Tone",
     "Tree",
     "columns",
     "first_of",
@@ -440,6 +441,9 @@ class Dots:
 Block = Fields | Table | Tree | Paragraph | Section | Boxes | Bars | Dots
 
 
+Tone = Literal["", "good", "bad"]
+
+
 @dataclass(frozen=True)
 class Figure:
     """One number that sums up a report. Its value stands in the fields or a table as well: only pages display it."""
@@ -449,7 +453,7 @@ class Figure:
     """With its unit."""
     meaning: str
     """What the number says, in one sentence or less."""
-    tone: Literal["", "good", "bad"] = ""
+    tone: Tone = ""
 
 
 @dataclass(frozen=True)

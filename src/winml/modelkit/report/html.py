@@ -205,8 +205,9 @@ def _dot_chart(chart: doc.Dots) -> _DotChart:
     ]
     return _DotChart(
         rows,
-        *("" if not found else _percent(scale.place(found[0])) for scale, found in ((values, line), (bars, limit))),
-        (f"{values.low:.3g}", f"{values.high:.3g}"),
+        value_line="" if chart.value_line is None else _percent(values.place(chart.value_line)),
+        bar_line="" if chart.bar_line is None else _percent(bars.place(chart.bar_line)),
+        ends=(f"{values.low:.3g}", f"{values.high:.3g}"),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -63,8 +63,11 @@ def command(**options: Any) -> None:
         return
     with shown_wait("comparing"):
         diff = run_diff(plan)
-    texts_of = {"output": _file_text, "report": partial(_page_text, plan.files)}
-    texts = {path: partial(texts_of[option], diff, path) for option, paths in plan.files.items() for path in paths}
+    texts_of: dict[str, Callable[[Path], str]] = {
+        "output": partial(_file_text, diff),
+        "report": partial(_page_text, diff, plan.files),
+    }
+    texts = {path: partial(texts_of[option], path) for option, paths in plan.files.items() for path in paths}
     _show(diff, write_files(texts, overwrite=options["overwrite"]), options)
     if not (diff.is_same or options["exit_zero"]):
         click.get_current_context().exit(NEGATIVE_RESULT)
@@ -74,7 +77,7 @@ def _file_text(diff: StructureDiff, output: Path) -> str:
     return _markdown(diff) if output.suffix == ".md" else f"{json_text(diff.as_record())}\n"
 
 
-def _page_text(files: Mapping[str, Sequence[Path]], diff: StructureDiff, page: Path) -> str:
+def _page_text(diff: StructureDiff, files: Mapping[str, Sequence[Path]], page: Path) -> str:
     from winml.modelkit.cli._pages import page_text
     from winml.modelkit.report.comparison import diff_document
 
