@@ -100,14 +100,7 @@ def _figures(result: ModelComparison) -> Iterator[doc.Figure]:
         meaning = f"own error of the first module that diverges: {first.identity.words}"
         yield doc.Figure("first divergence", error, meaning, "bad")
     elif result.modules is not None:
-        largest = max(result.modules, key=lambda module: module.own_error or 0.0, default=None)
-        meaning = f"no module has an own error above the tolerance of {result.tolerance:g}"
-        if largest is not None and (largest.own_error or 0.0) > result.tolerance:
-            meaning = (
-                f"no single module diverges: the error builds up; the largest own error is {largest.own_error:.1e}, "
-                f"in {largest.identity.words}"
-            )
-        yield doc.Figure("first divergence", "none", meaning)
+        yield doc.Figure("first divergence", "none", first_words(result))
     if result.modules is not None:
         compared = sum(module.fidelity is not None for module in result.modules)
         is_all = compared == len(result.modules)
@@ -131,7 +124,7 @@ def _fields(result: ModelComparison) -> Iterator[doc.Field]:
     if result.modules is not None:
         reasons = [module.reason for module in result.modules if module.fidelity is None]
         for reason in dict.fromkeys(reasons):
-            yield "not seen", f"{count_noun(reasons.count(reason), 'module')}: {reason}"
+            yield "not compared", f"{count_noun(reasons.count(reason), 'module')}: {reason}"
     yield "made by", f"winml {__version__}", doc.Detail.PAGE
     yield from doc.note_fields(result.notes)
 
@@ -154,12 +147,17 @@ def output_words(output: ComparedOutput) -> str:
 
 
 def first_words(result: ModelComparison) -> str:
-    """Return which module is the first whose error is its own."""
+    """Return which module diverges first; where none does, how large the errors are that add up."""
     first = result.first_divergence
     if first is None or first.fidelity is None:
-        return f"no module has an error of its own beyond rounding ({result.tolerance:g}) and what all of them have"
+        modules = result.modules or ()
+        largest = max(modules, key=lambda module: module.own_error or 0.0, default=None)
+        if largest is None or (largest.own_error or 0.0) <= result.tolerance:
+            return f"no module has an own error above the tolerance of {result.tolerance:g}"
+        words = f"{largest.own_error:.1e} in {largest.identity.words}"
+        return f"no single module diverges: the error builds up; largest own error {words}"
     problem = f": {first.fidelity.problem}" if first.fidelity.problem else ""
-    return f"{first.identity.words} is the first whose error is its own{problem} ({first.identity.tag})"
+    return f"{first.identity.words} diverges first{problem} ({first.identity.tag})"
 
 
 def _module_blocks(result: ModelComparison, depth: int | None) -> Iterator[doc.Block]:
@@ -238,7 +236,7 @@ def _module_row(module: ComparedModule, *, is_first: bool) -> list[doc.Cell]:
 
 def _remark(module: ComparedModule, *, is_first: bool) -> str:
     problem = module.fidelity.problem if module.fidelity is not None else module.reason
-    marks = ("first to part" if is_first else "", "unchanged" if module.is_unchanged else "", problem)
+    marks = ("first to diverge" if is_first else "", "unchanged" if module.is_unchanged else "", problem)
     return ", ".join(filter(None, marks))
 
 
