@@ -198,8 +198,10 @@ def test_command_says_where_and_how_far(exported: Path, tmp_path: Path) -> None:
     assert record["first_divergence"]["value"] > record["threshold"]
     files = [tmp_path / name for name in ("page.html", "nodes.json")]
     told = run_here("compare", plain, wrong, "--by-module", "--report", files[0], "--node-data", files[1])
-    assert f"{module} is the first" in told.out
-    assert "first to diverge" in files[0].read_text(encoding="utf-8")
+    assert f"{module} diverges first" in told.out
+    page = files[0].read_text(encoding="utf-8")
+    assert "first to diverge" in page
+    assert f'<a href="{files[1].name}">' in page
     (values,) = json.loads(files[1].read_text(encoding="utf-8")).values()
     wrong_nodes = {name for name, entry in values["results"].items() if entry["value"] > record["threshold"]}
     assert wrong_nodes == {node.name for node in onnx.load(wrong).graph.node if _module_of(node) == module}

@@ -26,8 +26,8 @@ def tuning_document(result: TuneResult) -> doc.Document:
             doc.Fields(list(_fields(result))),
             doc.Dots(
                 [_dot(item) for item in candidates if item.latency is not None and item.facts is not None],
-                heading="Latency and quality of each candidate",
-                value_title="latency of the plain file = 1; larger mark: larger file",
+                heading="Latency and quality of each candidate; a larger mark is a larger file",
+                value_title="latency, plain file = 1",
                 bar_title="SQNR in dB",
                 value_line=1,
                 bar_line=result.limits["min_sqnr_db"],
