@@ -156,6 +156,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str: 
 _ROLE = re.compile(
     r":(?:py:)?(?:func|class|meth|attr|data|mod|exc|obj|const|ref|doc):(?:<code>~?([^<]+)</code>|`~?([^`]+)`)"
 )
+_CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 _TABLES_OF_OPTIONS = ("reference/cli.md", "reference/verbs.md", "reference/build_config.md")
 
 
@@ -183,6 +184,8 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:  # no
         import winml.modelkit
 
         html = without_roles(html, winml.modelkit.__all__)
+    # Markdown of GitHub ends a cell at a pipe in code, so it stands escaped; that of the site does not.
+    html = _CELL.sub(lambda cell: cell[0].replace("\\|", "|"), html)
     if path in _TABLES_OF_OPTIONS:
         html = html.replace("<table>", '<div class="options"><table>').replace("</table>", "</table></div>")
     return html
