@@ -83,7 +83,8 @@ def _figures(result: ModelComparison) -> Iterator[doc.Figure]:
     of_part = f" of {worst.part}" if worst.part else ""
     where = f"{'output' if len(result.outputs) == 1 else 'worst output,'} {fidelity.name}{of_part}"
     if fidelity.problem:
-        yield doc.Figure("outputs", fidelity.problem, where, "bad")
+        value = "not finite" if "finity" in fidelity.problem else "not comparable"
+        yield doc.Figure("outputs", value, f"{where}: {fidelity.problem}", "bad")
     else:
         meaning = f"{where}: power of the signal over that of the error; 20 dB more is a tenth of the error"
         yield doc.Figure("SQNR", f"{decibel_words(fidelity.sqnr_db)} dB".replace("equal dB", "equal"), meaning)
@@ -96,7 +97,8 @@ def _figures(result: ModelComparison) -> Iterator[doc.Figure]:
         meaning = "of the positions have their largest value at the same index"
         yield doc.Figure("top-1 agreement", _percent(worst.top1_agreement), meaning)
     if first is not None:
-        error = "not finite" if first.own_error is None else f"{first.own_error:.1e}"
+        own = first.own_error
+        error = f"{own:.1e}" if own is not None and math.isfinite(own) else "not finite"
         meaning = f"own error of the first module that diverges: {first.identity.words}"
         yield doc.Figure("first divergence", error, meaning, "bad")
     elif result.modules is not None:
@@ -267,7 +269,7 @@ def _boxes(modules: Sequence[ComparedModule], first: ComparedModule | None) -> I
             parent=address.nearest_ancestor(tag, worst),
             label=tag.rpartition(address.SEPARATOR)[2],
             size=1,
-            shade=module.own_error or 0.0,
+            shade=math.nan if module.own_error is None else module.own_error,
             words=words,
             lines=(module.identity.words, f"own error {words}", _remark(module, is_first=is_first)),
             is_marked=is_first,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -252,7 +253,8 @@ def _box_rows(chart: doc.Boxes, numbers: dict[str, int]) -> Iterator[list[object
         parent = numbers.get(box.parent, -1) if box.parent else -1
         texts = [printable(text) for text in (box.label, box.kind, box.words)]
         size = box.size if math.isfinite(box.size) else 0.0
-        shade = box.shade if math.isfinite(box.shade) else None
+        # JSON has no infinity; the ends of the scale bound it.
+        shade = None if math.isnan(box.shade) else min(max(box.shade, -sys.float_info.max), sys.float_info.max)
         yield [
             -1 if numbers[box.key] == parent else parent,
             *texts,

@@ -78,8 +78,10 @@ def profile_document(
         top=top,
         by_class=by_class,
     )
+    charts = [block for block in times.blocks if isinstance(block, doc.Boxes | doc.Bars)]
+    tables = [block for block in times.blocks if not isinstance(block, doc.Boxes | doc.Bars)]
     return doc.Document(
-        [*blocks, *times.blocks],
+        [blocks[0], *charts, *blocks[1:], *tables],
         doc.Fields([*times.summary.rows, *origin]),
         title=Path(main.result.model).name,
         subject="time by module",

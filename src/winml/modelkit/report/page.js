@@ -138,7 +138,7 @@ function showBoxes(chart) {
   let top = canFold ? brief : whole, parents = new Map(), selected = top, buttons = new Map();
 
   const amount = value => `${Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : Number(value.toPrecision(3))} ${data.unit}`.trim();
-  const written = value => value && Math.abs(value) < 0.01 ? value.toExponential(1) : String(Number(value.toPrecision(3)));
+  const written = value => Math.abs(value) > 1e300 ? "∞" : value && Math.abs(value) < 0.01 ? value.toExponential(1) : String(Number(value.toPrecision(3)));
   const words = node => node.words || (node.count > 1 && node.shade !== null && data.shades && data.shades.folded !== "sum"
     ? `${data.shades.folded === "max" ? "largest" : "lowest"} ${written(node.shade)}` : `${amount(node.total)}, ${share(node)}`);
   const share = node => whole.total ? `${(100 * node.total / whole.total).toFixed(1)} %` : "";
