@@ -157,7 +157,7 @@ _ROLE = re.compile(
     r":(?:py:)?(?:func|class|meth|attr|data|mod|exc|obj|const|ref|doc):(?:<code>~?([^<]+)</code>|`~?([^`]+)`)"
 )
 _CELL = re.compile(r"<td.*?</td>", re.DOTALL)
-_TABLES_OF_OPTIONS = ("reference/cli.md", "reference/verbs.md", "reference/build_config.md")
+_TABLES_OF_OPTIONS = ("reference/verbs.md", "reference/build_config.md")
 
 
 def without_roles(html: str, names: Container[str]) -> str:
