@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,44 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str: 
         f"![The rooms of the house, each above those it may import]({house})\n\n{_CAPTION}",
         with_site_links(markdown, path),
     )
+
+
+_ROLE = re.compile(
+    r":(?:py:)?(?:func|class|meth|attr|data|mod|exc|obj|const|ref|doc):(?:<code>~?([^<]+)</code>|`~?([^`]+)`)"
+)
+_CELL = re.compile(r"<td.*?</td>", re.DOTALL)
+_TABLES_OF_OPTIONS = ("reference/verbs.md", "reference/build_config.md")
+
+
+def without_roles(html: str, names: Container[str]) -> str:
+    """Return a page with the roles of docstrings as code, which leads to the entry of a public name.
+
+    Args:
+        html: The page.
+        names: The public names, each an entry of the reference of the Python interface.
+    """
+
+    def replaced(role: re.Match[str]) -> str:
+        target = (role[1] or role[2]).strip()
+        name = target.removeprefix("winml.modelkit.")
+        code = f"<code>{target.rpartition('.')[2]}</code>"
+        return f'<a href="#winml.modelkit.{name}">{code}</a>' if name in names else code
+
+    return _ROLE.sub(replaced, html)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001  # mkdocs' signature
+    """Turn roles into code, and mark the tables of options for their style."""
+    path = page.file.src_uri
+    if path == "reference/api.md":
+        import winml.modelkit
+
+        html = without_roles(html, winml.modelkit.__all__)
+    # Markdown of GitHub ends a cell at a pipe in code, so it stands escaped; that of the site does not.
+    html = _CELL.sub(lambda cell: cell[0].replace("\\|", "|"), html)
+    if path in _TABLES_OF_OPTIONS:
+        html = html.replace("<table>", '<div class="options"><table>').replace("</table>", "</table></div>")
+    return html
 
 
 def foreign_requests(site: Path) -> list[str]:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import hypothesis
 import pytest
 
+from browser import BROWSERS, Browser, browser_command, opened_browser
 from resting_threads import rest_where_cores_are_shared
 from torch_operators import share_operator_table
 from winml.modelkit.cli.main import COLLECTION_THRESHOLD
@@ -93,6 +94,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("no CUDA device that ONNX Runtime can use")
     if item.get_closest_marker("network") and not _hub_is_reachable():
         pytest.skip("the Hugging Face Hub cannot be reached")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One headless browser for all tests that look at pages."""
+    command = browser_command()
+    if command is None:
+        pytest.skip(f"no browser on this machine (looked for {', '.join(BROWSERS)})")
+    with opened_browser(command) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -245,3 +246,20 @@ def test_order_of_outputs_is_told_whatever_else_changed(tmp_path: Path) -> None:
     only_input = build(lambda model: (second_output(model), setattr(model.graph.inputs[0], "name", "pixels"))[0])
     told = diff_models(before, saved(only_input, tmp_path / "named.onnx")).interface
     assert not any("another order" in words for words in told)
+
+
+def test_page_has_a_row_for_each_module_and_links_to_the_answer(before: Path, tmp_path: Path) -> None:
+    """The page and the JSON are written together; a page that is there is not replaced unasked."""
+    after = saved(build(change_weight), tmp_path / "after.onnx")
+    (tmp_path / "pages").mkdir()
+    asked = ("diff", before, after, "--report", tmp_path / "pages" / "diff.html", "-o", tmp_path / "diff.json")
+    done = run_here(*asked)
+    assert 3 == done.code, done.err
+    assert "diff.html" in done.out
+    page = (tmp_path / "pages" / "diff.html").read_text(encoding="utf-8")
+    assert ['<a href="../diff.json">diff.json</a>'] == re.findall(r"<a href=.*?</a>", page)
+    changed = [module["tag"] for module in json.loads((tmp_path / "diff.json").read_text(encoding="utf-8"))["modules"]]
+    table = page.partition('<table id="modules">')[2].partition("</table>")[0].replace("<wbr>", "")
+    assert ["/M/Second"] == changed
+    assert changed == re.findall(r'<td class="[^"]*title"[^>]*>(.*?)</td>', table)
+    assert 2 == run_here(*asked).code

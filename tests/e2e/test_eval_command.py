@@ -65,13 +65,14 @@ MODEL = "model/onnx/model.onnx"
 
 
 def test_answer_is_told_written_and_the_same_from_python(tmp_path: Path) -> None:
-    output = tmp_path / "eval.json"
-    done = run_here("eval", MODEL, "--dataset", "texts.csv", "--batch-size", "3", "-o", output)
+    output, page = tmp_path / "eval.json", tmp_path / "eval.html"
+    done = run_here("eval", MODEL, "--dataset", "texts.csv", "--batch-size", "3", "-o", output, "--report", page)
     record = json.loads(output.read_text(encoding="utf-8"))
     result = evaluate_model(MODEL, "texts.csv", batch_size=3)
 
     assert done.code == 0
     assert "100 %" in done.out
+    assert '<a href="eval.json">' in page.read_text(encoding="utf-8")
     assert record["schema_version"] == 1
     assert record["dataset"] == {
         "name": "texts.csv",

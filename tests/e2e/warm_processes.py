@@ -38,7 +38,6 @@ LIBRARIES = (
     "onnxscript.function_libs.torch_lib.ops.core",
     "onnxscript.optimizer",
     "onnxscript.rewriter",
-    "plotly.graph_objects",
     "pydantic",
     "rich.console",
     "safetensors.torch",

@@ -163,7 +163,7 @@ _REPORT_ALL = """
 import json, sys
 print(json.dumps({"code": code or 0, "modules": sorted(sys.modules)}), file=sys.stderr)
 """
-_NEEDLESS = {"plotly", "pandas", "datasets", "sklearn", "torchmetrics", "matplotlib", "ray"}
+_NEEDLESS = {"pandas", "datasets", "sklearn", "torchmetrics", "matplotlib", "ray"}
 """Libraries that none of these commands reads a model with."""
 
 

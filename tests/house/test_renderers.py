@@ -18,9 +18,9 @@ READ_BY_RENDERERS = {
 }  # fmt: skip
 """The leaves, and the rooms whose records a renderer shows. No flow, no verification, no build, nothing that loads."""
 
-RENDERING_LIBRARIES = {"rich", "jinja2", "plotly", "click"}
+RENDERING_LIBRARIES = {"rich", "jinja2", "click"}
 
-DRAWING_LIBRARIES = {"rich", "jinja2", "plotly", "html", "markdown_it"}
+DRAWING_LIBRARIES = {"rich", "jinja2", "html", "markdown_it"}
 
 RENDERERS = [module for module in modules() if module.room == "report"]
 FORMS = [module for module in RENDERERS if module.name in ("report.terminal", "report.markdown", "report.html")]
@@ -81,7 +81,7 @@ def test_rules_see_what_they_forbid() -> None:
     """Each form draws with a library of its own, which a test that reads no import would not see."""
     assert {"report.terminal", "report.markdown", "report.html"} == {module.name for module in FORMS}
     libraries = {name for module in FORMS for name in _imported_libraries(module)}
-    assert {"rich", "jinja2", "plotly"} <= libraries & DRAWING_LIBRARIES
+    assert {"rich", "jinja2"} <= libraries & DRAWING_LIBRARIES
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.name or PACKAGE)

@@ -19,6 +19,7 @@ from docs_site import (
     python_reference,
     site_path,
     with_site_links,
+    without_roles,
 )
 from house.sources import REPOSITORY
 from house_picture import PICTURE, house
@@ -37,6 +38,23 @@ def test_navigation_holds_every_page_once() -> None:
     """Whoever adds a page writes it into mkdocs.yml."""
     navigation = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     assert sorted(_pages()) == sorted(re.findall(r"[\w/-]+\.md", navigation))
+
+
+def test_title_of_a_page_is_its_name_in_the_navigation() -> None:
+    """A page without a name there is listed by its title."""
+    pages = _pages()
+    navigation = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    names = {page: name for name, page in re.findall(r"- ([^:\n]+): ([\w/-]+\.md)", navigation)}
+    titles = {page: text.partition("# ")[2].partition("\n")[0] for page, text in pages.items()}
+    assert len(names) > 30
+    assert names == {page: titles[page] for page in names}
+
+
+def test_roles_of_docstrings_become_code() -> None:
+    """That of a public name leads to its entry on the page; of a method, only the name is left."""
+    html = "see :func:<code>winml.modelkit.compare_models</code> and :meth:`~a.B.c`, not a:b"
+    link = '<a href="#winml.modelkit.compare_models"><code>compare_models</code></a>'
+    assert f"see {link} and <code>c</code>, not a:b" == without_roles(html, {"compare_models"})
 
 
 def test_links_of_pages_lead_to_pages_or_files_of_the_site() -> None:

@@ -198,8 +198,10 @@ def test_command_says_where_and_how_far(exported: Path, tmp_path: Path) -> None:
     assert record["first_divergence"]["value"] > record["threshold"]
     files = [tmp_path / name for name in ("page.html", "nodes.json")]
     told = run_here("compare", plain, wrong, "--by-module", "--report", files[0], "--node-data", files[1])
-    assert f"{module} is the first" in told.out
-    assert "first to part" in files[0].read_text(encoding="utf-8")
+    assert f"{module} diverges first" in told.out
+    page = files[0].read_text(encoding="utf-8")
+    assert "first to diverge" in page
+    assert f'<a href="{files[1].name}">' in page
     (values,) = json.loads(files[1].read_text(encoding="utf-8")).values()
     wrong_nodes = {name for name, entry in values["results"].items() if entry["value"] > record["threshold"]}
     assert wrong_nodes == {node.name for node in onnx.load(wrong).graph.node if _module_of(node) == module}
@@ -237,7 +239,7 @@ def test_page_promises_an_outline_where_there_is_one_and_begins_with_numbers(exp
         page = tmp_path / f"{pair[1].stem}.html"
         asked = ("compare", *pair, "--by-module", "--report", page, "-f", "json")
         modules = json.loads(run_here(*asked).out)["modules"]
-        assert has_first == ("blue outline" in page.read_text(encoding="utf-8"))
+        assert has_first == ("outline mark the first module" in page.read_text(encoding="utf-8"))
         without = [item["reason"] for item in modules if item["value"] is None]
         assert without == [row[-1] for row in displayed_rows(page, "missing")]
         assert not any("–" in row for row in displayed_rows(page, "modules")[:3])

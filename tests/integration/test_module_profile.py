@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 import graphs
+from browser import Browser
 from winml.modelkit import WinMLExportConfig, export_pytorch
 from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.modules.profile import profile_modules
@@ -28,8 +26,6 @@ from winml.modelkit.report.module_times import profile_document
 from winml.modelkit.results.module_perf import ProfiledModules
 from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.verbs.optimize import optimize_onnx
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 
 
 class Block(nn.Module):
@@ -199,72 +195,34 @@ def test_profile_charges_the_branch_that_ran(tmp_path: Path) -> None:
     assert profile.kernel_ms <= sum(profile.run_ms) / len(profile.run_ms)
 
 
-def _browser() -> str:
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        pytest.skip(f"no browser on this machine (looked for {', '.join(BROWSERS)})")
-    return found
-
-
-def _opened(page: str, folder: Path, *, width: int = 1280) -> str:
-    """Return the document as a browser of that width has it after its scripts ran, without a network."""
-    path = folder / "page.html"
-    path.write_text(page, encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    options += [
-        "--disable-component-update",
-        "--disable-sync",
-        "--disable-quic",
-        "--host-resolver-rules=MAP * ~NOTFOUND",
-    ]
-    options += [f"--user-data-dir={folder / 'profile'}", f"--window-size={width},1000"]
-    options += ["--virtual-time-budget=10000", "--dump-dom", path.as_uri()]
-    done = subprocess.run(
-        [_browser(), *options], capture_output=True, text=True, encoding="utf-8", check=True, timeout=120
-    )
-    return done.stdout
-
-
-def _column(document: str, position: int) -> list[str]:
-    """Return a column of the module table."""
-    table = document.split('<table id="modules"')[1].split("</table>")[0]
-    rows = re.findall("<tr([^>]*)>(.*?)</tr>", table.split("<tbody>")[1], re.DOTALL)
-    cells = [
-        re.findall("<td[^>]*>(.*?)</td>", row, re.DOTALL) for attributes, row in rows if "hidden" not in attributes
-    ]
-    return [row[position].replace("<wbr>", "") for row in cells]
-
-
-def test_page_opens_in_a_browser_without_network(profiled: ProfiledModules, tmp_path: Path) -> None:
-    """The chart has a box per module, and the table sorts and filters as its heads and its field say."""
-    page = render_html(replace(profile_document(profiled), title="<net> & co"))
-    assert "<net>" not in page.split("<script")[0]
-    clicks = """<script>addEventListener("load", () => {
-        const field = document.getElementById("filter");
-        field.value = "blocks"; field.dispatchEvent(new Event("input"));
-        const head = document.querySelectorAll("#modules th button")[4];
-        head.click(); head.click();
-    });</script></body>"""
-    document = _opened(page.replace("</body>", clicks), tmp_path)
-    boxes = re.findall(r'class="slicetext"[^>]* data-unformatted="([^"]*)"', document)
-    assert sorted(module.tag.rpartition("/")[2] for module in profiled.profile.modules()) == sorted(boxes)
-    assert ["blocks.0", "blocks.1"] == sorted(_column(document, 0))
-    times = [float(value) for value in _column(document, 4)]
+def test_page_opens_in_a_browser_without_network(profiled: ProfiledModules, tmp_path: Path, browser: Browser) -> None:
+    """The chart has a box per module that takes time, and the table sorts and filters by its heads and its field."""
+    path = tmp_path / "page.html"
+    path.write_text(render_html(replace(profile_document(profiled), title="<net> & co")), encoding="utf-8")
+    browser.open(path)
+    assert [] == browser.problems
+    assert "<net> & co" in browser.run("document.querySelector('h1').textContent")
+    browser.run("document.querySelector('.fold').click()")
+    boxes = browser.run("[...document.querySelectorAll('.plot button')].map(box => box.textContent)")
+    modules = [module for module in profiled.profile.modules() if module.total_ms > 0.01 * profiled.profile.kernel_ms]
+    names = {module.tag.rpartition("/")[2] for module in modules}
+    assert [] == [name for name in names if not any(box.startswith(name) for box in boxes)]
+    browser.run("document.getElementById('filter').focus()")
+    browser.press(*"blocks")
+    assert all("blocks" in name for name in browser.column("modules", 0))
+    for _ in range(2):
+        browser.run("document.querySelectorAll('#modules th button')[4].click()")
+    times = [float(value) for value in browser.column("modules", 4)]
     assert sorted(times) == times
-    assert 'aria-sort="ascending"' in document
+    assert all(count.isdecimal() for count in browser.column("modules", 5))
 
 
-@pytest.mark.parametrize("width", [800, 1280])
-def test_last_column_lies_on_the_page(profiled: ProfiledModules, tmp_path: Path, width: int) -> None:
-    """At either width: nothing has to be scrolled into sight, and counts have no decimals."""
-    measured = """<script>addEventListener("load", () => {
-        const heads = [...document.querySelectorAll("th:last-child")];
-        document.title = Math.max(...heads.map(head => head.getBoundingClientRect().right)) + " of " + innerWidth;
-    });</script></body>"""
-    page = render_html(profile_document(profiled)).replace("</body>", measured)
-    document = _opened(page, tmp_path, width=width)
-    found = re.search(r"<title>([\d.]+) of (\d+)</title>", document)
-    assert found is not None
-    assert width == int(found[2])
-    assert float(found[1]) <= width
-    assert all(count.isdecimal() for count in _column(document, 5))
+@pytest.mark.parametrize("width", [390, 800, 1280])
+def test_page_fits_its_window(profiled: ProfiledModules, tmp_path: Path, width: int, browser: Browser) -> None:
+    """At each width: nothing has to be scrolled into sight, the last column included."""
+    path = tmp_path / "page.html"
+    path.write_text(render_html(profile_document(profiled)), encoding="utf-8")
+    browser.open(path, width=width)
+    cells = "[...document.querySelectorAll('#modules td:last-child')]"
+    assert browser.run(f"Math.max(...{cells}.map(cell => cell.getBoundingClientRect().right))") <= width
+    assert [] == browser.wider_elements()

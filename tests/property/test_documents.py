@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from winml.modelkit.report.document import (
+    Bar,
+    Bars,
     Block,
     Box,
     Boxes,
@@ -24,6 +27,7 @@ from winml.modelkit.report.document import (
     Dot,
     Dots,
     Fields,
+    Figure,
     Linked,
     Nested,
     Number,
@@ -187,11 +191,15 @@ def test_page_shows_every_text_as_it_is(document: Document) -> None:
         assert _joined(word) in shown
 
 
+bars = st.lists(st.builds(Bar, texts, st.floats(-9, 9), texts, texts), max_size=3)
 boxes = st.lists(
-    st.builds(Box, texts, st.just(""), texts, st.floats(0, 9), st.floats(0, 9), texts, st.tuples(texts), st.booleans()),
+    st.builds(
+        Box, texts, st.just(""), texts, st.floats(0, 9), st.one_of(st.floats(0, 9), st.just(float("nan"))), texts,
+        st.tuples(texts), st.booleans(), texts,
+    ),
     min_size=1,
     max_size=3,
-)
+)  # fmt: skip
 dots = st.lists(
     st.builds(
         Dot, texts, st.sampled_from(["best", "good", "fair", "bad"]), st.floats(0, 9), st.none(), st.none(),
@@ -203,12 +211,28 @@ shades = st.sampled_from([None, Shades("error", 1e-8, 1.0, is_logarithmic=True),
 
 
 @settings(max_examples=20)
-@given(boxes, dots, shades)
-def test_charts_hold_no_markup_of_their_texts(boxes: list[Box], dots: list[Dot], scale: Shades | None) -> None:
-    """The library reads some HTML in labels: a text is escaped before, and the library stands on the page once."""
-    charts = [Boxes(boxes, "modules", "caption", scale), Dots(dots, "times", "time", "dB", 1.0, 30.0)]
-    page = render_html(Document(charts))
-    data = page.partition("<body>")[2].replace("\\u003c", "<").replace("\\u003e", ">")
-    assert "<img" not in data
-    assert 1 == page.count("plotly.js v")
-    assert not _OBEYED.search("".join(re.findall(r"Plotly\.newPlot\(.*", page)))
+@given(boxes, bars, dots, shades)
+def test_charts_hold_their_texts_and_obey_none(
+    boxes: list[Box], bars: list[Bar], dots: list[Dot], scale: Shades | None
+) -> None:
+    """Bars and dots are elements of the template; of boxes, the page holds JSON that no text of them ends."""
+    charts: list[Block] = [
+        Boxes(boxes, "modules", "caption", shades=scale),
+        Bars(bars, "classes"),
+        Dots(dots, "times", "time", "dB", 1.0, 30.0),
+    ]
+    figures = [Figure(bar.name, bar.words, bar.detail) for bar in bars]
+    own = render_html(Document(charts, figures=figures)).partition("<body>")[2].rpartition("<script>")[0]
+    assert not _OBEYED.search(own)
+    page = _Texts()
+    page.feed(own)
+    assert not {"img", "iframe"} & {*page.elements}
+    assert 1 == page.elements.count("script")
+    data = json.loads(re.findall(r'<script type="application/json">(.*)</script>', own)[0])
+    assert [[box.label, box.kind, box.words] for box in boxes] == [row[1:4] for row in data["boxes"]] or any(
+        printable(text) != text for box in boxes for text in (box.label, box.kind, box.words)
+    )
+    shown = _joined("".join(page.words))
+    texts = [text for bar in bars for text in (bar.name, bar.words, bar.detail)]
+    texts += [text for dot in dots for text in (dot.name, dot.bar_words)]
+    assert [] == [text for text in texts if _joined(printable(text)) not in shown]

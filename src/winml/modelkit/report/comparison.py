@@ -22,7 +22,7 @@ from winml.modelkit.results.comparison import (
 from winml.modelkit.results.evaluation import EvaluatedSide, Evaluation, Limit, number_words
 from winml.modelkit.results.generated_text import GeneratedText, ReferenceText
 from winml.modelkit.version import __version__
-from winml.modelkit.words import count_noun, count_words, size_words, time_words
+from winml.modelkit.words import count_noun, count_words, decibel_words, size_words, time_words
 
 __all__ = [
     "comparison_document",
@@ -33,6 +33,8 @@ __all__ = [
     "output_words",
 ]
 
+DISPLAYED_BARS = 10
+"""Modules in a chart of bars. Chosen: it fits on a screen beside the numbers above it."""
 DISPLAYED_MODULES = 12
 """Rows of the module table unless all are asked for. Chosen: the answer fits on a screen."""
 LEAST, MOST = 1e-8, 1.0
@@ -67,11 +69,45 @@ def comparison_document(result: ModelComparison, *, depth: int | None = None) ->
                 detail=doc.Detail.PAGE,
             ),
         ],
-        title=f"{Path(result.candidate).name} beside {Path(result.reference).name}",
-        subject="where two models part",
-        introduction="Both were run on the same values. The own error of a module is the part of its relative error "
-        "that it was not fed.",
+        title=f"{Path(result.candidate).name} compared with {Path(result.reference).name}",
+        subject="error by module",
+        introduction="Both models were run on the same inputs. The own error of a module is the part of its relative "
+        "error that does not come from its inputs.",
+        figures=list(_figures(result)),
     )
+
+
+def _figures(result: ModelComparison) -> Iterator[doc.Figure]:
+    worst = result.worst
+    fidelity, first = worst.fidelity, result.first_divergence
+    of_part = f" of {worst.part}" if worst.part else ""
+    where = f"{'output' if len(result.outputs) == 1 else 'worst output,'} {fidelity.name}{of_part}"
+    if fidelity.problem:
+        value = "not finite" if "finity" in fidelity.problem else "not comparable"
+        yield doc.Figure("outputs", value, f"{where}: {fidelity.problem}", "bad")
+    else:
+        meaning = f"{where}: power of the signal over that of the error; 20 dB more is a tenth of the error"
+        yield doc.Figure("SQNR", f"{decibel_words(fidelity.sqnr_db)} dB".replace("equal dB", "equal"), meaning)
+        meaning = "size of the error over the size of the reference"
+        if result.threshold is not None:
+            meaning += f"; {'within' if result.is_within else 'above'} the threshold of {result.threshold:g}"
+        tone: doc.Tone = "" if result.threshold is None else "good" if result.is_within else "bad"
+        yield doc.Figure("relative error", f"{fidelity.relative_error:.1e}", meaning, tone)
+    if worst.top1_agreement is not None:
+        meaning = "of the positions have their largest value at the same index"
+        yield doc.Figure("top-1 agreement", _percent(worst.top1_agreement), meaning)
+    if first is not None:
+        own = first.own_error
+        error = f"{own:.1e}" if own is not None and math.isfinite(own) else "not finite"
+        meaning = f"own error of the first module that diverges: {first.identity.words}"
+        yield doc.Figure("first divergence", error, meaning, "bad")
+    elif result.modules is not None:
+        yield doc.Figure("first divergence", "none", first_words(result))
+    if result.modules is not None:
+        compared = sum(module.fidelity is not None for module in result.modules)
+        is_all = compared == len(result.modules)
+        meaning = "every module" if is_all else "the others are fused, or have no value that both models compute"
+        yield doc.Figure("modules compared", f"{compared} of {len(result.modules)}", meaning)
 
 
 def _fields(result: ModelComparison) -> Iterator[doc.Field]:
@@ -90,7 +126,7 @@ def _fields(result: ModelComparison) -> Iterator[doc.Field]:
     if result.modules is not None:
         reasons = [module.reason for module in result.modules if module.fidelity is None]
         for reason in dict.fromkeys(reasons):
-            yield "not seen", f"{count_noun(reasons.count(reason), 'module')}: {reason}"
+            yield "not compared", f"{count_noun(reasons.count(reason), 'module')}: {reason}"
     yield "made by", f"winml {__version__}", doc.Detail.PAGE
     yield from doc.note_fields(result.notes)
 
@@ -113,12 +149,17 @@ def output_words(output: ComparedOutput) -> str:
 
 
 def first_words(result: ModelComparison) -> str:
-    """Return which module is the first whose error is its own."""
+    """Return which module diverges first; where none does, how large the errors are that add up."""
     first = result.first_divergence
     if first is None or first.fidelity is None:
-        return f"no module has an error of its own beyond rounding ({result.tolerance:g}) and what all of them have"
+        modules = result.modules or ()
+        largest = max(modules, key=lambda module: module.own_error or 0.0, default=None)
+        if largest is None or (largest.own_error or 0.0) <= result.tolerance:
+            return f"no module has an own error above the tolerance of {result.tolerance:g}"
+        words = f"{largest.own_error:.1e} in {largest.identity.words}"
+        return f"no single module diverges: the error builds up; largest own error {words}"
     problem = f": {first.fidelity.problem}" if first.fidelity.problem else ""
-    return f"{first.identity.words} is the first whose error is its own{problem} ({first.identity.tag})"
+    return f"{first.identity.words} diverges first{problem} ({first.identity.tag})"
 
 
 def _module_blocks(result: ModelComparison, depth: int | None) -> Iterator[doc.Block]:
@@ -127,11 +168,31 @@ def _module_blocks(result: ModelComparison, depth: int | None) -> Iterator[doc.B
     wrong = [module for module in compared if module.own_error or (module.fidelity and module.fidelity.problem)]
     worst = sorted(wrong, key=lambda module: -(module.own_error or 0.0))[:DISPLAYED_MODULES]
     brief = [number for number, module in enumerate(compared) if module in worst or module is first]
-    outline = "" if first is None else ", and ▶ with a blue outline is the first module to part"
+    outline = "" if first is None else "; ▶ and an outline mark the first module that diverges"
     yield doc.Boxes(
         list(_boxes(modules, first)),
-        heading=f"Where errors arise: colour is own error{outline}",
+        heading=f"Own error by module{outline}",
+        size_title="number of modules",
+        size_unit="modules",
         shades=doc.Shades("own error", LEAST, MOST, is_logarithmic=True),
+    )
+    erring = sorted(
+        (module for module in compared if module.own_error is not None and math.isfinite(module.own_error)),
+        key=lambda module: -(module.own_error or 0.0),
+    )
+    yield doc.Bars(
+        [
+            doc.Bar(
+                module.identity.words,
+                module.own_error or 0.0,
+                f"{module.own_error:.1e}",
+                f"{module.identity.class_name}{', first to diverge' if module is first else ''}",
+            )
+            for module in erring[:DISPLAYED_BARS]
+            if module.own_error
+        ],
+        heading="Modules with the largest own error",
+        caption="relative error that does not come from the inputs",
     )
     names = (doc.Column("module", "name"), doc.Column("class", detail=doc.Detail.PAGE))
     error, *others = _ERRORS
@@ -177,7 +238,7 @@ def _module_row(module: ComparedModule, *, is_first: bool) -> list[doc.Cell]:
 
 def _remark(module: ComparedModule, *, is_first: bool) -> str:
     problem = module.fidelity.problem if module.fidelity is not None else module.reason
-    marks = ("first to part" if is_first else "", "unchanged" if module.is_unchanged else "", problem)
+    marks = ("first to diverge" if is_first else "", "unchanged" if module.is_unchanged else "", problem)
     return ", ".join(filter(None, marks))
 
 
@@ -208,10 +269,11 @@ def _boxes(modules: Sequence[ComparedModule], first: ComparedModule | None) -> I
             parent=address.nearest_ancestor(tag, worst),
             label=tag.rpartition(address.SEPARATOR)[2],
             size=1,
-            shade=module.own_error or 0.0,
+            shade=math.nan if module.own_error is None else module.own_error,
             words=words,
             lines=(module.identity.words, f"own error {words}", _remark(module, is_first=is_first)),
             is_marked=is_first,
+            kind=module.identity.class_name,
         )
 
 
@@ -224,7 +286,57 @@ def _box_words(module: ComparedModule) -> str:
 def evaluation_document(result: Evaluation) -> doc.Document:
     """Describe what was run, each metric with its interval, and whether limits are met."""
     return doc.Document(
-        [doc.Fields(list(_side_fields(result))), _metric_table(result)], doc.Fields(list(_summary_fields(result)))
+        [doc.Fields(list(_side_fields(result))), _metric_chart(result), _metric_table(result)],
+        doc.Fields(list(_summary_fields(result))),
+        title=Path(result.model.name).name or result.model.name,
+        subject=f"{result.task} on {result.data.name}",
+        introduction=f"{result.data.words} of split {result.data.split}. An interval holds the value in 95 of 100 "
+        "draws of as many samples.",
+        figures=list(_evaluation_figures(result)),
+    )
+
+
+def _evaluation_figures(result: Evaluation) -> Iterator[doc.Figure]:
+    first, better = result.metrics[0], "higher" if result.metrics[0].is_higher_better else "lower"
+    yield doc.Figure(first.name, number_words(first.value), f"{better} is better")
+    if first.baseline is not None and result.baseline is not None:
+        ends = _ends(first.difference_interval, signed=True)
+        words = f"{first.name} of the model minus {number_words(first.baseline)} of {result.baseline.name}"
+        meaning = f"{words}; 95 % interval {ends}" if ends else words
+        yield doc.Figure("difference", _signed(first.value - first.baseline) or "not defined", meaning)
+    if result.agreement is not None:
+        yield doc.Figure("agreement", _percent(result.agreement), f"of the samples: {result.agreement_words}")
+    times = f"; baseline {time_words(result.baseline.latency_ms.p50)} ms" if result.baseline is not None else ""
+    yield doc.Figure("time of a sample", f"{time_words(result.model.latency_ms.p50)} ms", f"median{times}")
+    if result.limits:
+        met = sum(limit.is_met for limit in result.limits)
+        missed = ", ".join(limit.metric for limit in result.limits if not limit.is_met)
+        meaning = f"not met: {missed}" if missed else "every limit is met"
+        yield doc.Figure("limits", f"{met} of {len(result.limits)} met", meaning, "bad" if missed else "good")
+
+
+def _metric_chart(result: Evaluation) -> doc.Dots:
+    """Return each metric with its interval: beside a baseline that of the difference, so that metrics share a scale."""
+    missed = {limit.metric for limit in result.limits if not limit.is_met}
+    compares = result.baseline is not None
+    dots = []
+    for metric in result.metrics:
+        value = metric.value - metric.baseline if metric.baseline is not None else metric.value
+        interval = metric.difference_interval if compares else metric.interval
+        if not math.isfinite(value):
+            continue
+        low, high = interval if interval is not None and all(map(math.isfinite, interval)) else (None, None)
+        words = f"{number_words(metric.value)}{f' ({_signed(value)})' if compares else ''}"
+        name = f"{metric.name}, {'higher' if metric.is_higher_better else 'lower'} is better"
+        grade: doc.Grade = "bad" if metric.name in missed else "good"
+        dots.append(doc.Dot(name, grade, value, low, high, 0.0, 0.0, "", words, lines=(name, words)))
+    return doc.Dots(
+        dots,
+        heading=f"{'Difference to the baseline' if compares else 'Metrics'}, with 95 % intervals",
+        value_title="model minus baseline" if compares else "value",
+        bar_title="",
+        value_line=0.0 if compares else None,
+        bar_line=None,
     )
 
 
@@ -261,7 +373,7 @@ def _metric_table(result: Evaluation) -> doc.Table:
                 _ends(metric.difference_interval, signed=True),
             ]
         rows.append(row)
-    return doc.Table(columns, [*rows, _time_row(result)])
+    return doc.Table(columns, [*rows, _time_row(result)], name="metrics", heading="Metrics")
 
 
 def _time_row(result: Evaluation) -> list[doc.Cell]:
@@ -391,17 +503,79 @@ def diff_document(diff: StructureDiff, *, folds: bool = True, by_change: bool = 
     return doc.Document(
         [
             doc.Fields(list(_diff_fields(diff))),
+            *_diff_bars(diff),
             doc.Table(
-                doc.columns("", ("module", "name"), ("nodes", "count"), "operators", "weights", ("size", "bytes")),
+                doc.columns(
+                    "change", ("module", "name"), ("nodes", "count"), "operators", "weights", ("size", "bytes")
+                ),
                 [row.cells for row in rows],
+                name="modules",
+                heading="Modules that differ",
+                is_searched=True,
                 brief=range(DISPLAYED_ROWS),
                 rest=f"{hidden} more modules changed less."
                 if by_change
                 else f"… and {hidden} more modules (--verbose shows all)",
             ),
-            doc.Table(doc.columns(("weight", "name"), "", "before", "after"), weights, detail=doc.Detail.VERBOSE),
+            doc.Table(
+                doc.columns(("weight", "name"), "change", "before", "after"),
+                weights,
+                name="weights",
+                heading="Weights that differ",
+                detail=doc.Detail.VERBOSE,
+            ),
         ],
         title=f"{diff.before.path.name} → {diff.after.path.name}",
+        subject="structure and weights",
+        introduction="Neither file was run: nodes, attributes and the content of weights were compared, module by "
+        "module.",
+        figures=list(_diff_figures(diff)),
+    )
+
+
+def _diff_figures(diff: StructureDiff) -> Iterator[doc.Figure]:
+    before, after = diff.before, diff.after
+    if diff.is_same:
+        yield doc.Figure("files", "equal", f"every node and weight of {diff.same_modules} modules", "good")
+    else:
+        statuses = [module.status for module in diff.modules]
+        words = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+        meaning = f"{words}; {diff.same_modules} are equal" if words else f"{diff.same_modules} are equal"
+        yield doc.Figure("modules that differ", str(len(diff.modules)), meaning)
+    yield doc.Figure("nodes", f"{after.nodes - before.nodes:+,}", f"{before.nodes:,} before, {after.nodes:,} after")
+    change = after.size_bytes - before.size_bytes
+    sizes = f"{size_words(before.size_bytes)} before, {size_words(after.size_bytes)} after, weights included"
+    yield doc.Figure("size", f"{'-' if change < 0 else '+'}{size_words(abs(change))}", sizes)
+    weights = sum(len(module.weights) for module in diff.modules)
+    yield doc.Figure("weights that differ", str(weights), "by content, name, type or shape")
+
+
+def _diff_bars(diff: StructureDiff) -> Iterator[doc.Block]:
+    changes = sorted(diff.operators.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:DISPLAYED_BARS]
+    yield doc.Bars(
+        [
+            doc.Bar(name, after - before, f"{after - before:+d}", f"{before} → {after}")
+            for name, (before, after) in changes
+        ],
+        heading="Operators: nodes after minus nodes before",
+    )
+    sizes: dict[str, list[int]] = {}
+    for module in diff.modules:
+        for kind, (before, after) in module.dtypes.items():
+            pair = sizes.setdefault(kind, [0, 0])
+            pair[0] += before
+            pair[1] += after
+    yield doc.Bars(
+        [
+            doc.Bar(
+                kind,
+                after - before,
+                f"{'-' if after < before else '+'}{size_words(abs(after - before))}",
+                f"{size_words(before)} → {size_words(after)}",
+            )
+            for kind, (before, after) in sorted(sizes.items(), key=lambda item: -abs(item[1][1] - item[1][0]))
+        ],
+        heading="Weights of modules that differ, by type",
     )
 
 
@@ -411,7 +585,7 @@ class _Row:
 
     status: str
     name: str
-    rest: tuple[str, str, str, str]
+    rest: tuple[doc.Cell, ...]
     modules: int = 1
 
     @classmethod
@@ -419,14 +593,14 @@ class _Row:
         return cls(module.status, _module_name(module), _cells(module))
 
     @property
-    def cells(self) -> tuple[str, ...]:
+    def cells(self) -> tuple[doc.Cell, ...]:
         name = f"{self.name} × {self.modules}" if self.modules > 1 else self.name
         return (self.status, name, *self.rest)
 
 
 def _folded(modules: Iterable[ChangedModule]) -> list[_Row]:
     """Return a row for each kind of change; modules of equal layers that changed alike share one."""
-    groups: dict[tuple[str, str, tuple[str, str, str, str]], list[_Row]] = {}
+    groups: dict[tuple[str, str, tuple[doc.Cell, ...]], list[_Row]] = {}
     for row in map(_Row.of, modules):
         groups.setdefault((row.status, _NUMBER.sub(".*", row.name), row.rest), []).append(row)
     return [
@@ -466,10 +640,12 @@ def _module_name(module: ChangedModule) -> str:
     return f"{module.renamed_from} → {name}" if module.renamed_from else name
 
 
-def _cells(module: ChangedModule) -> tuple[str, str, str, str]:
+def _cells(module: ChangedModule) -> tuple[doc.Cell, ...]:
     attributes = f"attributes of {module.attributes_changed}" if module.attributes_changed else ""
     operators = ", ".join(filter(None, [_operator_words(module.operators), attributes]))
-    return _arrow(module.nodes), operators, _weight_words(module), _arrow_of_sizes(module)
+    nodes, sizes = module.nodes, module.size_bytes
+    size = doc.Number(sizes[1] - sizes[0], _arrow_of_sizes(module)) if sizes[0] != sizes[1] else ""
+    return doc.Number(nodes[1], _arrow(nodes)), operators, _weight_words(module), size
 
 
 def _operator_words(operators: Mapping[str, tuple[int, int]]) -> str:

@@ -18,6 +18,8 @@ from winml.modelkit.words import count_words, decibel_words, size_words, time_wo
 __all__ = [
     "EARLIER",
     "MISSING",
+    "Bar",
+    "Bars",
     "Block",
     "Box",
     "Boxes",
@@ -30,6 +32,7 @@ __all__ = [
     "Dots",
     "Field",
     "Fields",
+    "Figure",
     "Grade",
     "Kind",
     "Linked",
@@ -40,6 +43,7 @@ __all__ = [
     "Shades",
     "Shortened",
     "Table",
+    "Tone",
     "Tree",
     "columns",
     "first_of",
@@ -332,11 +336,13 @@ class Box:
     """Its own, besides those inside it."""
     shade: float
     words: str = ""
-    """Below the label."""
+    """Below the label; empty: its size with those inside it, and its share of the whole."""
     lines: Sequence[str] = ()
-    """What is told of the box under the pointer."""
+    """Details of the box that is selected; the first is its name in the tables."""
     is_marked: bool = False
     """Whether an outline and a sign make it stand out."""
+    kind: str = ""
+    """Class of the module: boxes can be coloured by it, and equal neighbours of one class folded into one box."""
 
 
 @dataclass(frozen=True)
@@ -349,18 +355,50 @@ class Shades:
     is_logarithmic: bool = False
     is_dark_low: bool = False
     """Whether a small value is dark; else a large one."""
+    folded: Literal["sum", "max", "min"] = "max"
+    """The value of several boxes folded into one."""
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """Modules as boxes inside boxes: width is size, colour is shade."""
+    """Modules as boxes inside boxes: width is size, colour is shade or class."""
 
     boxes: Sequence[Box]
     heading: str = ""
     caption: str = ""
     """Above one of several charts below a heading."""
+    size_title: str = "size"
+    """What the width of a box stands for."""
+    size_unit: str = ""
     shades: Shades | None = None
-    """None draws no scale beside it."""
+    """None: colours stand for classes only."""
+    is_by_class: bool = False
+    """Whether the chart is coloured by class first; else by shade."""
+    kind_title: str = "class"
+    """What the kinds of boxes are."""
+    detail: Detail = Detail.PAGE
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One row of a chart of bars."""
+
+    name: str
+    value: float
+    words: str
+    """Beside the bar: its value with a unit."""
+    detail: str = ""
+    """Below the name, less bright."""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Names with a bar each, the largest first; bars below 0 lie left of the others."""
+
+    bars: Sequence[Bar]
+    heading: str
+    caption: str = ""
+    """What the bars stand for."""
     detail: Detail = Detail.PAGE
 
 
@@ -381,25 +419,41 @@ class Dot:
     """Of the mark, at least 0."""
     bar: float
     bar_words: str
+    value_words: str = ""
     lines: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Dots:
-    """Rows with a dot in an interval on the left and a bar on the right."""
+    """Rows with a dot in an interval on the left and a bar on the right; no bars where they have no title."""
 
     dots: Sequence[Dot]
     heading: str
     value_title: str
     bar_title: str
-    value_line: float
+    value_line: float | None
     """Where a line divides better from worse."""
     bar_line: float | None
     """The least bar that is accepted; None: no limit."""
     detail: Detail = Detail.PAGE
 
 
-Block = Fields | Table | Tree | Paragraph | Section | Boxes | Dots
+Block = Fields | Table | Tree | Paragraph | Section | Boxes | Bars | Dots
+
+
+Tone = Literal["", "good", "bad"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number that sums up a report. Its value stands in the fields or a table as well: only pages display it."""
+
+    label: str
+    value: str
+    """With its unit."""
+    meaning: str
+    """What the number says, in one sentence or less."""
+    tone: Tone = ""
 
 
 @dataclass(frozen=True)
@@ -415,6 +469,10 @@ class Document:
     """What was measured, in the title of a window."""
     introduction: str = ""
     """Below the title."""
+    figures: Sequence[Figure] = ()
+    """The few numbers that a page begins with."""
+    links: Sequence[Linked] = ()
+    """Files that were written with the page."""
 
     @property
     def page_blocks(self) -> list[Block]:

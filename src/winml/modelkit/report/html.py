@@ -1,29 +1,31 @@
-"""Renders a document as one HTML page, readable without a network: the chart library plotly is inside.
+"""Renders a document as one HTML page that needs no network: style, script and the data of its charts are inside.
 
-Tables can be sorted; the rows of one can be filtered, and compared where it has variants.
+Bars and dots are elements with a width; the chart of boxes inside boxes is drawn by the script, which also sorts and
+filters tables.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from winml.modelkit.report import document as doc
 from winml.modelkit.words import printable
 
 if TYPE_CHECKING:
     from jinja2 import Template
-    from plotly.graph_objects import Bar, Figure, Scatter
 
 __all__ = ["render_html"]
 
-TEMPLATE = "page.html"
+TEMPLATE, STYLE, SCRIPT = "page.html", "page.css", "page.js"
 LONG = 20
 """Chosen: characters from which a column of texts is as wide as a name needs."""
 
@@ -31,9 +33,26 @@ LONG = 20
 def render_html(document: doc.Document) -> str:
     """Return the page."""
     blocks = list(doc.visible(document.page_blocks, doc.Detail.PAGE))
+    facts = blocks.pop(0) if blocks and isinstance(blocks[0], doc.Fields) else doc.Fields(())
+    rows = facts.visible(doc.Detail.PAGE) if isinstance(facts, doc.Fields) else []
     return _template().render(
-        document=document, blocks=blocks, draw=_Drawing(), page=doc.Detail.PAGE, earlier=doc.EARLIER
+        document=document,
+        facts=[row for row in rows if row[0] != NOTE],
+        notes=[words for label, words in rows if label == NOTE],
+        blocks=blocks,
+        page=doc.Detail.PAGE,
+        earlier=doc.EARLIER,
+        style=_text(STYLE),
+        script=_text(SCRIPT),
     )
+
+
+NOTE = "note"
+"""Label of the fields that a page displays as paragraphs above the charts."""
+
+
+def _text(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
@@ -41,10 +60,11 @@ def _template() -> Template:
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_finalized)
-    kinds = (doc.Fields, doc.Table, doc.Tree, doc.Paragraph, doc.Section, doc.Boxes)
+    kinds = (doc.Fields, doc.Table, doc.Tree, doc.Paragraph, doc.Section, doc.Boxes, doc.Bars, doc.Dots)
     environment.tests |= {kind.__name__.lower(): lambda value, kind=kind: isinstance(value, kind) for kind in kinds}
-    environment.filters["cells"] = _cells
-    return environment.from_string(files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))
+    environment.filters |= {"cells": _cells, "bar_rows": _bar_rows, "dot_chart": _dot_chart, "box_data": _box_data}
+    environment.filters |= {"href": quote}
+    return environment.from_string(_text(TEMPLATE))
 
 
 def _finalized(value: Any) -> Any:
@@ -52,22 +72,30 @@ def _finalized(value: Any) -> Any:
     return printable(value) if type(value) is str else value
 
 
+# --- Tables.
+
+
 @dataclass(frozen=True)
 class _PageCell:
     pieces: Sequence[str]
     """Its words, in pieces between which a narrow column breaks them first: after dots and slashes."""
     style: str
-    """Class of the cell; empty for none."""
+    """Classes of the cell; empty for none. A narrow page displays a row as a card headed by its title."""
     value: float | None
     """What it is sorted and compared by; None where it is no number."""
     earlier: float | None
+    share: str
+    """Of a share, the length of the bar behind it in percent; else empty."""
     link: doc.Linked | None
 
 
 def _cells(table: doc.Table) -> list[list[_PageCell]]:
     """Return the cells of a table, row by row."""
+    names = [index for index, column in enumerate(table.columns) if column.kind == "name"]
+    title = names[0] if names else 0
     columns = [
-        (column, _style(column, [row[index] for row in table.rows])) for index, column in enumerate(table.columns)
+        (column, f"{_style(column, [row[index] for row in table.rows])}{' title' if index == title else ''}".strip())
+        for index, column in enumerate(table.columns)
     ]
     return [
         [_page_cell(column, style, cell) for (column, style), cell in zip(columns, row, strict=True)]
@@ -86,195 +114,152 @@ def _page_cell(column: doc.Column, style: str, cell: doc.Cell) -> _PageCell:
     value = number.value if column.is_number and number.value is not None and math.isfinite(number.value) else None
     words = column.words(cell)
     link = cell if isinstance(cell, doc.Linked) else None
-    pieces = re.split(r"(?<=[./])(?=.)", words) if style == "long" else [words]
-    return _PageCell(pieces, column.tones.get(words, style), value, number.earlier, link)
-
-
-# --- Charts.
-
-
-COLOURS = "YlOrRd"
-"""Chosen: a plotly scale that darkens with the value, so it can be read without colour."""
-OUTLINE = "#0b3d91"
-"""Chosen: blue, which the scale does not have."""
-LEVEL_PIXELS, ROW_PIXELS, LEAST_PIXELS = 60, 38, 320
-"""Chosen: two lines of words fit into a box; names of two lines beside a chart do not touch."""
-GRADES = {
-    "best": ("star", "#0b6e4f"), "good": ("circle", "#1f5fbf"), "fair": ("circle-open", "#1f5fbf"),
-    "bad": ("x", "#b3261e"),
-}  # fmt: skip
-"""Grade → symbol and colour. Chosen: symbols tell them apart without colour."""
-ROOM = 1.9
-"""Width of the panel of bars over its longest. Chosen: the words beside a bar fit on a telephone."""
-MARK, LARGEST_MARK, STAR = 9, 20, 1.4
-"""Chosen: pixels of the mark of size 0 and of the largest one; a star looks smaller than a circle."""
-NAME_BREAKS = re.compile(r"(?<=-part)|(?=\+)")
-"""Where a long name goes on in another line beside the chart."""
-
-
-class _Drawing:
-    """Draws the charts of one page; the first brings the chart library with it."""
-
-    def __init__(self) -> None:
-        self._has_library = False
-
-    def __call__(self, chart: doc.Boxes | doc.Dots) -> str:
-        from plotly.io import to_html
-
-        figure = _boxes_figure(chart) if isinstance(chart, doc.Boxes) else _dots_figure(chart)
-        displayed = {"displaylogo": False, "responsive": True}
-        html: str = to_html(figure, include_plotlyjs=not self._has_library, full_html=False, config=displayed)
-        self._has_library = True
-        return html
-
-
-def _chart_text(text: str) -> str:
-    """Return a text for the chart, which reads some HTML in its texts."""
-    return escape(printable(text))
-
-
-def _set_height(figure: Figure, pixels: int, *, top: int) -> None:
-    figure.update_layout(margin={"t": top, "l": 0, "r": 0, "b": 0}, height=max(LEAST_PIXELS, pixels))
-
-
-def _boxes_figure(chart: doc.Boxes) -> Figure:
-    """Return an icicle chart: one box for each module, the part without boxes inside it is its own size."""
-    import plotly.graph_objects as charts
-
-    shades, boxes = chart.shades, chart.boxes
-    low, high = (None, None) if shades is None else (shades.low, shades.high)
-    is_logarithmic = shades is not None and shades.is_logarithmic
-
-    def shade(value: float) -> float:
-        bounded = min(value if high is None else min(value, high), math.inf)
-        bounded = bounded if low is None else max(bounded, low)
-        return math.log10(bounded) if is_logarithmic else bounded
-
-    marker: dict[str, Any] = {
-        "colors": [shade(box.shade) for box in boxes],
-        "colorscale": f"{COLOURS}_r" if shades is not None and shades.is_dark_low else COLOURS,
-        "showscale": shades is not None,
-    }
-    if shades is not None:
-        marker["colorbar"] = {"title": {"text": shades.title, "side": "right"}}
-    if is_logarithmic and low is not None and high is not None:
-        marker |= {"cmin": shade(low), "cmax": shade(high)}
-        powers = range(round(shade(low)), round(shade(high)) + 1, 2)
-        marker["colorbar"] |= {"tickvals": list(powers), "ticktext": [f"{10.0**power:.0e}" for power in powers]}
-    if any(box.is_marked for box in boxes):
-        marker["line"] = {
-            "color": [OUTLINE if box.is_marked else "#ffffff" for box in boxes],
-            "width": [4 if box.is_marked else 1 for box in boxes],
-        }
-    figure = charts.Figure(
-        charts.Icicle(
-            ids=[escape(box.key) for box in boxes],
-            labels=[_chart_text(f"▶ {box.label}" if box.is_marked else box.label) for box in boxes],
-            parents=[escape(box.parent) for box in boxes],
-            # plotly adds up own sizes, so rounding cannot make the inner boxes exceed the one around them.
-            values=[box.size for box in boxes],
-            branchvalues="remainder",
-            text=[_chart_text(box.words) for box in boxes],
-            textinfo="label+text" if any(box.words for box in boxes) else "label",
-            hovertext=["<br>".join(map(_chart_text, filter(None, box.lines))) for box in boxes],
-            hoverinfo="text",
-            marker=marker,
-            tiling={"orientation": "v"},
-            sort=False,
-        )
+    pieces = re.split(r"(?<=[./])(?=.)", words) if style.startswith("long") else [words]
+    share = _percent(value) if column.kind == "share" and value is not None else ""
+    return _PageCell(
+        pieces, " ".join(filter(None, (style, column.tones.get(words, "")))), value, number.earlier, share, link
     )
-    parents = {box.key: box.parent for box in boxes}
-    _set_height(figure, LEVEL_PIXELS * max((_depth(key, parents) for key in parents), default=1), top=10)
-    return figure
 
 
-def _depth(key: str, parents: dict[str, str]) -> int:
-    depth = 0
-    while key:
-        key, depth = parents.get(key, ""), depth + 1
-    return depth
+# --- Charts of rows.
 
 
-def _dots_figure(chart: doc.Dots) -> Figure:
-    """Return a chart with a row for each dot, its value on the left and its bar on the right.
+MARKS = {"best": "★", "good": "●", "fair": "○", "bad": "✕"}
+"""Grade → mark. Chosen: their shapes tell them apart without colour."""
+SMALLEST_MARK, LARGEST_MARK = 1.0, 1.8
+"""Chosen: sizes of the mark of size 0 and of the largest one, in heights of a letter."""
 
-    Rows keep names apart wherever marks lie, and put the best where it is seen first.
+
+def _percent(share: float) -> str:
+    """Return a share as a length of a style, within the room there is.
+
+    >>> _percent(0.5), _percent(1.2)
+    ('50.00', '100.00')
     """
-    from plotly.subplots import make_subplots
+    return f"{100 * min(max(share, 0.0), 1.0):.2f}"
 
-    dots = list(enumerate(chart.dots))
-    figure = make_subplots(1, 2, shared_yaxes=True, column_widths=[0.6, 0.4], horizontal_spacing=0.03)
-    largest = max((dot.size for _, dot in dots), default=0) or 1
-    for grade in GRADES:
-        if rows := [(number, dot) for number, dot in dots if dot.grade == grade]:
-            figure.add_trace(_marks(rows, grade, largest), 1, 1)
-            figure.add_trace(_bars(rows, grade), 1, 2)
-    bars = [dot.bar for _, dot in dots]
-    if (limit := chart.bar_line) is not None:
-        figure.add_vline(x=limit, line_dash="dot", row=1, col=2, annotation_text=f"≥ {limit:g}", annotation_y=1.0,
-                         annotation_yanchor="bottom")  # fmt: skip
-    figure.add_vline(x=chart.value_line, line_dash="dot", row=1, col=1)
-    for column, title in enumerate((chart.value_title, chart.bar_title), start=1):
-        figure.update_xaxes(title={"text": title}, automargin=True, row=1, col=column)
-    figure.update_xaxes(rangemode="tozero", row=1, col=1)
-    longest = max([limit or 0.0, *bars], default=0.0)
-    figure.update_xaxes(range=[ROOM * min([0.0, *bars]), ROOM * max(longest, 1.0)], row=1, col=2)
-    figure.update_yaxes(
-        tickvals=[number for number, _ in dots],
-        ticktext=[_row_name(dot) for _, dot in dots],
-        range=[len(dots) - 0.5, -0.5],
-        automargin=True,
+
+@dataclass(frozen=True)
+class _Scale:
+    """Places of values on a line from 0 to 1."""
+
+    low: float
+    high: float
+
+    def place(self, value: float) -> float:
+        return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
+
+    def span(self, low: float, high: float) -> tuple[str, str]:
+        """Return where a line between two values begins, and how long it is."""
+        left, right = (min(max(self.place(value), 0.0), 1.0) for value in (low, high))
+        return _percent(left), _percent(right - left)
+
+
+def _bar_rows(chart: doc.Bars) -> list[tuple[doc.Bar, tuple[str, str]]]:
+    """Return each bar with where it begins and how long it is."""
+    bars = [bar for bar in chart.bars if math.isfinite(bar.value)]
+    scale = _Scale(min(0.0, *(bar.value for bar in bars), 0.0), max(0.0, *(bar.value for bar in bars), 0.0))
+    return [(bar, scale.span(min(0.0, bar.value), max(0.0, bar.value))) for bar in bars]
+
+
+@dataclass(frozen=True)
+class _DotRow:
+    dot: doc.Dot
+    mark: str
+    place: str
+    size: str
+    interval: tuple[str, str] | None
+    bar: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class _DotChart:
+    rows: Sequence[_DotRow]
+    value_line: str
+    """Where the line that divides lies; empty: there is none."""
+    bar_line: str
+    ends: tuple[str, str]
+    """Values at both ends of the scale of the dots."""
+
+
+def _dot_chart(chart: doc.Dots) -> _DotChart:
+    """Return where everything lies in a chart of dots: rows keep names apart wherever marks lie."""
+    ends = [
+        end for dot in chart.dots for end in (dot.value, dot.low, dot.high) if end is not None and math.isfinite(end)
+    ]
+    line = [] if chart.value_line is None else [chart.value_line]
+    values = _Scale(*_with_room([*ends, *line]))
+    lengths = [dot.bar for dot in chart.dots if math.isfinite(dot.bar)]
+    limit = [] if chart.bar_line is None else [chart.bar_line]
+    bars = _Scale(min([0.0, *lengths]), max([0.0, *lengths, *limit]))
+    largest = max((dot.size for dot in chart.dots), default=0) or 1
+    rows = [
+        _DotRow(
+            dot,
+            MARKS[dot.grade],
+            _percent(values.place(dot.value)),
+            f"{SMALLEST_MARK + (LARGEST_MARK - SMALLEST_MARK) * dot.size / largest:.2f}",
+            None if dot.low is None or dot.high is None else values.span(dot.low, dot.high),
+            bars.span(min(0.0, dot.bar), max(0.0, dot.bar)),
+        )
+        for dot in chart.dots
+    ]
+    return _DotChart(
+        rows,
+        value_line="" if chart.value_line is None else _percent(values.place(chart.value_line)),
+        bar_line="" if chart.bar_line is None else _percent(bars.place(chart.bar_line)),
+        ends=(f"{values.low:.3g}", f"{values.high:.3g}"),
     )
-    figure.update_layout(showlegend=False)
-    _set_height(figure, ROW_PIXELS * (len(dots) + 2), top=24)
-    return figure
 
 
-def _row_name(dot: doc.Dot) -> str:
-    """Return the name of a row; that of the best stands out without colour."""
-    name = "<br>".join(map(_chart_text, filter(None, NAME_BREAKS.split(dot.name))))
-    return f"<b>★ {name}</b>" if dot.grade == "best" else name
+def _with_room(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of a scale on which no mark lies at an edge; from 0 where no value is below it."""
+    low, high = min([0.0, *values]), max([0.0, *values])
+    room = 0.05 * (high - low) or 1.0
+    return (low - room if low < 0 else 0.0), high + room
 
 
-def _marks(rows: Sequence[tuple[int, doc.Dot]], grade: str, largest: float) -> Scatter:
-    """Return the marks of one grade, with the intervals of their values."""
-    import plotly.graph_objects as charts
-
-    symbol, colour = GRADES[grade]
-    scale = STAR if grade == "best" else 1.0
-    return charts.Scatter(
-        x=[dot.value for _, dot in rows],
-        y=[number for number, _ in rows],
-        mode="markers",
-        hovertext=["<br>".join(map(_chart_text, (dot.name, *dot.lines))) for _, dot in rows],
-        hoverinfo="text",
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": [0.0 if dot.high is None else dot.high - dot.value for _, dot in rows],
-            "arrayminus": [0.0 if dot.low is None else dot.value - dot.low for _, dot in rows],
-        },
-        marker={
-            "symbol": symbol,
-            "color": colour,
-            "size": [scale * (MARK + (LARGEST_MARK - MARK) * dot.size / largest) for _, dot in rows],
-        },
-    )
+# --- Boxes inside boxes: data for the script.
 
 
-def _bars(rows: Sequence[tuple[int, doc.Dot]], grade: str) -> Bar:
-    """Return the bars of one grade, each with its words."""
-    import plotly.graph_objects as charts
+def _box_data(chart: doc.Boxes) -> str:
+    """Return a chart as JSON that can stand in a page: no character of it ends the element around it."""
+    numbers = {box.key: number for number, box in enumerate(chart.boxes)}
+    shades = chart.shades
+    scale = None
+    if shades is not None:
+        scale = {
+            "title": printable(shades.title),
+            "low": shades.low,
+            "high": shades.high,
+            "logarithmic": shades.is_logarithmic,
+            "darkLow": shades.is_dark_low,
+            "folded": shades.folded,
+        }
+    data = {
+        "unit": printable(chart.size_unit),
+        "sizeTitle": printable(chart.size_title),
+        "kindTitle": printable(chart.kind_title),
+        "byClass": chart.is_by_class or shades is None,
+        "shades": scale,
+        "boxes": list(_box_rows(chart, numbers)),
+    }
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return re.sub("[<>&\u2028\u2029]", lambda sign: f"\\u{ord(sign[0]):04x}", text)
 
-    return charts.Bar(
-        x=[dot.bar for _, dot in rows],
-        y=[number for number, _ in rows],
-        orientation="h",
-        text=[_chart_text(dot.bar_words) for _, dot in rows],
-        textposition="outside",
-        cliponaxis=False,
-        hovertext=[_chart_text(f"{dot.name}: {dot.bar_words}") for _, dot in rows],
-        hoverinfo="text",
-        marker={"color": GRADES[grade][1]},
-        width=0.6,
-    )
+
+def _box_rows(chart: doc.Boxes, numbers: dict[str, int]) -> Iterator[list[object]]:
+    for box in chart.boxes:
+        parent = numbers.get(box.parent, -1) if box.parent else -1
+        texts = [printable(text) for text in (box.label, box.kind, box.words)]
+        size = box.size if math.isfinite(box.size) else 0.0
+        # JSON has no infinity; the ends of the scale bound it.
+        shade = None if math.isnan(box.shade) else min(max(box.shade, -sys.float_info.max), sys.float_info.max)
+        yield [
+            -1 if numbers[box.key] == parent else parent,
+            *texts,
+            size,
+            shade,
+            int(box.is_marked),
+            [printable(line) for line in box.lines if line],
+        ]

@@ -54,7 +54,7 @@ def _groups(blocks: Iterable[doc.Block], level: int) -> Iterator[list[str]]:
             case doc.Section():
                 yield [f"{'#' * level} {(code_span if block.is_name else markdown_text)(block.heading)}"]
                 yield from _groups(block.blocks, level + 1)
-            case doc.Boxes() | doc.Dots():
+            case doc.Boxes() | doc.Bars() | doc.Dots():
                 pass
 
 

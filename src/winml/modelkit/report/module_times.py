@@ -39,6 +39,10 @@ DISPLAYED_OPERATORS = 3
 """Operators of a module in a terminal. Chosen: they fit on one line."""
 DISPLAYED_FUSED = 3
 """Modules named beside the one that a kernel is charged to. Chosen: as for operators."""
+DISPLAYED_BARS = 10
+"""Classes in a chart of bars. Chosen: it fits on a screen beside the numbers above it."""
+LEAST_SHARE = 0.0005
+"""Of the kernel time, for a bar of a class. Chosen: smaller ones are written as 0.0 %."""
 DISPLAYED_UNATTRIBUTED = 5
 """Nodes without a module in a terminal. Chosen: enough to see what they have in common."""
 
@@ -74,14 +78,35 @@ def profile_document(
         top=top,
         by_class=by_class,
     )
+    charts = [block for block in times.blocks if isinstance(block, doc.Boxes | doc.Bars)]
+    tables = [block for block in times.blocks if not isinstance(block, doc.Boxes | doc.Bars)]
     return doc.Document(
-        [*blocks, *times.blocks],
+        [blocks[0], *charts, *blocks[1:], *tables],
         doc.Fields([*times.summary.rows, *origin]),
         title=Path(main.result.model).name,
         subject="time by module",
         introduction=f"{_clock_words(main)}{where}, charged to the PyTorch module each node came from; means "
         f"over {len(main.profile.run_ms)} runs.",
+        figures=[figure for name, phase in phases.items() for figure in _phase_figures(name, phase.profile)],
     )
+
+
+def _phase_figures(phase: str, profile: ModuleProfile) -> Iterator[doc.Figure]:
+    unit, run = profile.unit, sum(profile.run_ms) / len(profile.run_ms)
+    of_phase = f" ({phase})" if phase else ""
+    meaning = f"of {run:.3f} {unit} for a run with profiling on; in the rest no kernel ran"
+    yield doc.Figure(f"kernel time{of_phase}", f"{profile.kernel_ms:.3f} {unit}", meaning)
+    longest = max(profile.by_class(), key=lambda entry: entry.self_ms, default=None)
+    if longest is not None:
+        instances = count_noun(longest.instances, "module")
+        meaning = f"of the kernel time is self time of {instances} of {longest.class_name}"
+        yield doc.Figure(f"largest class{of_phase}", f"{_share(longest.self_ms, profile):.1%}", meaning)
+    slowest = max(profile.modules(), key=lambda module: module.self_ms, default=None)
+    if slowest is not None:
+        meaning = f"self time of {slowest.path or slowest.tag}, a {slowest.class_name}"
+        yield doc.Figure(f"slowest module{of_phase}", f"{slowest.self_ms:.3f} {unit}", meaning)
+    meaning = "of the kernel time belongs to nodes without a module"
+    yield doc.Figure(f"unattributed{of_phase}", f"{profile.unattributed_share:.1%}", meaning)
 
 
 def _clock_words(profiled: ProfiledModules) -> str:
@@ -126,11 +151,12 @@ def times_document(
     runs = [*profiles.values()]
     modules, classes = module_rows(runs, depth=depth, top=top), _class_rows(runs, top)
     charts = [_time_boxes(profile, captions.get(name, "")) for name, profile in profiles.items()]
-    charts[0] = replace(charts[0], heading="Where the time goes")
+    charts[0] = replace(charts[0], heading="Time by module")
     times = _time_columns([*profiles], runs[-1].unit)
     operators = doc.Column("operators of its own" if len(runs) == 1 else f"operators of its own in a {[*profiles][-1]}")
     blocks: list[doc.Block] = [
         *charts,
+        *(_class_bars(profile, captions.get(name, "")) for name, profile in profiles.items()),
         doc.Table(
             doc.columns(
                 ("module", "name"),
@@ -319,7 +345,8 @@ def _time_boxes(profile: ModuleProfile, caption: str) -> doc.Boxes:
             parent="" if module.tag in roots else module.tag.rpartition(address.SEPARATOR)[0],
             label=module.tag.rpartition(address.SEPARATOR)[2],
             size=module.self_ms,
-            shade=module.total_ms,
+            shade=module.self_ms,
+            kind=module.class_name,
             lines=(
                 module.path or module.tag,
                 f"total {module.total_ms:.3f} {profile.unit} ({_share(module.total_ms, profile):.1%})",
@@ -328,7 +355,34 @@ def _time_boxes(profile: ModuleProfile, caption: str) -> doc.Boxes:
         )
         for module in profile.modules()
     ]
-    return doc.Boxes(boxes, caption=caption)
+    return doc.Boxes(
+        boxes,
+        caption=caption,
+        size_title="time with the modules inside",
+        size_unit=profile.unit,
+        shades=doc.Shades(f"self time in {profile.unit}", low=0.0, folded="sum"),
+        is_by_class=True,
+    )
+
+
+def _class_bars(profile: ModuleProfile, caption: str) -> doc.Bars:
+    longest = sorted(profile.by_class(), key=lambda entry: entry.self_ms, reverse=True)
+    longest = [entry for entry in longest if _share(entry.self_ms, profile) >= LEAST_SHARE]
+    others = len(longest[DISPLAYED_BARS:])
+    words = ["self time: without the modules inside", caption, f"the table has {others} more" if others > 0 else ""]
+    return doc.Bars(
+        [
+            doc.Bar(
+                entry.class_name,
+                entry.self_ms,
+                f"{entry.self_ms:.3f} {profile.unit}, {_share(entry.self_ms, profile):.1%}",
+                f"× {entry.instances}" if entry.instances > 1 else "",
+            )
+            for entry in longest[:DISPLAYED_BARS]
+        ],
+        heading="Self time by class",
+        caption="; ".join(filter(None, words)),
+    )
 
 
 # --- The latencies of modules that were measured on their own.

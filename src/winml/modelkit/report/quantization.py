@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +85,8 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
                     ]
                     for module in modules
                 ],
+                name="modules",
+                heading="Precision by module",
                 brief=range(DISPLAYED_MODULES),
                 rest=f"… and {len(modules) - DISPLAYED_MODULES} more modules (--verbose shows all)",
             ),
@@ -97,9 +101,31 @@ def budget_document(result: QuantizedFile) -> doc.Document:
         document,
         title=result.model_path.name,
         subject="bits by module",
-        introduction="Each module was quantized alone in each form; the forms were chosen so that the whole keeps the "
-        "limit and loses least. The signal-to-quantization-noise ratio is that of the model's worst output.",
+        introduction="Each module was quantized alone in each format; the formats were chosen so that the model is "
+        "within the limit and its outputs change least. SQNR is the signal-to-quantization-noise ratio of the worst "
+        "output.",
+        figures=[*_budget_figures(result.budget), *_file_figures(result)] if result.budget is not None else (),
     )
+
+
+def _budget_figures(search: BudgetSearch) -> Iterator[doc.Figure]:
+    yield doc.Figure("mean bits", f"{search.mean_bits:.2f} bits", f"for each weight, scales included; {search.limit}")
+    chosen = next((trial for trial in search.frontier if trial.is_chosen), None)
+    if chosen is not None and chosen.sqnr_db is not None:
+        meaning = f"of the worst output on {search.samples} samples that the formats were chosen by; higher is better"
+        yield doc.Figure("SQNR", f"{chosen.sqnr_db:.1f} dB", meaning)
+    if search.perplexity is not None and search.float_perplexity is not None:
+        meaning = f"on held-out samples, {search.float_perplexity:.4g} before; lower is better"
+        yield doc.Figure("perplexity", f"{search.perplexity:.4g}", meaning)
+
+
+def _file_figures(result: QuantizedFile) -> Iterator[doc.Figure]:
+    before, after = result.before.size_bytes, result.after.size_bytes
+    meaning = f"of the file, {size_words(before)} before: {before / max(after, 1):.1f} times smaller"
+    yield doc.Figure("size", size_words(after), meaning)
+    left = sum(result.left.values())
+    meaning = "nodes with weights" if not left else f"nodes with weights; the table lists why {left} are not"
+    yield doc.Figure("quantized", f"{result.quantized} of {result.quantized + left}", meaning)
 
 
 def _budget_words(search: BudgetSearch) -> str:
@@ -129,19 +155,29 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
                 size=3.0 if trial.is_chosen else 1.0,
                 bar=float(trial.size_bytes),
                 bar_words=size_words(trial.size_bytes),
+                value_words=f"{trial.sqnr_db:.1f} dB",
             )
             for trial in search.frontier
             if trial.sqnr_db is not None
         ],
-        heading="Size against quality",
-        value_title="SQNR dB",
-        bar_title="weights",
-        value_line=0.0,
+        heading="Size against quality: formats of the whole model, ★ is the chosen one",
+        value_title="SQNR in dB, more is better",
+        bar_title="size of the weights",
+        value_line=None,
         bar_line=None,
+    )
+    yield doc.Boxes(
+        list(_bit_boxes(search)),
+        heading="Bits by module",
+        size_title="number of parameters",
+        size_unit="parameters",
+        shades=doc.Shades("bits of a weight", low=0.0),
+        is_by_class=True,
+        kind_title="format",
     )
     yield doc.Table(
         doc.columns(
-            "form", ("mean bits", "bits"), ("weights", "bytes"), ("SQNR dB", "decibels"), *perplexity, "chosen"
+            "format", ("mean bits", "bits"), ("weights", "bytes"), ("SQNR dB", "decibels"), *perplexity, "chosen"
         ),
         [
             [
@@ -155,12 +191,12 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
             for trial in search.frontier
         ],
         name="frontier",
-        heading="Forms of the whole model",
+        heading="Formats of the whole model",
         detail=doc.Detail.VERBOSE,
     )
     yield doc.Table(
         [
-            *doc.columns(("module", "name"), "form", ("parameters", "parameters"), ("size", "bytes")),
+            *doc.columns(("module", "name"), "format", ("parameters", "parameters"), ("size", "bytes")),
             *(doc.Column(f"{name} dB", "decibels") for name in forms),
         ],
         [
@@ -174,7 +210,8 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
             for module in search.modules
         ],
         name="bits",
-        heading="Bits by module; dB with this module alone in a form",
+        heading="Format of each module; dB is the SQNR with this module alone in a format",
+        is_searched=True,
         detail=doc.Detail.VERBOSE,
     )
     yield from _algorithm_table(search)
@@ -200,6 +237,31 @@ def _algorithm_table(search: BudgetSearch) -> Iterator[doc.Block]:
         )
 
 
+def _bit_boxes(search: BudgetSearch) -> Iterator[doc.Box]:
+    """Yield a box for each module that could be quantized, and for those around them."""
+    chosen = {module.tag: module for module in search.modules}
+    tags = dict.fromkeys(
+        address.format_tag(segments[:count])
+        for segments in map(address.parse_tag, chosen)
+        for count in range(1, len(segments) + 1)
+    )
+    for tag in sorted(tags, key=lambda tag: (address.depth(tag), _numbered(tag))):
+        module, name = chosen.get(tag), tag.rpartition(address.SEPARATOR)[2]
+        bits = 8 * module.size_bytes / max(module.parameters, 1) if module is not None else math.nan
+        yield doc.Box(
+            key=tag,
+            parent=address.nearest_ancestor(tag, tags),
+            label=name,
+            size=0 if module is None else module.parameters,
+            shade=bits,
+            words="" if module is None else f"{module.form}, {bits:.1f} bits",
+            lines=(tag,)
+            if module is None
+            else (tag, module.form, f"{bits:.2f} bits of a weight", f"{module.parameters:,} parameters", module.why),
+            kind="" if module is None else module.form,
+        )
+
+
 def _mixture_words(result: QuantizedFile) -> str:
     """Return how many nodes have which precision, where there are several."""
     counts: dict[str, int] = {}
@@ -214,6 +276,8 @@ def _mixture_words(result: QuantizedFile) -> str:
 # --- Which modules pay for fewer bits: the ranking, the exclude list, and what it costs.
 
 
+DISPLAYED_BARS = 10
+"""Modules in a chart of bars. Chosen: it fits on a screen beside the numbers above it."""
 DISPLAYED_RANKED = 20
 """Rows of the ranking unless all are asked for. Chosen: the whole answer fits on a screen."""
 BEST_DB = 60.0
@@ -235,9 +299,12 @@ def sensitivity_document(result: QuantizationSensitivity) -> doc.Document:
             doc.Fields(list(_sensitivity_fields(result))),
             doc.Boxes(
                 list(_boxes(with_parameters)),
-                heading="Where the damage comes from: width is parameters, colour is SQNR",
-                shades=doc.Shades("SQNR dB", high=BEST_DB, is_dark_low=True),
+                heading="SQNR by module, each quantized alone",
+                size_title="number of parameters",
+                size_unit="parameters",
+                shades=doc.Shades("SQNR in dB", high=BEST_DB, is_dark_low=True, folded="min"),
             ),
+            _error_bars(modules),
             doc.Table(
                 doc.columns(
                     ("module", "name"),
@@ -260,9 +327,60 @@ def sensitivity_document(result: QuantizationSensitivity) -> doc.Document:
             *(_exclude_list_blocks(result.exclude_list) if result.exclude_list is not None else ()),
         ],
         title=Path(result.model).name,
-        subject="sensitivity to fewer bits",
-        introduction="Each module was quantized alone, all else in float; the signal-to-quantization-noise ratio is "
-        "that of the model's worst output. The lower, the more the module pays for its bits.",
+        subject="sensitivity to quantization",
+        introduction="Each module was quantized alone, the others stayed in float. SQNR is the signal-to-quantization-"
+        "noise ratio of the worst output: the lower it is, the more sensitive is the module.",
+        figures=list(_sensitivity_figures(result)),
+    )
+
+
+def _sensitivity_figures(result: QuantizationSensitivity) -> Iterator[doc.Figure]:
+    whole = result.whole.measures()
+    sqnr = whole.get("sqnr_db")
+    if sqnr is not None and not result.whole.problem:
+        yield doc.Figure("all modules quantized", f"{sqnr:.1f} dB", f"SQNR of the worst output at {result.precision}")
+    ranked = [module for module in _innermost(result.modules) if module.sqnr_db is not None]
+    if ranked:
+        worst = min(ranked, key=lambda module: module.sqnr_db or 0.0)
+        meaning = f"SQNR with {worst.path or worst.tag} alone quantized, the most sensitive of {len(ranked)} modules"
+        yield doc.Figure("most sensitive", f"{worst.sqnr_db:.1f} dB", meaning)
+    small = result.whole.weight_bytes
+    if small:
+        meaning = f"of the weights with all modules quantized, {size_words(result.float_bytes)} before"
+        yield doc.Figure("size", size_words(small), meaning)
+    listed = result.exclude_list
+    if listed is not None:
+        verdict = "met" if listed.is_met else "not met"
+        meaning = f"{listed.target.words}, with {len(listed.excluded)} modules in float"
+        yield doc.Figure("target", verdict, meaning, "good" if listed.is_met else "bad")
+
+
+def _innermost(modules: Sequence[ModuleSensitivity]) -> list[ModuleSensitivity]:
+    """Return the modules that hold no other measured one: those around them have the errors of several."""
+    tags = {module.tag for module in modules}
+    around = {ancestor for tag in tags if (ancestor := address.nearest_ancestor(tag, tags))}
+    return [module for module in modules if module.tag not in around or module.part != "module"]
+
+
+def _error_bars(modules: Sequence[ModuleSensitivity]) -> doc.Bars:
+    errors = [
+        (module, module.form.measures().get("relative_error"))
+        for module in _innermost(modules)
+        if module.form is not None
+    ]
+    measured = [(module, error) for module, error in errors if error is not None and math.isfinite(error)]
+    return doc.Bars(
+        [
+            doc.Bar(
+                module.path or module.tag,
+                error,
+                f"{error:.1e}",
+                f"{module.class_name}, {module.sqnr_db:.1f} dB" if module.sqnr_db is not None else module.class_name,
+            )
+            for module, error in sorted(measured, key=lambda entry: -entry[1])[:DISPLAYED_BARS]
+        ],
+        heading="Most sensitive modules",
+        caption="relative error of the worst output with this module alone quantized; innermost measured modules",
     )
 
 
@@ -355,10 +473,19 @@ def _nearness_cells(form: MeasuredVariant | None) -> Iterator[doc.Cell]:
     yield from (numbers.get(name) for name in ("sqnr_db", "cosine", "relative_error"))
 
 
+def _numbered(tag: str) -> list[tuple[str, int]]:
+    """Return what sorts tags by name and number.
+
+    >>> _numbered("/Layer.10") > _numbered("/Layer.9")
+    True
+    """
+    return [(name, int(number or 0)) for name, number in re.findall(r"(\D+)(\d*)", tag)]
+
+
 def _boxes(modules: Sequence[ModuleSensitivity]) -> Iterator[doc.Box]:
     """Yield a box for each module that has parameters, dark where the damage is large."""
-    # The tree, not the ranking: a parent before its children.
-    modules = sorted(modules, key=lambda module: address.depth(module.tag))
+    # The tree, not the ranking: a parent before its children, and the second layer before the tenth.
+    modules = sorted(modules, key=lambda module: (address.depth(module.tag), _numbered(module.tag)))
     tags = {module.tag for module in modules}
     parents = {module.tag: address.nearest_ancestor(module.tag, tags) for module in modules}
     own = {module.tag: module.parameters for module in modules}
@@ -376,4 +503,5 @@ def _boxes(modules: Sequence[ModuleSensitivity]) -> Iterator[doc.Box]:
             shade=BEST_DB if module.sqnr_db is None else module.sqnr_db,
             words=words,
             lines=(module.path or module.tag, f"SQNR {words}", f"{module.parameters:,} parameters", module.problem),
+            kind=module.class_name,
         )

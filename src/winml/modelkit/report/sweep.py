@@ -130,8 +130,27 @@ def sweep_document(result: SweepResult) -> doc.Document:
         ],
     )
     return doc.Document(
-        [table], doc.Fields(list(_fields(result))), title=f"Sweep: {result.folder}", subject=f"{result.total} cells"
+        [table],
+        doc.Fields(list(_fields(result))),
+        title=f"Sweep: {result.folder}",
+        subject=f"{result.total} cells",
+        introduction="Each row is a model in one configuration.",
+        figures=list(_figures(result)),
+        links=[
+            doc.Linked("– the results as JSON", SWEEP_RESULTS_NAME, SWEEP_RESULTS_NAME),
+            doc.Linked("– the table as comma-separated values", SWEEP_TABLE_NAME, SWEEP_TABLE_NAME),
+        ],
     )
+
+
+def _figures(result: SweepResult) -> Iterator[doc.Figure]:
+    states = [cell.state for cell in result.cells]
+    done = states.count("done")
+    meaning = f"{len({cell.model for cell in result.cells})} models, each in every configuration"
+    yield doc.Figure("cells done", f"{done} of {result.total}", meaning, "good" if done == result.total else "")
+    if failed := states.count("failed"):
+        yield doc.Figure("failed", str(failed), "the last column says which step failed, and why", "bad")
+    yield doc.Figure("time", f"{sum(cell.seconds for cell in result.cells):.0f} s", "sum over the cells")
 
 
 def _fields(result: SweepResult) -> Iterator[doc.Field]:

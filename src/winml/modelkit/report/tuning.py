@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from winml.modelkit.file_names import TUNE_RESULT_NAME
 from winml.modelkit.report import document as doc
 from winml.modelkit.results.tuning import TunedCandidate, TuneResult
 from winml.modelkit.words import decibel_words, size_words
@@ -25,8 +26,8 @@ def tuning_document(result: TuneResult) -> doc.Document:
             doc.Fields(list(_fields(result))),
             doc.Dots(
                 [_dot(item) for item in candidates if item.latency is not None and item.facts is not None],
-                heading="Time over that of the plain file, and quality; a larger mark is a larger file",
-                value_title="time over plain",
+                heading="Latency and quality of each candidate; a larger mark is a larger file",
+                value_title="latency, plain file = 1",
                 bar_title="SQNR in dB",
                 value_line=1,
                 bar_line=result.limits["min_sqnr_db"],
@@ -52,10 +53,35 @@ def tuning_document(result: TuneResult) -> doc.Document:
             ),
         ],
         title=Path(result.model).name,
-        subject="the fastest file that is still right",
-        introduction="Every candidate was made from one export, run in a process of its own, and timed in turns with "
-        "the others. SQNR is the ratio of signal to quantization noise of the worst output.",
+        subject="fastest variant within the quality limit",
+        introduction="Every candidate was made from one export, run in a separate process, and timed in turns with the "
+        "others. SQNR is the signal-to-quantization-noise ratio of the worst output, compared with the plain file.",
+        figures=list(_figures(result)),
+        links=[doc.Linked("– the results as JSON", TUNE_RESULT_NAME, TUNE_RESULT_NAME)],
     )
+
+
+def _figures(result: TuneResult) -> Iterator[doc.Figure]:
+    winner, won = result.winner, result.won
+    yield doc.Figure("winner", winner.name, won.candidate.words)
+    if won.latency is not None:
+        ends = _with_ends(won.latency.p50_ms, won.latency.low_ms, won.latency.high_ms).partition(" ")[2]
+        interval = f"median, 95 % interval {ends}" if ends else "median"
+        yield doc.Figure("latency", f"{won.latency.p50_ms:.2f} ms", interval)
+    if winner.ratio_to_plain is not None:
+        ratio = winner.ratio_to_plain.value
+        meaning = f"{ratio:.2f} of the latency of the plain file"
+        yield doc.Figure("speedup", f"{1 / ratio:.2f} ×" if ratio > 0 else "–", meaning)
+    if winner.size_bytes is not None:
+        plain = next((item.facts for item in result.candidates if item.candidate.kind == "plain"), None)
+        before = f"; the plain file: {size_words(plain.size_bytes)}" if plain is not None else ""
+        yield doc.Figure("size", size_words(winner.size_bytes), f"model and data{before}")
+    if winner.sqnr_db is not None:
+        words = decibel_words(winner.sqnr_db)
+        yield doc.Figure("SQNR", words if words == "equal" else f"{words} dB", _least_words(result))
+    statuses = [item.status for item in result.candidates]
+    counted = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+    yield doc.Figure("candidates", str(len(statuses)), counted)
 
 
 def _fields(result: TuneResult) -> Iterator[doc.Field]:
@@ -72,6 +98,11 @@ def _fields(result: TuneResult) -> Iterator[doc.Field]:
     if result.resumed:
         yield "resumed", f"{result.resumed} candidates had been measured before"
     yield from doc.note_fields(result.notes)
+
+
+def _least_words(result: TuneResult) -> str:
+    least = result.limits["min_sqnr_db"]
+    return "of the worst output; no limit" if least is None else f"of the worst output; the minimum is {least:g} dB"
 
 
 def _limit_words(result: TuneResult) -> str:
@@ -151,6 +182,7 @@ def _dot(item: TunedCandidate) -> doc.Dot:
         high=None if latency.ratio is None else latency.ratio.high,
         size=facts.size_bytes,
         bar=0.0 if facts.sqnr_db is None else min(facts.sqnr_db, MOST_DISPLAYED_DB),
+        value_words=_ratio_words(item),
         bar_words=doc.MISSING if facts.sqnr_db is None else decibel_words(facts.sqnr_db),
         lines=(
             item.candidate.words,

@@ -15,7 +15,7 @@ from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interrup
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["AnswerPlan", "AnswerRequest", "ModuleAnswerRequest", "plan_answer"]
+__all__ = ["AnswerPlan", "AnswerRequest", "ModuleAnswerRequest", "PageAnswerRequest", "plan_answer"]
 
 SubjectT = TypeVar("SubjectT")
 
@@ -34,10 +34,16 @@ class AnswerRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModuleAnswerRequest(AnswerRequest):
-    """The same of an answer by module; of several parts, each has its own files but for the answer."""
+class PageAnswerRequest(AnswerRequest):
+    """The same with a page for a browser."""
 
     report: Path | None = declare(None, "Also write an HTML report with chart and table.", OUTPUT, is_common=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleAnswerRequest(PageAnswerRequest):
+    """The same of an answer by module; of several parts, each has its own files but for the answer."""
+
     node_data: Path | None = declare(None, "Also write node data for Model Explorer (JSON).", OUTPUT)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from winml.modelkit.errors import ModelPathError
 from winml.modelkit.fields import MODEL, OUTPUT, declare
 from winml.modelkit.results.plan import PlannedStep
-from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
+from winml.modelkit.verbs.answers import AnswerPlan, PageAnswerRequest, plan_answer
 
 if TYPE_CHECKING:
     from winml.modelkit.results.comparison import StructureDiff
@@ -18,7 +18,7 @@ __all__ = ["DiffRequest", "plan_diff", "run_diff"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffRequest(AnswerRequest):
+class DiffRequest(PageAnswerRequest):
     """What is requested of ``winml diff``."""
 
     before: Path = declare(None, "ONNX file or build folder before the change.", MODEL, is_argument=True)

@@ -11,7 +11,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.declared_options import DataSetFields, data_set_files, declare_limits
 from winml.modelkit.fields import DATASET, LIMITS, declare
 from winml.modelkit.results.plan import PlannedStep
-from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
+from winml.modelkit.verbs.answers import AnswerPlan, PageAnswerRequest, plan_answer
 from winml.modelkit.verbs.running import ProviderFields
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ __all__ = ["EvalRequest", "plan_evaluation", "run_evaluation"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalRequest(AnswerRequest, ProviderFields, DataSetFields):
+class EvalRequest(PageAnswerRequest, ProviderFields, DataSetFields):
     """What is requested of ``winml eval``."""
 
     model: FoundModel

@@ -71,21 +71,25 @@ def command(**options: Any) -> None:
 
 def _write(result: ModelComparison, files: Mapping[str, Sequence[Path]], request: CompareRequest) -> list[Path]:
     """Write the files that are requested: the answer, and of every part what shows its modules."""
+    from winml.modelkit.cli._pages import page_text
     from winml.modelkit.report.comparison import comparison_document
-    from winml.modelkit.report.html import render_html
     from winml.modelkit.report.module_times import comparison_node_data
 
     depth = request.depth
-    pages: dict[str, Callable[[ModelComparison], str]] = {
+    parts = list((result.parts or {ONLY_PART: result}).values())
+
+    def page(number: int) -> str:
+        beside = {option: paths[number : number + 1] or paths for option, paths in files.items()}
+        return page_text(comparison_document(parts[number], depth=depth), files["report"][number], beside)
+
+    texts_of: dict[str, Callable[[int], str]] = {
         "output": lambda _: f"{json_text(result.as_record(depth=depth))}\n",
-        "report": lambda part: render_html(comparison_document(part, depth=depth)),
-        "node_data": comparison_node_data,
+        "report": page,
+        "node_data": lambda number: comparison_node_data(parts[number]),
     }
-    parts = (result.parts or {ONLY_PART: result}).values()
+    # The answer is one file for all parts.
     texts = {
-        path: partial(pages[option], part)
-        for option, paths in files.items()
-        for path, part in zip(paths, parts, strict=False)  # the answer is one file for all parts
+        path: partial(texts_of[option], number) for option, paths in files.items() for number, path in enumerate(paths)
     }
     return write_files(texts, overwrite=request.overwrite)
 

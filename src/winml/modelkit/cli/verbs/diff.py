@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ EPILOG = """\b
 Examples:
   winml diff export.onnx optimized.onnx
   winml diff old.onnx new.onnx --format markdown > comment.md
-  winml diff old.onnx new.onnx --exit-zero -o changes.json
+  winml diff old.onnx new.onnx --exit-zero -o changes.json --report changes.html
 """
 
 
@@ -63,10 +63,12 @@ def command(**options: Any) -> None:
         return
     with shown_wait("comparing"):
         diff = run_diff(plan)
-    write_files(
-        {path: partial(_file_text, diff, path) for path in plan.files.get("output", ())}, overwrite=options["overwrite"]
-    )
-    _show(diff, options)
+    texts_of: dict[str, Callable[[Path], str]] = {
+        "output": partial(_file_text, diff),
+        "report": partial(_page_text, diff, plan.files),
+    }
+    texts = {path: partial(texts_of[option], path) for option, paths in plan.files.items() for path in paths}
+    _show(diff, write_files(texts, overwrite=options["overwrite"]), options)
     if not (diff.is_same or options["exit_zero"]):
         click.get_current_context().exit(NEGATIVE_RESULT)
 
@@ -75,13 +77,21 @@ def _file_text(diff: StructureDiff, output: Path) -> str:
     return _markdown(diff) if output.suffix == ".md" else f"{json_text(diff.as_record())}\n"
 
 
-def _show(diff: StructureDiff, options: Mapping[str, Any]) -> None:
+def _page_text(diff: StructureDiff, files: Mapping[str, Sequence[Path]], page: Path) -> str:
+    from winml.modelkit.cli._pages import page_text
+    from winml.modelkit.report.comparison import diff_document
+
+    return page_text(diff_document(diff, folds=False), page, files)
+
+
+def _show(diff: StructureDiff, written: list[Path], options: Mapping[str, Any]) -> None:
     from winml.modelkit.report.comparison import diff_document
 
     if options["format_"] == "markdown":
         click.echo(_markdown(diff), nl=False)
     else:
-        show_result(diff.as_record(), options, lambda: diff_document(diff, folds=not options["verbose"]))
+        document = diff_document(diff, folds=not options["verbose"])
+        show_result(diff.as_record(), options, lambda: document.with_files(written))
 
 
 def _markdown(diff: StructureDiff) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,8 +23,17 @@ from winml.modelkit.cli._options import (
 )
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import model_name, refuse_checkpoint_options, stated_fields
-from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, write_and_print_result
+from winml.modelkit.cli._streams import (
+    json_text,
+    library_output_to_stderr,
+    show_result,
+    silence_library_warnings,
+    write_files,
+)
 from winml.modelkit.verbs.eval import EvalRequest, plan_evaluation, run_evaluation
+
+if TYPE_CHECKING:
+    from winml.modelkit.results.evaluation import Evaluation
 
 __all__ = ["command"]
 
@@ -30,7 +41,7 @@ EPILOG = """\b
 Examples:
   winml eval model.onnx --dataset reviews.csv
   winml eval model.onnx --dataset glue:stsb --split validation --samples 500
-  winml eval int8.onnx --dataset pictures --baseline model.onnx --max-drop accuracy=0.01
+  winml eval int8.onnx --dataset pictures --baseline model.onnx --max-drop accuracy=0.01 --report eval.html
   winml eval model.onnx --dataset test.parquet --columns text=review,label=stars -o eval.json
   winml eval -m ./checkpoint --dataset reviews.csv --min f1=0.9
 """
@@ -62,13 +73,25 @@ def command(**options: Any) -> None:
     if options["dry_run"]:
         show_plan(plan, options)
         return
-    from winml.modelkit.report.comparison import evaluation_document
-
     with library_output_to_stderr(), live_progress(quiet=options["quiet"], counted="samples") as progress:
         result = run_evaluation(plan, request, None if options["quiet"] else show_step, progress)
-    write_and_print_result(result.as_record(), options, lambda: evaluation_document(result))
+    _write_and_show(result, plan.files, options)
     if not result.is_good_enough:
         click.get_current_context().exit(NEGATIVE_RESULT)
+
+
+def _write_and_show(result: Evaluation, files: Mapping[str, Sequence[Path]], options: Mapping[str, Any]) -> None:
+    from winml.modelkit.cli._pages import page_text
+    from winml.modelkit.report.comparison import evaluation_document
+
+    record, document = result.as_record(), evaluation_document(result)
+    texts_of: dict[str, Callable[[Path], str]] = {
+        "output": lambda _: f"{json_text(record)}\n",
+        "report": lambda page: page_text(document, page, files),
+    }
+    texts = {path: partial(texts_of[option], path) for option, paths in files.items() for path in paths}
+    written = write_files(texts, overwrite=options["overwrite"])
+    show_result(record, options, lambda: document.with_files(written), is_answer=True)
 
 
 def _read_request(options: Mapping[str, Any]) -> EvalRequest:

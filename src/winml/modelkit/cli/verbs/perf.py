@@ -269,14 +269,14 @@ def _show_by_module(
 def _write_files(
     measured: ProfiledModules | ProfiledDecoder, files: Mapping[str, Sequence[Path]], request: PerfRequest
 ) -> list[Path]:
-    from winml.modelkit.report.html import render_html
+    from winml.modelkit.cli._pages import page_text
     from winml.modelkit.report.module_times import chrome_trace_json, profile_document, profile_node_data
 
-    pages: dict[str, Callable[[], str]] = {
-        "output": lambda: f"{json_text(measured.as_record(depth=request.depth))}\n",
-        "report": lambda: render_html(profile_document(measured)),
-        "node_data": lambda: profile_node_data(measured),
-        "trace": lambda: chrome_trace_json(measured),
+    texts_of: dict[str, Callable[[Path], str]] = {
+        "output": lambda _: f"{json_text(measured.as_record(depth=request.depth))}\n",
+        "report": lambda page: page_text(profile_document(measured), page, files),
+        "node_data": lambda _: profile_node_data(measured),
+        "trace": lambda _: chrome_trace_json(measured),
     }
-    texts = {path: pages[option] for option, paths in files.items() for path in paths}
+    texts = {path: partial(texts_of[option], path) for option, paths in files.items() for path in paths}
     return write_files(texts, overwrite=request.overwrite)

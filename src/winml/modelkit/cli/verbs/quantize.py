@@ -68,10 +68,11 @@ def _write_page(result: QuantizedFile, options: Mapping[str, Any]) -> list[Path]
     """Write the page of a search for bits, where one is requested."""
     if options["report"] is None:
         return []
-    from winml.modelkit.report.html import render_html
+    from winml.modelkit.cli._pages import page_text
     from winml.modelkit.report.quantization import budget_document
 
-    texts = {options["report"]: lambda: render_html(budget_document(result))}
+    files = {"model": [file.path for file in result.files if file.path.suffix == ".onnx"]}
+    texts = {options["report"]: lambda: page_text(budget_document(result), options["report"], files)}
     return write_files(texts, overwrite=options["overwrite"])
 
 
@@ -104,13 +105,17 @@ def _measure(request: QuantizeRequest, options: Mapping[str, Any]) -> None:
 
 def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) -> list[Path]:
     """Write the files that are asked for; the list of exceptions only where it meets the target."""
-    from winml.modelkit.report.html import render_html
+    from winml.modelkit.cli._pages import page_text
     from winml.modelkit.report.quantization import sensitivity_document
 
     listed = result.exclude_list
     renderers: dict[str, Callable[[], str]] = {
         "output": lambda: f"{json_text(result.as_record())}\n",
-        "report": lambda: render_html(sensitivity_document(result)),
+        "report": lambda: page_text(
+            sensitivity_document(result),
+            options["report"],
+            {name: [options[name]] for name in renderers if options[name]},
+        ),
     }
     if listed is not None and listed.is_met:
         renderers["exclude_list"] = lambda: f"{json_text(listed.rules)}\n"

@@ -1,0 +1,172 @@
+"""How does a test look at a page? In a headless Chromium that it steers through pipes, with real keys and real widths.
+
+Protocol: Chrome DevTools over ``--remote-debugging-pipe``: messages are JSON, each ended by a zero byte.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["BROWSERS", "Browser", "browser_command", "opened_browser"]
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+DEADLINE_S = 60.0
+"""Chosen: far above the seconds that a start takes on a busy machine."""
+_FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-quic", "--hide-scrollbars",
+    "--host-resolver-rules=MAP * ~NOTFOUND", "--remote-debugging-pipe",
+)  # fmt: skip
+_KEYS = {
+    "Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, ""), " ": (32, " "), "Home": (36, ""),
+    "ArrowLeft": (37, ""), "ArrowUp": (38, ""), "ArrowRight": (39, ""), "ArrowDown": (40, ""),
+}  # fmt: skip
+"""Key → its code and the text it types."""
+
+
+def browser_command() -> str | None:
+    """Return the browser of this machine that can be steered through pipes; None where there is none."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None) if hasattr(os, "fork") else None
+
+
+class Browser:
+    """One page of a browser. Errors of its scripts and what it could not load are collected in ``problems``."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self._reading, self._writing = reading, writing
+        self._buffer = b""
+        self._number = 0
+        self._session = ""
+        self.problems: list[str] = []
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.send(f"{domain}.enable")
+
+    def send(self, method: str, **params: Any) -> dict[str, Any]:
+        """Call a method of the protocol, and return its result."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._writing, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._message()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                result: dict[str, Any] = answer["result"]
+                return result
+
+    def _message(self) -> dict[str, Any]:
+        deadline = time.monotonic() + DEADLINE_S
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._reading], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, "the browser does not answer"
+            data = os.read(self._reading, 1 << 16)
+            assert data, "the browser ended"
+            self._buffer += data
+        text, _, self._buffer = self._buffer.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
+        self._note(message)
+        return message
+
+    def _note(self, message: dict[str, Any]) -> None:
+        params = message.get("params", {})
+        if message.get("method") == "Runtime.exceptionThrown":
+            details = params["exceptionDetails"]
+            self.problems.append(details.get("exception", {}).get("description", details["text"]))
+        elif message.get("method") == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+            self.problems.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
+        elif message.get("method") == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+            self.problems.append(str(params["args"]))
+
+    def open(self, path: Path, *, width: int = 1280, height: int = 900, is_dark: bool = False) -> None:
+        """Open a file at a width in pixels, after the problems of the page before are forgotten."""
+        self.problems.clear()
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
+        self.send("Emulation.setEmulatedMedia", media="", features=[scheme])
+        self.send("Page.navigate", url=path.resolve().as_uri())
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            state = self.run("[document.readyState, location.href]")
+            if state[0] == "complete" and state[1] != "about:blank":
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"{path.name} is not loaded")
+
+    def run(self, expression: str) -> Any:
+        """Return the value of an expression of JavaScript."""
+        answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def press(self, *keys: str) -> None:
+        """Press keys, one after another, as a person does: a name of :data:`_KEYS`, or a letter."""
+        for key in keys:
+            code, text = _KEYS.get(key, (ord(key[0].upper()), key))
+            event = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+            self.send("Input.dispatchKeyEvent", type="keyDown", text=text, **event)
+            self.send("Input.dispatchKeyEvent", type="keyUp", **event)
+
+    def column(self, table: str, position: int) -> list[str]:
+        """Return the text of the cells of a column of a table, without hidden rows."""
+        rows = f"[...document.querySelectorAll('#{table} tbody tr:not([hidden])')]"
+        cells: list[str] = self.run(f"{rows}.map(row => row.cells[{position}].textContent)")
+        return cells
+
+    def wider_elements(self) -> list[str]:
+        """Return what reaches beyond the right edge of the page without a box around it that scrolls."""
+        found: list[str] = self.run(
+            """(() => {
+              const clips = node => node && node !== document.documentElement
+                && (getComputedStyle(node).overflowX !== "visible" || clips(node.parentElement));
+              const wide = [...document.body.querySelectorAll("*")].filter(node => {
+                const box = node.getBoundingClientRect();
+                return box.width && box.right > innerWidth + 1 && !clips(node);
+              });
+              const page = document.documentElement.scrollWidth > innerWidth ? ["the page scrolls sideways"] : [];
+              return [...page, ...wide.slice(0, 5).map(node => node.outerHTML.slice(0, 200))];
+            })()"""
+        )
+        return found
+
+    def save_picture(self, path: Path, *, is_whole: bool = True) -> None:
+        """Write what the page looks like, to its end or as far as the window reaches."""
+        picture = self.send("Page.captureScreenshot", captureBeyondViewport=is_whole)
+        path.write_bytes(base64.b64decode(picture["data"]))
+
+
+@contextlib.contextmanager
+def opened_browser(command: str) -> Iterator[Browser]:
+    """Start a browser and end it."""
+    to_browser, from_us = os.pipe()
+    from_browser, to_us = os.pipe()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        shell = f'exec "$0" "$@" 3<&{to_browser} 4>&{to_us}'
+        process = subprocess.Popen(
+            ["bash", "-c", shell, command, *_FLAGS, f"--user-data-dir={profile}"],
+            pass_fds=(to_browser, to_us),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_browser)
+        os.close(to_us)
+        try:
+            yield Browser(from_browser, from_us)
+        finally:
+            os.close(from_us)
+            process.terminate()
+            process.wait(DEADLINE_S)
+            os.close(from_browser)

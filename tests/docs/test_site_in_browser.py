@@ -1,0 +1,74 @@
+"""The site as a person meets it in a browser, from a disk: every page fits, tables sort, and the search finds."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from browser import Browser
+from house.sources import REPOSITORY
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed here: pip install -e '.[docs]'"),
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built for this test."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, timeout=300)
+    return folder
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_page_is_wider_than_its_window(site: Path, browser: Browser, width: int) -> None:
+    """Wide tables and code scroll inside the page; and no role of a docstring is left."""
+    wide: dict[str, list[str]] = {}
+    pages = sorted(path for path in site.rglob("*.html") if path.name != "404.html")
+    assert len(pages) > 50
+    for path in pages:
+        browser.open(path, width=width)
+        roles = re.findall(r":(?:func|class|meth|attr|data|mod|exc):", browser.run("document.body.innerText"))
+        if found := browser.wider_elements() + browser.problems + roles:
+            wide[path.relative_to(site).as_posix()] = found
+    assert {} == wide
+
+
+def test_table_of_architectures_is_sorted_by_keys(site: Path, browser: Browser) -> None:
+    """Enter on a head of a long table sorts its rows, the second time the other way."""
+    browser.open(site / "reference" / "architectures.html")
+    browser.run(
+        "window.table = [...document.querySelectorAll('.md-typeset table')].find(t => t.tBodies[0].rows.length > 99); 0"
+    )
+    first = "[...table.tBodies[0].rows].map(row => row.cells[0].textContent)"
+    before = browser.run(first)
+    browser.run("table.querySelector('th button').focus()")
+    browser.press("Enter", "Enter")
+    after = browser.run(first)
+    assert before[0] != after[0]
+    assert sorted(before) == sorted(after)
+    assert "descending" == browser.run("table.querySelector('th').getAttribute('aria-sort')")
+
+
+def test_search_finds_from_a_disk(site: Path, browser: Browser) -> None:
+    """Without a server and without a script of another host."""
+    browser.open(site / "index.html")
+    browser.run("document.querySelector('[data-md-component=\"search-query\"]').focus()")
+    browser.press(*"quantize")
+    deadline = time.monotonic() + 30
+    results = "document.querySelectorAll('.md-search-result__item').length"
+    while not browser.run(results) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert browser.run(results) > 3
+    assert [] == browser.problems
