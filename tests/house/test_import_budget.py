@@ -189,7 +189,7 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
             id="inspect-file",
         ),
         pytest.param(
-            ["quantize", "-m", "net.onnx", "-o", "out.onnx"], {"builds", "compile", "inference", *_CHECKPOINTS}, 165,
+            ["quantize", "-m", "net.onnx", "-o", "out.onnx"], {"builds", "compile", "inference", *_CHECKPOINTS}, 166,
             id="quantize",
         ),
         pytest.param(

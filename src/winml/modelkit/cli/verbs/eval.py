@@ -41,7 +41,7 @@ EPILOG = """\b
 Examples:
   winml eval model.onnx --dataset reviews.csv
   winml eval model.onnx --dataset glue:stsb --split validation --samples 500
-  winml eval int8.onnx --dataset pictures --baseline model.onnx --max-drop accuracy=0.01 --report eval.html
+  winml eval int8.onnx --dataset pictures --baseline model.onnx --report eval.html
   winml eval model.onnx --dataset test.parquet --columns text=review,label=stars -o eval.json
   winml eval -m ./checkpoint --dataset reviews.csv --min f1=0.9
 """
