@@ -82,7 +82,8 @@ def text_of(outputs: list[dict[str, Any]], *, measured: bool) -> str:
     """Return what outputs say as text; without pictures and numbers where they were measured."""
     texts = ["".join(output.get("text") or output["data"]["text/plain"]) for output in outputs]
     text = "".join(texts)
-    return _NUMBER.sub("#", text) if measured else text
+    # How wide a column is depends on its numbers.
+    return re.sub(" +", " ", _NUMBER.sub("#", text)) if measured else text
 
 
 def write_outputs(path: Path) -> None:
