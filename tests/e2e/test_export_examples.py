@@ -57,7 +57,7 @@ def test_readme_tree_is_what_the_command_prints(workplace: Workplace, minilm_fol
     outcome = workplace.export(*_arguments(DISPLAYED, minilm_folder))
     assert 0 == outcome.code, outcome.err
     depends = ("verified", "wrote")
-    shown = [line for line in ANSWER if not line.startswith(depends) and line != "beside it  …"]
+    shown = [line for line in ANSWER if not line.startswith(depends) and line != "…"]
     printed = outcome.out.splitlines()
     assert [] == _missing_lines(shown, printed)
     beginnings = [line.partition(" ")[0] for line in printed if line.startswith(depends)]

@@ -225,7 +225,7 @@ def test_pytorch_baseline_of_a_file_runs_and_fetches_nothing_it_names(
         (("net.onnx", "--batch-size", "9" * 20), 2, ("--batch-size", "9" * 20)),
         (("net.onnx", "--shape-config", f'{{"batch": {2**63 - 1}}}'), 2, (f"batch {2**63 - 1}",)),
         (("relu.onnx", "--baseline", "wide.onnx"), 2, ("float32[2, 9]", "float32[2, 8]")),
-        (("net.onnx", "--iterations", "3", "--duration", "1"), 2, ("to stop",)),
+        (("net.onnx", "--iterations", "3", "--duration", "1"), 2, ("--iterations 3", "--duration 1")),
         (("net.onnx", "--task", "fill-mask"), 2, ("--task",)),
         (("net.onnx", "--shape-config", '{"btch": 2}'), 2, ("'btch'", "batch")),
         (("net.onnx", "--shape-config", '{"batch": 0}'), 2, ("at least 1",)),
