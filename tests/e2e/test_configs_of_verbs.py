@@ -101,7 +101,7 @@ def test_config_of_a_model_type_is_for_any_checkpoint_of_it(here: Path, small_be
     assert [1, 8] == record["export"]["input_tensors"][0]["shape"]
     _refused("config", "--model-type", "bret", words="'bert'")
     _refused("config", "--model-type", "bert", "-m", small_bert, words="--model-type")
-    _refused("config", "-c", "{}", words="names none")
+    _refused("config", "-c", "{}", words="-m")
 
 
 def test_config_merges_with_one_that_is_given(here: Path, small_bert: Path) -> None:
