@@ -108,7 +108,7 @@ def test_experts_are_exported_without_their_weights_in_memory(workplace: Workpla
     assert "" == outcome.err
     result = json.loads(outcome.out)
     assert result["verification"]["is_verified"]
-    assert ["No text was generated to compare: the number of tokens is fixed."] == result["notes"]
+    assert ["Text generation was not compared: the number of tokens is fixed."] == result["notes"]
 
 
 def test_dtype_the_execution_provider_lacks_is_told_with_what_helps(workplace: Workplace, tied: Path) -> None:
@@ -130,7 +130,7 @@ def test_export_with_weights_in_memory_casts_them_too(workplace: Workplace, bert
 
 def test_dtype_of_a_factory_is_refused(workplace: Workplace, nets: Path) -> None:
     """Only its author casts its weights."""
-    words = ("--dtype fp16", "makes its own weights")
+    words = ("--dtype fp16", "creates the weights")
     workplace.refuse("-m", f"{nets}:good", "-o", "model.onnx", "--dtype", "fp16", code=2, words=words)
 
 
@@ -175,7 +175,7 @@ def _in_fp8(folder: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
-    "shard missing": (_without_a_shard, ("index.json", "shards, of which 1 missing", "missing file beside")),
+    "shard missing": (_without_a_shard, ("index.json", "shards, 1 of them missing", "missing file with")),
     "index that lies": (_with_an_index_that_lies, ("bert.encoder.layer.7.made_up.weight", "does not hold it")),
     "shard cut": (_with_a_shard_cut, ("truncated", "ends at byte", "checkpoint again")),
     "tensor missing": (_without_a_tensor, ("lacks 1 of the", "would be random", "bert.embeddings.LayerNorm.weight")),

@@ -1,4 +1,4 @@
-"""Says what a layout is: where the readers of a folder want the finished models, what stands beside them, and which
+"""The contract of a layout: where the readers of a folder expect the finished models, their companions, and which
 models it is for.
 
 A layout places what a build has made; it changes no graph. Stages and their files are the same in every one. Imports
@@ -162,7 +162,7 @@ def refuse_models(layout: Layout, models: Sequence[Path]) -> None:
     computing = (path for path in models if layout.cross_keys == DECODER and _reads_cross_attention_cache(path))
     if decoder := next(computing, None):
         raise UsageError(
-            f"--layout {layout.name}: {decoder.name} takes keys and values that the encoder computed, and "
+            f"--layout {layout.name}: {decoder.name} takes keys and values computed by the encoder, and "
             f"{layout.readers} lets the decoder compute them",
             hint="Build from the checkpoint, whose decoder is then made for them, or leave --layout out.",
         )
@@ -201,6 +201,6 @@ def refuse_task(layout: Layout, task: str | None, *, is_described: bool = True) 
     known = tuple(sorted(layout.tasks))
     raise TaskError(
         f"--layout {layout.name}: {layout.readers} has no class for {what}",
-        hint=f"It knows {', '.join(known)}. Leave --layout out, or name another --task.",
+        hint=f"It knows {', '.join(known)}. Remove --layout, or pass another --task.",
         candidates=known,
     )

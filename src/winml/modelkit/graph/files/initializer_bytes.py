@@ -1,4 +1,4 @@
-"""Finds where the values of the initializers of an ONNX file lie, and compares them without holding them.
+"""Locates the values of the initializers of an ONNX file, and compares them without loading them.
 
 Memory does not grow with the weights; values in data files are found by what the model says of them. Values are read in
 pieces, two at a time at most.
@@ -53,7 +53,7 @@ class StoredBytes:
                 while left:
                     piece = file.read(min(left, PIECE_BYTES))
                     if not piece:
-                        raise InputError(f"{self.path} is cut off: it ends before the weights it is to hold")
+                        raise InputError(f"{self.path} is cut off: it ends before its last weight")
                     left -= len(piece)
                     yield piece
 

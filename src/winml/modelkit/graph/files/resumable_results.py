@@ -1,4 +1,4 @@
-"""What does a long run leave on disk, so that an interrupted one goes on where it ended?
+"""What does a long run store, so that it can be resumed?
 
 A JSON file with what its results depend on, and a lock on the folder it is in. Results of another request are never
 used. Knows no result.
@@ -109,9 +109,7 @@ def locked_folder(folder: Path, lock_name: str, run: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        raise UsageError(
-            f"another {run} works in {folder}", hint="Wait for it to end, or choose another folder."
-        ) from None
+        raise UsageError(f"another {run} uses {folder}", hint="Wait for it to end, or choose another folder.") from None
     except OSError as error:
         raise write_error(folder, error) from error
     try:

@@ -1,4 +1,4 @@
-"""What a family of models says of one of them: its parts, or why it has none of that kind."""
+"""The contract of a family of models: it returns the parts of a model, or why the model has none of that kind."""
 
 from __future__ import annotations
 
@@ -227,4 +227,4 @@ def unused_size_notes(request: ModelRequest) -> tuple[str, ...]:
     """Return a note on sizes that a manifest of the inputs makes useless, if there are any."""
     passed = {"--shape-config": request.shape_config, "--batch-size": request.batch_size}
     names = [name for name, value in passed.items() if value is not None]
-    return (f"{request.specs_origin} decides the inputs; {' and '.join(names)} not used",) if names else ()
+    return (f"{request.specs_origin} determines the inputs; {' and '.join(names)} ignored",) if names else ()
