@@ -107,8 +107,8 @@ def found_folder(path: Path, submodel: Sequence[str] = ()) -> FoundFolder:
         model = onnx_file(str(path))
         if model is None:
             raise ModelPathError(
-                f"{path}: is a checkpoint, and no ONNX file was made of it yet",
-                hint=f"Build it first, and give the folder of the build: winml build -m {path} -o built",
+                f"{path}: is a checkpoint, expected an ONNX model",
+                hint=f"Build it first, and pass the build folder: winml build -m {path} -o built",
             )
         parts = {ONLY_PART: model}
     refuse_unknown_parts(submodel, parts, str(path))
@@ -172,8 +172,8 @@ def onnx_file(name: str) -> Path | None:
         remote = None if path.exists() else hub_file(name.strip())
         if remote is not None:
             return without_links(remote.local_path())
-        problem = "is no regular file" if path.exists() else "no such file"
-        raise ModelPathError(f"{path}: {problem}", hint="Give the path of an ONNX file.")
+        problem = "is not a regular file" if path.exists() else "no such file"
+        raise ModelPathError(f"{path}: {problem}", hint="Pass the path of an ONNX file.")
     return without_links(path)
 
 
@@ -287,19 +287,19 @@ def _built_model(folder: Path) -> Path | None:
         if len(parts) > 1:
             raise ModelPathError(
                 f"{folder}: holds a model of several parts: {', '.join(path.name for path in parts)}",
-                hint=f"Name one of them: {parts[0]}",
+                hint=f"Pass one of them: {parts[0]}",
             )
         raise ModelPathError(
-            f"{folder}: is the folder of a build and has no {BUILT_MODEL_NAME}", hint="Build it again: winml build."
+            f"{folder}: is a build folder without {BUILT_MODEL_NAME}", hint="Build it again: winml build."
         )
     if not any((folder / pattern).is_file() for pattern in _OF_CHECKPOINTS) and not any(
         folder.glob(f"*/{CHECKPOINT_CONFIG_NAME}")
     ):
         raise ModelPathError(
             f"{folder}: is neither a checkpoint (no {CHECKPOINT_CONFIG_NAME}) nor a build (no {BUILD_MANIFEST_NAME})",
-            hint=f"Give one of the files in it: {', '.join(path.name for path in models[:5])}."
+            hint=f"Pass one of the files in it: {', '.join(path.name for path in models[:5])}."
             if models
-            else "Give an ONNX file, the folder of a build, or the folder of a checkpoint.",
+            else "Pass an ONNX file, a build folder or a checkpoint folder.",
         )
     return None
 

@@ -184,14 +184,14 @@ def read_json(text_or_path: str | os.PathLike[str], option: str) -> tuple[Any, s
     text = os.fspath(text_or_path)
     label = option
     if not text.strip():
-        raise ConfigError(f"{option}: the text is empty", hint="Give the path of a JSON file, or JSON text.")
+        raise ConfigError(f"{option}: the text is empty", hint="Pass the path of a JSON file, or JSON text.")
     if text.lstrip().startswith(("{", "[")):
         return parse_json(text, option)
     label = f"{option} {text}"
     try:
         value = read_json_file(Path(text), may_be_pipe=True, **_STRICT)
     except FileNotFoundError:
-        raise ConfigError(f"{label}: no such file", hint="Give the path of a JSON file, or JSON text.") from None
+        raise ConfigError(f"{label}: no such file", hint="Pass the path of a JSON file, or JSON text.") from None
     except JsonError as error:
         raise ConfigError(f"{label}: {error}", hint=error.hint) from None
     return value, label
@@ -238,7 +238,7 @@ def read_json_file(path: Path, *, may_be_pipe: bool = False, **hooks: Any) -> An
 
     Raises:
         FileNotFoundError: there is no such file.
-        JsonError: it is no regular file, too large, not UTF-8 or not JSON.
+        JsonError: it is not a regular file, too large, not UTF-8 or not JSON.
     """
     return load_json(read_text_file(path, may_be_pipe=may_be_pipe), **hooks)
 
@@ -252,14 +252,14 @@ def read_text_file(path: Path, *, may_be_pipe: bool = False) -> str:
 
     Raises:
         FileNotFoundError: there is no such file.
-        JsonError: it is no regular file, too large or not UTF-8.
+        JsonError: it is not a regular file, too large or not UTF-8.
     """
     try:
         mode = path.stat().st_mode
         is_inherited = may_be_pipe and (not stat.S_ISFIFO(mode) or os.fspath(path).startswith(_INHERITED))
         # Opening a pipe that nobody writes to would wait for ever.
         if not stat.S_ISREG(mode) and (stat.S_ISDIR(mode) or not is_inherited):
-            raise JsonError("is a directory" if stat.S_ISDIR(mode) else "is no regular file", hint=_GIVE_FILE)
+            raise JsonError("is a directory" if stat.S_ISDIR(mode) else "is not a regular file", hint=_GIVE_FILE)
         with path.open("rb") as file:
             content = b""
             # In pieces: asked for all at once, Python sets the limit aside in memory.
@@ -273,7 +273,7 @@ def read_text_file(path: Path, *, may_be_pipe: bool = False) -> str:
         # The name holds what no file system takes.
         raise JsonError(f"cannot be read: {error}", hint=_GIVE_FILE) from error
     if len(content) > JSON_LIMIT_BYTES:
-        raise JsonError(f"is larger than the {JSON_LIMIT_BYTES} bytes that are read of a JSON file", hint=_GIVE_FILE)
+        raise JsonError(f"is larger than {JSON_LIMIT_BYTES} bytes, the limit of a JSON file", hint=_GIVE_FILE)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -291,10 +291,10 @@ def load_json(text: str, **hooks: Any) -> Any:
     except json.JSONDecodeError as error:
         raise JsonError(
             f"not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}",
-            hint="Mend it there. Where a shell takes the quotes out of JSON text, give it as a file.",
+            hint="Correct it there. If the shell removes the quotes of JSON text, pass a file.",
         ) from None
     except _DuplicateKeyError as error:
-        raise JsonError(f"key {error.args[0]!r} stands twice in one object") from None
+        raise JsonError(f"key {error.args[0]!r} occurs twice in one object") from None
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
@@ -327,12 +327,12 @@ def _refuse_half_characters(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise JsonError(
-            f"not valid JSON: a text holds {error.object[error.start]!a}, which is half of a character"
+            f"not valid JSON: a string contains {error.object[error.start]!a}, half of a surrogate pair"
         ) from None
 
 
 def _too_deep() -> JsonError:
-    return JsonError("its values are nested too deeply", hint=f"At most {_DEEPEST} levels are read.")
+    return JsonError("its values are nested too deeply", hint=f"At most {_DEEPEST} levels are allowed.")
 
 
 class _DuplicateKeyError(ValueError):
@@ -358,7 +358,7 @@ _STRICT: dict[str, object] = {
     "parse_constant": _refuse_constant,
 }
 """What is refused in the JSON of users beside what is no JSON."""
-_GIVE_FILE = "Give the path of a JSON file."
+_GIVE_FILE = "Pass the path of a JSON file."
 
 
 def parse_options(options: type[_OptionsT], value: Any, label: str) -> _OptionsT:
@@ -395,8 +395,8 @@ def options_of(
         return parse_options(record, dict(keywords), function)
     if keywords:
         raise UsageError(
-            f"{function}: {next(iter(keywords))} is passed beside options",
-            hint="Set it in the options, or pass keywords alone.",
+            f"{function}: {next(iter(keywords))} is passed in addition to options",
+            hint="Set it in the options, or pass keywords only.",
         )
     return options
 

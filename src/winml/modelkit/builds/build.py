@@ -358,7 +358,7 @@ def model_sidecar(part: BuiltPart, folder: Path, written: Path, data: Mapping[st
     except (OSError, ValueError, AttributeError):
         is_its_own = False
     if not is_its_own:
-        return None, f"{folder / sidecar.name} does not describe {exported.name}, and is not used."
+        return None, f"{folder / sidecar.name} does not describe {exported.name} and is ignored."
     return _adapted(record, part, folder, _record(written.name, written), data), ""
 
 
@@ -484,7 +484,7 @@ class PlacedModel:
 def _write_evaluation(job: BuildJob, result: BuildResult, section: EvalSection, clock: StepClock) -> BuildResult:
     """Judge a finished build, and write down what was found; the build stays, whatever comes of it."""
     if len(result.manifest.parts) > 1:
-        note = "The model has several parts, so it is not judged: run them together, with the metric of your task."
+        note = "The model has several parts and was not evaluated: run them together, with the metric of your task."
         return replace(result, notes=(*result.notes, note))
     with clock.step(_EVAL) as step:
         request = job.plan.request if job.plan.onnx_path is None else None
@@ -683,8 +683,8 @@ class _Build:
             return ()
         *levels, last = (level for level in LEVELS if level != "none")
         note = (
-            f"Nothing was optimized, since no level was given: --level {', '.join(levels)} or {last} "
-            "(optim.level in the config). What each does: winml optimize --list."
+            f"Nothing was optimized: no level was requested. Pass --level {', '.join(levels)} or {last} "
+            "(optim.level in the config); winml optimize --list describes them."
         )
         return (note,)
 

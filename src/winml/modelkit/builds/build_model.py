@@ -157,8 +157,8 @@ def refuse_deploying(plan: BuildPlan) -> None:
     """
     if plan.deploy_only:
         raise UsageError(
-            "--deploy-only removes the results of stages, which the cache keeps for other builds",
-            hint="Build in a folder of its own: -o FOLDER.",
+            "--deploy-only removes the results of stages, which the cache stores for other builds",
+            hint="Build in a separate folder: -o FOLDER.",
         )
 
 

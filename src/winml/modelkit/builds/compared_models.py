@@ -62,7 +62,7 @@ def compare_models(
     if isinstance(reference, (str, os.PathLike)) and isinstance(candidate, (str, os.PathLike)):
         return found_pairs(os.fspath(reference), os.fspath(candidate), submodel).compare(requested, inputs)
     if submodel:
-        raise UsageError(f"submodel {submodel[0]}: names a part in the folder of a build", hint="Leave it out.")
+        raise UsageError(f"submodel {submodel[0]}: selects a part of a build folder", hint="Remove it.")
     return flow.compare_models(_side(reference), _side(candidate), requested, inputs=inputs)
 
 
@@ -102,7 +102,7 @@ class FoundPairs:
         """
         if self.are_several and options:
             raise UsageError(
-                f"{options[0]} is for one graph, and several are compared: {', '.join(self.parts)}",
+                f"{options[0]} applies to one graph, but several are compared: {', '.join(self.parts)}",
                 hint=f"Compare one part: --submodel {list(self.parts)[-1]}.",
             )
 
@@ -152,8 +152,8 @@ def found_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) ->
     if not any(folders):
         if submodel:
             raise UsageError(
-                f"--submodel {submodel[0]}: neither {reference} nor {candidate} is a folder of several parts",
-                hint="Leave it out.",
+                f"--submodel {submodel[0]}: neither {reference} nor {candidate} has several parts",
+                hint="Remove it.",
             )
         return FoundPairs(names, {ONLY_PART: (found_side(reference), found_side(candidate))})
     parts = next(folder for folder in folders if folder)
@@ -167,10 +167,10 @@ def found_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) ->
     missing = [part for part in dict.fromkeys((*left, *right)) if (part in left) != (part in right)]
     if not common or (submodel and len(common) < len(requested)):
         raise UsageError(
-            f"{reference} holds {', '.join(left)}, {candidate} {', '.join(right)}",
-            hint="Only parts that are on both sides can be compared.",
+            f"{reference} has the parts {', '.join(left)}, {candidate} {', '.join(right)}",
+            hint="Only parts that both models have can be compared.",
         )
-    notes = (f"On one side only: {', '.join(missing)}.",) if missing and not submodel else ()
+    notes = (f"Not compared, in one model only: {', '.join(missing)}.",) if missing and not submodel else ()
     return FoundPairs(names, {part: (left[part], right[part]) for part in common}, notes)
 
 
@@ -191,8 +191,8 @@ def _other_side(name: str, parts: Mapping[str, Path], requested: Sequence[str]) 
     if len(requested) == 1:
         return {requested[0]: side}
     raise UsageError(
-        f"{name} is one graph, and beside it are {', '.join(requested)}",
-        hint=f"Name the part to compare it with: --submodel {requested[0]}.",
+        f"{name} is one graph, but would be compared with {', '.join(requested)}",
+        hint=f"Select the part to compare it with: --submodel {requested[0]}.",
     )
 
 

@@ -113,46 +113,46 @@ class OptimSection(OptimizeOptions):
 
 
 class QuantSection(QuantizeOptions):
-    """How few bits the numbers take. A build quantizes where a precision or anything else of it is asked for."""
+    """Options of quantization. A build quantizes if a precision or another of these options is requested."""
 
     precision: PrecisionName | Literal["auto"] | None = None
-    """Bits of what is quantized; `auto`: `fp32` for a CPU, `fp16` for a GPU, `w8a16` for an NPU. Null: `int8` where
-    another key asks for something, else nothing is quantized."""
+    """Precision of what is quantized; `auto`: `fp32` for a CPU, `fp16` for a GPU, `w8a16` for an NPU. Null: `int8` if
+    another key requests quantization, else nothing is quantized."""
     device: Device | None = None
-    """Kind of device it will run on, by which `auto` decides. Null: that of `ep`, or any."""
+    """Target device, which determines `auto`. Null: that of `ep`, or any."""
     ep: ProviderName | None = None
-    """Execution provider it will run on. Null: any of the device."""
+    """Target execution provider. Null: any of the device."""
 
 
 class CompileSection(CompileOptions):
-    """What the model is compiled for. A build compiles where an execution provider is named."""
+    """Target of the compilation. A build compiles if an execution provider is specified."""
 
 
 class EvalSection(EvaluationOptions):
-    """How the result is judged, after the build; what is found is written to `eval.json`."""
+    """Evaluation of the finished build; its result is written to `eval.json`."""
 
 
 class WinMLBuildConfig(Options):
-    """What is to be done with a model. A section that is null skips its stage."""
+    """The config of a build. A section that is null skips its stage."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    """Version of this layout. Files of earlier versions are read; left out, it is the current one."""
+    """Version of this schema; earlier versions are read as well. Default: the current one."""
     loader: LoaderSection | None = LoaderSection()
-    """Which model it is."""
+    """The model."""
     export: WinMLExportConfig | None = WinMLExportConfig()
-    """How the ONNX graph is made; alone, `winml export` reads it with `-c` or `--export-config`."""
+    """Options of the export. `winml export` reads this section alone with `-c` or `--export-config`."""
     optim: OptimSection | None = OptimSection()
-    """What the optimizer does."""
+    """Options of the optimizer."""
     quant: QuantSection | None = QuantSection()
-    """How the model is quantized."""
+    """Options of quantization."""
     compile: CompileSection | None = CompileSection()
-    """What the model is compiled for."""
+    """Target of the compilation."""
     eval: EvalSection | None = None
-    """How the result is judged. Null: not at all."""
+    """Evaluation of the result. Null: none."""
     layout: LayoutName | None = None
-    """Tool whose readers the folder is laid out for: where the model is in it, and what is beside it. Null: none."""
+    """Tool that will open the folder; determines file names and companion files. Null: none."""
     auto: bool = True
-    """Decide from the model what is left out here. Without it, everything a stage needs must be written."""
+    """Determine missing values from the model. If false, all values that a stage needs are required."""
 
     def as_record(self) -> dict[str, object]:
         """Return the JSON object, from which the same config is read: null sections stay, other nulls are left out."""
@@ -234,8 +234,8 @@ def _migrate_to_current(value: object, source: str) -> tuple[Any, tuple[str, ...
         raise ConfigError(f"{source}: schema_version {version!r}: expected a number from 0 to {SCHEMA_VERSION}")
     if version > SCHEMA_VERSION:
         raise ConfigError(
-            f"{source}: schema_version {version}: newer than {SCHEMA_VERSION}, which this winml reads",
-            hint="Update winml, or write the config again.",
+            f"{source}: schema_version {version}: newer than {SCHEMA_VERSION}, the newest that this winml reads",
+            hint="Update winml, or write a new config: winml config.",
         )
     config = copy.deepcopy(value)
     notes = [
@@ -273,14 +273,14 @@ def idle_quantization(section: QuantSection) -> str:
     """Return why a build that has this section quantizes nothing, or an empty string where it does."""
     options = quantize_options(section)
     if options.model_copy(update={"ep": None}) == QuantizeOptions():
-        return "no precision is asked for (--precision)"
+        return "no precision was requested (--precision)"
     if (
         options.kv_cache is not None
         or options.base.modes
         or any(PRECISIONS[name].modes for name in options.per_module.values())
     ):
         return ""
-    return auto_words(section) or f"precision {options.base.name} is what the model has"
+    return auto_words(section) or f"precision {options.base.name} is that of the model"
 
 
 def auto_words(section: QuantSection) -> str:
@@ -288,8 +288,8 @@ def auto_words(section: QuantSection) -> str:
     if section.precision != AUTO_PRECISION:
         return ""
     device = _device_of(section)
-    reason = f"for {section.ep}, whose default is the {device}" if section.device is None and section.ep else ""
-    reason = reason or (f"for the {device}" if section.device else f"where no device is named, as for the {device}")
+    reason = f"on the {device}, the default of {section.ep}" if section.device is None and section.ep else ""
+    reason = reason or (f"on the {device}" if section.device else f"on the {device}, the default device")
     return f"precision auto is {AUTO_PRECISIONS[device]} {reason}"
 
 

@@ -49,10 +49,13 @@ def resolve_build_config(
         export = export.model_copy(update={"opset_version": export.opset_for(exporter), **_inputs_of(resolved)})
     notes = list(resolved.notes)
     if resolved.source.kind == "config" and not request.random_weights:
-        notes.append(f"{request.model} holds no weights: an export needs --random-weights, or the checkpoint folder")
+        notes.append(f"{request.model} has no weights: to export, add --random-weights or pass the checkpoint folder")
     axes = [item for part in resolved.parts for item in part.output_axes]
     origins = {item.output: item.requested_by for item in axes}
-    notes += [f"{origin}: {name} is no input; axes of outputs are not written" for name, origin in origins.items()]
+    notes += [
+        f"{origin}: {name} is not an input; axes of outputs are not written to the config"
+        for name, origin in origins.items()
+    ]
     config, idle = without_idle_stages(config.model_copy(update={"loader": loader, "export": export}))
     return config, (*notes, *idle)
 

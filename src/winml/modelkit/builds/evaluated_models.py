@@ -84,8 +84,8 @@ def evaluate_model(
     passed = {"dataset": os.fspath(dataset)} if dataset is not None else {}
     if options is not None and (both := [*passed, *flags]):
         raise UsageError(
-            f"{_NAME}: options= and {both[0]} both say what is asked for",
-            hint=f"Give one of them, or options.model_copy(update={{{both[0]!r}: …}}).",
+            f"{_NAME}: options= and {both[0]} are both passed",
+            hint=f"Pass one of them, or options.model_copy(update={{{both[0]!r}: …}}).",
         )
     requested = options or parse_options(EvaluationOptions, {**passed, **flags}, _NAME)
     return evaluate(named_subject(name, requested, run, **load), requested, on_step=on_step, progress=progress)

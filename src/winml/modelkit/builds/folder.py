@@ -90,7 +90,7 @@ class BuildFolder:
         foreign = [name for name, path in paths.items() if os.path.lexists(path) or path in waiting]
         if foreign and not self._is_cache:
             raise OutputExistsError(
-                f"output {self.path / foreign[0]} exists already, and no build wrote it",
+                f"output {self.path / foreign[0]} exists and was not written by a build",
                 hint="Move it away, or choose another folder.",
             )
 
@@ -101,7 +101,7 @@ class BuildFolder:
         version, files = _version_and_files(path)
         if version is None and not is_cache:
             raise OutputExistsError(
-                f"{path} is damaged: which files beside it belong to builds is not known",
+                f"{path} is damaged, so the files of builds beside it cannot be identified",
                 hint="Delete the folder, or choose another.",
             )
         self._owned = {BUILD_MANIFEST_NAME, *files} if version is not None else set(self._names)
@@ -112,9 +112,9 @@ class BuildFolder:
             problem = (
                 "is damaged"
                 if version is None or version in READABLE_VERSIONS
-                else f"is of version {version}, this winml reads {MANIFEST_VERSION}"
+                else f"has version {version}; this winml reads {MANIFEST_VERSION}"
             )
-            self.notes.append(f"{path} {problem}: nothing of the earlier build is used again.")
+            self.notes.append(f"{path} {problem}: no result of the earlier build is reused.")
 
     def announce(self) -> None:
         """Write down that every name of a build is ours from now on; a kill at any moment leaves no doubt about it.
@@ -194,10 +194,10 @@ def refuse_input_as_output(folder: Path, inputs: Iterable[Path], names: Iterable
     """
     place = folder.resolve()
     if _is_reachable(folder) and not folder.is_dir():
-        raise UsageError(f"output {folder} is a file", hint="Name a folder: a build writes several files.")
+        raise UsageError(f"output {folder} is a file", hint="Pass a folder: a build writes several files.")
     for source in inputs:
         if source.resolve() == place:
-            raise UsageError(f"output {folder} is the model itself", hint="Choose another folder.")
+            raise UsageError(f"output {folder} is the folder of the source model", hint="Choose another folder.")
         written = {place / name for name in names}
         if source.resolve() in written or source.absolute() in written:
             raise UsageError(

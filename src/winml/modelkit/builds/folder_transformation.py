@@ -55,7 +55,7 @@ def refuse_folder_outputs(found: FoundFolder, output: Path, *, overwrite: bool) 
         WriteError: it cannot be written to.
     """
     if output.is_file():
-        raise UsageError(f"output {output} is a file", hint=f"Name a folder: {found.path} holds several files.")
+        raise UsageError(f"output {output} is a file", hint=f"Pass a folder: {found.path} holds several files.")
     models = [output / found.name_of(part) for part in found.parts]
     outputs = [*models, *(output / name for name in found.companions), output / BUILD_MANIFEST_NAME]
     refuse_inputs(outputs, (*found.parts.values(), *found.companions.values()))
@@ -63,8 +63,9 @@ def refuse_folder_outputs(found: FoundFolder, output: Path, *, overwrite: bool) 
     layout = find_layout(found.layout)
     if layout.numbers_data and (outside := [file for path in found.parts.values() for file in external_files(path)]):
         raise UsageError(
-            f"{found.path} is laid out for {layout.readers}, and its config counts data files: {outside[0].name}",
-            hint=f"Name a file of it, or ask for this when it is built: winml build … --layout {layout.name}.",
+            f"{found.path} is laid out for {layout.readers}, and its config lists data files, "
+            f"which this would change: {outside[0].name}",
+            hint=f"Pass a file of it, or request this from the build: winml build … --layout {layout.name}.",
         )
 
 
@@ -116,7 +117,7 @@ def transform_folder(
 
 
 def _why_unchanged(part: str, found: FoundFolder) -> str:
-    return "no module of it is named" if part in found.chosen else f"--submodel {' '.join(found.chosen)}"
+    return "none of its modules is selected" if part in found.chosen else f"--submodel {' '.join(found.chosen)}"
 
 
 def _described(name: str, staged: Iterable[Path]) -> tuple[FileRecord, ...]:

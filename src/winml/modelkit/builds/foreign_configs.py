@@ -41,7 +41,7 @@ _QUANT_NAMES: Mapping[str, Mapping[str, str]] = {
 _PLACE = {"device", "ep"}
 _QUANT_CHOICES = {
     "nodes_to_exclude": "Exclude modules: exclude, a list of selectors.",
-    "op_types_to_quantize": "Leave it out; include and exclude choose modules.",
+    "op_types_to_quantize": "Remove it; include and exclude choose modules.",
     "fp16_op_block_list": "Exclude modules: exclude, a list of selectors.",
 }
 _COMPILE_KEYS = {"device", "ep"}
@@ -76,7 +76,7 @@ def read_winml_cli_config(value: dict[str, Any], source: str) -> tuple[dict[str,
     if config.pop("skip_optimize", False):
         config["optim"] = None
     if config.get("eval"):
-        notes.append("eval: not used, since it is laid out otherwise here")
+        notes.append("eval: ignored, since its format differs")
     return {**config, "eval": None}, notes
 
 
@@ -106,19 +106,19 @@ def _specs(section: object, key: str) -> list[dict[str, object]]:
 
 
 def _refuse(source: str, place: str, value: object, hint: str) -> NoReturn:
-    raise ConfigError(f"{source}: {place}: {value!r} has no counterpart here, and would change the result", hint=hint)
+    raise ConfigError(f"{source}: {place}: {value!r} is not supported, and would change the result", hint=hint)
 
 
 def _read_loader(loader: Section, source: str) -> list[str]:
     hints = {
         "module_path": "Export the whole model, then cut the module out: winml extract.",
-        "user_script": "Write a function that returns the model, and give it as file.py:function.",
+        "user_script": "Write a function that returns the model, and pass it as file.py:function.",
     }
     for key, hint in hints.items():
         if (value := loader.pop(key, None)) is not None:
             _refuse(source, f"loader.{key}", value, hint)
     model_type = loader.pop("model_type", None)
-    return [] if model_type is None else [f"model_type {model_type}: not used, the checkpoint says it"]
+    return [] if model_type is None else [f"model_type {model_type}: ignored, the checkpoint determines it"]
 
 
 def _read_export(export: Section, source: str) -> list[str]:
@@ -129,23 +129,23 @@ def _read_export(export: Section, source: str) -> list[str]:
         is_clean = export.pop("clean_onnx", False)
         export["hierarchy"] = export.pop("enable_hierarchy_tags", True) and not is_clean
     if not export.pop("export_params", True):
-        _refuse(source, "export.export_params", False, "Weights are always part of the file; leave it out.")
+        _refuse(source, "export.export_params", False, "Weights are always included; remove it.")
     if (tags := export.pop("hierarchy_tag_format", "full")) != "full":
-        _refuse(source, "export.hierarchy_tag_format", tags, "Tags hold the whole address of a module; leave it out.")
+        _refuse(source, "export.hierarchy_tag_format", tags, "Tags always hold the full address; remove it.")
     if compatibility := export.pop("compatibility", None):
-        _refuse(source, "export.compatibility", compatibility, "Leave it out.")
+        _refuse(source, "export.compatibility", compatibility, "Remove it.")
     if export.pop("verbose", False):
-        notes.append("verbose: not used, give -v")
+        notes.append("verbose: ignored, pass -v")
     specs = _specs(export, "input_tensors")
     if (batch := export.pop("batch_size", 1)) != 1 and not specs:
-        _refuse(source, "export.batch_size", batch, "Leave it out, and give --batch-size.")
+        _refuse(source, "export.batch_size", batch, "Remove it, and pass --batch-size.")
     for spec in specs:
         _read_input(spec, source)
     export["input_tensors"] = specs or None
     outputs = _specs(export, "output_tensors")
     if any("shape" not in spec for spec in outputs):
         names = ", ".join(str(spec.get("name")) for spec in outputs)
-        notes.append(f"output_tensors {names}: not used, outputs have the names the model gives them")
+        notes.append(f"output_tensors {names}: ignored, the model determines the names of outputs")
         del export["output_tensors"]
     return notes
 
@@ -157,7 +157,7 @@ def _read_input(spec: Section, source: str) -> None:
         spec["value_range"] = [bounds[0], bounds[1] - 1]
     if runs := spec.pop("dummy_value_runs", None):
         place = f"export.input_tensors: {spec.get('name')}.dummy_value_runs"
-        _refuse(source, place, runs, "Give the values each row begins with as first_values, [[value, count], …].")
+        _refuse(source, place, runs, "Set the first values of each row as first_values, [[value, count], …].")
 
 
 def _read_optim(optim: Section, source: str) -> list[str]:
@@ -170,8 +170,8 @@ def _read_optim(optim: Section, source: str) -> list[str]:
             unknown.append(key)
             del optim[key]
         else:
-            _refuse(source, f"optim.{key}", value, "Leave it out; winml optimize --list shows what can be done.")
-    return [f"{', '.join(unknown)}: not used, and off"] if unknown else []
+            _refuse(source, f"optim.{key}", value, "Remove it; winml optimize --list shows the capabilities.")
+    return [f"{', '.join(unknown)}: ignored, and off"] if unknown else []
 
 
 def _read_quant(quant: Section, source: str) -> list[str]:
@@ -189,7 +189,7 @@ def _read_quant(quant: Section, source: str) -> list[str]:
     for key in set(quant) - _PLACE:
         del quant[key]
     quant.update(read)
-    return [f"{', '.join(rest)}: not used"] if rest else []
+    return [f"{', '.join(rest)}: ignored"] if rest else []
 
 
 def _way_and_precision(quant: Section, source: str) -> tuple[str, Section]:
@@ -200,7 +200,7 @@ def _way_and_precision(quant: Section, source: str) -> tuple[str, Section]:
         return way, {"precision": "fp16"}
     if way == "rtn":
         if (width := quant.pop("rtn_bits", 4)) not in (4, 8):
-            _refuse(source, "quant.rtn_bits", width, "Weights alone take 4 or 8 bits.")
+            _refuse(source, "quant.rtn_bits", width, "Weight-only quantization takes 4 or 8 bits.")
         return way, {"precision": f"int{width}", "mode": "weight-only"}
     types = [str(quant.pop(key, "uint8")) for key in ("weight_type", "activation_type")]
     bits = [_BITS.sub(r"\1", name) for name in types]
@@ -208,7 +208,7 @@ def _way_and_precision(quant: Section, source: str) -> tuple[str, Section]:
         return way, {"precision": types[0], "mode": way}
     if way == "static" and bits[0] == "8":
         return way, {"precision": f"w8a{bits[1]}"}
-    hint = "Name the precision in our words: precision."
+    hint = "Set key precision instead."
     _refuse(source, f"quant.{method}", f"{way}, weights {types[0]}, activations {types[1]}", hint)
 
 
@@ -223,4 +223,4 @@ def _unread(section: Section, known: set[str], read: Section) -> list[str]:
     for key in rest:
         del section[key]
     section.update(read)
-    return [f"{', '.join(rest)}: not used, no stage reads them yet"] if rest else []
+    return [f"{', '.join(rest)}: ignored, no stage reads them yet"] if rest else []

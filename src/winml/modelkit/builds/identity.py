@@ -146,7 +146,7 @@ def file_digests(files: Iterable[Path] | Mapping[str, Path]) -> dict[str, str]:
         try:
             digests[name] = file_digest(path)
         except OSError as error:  # noqa: PERF203 - one of a few files
-            raise InputError(f"{path}: cannot be read: {error.strerror}", hint="Mend its permissions.") from error
+            raise InputError(f"{path}: cannot be read: {error.strerror}", hint="Correct its permissions.") from error
     return digests
 
 

@@ -46,7 +46,7 @@ __all__ = [
     "request_record",
 ]
 
-WITHOUT_COMPILATION = " --no-compile leaves the stage out."
+WITHOUT_COMPILATION = " --no-compile skips the stage."
 """What can be done besides, where the last stage cannot."""
 
 
@@ -121,8 +121,8 @@ def plan_build(
     if is_onnx_path(request.model):
         path = named_path(request.model.strip())
         if not path.is_file():
-            problem = "is no regular file" if path.exists() else "no such file"
-            raise ModelPathError(f"{path}: {problem}", hint="Give the path of an ONNX file.")
+            problem = "is not a regular file" if path.exists() else "no such file"
+            raise ModelPathError(f"{path}: {problem}", hint="Pass the path of an ONNX file.")
         _refuse_torch_options(request)
         return BuildPlan(
             config.model_copy(update={"export": None}),
@@ -135,12 +135,12 @@ def plan_build(
         )
     if config.export is None:
         raise ConfigError(
-            f"export: null skips the export, and {request.model} is no ONNX file",
-            hint="Give the export section, or build from the .onnx file of an earlier export.",
+            f"export: null skips the export, but {request.model} is not an ONNX file",
+            hint="Add the export section, or build from the .onnx file of an earlier export.",
         )
     if not config.auto and config.export.input_tensors is None:
         raise ConfigError(
-            "auto is false, and export.input_tensors is not written", hint="winml config writes everything it decides."
+            "auto is false, but export.input_tensors is missing", hint="winml config writes a complete config."
         )
     if config.export.input_tensors is not None and request.input_specs is None:
         specs = config.export.input_tensors
@@ -201,9 +201,9 @@ def _refuse_fewer_bits(request: ModelRequest, options: QuantizeOptions) -> None:
     form = folder_format(folder) if folder.is_dir() and not request.random_weights else None
     if form is not None and options.modes():
         raise UsageError(
-            f"--precision {options.base.name}: {request.model} has its weights in few bits already ({form.words})",
-            hint="Leave it out: the codes of the checkpoint are carried over. For another precision, build the model "
-            "that it was quantized from.",
+            f"--precision {options.base.name}: the weights of {request.model} are already quantized ({form.words})",
+            hint="Remove it: the quantized weights of the checkpoint are preserved. For another precision, build the "
+            "model that it was quantized from.",
         )
 
 
@@ -297,13 +297,13 @@ def idle_compilation(config: WinMLBuildConfig) -> str:
     if section.ep is None:
         others = [stage.ep for stage in (config.export, config.optim, config.quant) if stage is not None and stage.ep]
         if others:
-            return f"compile.ep does not name {others[0]}, which other sections name"
-        return "no execution provider is named (compile.ep)"
+            return f"compile.ep is not set, though other sections specify {others[0]}"
+        return "no execution provider is specified (compile.ep)"
     provider = find_execution_provider(section.ep)
     # How it is to be compiled is said of no provider that a result is merely for.
     is_merely_for = not section.model_dump(exclude_none=True, exclude={"ep", "device"})
     if is_merely_for and not provider.has_compiled_form:
-        return f"{provider.name} compiles when a session opens, and has no form for a file"
+        return f"{provider.name} compiles when a session is created, and cannot write compiled files"
     return ""
 
 
@@ -344,8 +344,8 @@ def _refuse_torch_options(request: ModelRequest) -> None:
     for option, value in passed.items():
         if value:
             raise UsageError(
-                f"{option} has no meaning for {request.model}, which is an ONNX file",
-                hint="Leave it out, or build from the PyTorch model.",
+                f"{option} does not apply to {request.model}, which is an ONNX file",
+                hint="Remove it, or build from the PyTorch model.",
             )
     if request.shape_config is not None:
         refuse_sizes(request.model, "--shape-config", request.shape_config.model_dump_json(exclude_none=True))
@@ -361,6 +361,6 @@ def refuse_sizes(model: str, option: str, value: str) -> NoReturn:
     """
     command = f"winml export -m {shlex.quote(model)} -o fixed.onnx {option} {shlex.quote(value)}"
     raise UsageError(
-        f"{option}: a build keeps the sizes of an ONNX file, and {model} is one",
+        f"{option}: a build does not change the sizes of an ONNX file such as {model}",
         hint=f"Fix them first: {command}; then build fixed.onnx.",
     )

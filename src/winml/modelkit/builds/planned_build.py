@@ -46,9 +46,11 @@ from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interrup
 
 __all__ = ["PlannedBuild", "is_to_be_fetched", "planned_build"]
 
-_OUTSIDE = "the model stores weights outside"
+_OUTSIDE = "the model has external data"
 _EVAL = "eval"
-_TRIED = "Batch size and length are left open as far as the model takes that, which is tried; the first try is listed."
+_TRIED = (
+    "Batch size and length are left open as far as the model allows, which the build tries; the first try is listed."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,7 @@ class _Outline:
         self._companions = BuildCompanions(job.folder, self._layout.copied)
         self._interrupted = interruptions_beside([job.folder.path / BUILD_MANIFEST_NAME])
         self._is_fetched = is_fetched
-        self._unknown = "" if is_fetched else "nothing up to date fits the model that is fetched"
+        self._unknown = "" if is_fetched else "no up-to-date result fits the downloaded model"
         self._parts: list[BuiltPart] = []
         self._doubts: dict[str, _Doubt] = {}
         self._runs: set[str] = set()
@@ -155,7 +157,7 @@ class _Outline:
         self._place_beside()
         if plan.config.eval is not None:
             is_judged = len(self._parts) == 1
-            words = "judges the result" if is_judged else "skipped: of several parts, none is judged alone"
+            words = "evaluates the result" if is_judged else "skipped: parts are not evaluated separately"
             steps.append(PlannedStep(_EVAL, words))
             if is_judged:
                 self._add(folder.path / EVALUATION_NAME)
@@ -213,7 +215,7 @@ class _Outline:
         records, reason = self._runner.earlier_result(stage, part)
         doubt = self._doubts.get(part.name)
         if doubt is not None and doubt.is_new:
-            return self._run(stage, part, reason or f"{doubt.cause} makes its input anew")
+            return self._run(stage, part, reason or f"{doubt.cause} recreates its input")
         if records:
             return self._reuse(stage, {part.name: records[part.name]})
         stored = self._runner.stored_result(stage, part) if doubt is None else None
@@ -254,7 +256,7 @@ class _Outline:
         self._write_stage(stage, part, self._unknown)
         if self._unknown:
             return f"runs, if {self._unknown}"
-        return f"runs: {reason or 'there is no result of it yet'}"
+        return f"runs: {reason or 'no result yet'}"
 
     def _write_stage(self, stage: Stage, part: BuiltPart, condition: str) -> None:
         model = part_path(self._job.folder.path / stage.file, part.name, of_several=part.of_several)
@@ -298,7 +300,7 @@ class _Outline:
         for name in adapter_names(plan):
             self._add(folder / name)
         for name in layout.described:
-            self._add(folder / name, f"{layout.readers} look for it with models of this kind")
+            self._add(folder / name, f"{layout.readers} expect it for this kind of model")
         if not plan.deploy_only:
             self._add(folder / BUILD_CONFIG_NAME)
         self._add(folder / BUILD_MANIFEST_NAME)
@@ -333,13 +335,13 @@ class _Outline:
         notes = []
         if not self._is_fetched:
             notes.append(
-                f"{plan.request.model} is not on this disk and is fetched first; which stages are up to date, and what "
-                "comes along with the model, shows then."
+                f"{plan.request.model} is not on this disk and is downloaded first; only then are up-to-date stages "
+                "and companion files known."
             )
         is_guessed = self._earlier is None or not self._earlier.parts
         if plan.onnx_path is None and is_guessed and all(part.current_files == () for part in self._parts):
             notes.append(
-                "Whether the model has several parts shows when it is loaded; the files of one part are listed. Of "
-                "several, stages write <stage>_<part>.onnx, and the results are called <part>.onnx."
+                "The number of parts is known when the model is loaded; the files of one part are listed. For several, "
+                "stages write <stage>_<part>.onnx, and the results are named <part>.onnx."
             )
         return notes

@@ -238,7 +238,7 @@ class StageRunner:
             Name of the part → record, empty where the stage has to run; and the reason, empty where it never ran here.
         """
         if self._job.rebuild:
-            return {}, "asked for by --rebuild"
+            return {}, "requested by --rebuild"
         earlier = self._earlier_records(stage, part)
         reason = self._reason_to_run(stage, part, earlier) if earlier else ""
         return ({} if reason else earlier), reason
@@ -272,7 +272,7 @@ class StageRunner:
     def _reason_to_run(self, stage: Stage, part: BuiltPart | None, earlier: Mapping[str, StageRecord]) -> str:
         """Return why earlier results cannot be used, or an empty string."""
         if stage.makes_graph and not self._job.identity.is_repeatable:
-            return "a factory may return another model each time"
+            return "a factory may return a different model each time"
         current = self._origin_of(stage, part)
         for record in earlier.values():
             before = record.origin
@@ -286,7 +286,7 @@ class StageRunner:
                 return f"versions changed: {', '.join(changed)}"
             if damaged := self._files.first_changed(record.files):
                 path = self._job.folder.path / damaged
-                self._job.folder.notes.append(f"{path} is missing or damaged: made again.")
+                self._job.folder.notes.append(f"{path} is missing or damaged: rebuilt.")
                 return f"{damaged} was missing or damaged"
         return ""
 

@@ -307,7 +307,7 @@ def _optimization_of(section: OptimSection, task: StageTask) -> OptimizeOptions:
     return optimization_of(section, load_by_reference(task.source), task.plan)
 
 
-_IGNORED_SKIP = "--skip-pre-normalization is ignored: what the optimizer is asked for needs the plain form."
+_IGNORED_SKIP = "--skip-pre-normalization is ignored: the requested optimizations need the plain form."
 
 
 def _copied_by_reference(result: OptimizedFile) -> StageOutcome:
@@ -401,7 +401,7 @@ def _sentence(words: str) -> str:
 def _quantized_words(result: QuantizedFile) -> str:
     from winml.modelkit.compare.words import comparison_words
 
-    left = ", ".join(f"{count} left ({reason})" for reason, count in result.left.items())
+    left = ", ".join(f"{count} not quantized ({reason})" for reason, count in result.left.items())
     weights = (
         f"{result.precision} ({', '.join(result.modes)}), {result.quantized} quantized{f', {left}' if left else ''}"
     )
@@ -572,7 +572,7 @@ def skip_reason(stage: Stage, plan: BuildPlan) -> str:
     if getattr(plan.config, stage.section) is None:
         return f"{stage.section} is null in the config"
     if stage.handed_to is not None:
-        return f"done by {stage.handed_to} in memory: no file holds the weights in between"
+        return f"done by {stage.handed_to} in memory, without an intermediate file"
     return stage.idle(plan.config) if stage.work else f"winml {__version__} has no {stage.name} stage yet"
 
 

@@ -339,7 +339,7 @@ class FidelitySum:
         elif _is_symbol(expected.dtype):
             self._add_symbols(expected, actual)
         elif expected.dtype.kind in _TEXT:
-            self._problem = "" if np.array_equal(expected, actual) else "other texts"
+            self._problem = "" if np.array_equal(expected, actual) else "different texts"
         else:
             self._add_amounts(expected, actual)
         self._has_scores = self._has_scores and expected.ndim >= 2 and expected.shape[-1] > 1
@@ -380,7 +380,7 @@ class FidelitySum:
     def of_output(self) -> OutputFidelity:
         """Return how near the output is over all draws; see :func:`output_fidelity`."""
         if self._has_numbers and not self._has_finite:
-            return _incomparable(self._name, f"the reference answers {silent_words(sorted(self._silent))}")
+            return _incomparable(self._name, f"the reference returns {silent_words(sorted(self._silent))}")
         return self.of_value()
 
     def _add_symbols(self, expected: Array, actual: Array) -> None:

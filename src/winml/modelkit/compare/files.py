@@ -50,7 +50,7 @@ DRAWS = 2
 ReadSamples = Callable[[Session], tuple[Sequence[Arrays], QualitySamples]]
 """Returns what the opened reference is to be fed, one array per input for each sample, and what that is."""
 
-_HINT = "No file was written; --no-verify writes it all the same. Please report it."
+_HINT = "No file was written; --no-verify writes it anyway. Please report this."
 
 
 def refuse_different(
@@ -84,7 +84,7 @@ def refuse_different(
     draws, expected, outputs = answers_of_both(reference, candidate, seed, sizes or {})
     if set(outputs[0]) != set(expected[0]):
         raise VerificationError(
-            f"the result gives {', '.join(outputs[0])}, and {reference.name} {', '.join(expected[0])}", hint=_HINT
+            f"the result has outputs {', '.join(outputs[0])}; {reference.name} has {', '.join(expected[0])}", hint=_HINT
         )
     verification = compare_outputs(expected, outputs)
     if _may_be_rounding(verification):
@@ -94,7 +94,7 @@ def refuse_different(
         )
     if not all(item.is_equal for item in verification.comparisons):
         raise VerificationError(
-            f"the result does not answer as {reference.name} does: {difference_words(verification)}",
+            f"the outputs of the result differ from those of {reference.name}: {difference_words(verification)}",
             hint=_HINT,
             inputs=draws[verification.worst.draw - 1],
         )
@@ -159,8 +159,10 @@ def outputs_of_file(path: Path, draws: Sequence[Arrays]) -> list[Arrays]:
 
 
 def _fewer_bits_hint(remedies: Sequence[str]) -> str:
-    ways = ", ".join(("Exclude the modules that suffer (--exclude)", *remedies, "choose another --precision or --mode"))
-    return f"No file was written. {ways}, lower --min-sqnr, or write it all the same with --no-verify."
+    ways = ", ".join(
+        ("Exclude the modules that lose most (--exclude)", *remedies, "choose another --precision or --mode")
+    )
+    return f"No file was written. {ways}, lower --min-sqnr, or write it anyway with --no-verify."
 
 
 def refuse_below_minimum_sqnr(
@@ -179,7 +181,8 @@ def refuse_below_minimum_sqnr(
     """
     if fidelity.has_signal and not fidelity.is_near:
         raise VerificationError(
-            f"too little is left of the answers of {reference}: {fidelity_words(fidelity)}{_lower_end_words(fidelity)}",
+            f"the outputs of {reference} lost too much precision: {fidelity_words(fidelity)}"
+            f"{_lower_end_words(fidelity)}",
             hint=_fewer_bits_hint(()) if hint is None else hint,
             is_graph_wrong=fidelity.worst.sqnr_db < 0,
             inputs=inputs,
@@ -189,7 +192,7 @@ def refuse_below_minimum_sqnr(
 def _lower_end_words(fidelity: FidelityInfo) -> str:
     if fidelity.samples is None or fidelity.worst.problem:
         return ""
-    return f"; the lower end of the samples is judged, {fidelity.worst.lower_db:.2f} dB"
+    return f"; the lower end of the interval counts, {fidelity.worst.lower_db:.2f} dB"
 
 
 def _outputs_at_reference_sizes(reference: Path, candidate: Path, seed: int, sizes: Mapping[str, int]) -> _BothAnswers:
@@ -337,7 +340,7 @@ def _reference_outputs(reference: Path, draws: Sequence[Arrays], *, as_written: 
 
 def _reference_error(reference: Path, error: StageError | UsageError) -> StageError:
     return StageError(
-        f"cannot verify, since {reference.name} itself does not run: {error.message}",
+        f"cannot verify: {reference.name} does not run: {error.message}",
         hint="--no-verify writes the result without comparing it.",
     )
 

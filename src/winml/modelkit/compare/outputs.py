@@ -108,9 +108,9 @@ def silent_words(kinds: Sequence[str]) -> str:
     """Return what is answered.
 
     >>> silent_words(("zeros", "NaN")), silent_words(())
-    ('nothing but zeros and NaN', 'no value')
+    ('only zeros and NaN', 'no value')
     """
-    return f"nothing but {' and '.join(kinds)}" if kinds else "no value"
+    return f"only {' and '.join(kinds)}" if kinds else "no value"
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ def _compare_one(name: str, draw: int, expected: Array, actual: Array, coarsest:
     threshold = _output_threshold(dtype, coarsest)
     computed_in = coarsest if threshold > THRESHOLDS.get(dtype, 0.0) else ""
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
-        problem = f"PyTorch gives {dtype}{list(expected.shape)}, ONNX Runtime {actual.dtype}{list(actual.shape)}"
+        problem = f"PyTorch returns {dtype}{list(expected.shape)}, ONNX Runtime {actual.dtype}{list(actual.shape)}"
         return OutputComparison(name, draw, dtype, np.inf, 0.0, np.inf, threshold, is_equal=False, problem=problem)
     left, right = _as_float64(expected), _as_float64(actual)
     finite = np.isfinite(left)
@@ -303,8 +303,8 @@ def _wrong_channel(expected: NDArray[np.float64], actual: NDArray[np.float64], t
         if wrong.size:
             worst = int(wrong[largest[wrong].argmax()])
             return (
-                f"index {worst} of {_axis_words(axis, expected.ndim)} is off by {largest[worst]:.1e} where its values "
-                f"reach {scales[worst]:.1e}, though the whole output reaches {float(values.max()):.1e}"
+                f"index {worst} of {_axis_words(axis, expected.ndim)} differs by {largest[worst]:.1e} where its values "
+                f"reach {scales[worst]:.1e}, and those of the output {float(values.max()):.1e}"
             )
     return ""
 
@@ -339,8 +339,8 @@ def _frozen_refused(
         frozen = np.flatnonzero(is_frozen & (change > threshold * scales) & (change > MINIMUM_SCALE))
         if frozen.size:
             problem = (
-                f"index {frozen[0]} of {_axis_words(axis, expected.ndim)} ({frozen.size} of {change.size}) is the same "
-                f"in draws 1 and {comparison.draw}, while that of the reference changes by {change[frozen[0]]:.1e}"
+                f"index {frozen[0]} of {_axis_words(axis, expected.ndim)} ({frozen.size} of {change.size}) is equal on "
+                f"random inputs 1 and {comparison.draw}, while that of the reference changes by {change[frozen[0]]:.1e}"
             )
             return replace(comparison, is_equal=False, problem=problem)
     return comparison
@@ -407,18 +407,18 @@ class GenerationInfo(Record):
         if self.differs_in_pieces is None:
             return ()
         difference = f"{self.differs_in_pieces:.1e} of scale"
-        return (f"A prompt is to be read in one run: in two, PyTorch itself answers otherwise, by {difference}.",)
+        return (f"Read a prompt in one run: in two, the logits of PyTorch itself differ by {difference}.",)
 
     @property
     def words(self) -> str:
         """The outcome in a few words."""
         if self.stopped_after is not None:
             return (
-                f"the scores of {self.stopped_after} of {self.new_tokens} generated tokens are equal, of the next "
-                "PyTorch's own depend on rounding"
+                f"the logits of {self.stopped_after} of {self.new_tokens} generated tokens are equal; in PyTorch, the "
+                "next ones depend on rounding"
             )
         choices = self.rows * self.new_tokens
         if self.ties * 2 > choices:
-            return f"the scores of {self.new_tokens} generated tokens are equal; which token is the best is a tie"
+            return f"the logits of {self.new_tokens} generated tokens are equal; the best token is a tie"
         ties = f", {self.ties} of {choices} of them ties" if self.ties else ""
-        return f"generate() gives the same {self.new_tokens} tokens{ties}"
+        return f"generate() returns the same {self.new_tokens} tokens{ties}"

@@ -21,7 +21,7 @@ _LEAST_SPREAD_DB = 0.05
 """Chosen: below it, both ends read alike."""
 _SOURCES: Mapping[QualitySource, tuple[str, bool]] = {
     "processor": ("of its processor", True),
-    "dataset": ("of the data set", False),
+    "dataset": ("of the dataset", False),
     "random": ("of random values", True),
     "file": ("of the file", False),
 }
@@ -40,11 +40,11 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
     if not fidelity.outputs:
         return _together_words(fidelity)
     worst = fidelity.worst
-    draws = f"{fidelity.draws} {'draw' if fidelity.draws == 1 else 'draws'}"
-    where = f"for {worst.name} over {draws if fidelity.samples is None else samples_words(fidelity.samples)}"
+    draws = f"{fidelity.draws} {'random input' if fidelity.draws == 1 else 'random inputs'}"
+    where = f"for {worst.name} on {draws if fidelity.samples is None else samples_words(fidelity.samples)}"
     streamed = ", of the whole model, weights streamed" if fidelity.is_streamed else ""
-    alone = "; compared without the other parts" if fidelity.is_part_alone else ""
-    least = f"(limit {fidelity.limit_db(worst):.4g} dB{_source_words(fidelity, worst)})"
+    alone = "; compared without the remaining parts" if fidelity.is_part_alone else ""
+    least = f"(minimum {fidelity.limit_db(worst):.4g} dB{_source_words(fidelity, worst)})"
     together = "" if fidelity.together is None else f"; {_together_words(fidelity)}"
     return f"{nearness_words(worst)} {where}{streamed} {least}{alone}{together}"
 
@@ -61,7 +61,7 @@ def _source_words(fidelity: FidelityInfo, output: OutputFidelity) -> str:
 
 def _inconclusive(silent: tuple[str, ...] | None) -> str:
     words = "no number" if silent is None else silent_words(silent)
-    return f"inconclusive: the source answers {words}, so a wrong graph would not show"
+    return f"inconclusive: the source returns {words}, so a wrong graph would go unnoticed"
 
 
 def _together_words(fidelity: FidelityInfo) -> str:
@@ -70,7 +70,7 @@ def _together_words(fidelity: FidelityInfo) -> str:
     if text is None:
         return ""
     which = "after the encoder of the source" if fidelity.has_encoder_of_source else "all parts together"
-    return f"{which} {nearness_words(text)} for {text.name} (least {fidelity.least_together_db:.1f} dB)"
+    return f"{which} {nearness_words(text)} for {text.name} (minimum {fidelity.least_together_db:.1f} dB)"
 
 
 def nearness_words(output: OutputFidelity) -> str:
@@ -104,7 +104,7 @@ def difference_words(verification: VerificationInfo) -> str:
     """Return by how much the result differs from its source, where it differs most."""
     worst = verification.worst
     how = worst.problem or f"largest difference {worst.relative_diff:.1e} of scale, tolerance {worst.threshold:.0e}"
-    return f"output {worst.name!r}, draw {worst.draw}: {how.replace('PyTorch gives', 'the source gives')}"
+    return f"output {worst.name!r}, random input {worst.draw}: {how.replace('PyTorch returns', 'the source returns')}"
 
 
 def equality_words(verification: VerificationInfo | None) -> str:
@@ -115,8 +115,8 @@ def equality_words(verification: VerificationInfo | None) -> str:
         return _inconclusive(verification.silent)
     worst = verification.worst
     if worst.threshold == 0:
-        return "answers as the source does"
+        return "outputs equal those of the source"
     return (
-        f"answers as the source does (largest difference {worst.relative_diff:.1e} of scale, "
+        f"outputs equal those of the source (largest difference {worst.relative_diff:.1e} of scale, "
         f"tolerance {worst.threshold:.0e})"
     )

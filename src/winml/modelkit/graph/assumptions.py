@@ -58,14 +58,14 @@ class Assumption(Record):
 def branch_taken(place: Place) -> Assumption:
     """Return the assumption of a line that reads a value, of which a trace contains what was read."""
     file, line = place
-    words = f"{file}:{line} reads the value of a tensor: the graph holds the choice made for the traced inputs."
+    words = f"{file}:{line} reads the value of a tensor: the graph contains the branch taken for the traced inputs."
     return Assumption("branch", file=file, line=line, message=words)
 
 
 def values_taken(place: Place) -> Assumption:
     """Return the assumption of a line that makes a list or an array of NumPy of a tensor."""
     file, line = place
-    words = f"{file}:{line} takes the values of a tensor out of the graph, which holds those of the traced inputs."
+    words = f"{file}:{line} converts a tensor to Python values: the graph contains those of the traced inputs."
     return Assumption("value", file=file, line=line, message=words)
 
 
@@ -80,19 +80,15 @@ def size_taken(place: Place, value: str | None = None, sizes: Iterable[str] = ()
     file, line = place
     names = ", ".join(sorted(sizes))
     if value in ("True", "False"):
-        words = f"decides by the size{f' {names}' * bool(names)}: the graph holds the choice made for the traced one."
+        words = f"branches on the size{f' {names}' * bool(names)}: the graph contains the branch for the traced one."
     else:
-        words = (
-            f"takes {f'the size {names}' if names else 'a size'} for a number: the graph holds the one that was traced."
-        )
+        words = f"converts {f'the size {names}' if names else 'a size'} to a number: the graph contains the traced one."
     return Assumption("size", input=names, value=value, file=file, line=line, message=f"{file}:{line} {words}")
 
 
 def constant_output(name: str) -> Assumption:
     """Return the assumption of an output that no inputs changed that were tried, in PyTorch as in the file."""
-    words = (
-        f"Output {name!r} is the same for all inputs that were compared: whether the file follows others is not known."
-    )
+    words = f"Output {name!r} is the same for all inputs compared: the file was not verified for others."
     return Assumption("constant_output", value=name, message=words)
 
 

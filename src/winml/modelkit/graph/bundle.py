@@ -99,12 +99,12 @@ class ModelBundle:
         for path in paths:
             description = read_part_description(path)
             if description is None:
-                raise InputError(f"{path}: does not say which part of a model it is", hint="Export the model again.")
+                raise InputError(f"{path}: does not record which part of a model it is", hint="Export the model again.")
             described[description.name] = (path, description)
         models = {description.part_names for _, description in described.values()}
         if len(described) != len(paths) or len(models) != 1 or set(described) != set(next(iter(models))):
             raise InputError(
-                f"{', '.join(map(str, paths))}: these are not all the parts of one model", hint="Export it again."
+                f"{', '.join(map(str, paths))}: these are not all parts of one model", hint="Export the model again."
             )
         (names,) = models
         return cls(
@@ -163,5 +163,5 @@ def only_part(parts: Sequence[PartT]) -> PartT:
     """
     if len(parts) != 1:
         names = f" ({', '.join(part.name for part in parts)})" if parts else ""
-        raise UsageError(f"one part was expected, and there are {len(parts)}{names}", hint="Read .parts one by one.")
+        raise UsageError(f"expected one part, got {len(parts)}{names}", hint="Use .parts.")
     return parts[0]

@@ -101,8 +101,8 @@ def refuse_compiled(model: ir.Model) -> None:
         return
     by = _provider_in(reported or "") or next((node.attributes.get_string("source", "") for node in nodes), "")
     raise InputError(
-        f"the model is compiled already, by {by or 'an execution provider'}, and can only be run",
-        hint="Take the file that it was made from, and compile last.",
+        f"the model is already compiled by {by or 'an execution provider'} and can only be run",
+        hint="Use its source file, and compile last.",
     )
 
 
@@ -122,9 +122,9 @@ def refuse_compiled_modules(model: onnx.ModelProto, path: Path) -> None:
     reported = next((entry.value for entry in model.metadata_props if entry.key == COMPILE_KEY), "")
     source = _source_of(reported, path)
     raise UsageError(
-        f"{path}: {_provider_in(reported) or 'an execution provider'} compiled {len(contexts)} of its parts, inside "
-        "which no module has nodes, values or a time of its own",
-        hint=f"Take the file that it was made from{f': {source}' if source else ''}.",
+        f"{path}: {_provider_in(reported) or 'an execution provider'} compiled {len(contexts)} of its parts, in which "
+        "modules have no separate nodes, values or times",
+        hint=f"Use its source file{f': {source}' if source else ''}.",
     )
 
 

@@ -187,15 +187,15 @@ class Cutter:
             left_out = self._core_nodes_needed_by(blocking, core)
             if len(left_out) > FEW * len(core) or not all(map(_is_light, left_out)):
                 return Refusal(
-                    f"{node_words(blocking[0])} lies outside, but between its nodes: it reads their outputs and they "
-                    "read its output"
+                    f"{node_words(blocking[0])} of another module lies between its nodes: it reads their outputs and "
+                    "they read its output"
                 )
             core.difference_update(left_out)
             between = self._nodes_between(core)
         inside = core.union(between)
         for node in inside:
             if node in self._random:
-                return Refusal(f"{node_words(self._random[node])} draws other values in each run")
+                return Refusal(f"{node_words(self._random[node])} generates random values in each run")
         return self._with_boundary(core, inside, tuple(between), tuple(left_out))
 
     def cut_exactly(self, part_nodes: Iterable[ir.Node]) -> Cut:
@@ -278,7 +278,7 @@ class Cutter:
                 pending.extend(reversed(self._reads[producer]))
         outputs = self._read_outside(self._in_graph_order(core), inside)
         if not outputs:
-            return Refusal("nothing outside reads what it makes")
+            return Refusal("its outputs are not read outside")
         for value in (*inputs, *outputs):
             if value.type is not None and not isinstance(value.type, ir.TensorType):
                 return Refusal(f"value {value.name} on its boundary is {value.type}, not a tensor")
@@ -438,8 +438,8 @@ class GraphModules:
         """
         if not self.modules:
             raise UsageError(
-                f"no module matches {selector!r}: no node of the graph says which module it came from",
-                hint="Leave the selector out, or bring the tags of an export back first: winml retag EXPORT FILE.",
+                f"no module matches {selector!r}: no node of the graph has a module tag",
+                hint="Remove the selector, or restore the tags of the export first: winml retag EXPORT FILE.",
             )
         return frozenset(module.tag for module in select(self.modules, selector))
 
@@ -544,7 +544,7 @@ class ModuleParts:
             call_parts = divide()
             if len(call_parts) == calls and len({self._common_content(call_nodes) for call_nodes in call_parts}) == 1:
                 return call_parts
-        return Refusal(f"it is called {calls} times, and the graph does not tell which of its nodes are of which call")
+        return Refusal(f"it is called {calls} times, and its nodes cannot be assigned to single calls")
 
     def _signature_of(self, node: ir.Node) -> Signature:
         """Return the signature of a node."""

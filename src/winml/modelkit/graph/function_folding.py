@@ -56,7 +56,7 @@ __all__ = [
 # one another or apart. Builds nothing.
 
 
-_BETWEEN = "{} lies outside, but between its nodes: it reads their outputs and they read its output"
+_BETWEEN = "{} of another module lies between its nodes: it reads their outputs and they read its output"
 
 
 @dataclass(eq=False)
@@ -103,13 +103,13 @@ def plan_functions(model: ir.Model, modules: Iterable[HasAddress]) -> FunctionPl
     wished: list[tuple[HasAddress, list[ir.Node]]] = []
     for module in modules:
         if address.depth(module.tag) == 1:
-            planner.leave_out(module, "it is the root: the graph itself stands for it")
+            planner.leave_out(module, "it is the root, which is the graph itself")
             continue
         calls = parts.calls(module.tag)
         if isinstance(calls, Refusal):
             planner.leave_out(module, calls.reason)
         elif not calls:
-            planner.leave_out(module, "it has no node of its own: fused into another, or only a container")
+            planner.leave_out(module, "it has no nodes: fused into another, or a container only")
         else:
             wished += [(module, nodes) for nodes in calls]
     # A function is found before those in it: it has more nodes, or as many and stands above.
@@ -148,7 +148,7 @@ class _Planner:
                 self.leave_out(module, _BETWEEN.format(node_words(first)))
                 return
         if not self._is_read(retained):
-            self.leave_out(module, "nothing outside reads what it makes")
+            self.leave_out(module, "its outputs are not read outside")
             return
         if not self._reads_outside(retained):
             self.leave_out(module, "it reads nothing from outside: its result is a constant")

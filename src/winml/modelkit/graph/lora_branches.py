@@ -76,8 +76,7 @@ def add_branches(model: ir.Model, branches: Sequence[LoraBranch], names: Sequenc
             continue
         if not nodes:
             raise ExportError(
-                f"{branch.path}: this module is not computed by a product of its own in the graph, so no LoRA can be "
-                "added to it",
+                f"{branch.path}: the graph has no separate product for this module, so LoRA cannot be added to it",
                 hint="Merge the adapter: --adapter PATH. Over weights in few bits, remove the module from the adapter.",
                 module=branch.path,
             )

@@ -57,7 +57,7 @@ OPEN_SIZE = -1
 
 def _check_size(size: int) -> int:
     if size == 0:
-        raise ValueError("a size is at least 1, or -1 where it is open")
+        raise ValueError("expected a size of at least 1, or -1 for an open dimension")
     return size
 
 
@@ -95,8 +95,8 @@ DType = Annotated[str, pydantic.AfterValidator(_check_dtype)]
 
 
 _OPEN_SIZES = (
-    'A name in the place of a size leaves it open, or -1: "shape": ["batch", 16]. Beside shapes of numbers, '
-    "--dynamic-batch, --dynamic-seq-len and --dynamic-axes do."
+    'For an open dimension, write a name or -1 in place of the size: "shape": ["batch", 16]; or use --dynamic-batch, '
+    "--dynamic-seq-len or --dynamic-axes."
 )
 
 
@@ -255,7 +255,7 @@ class OutputTensorSpec(_TensorSpec):
         )
         if agrees and self.dtype == actual.dtype:
             return ""
-        return f"expected {self.dtype}{list(self.shape)}, the model gives {actual.dtype}{list(actual.shape)}"
+        return f"expected {self.dtype}{list(self.shape)}, the model returns {actual.dtype}{list(actual.shape)}"
 
     def as_record(self) -> dict[str, Any]:
         """Return the ``winml.io.outputs`` entry of FORMATS."""
@@ -324,7 +324,7 @@ class _Range(Options):
         if self.example < self.min or (self.max is not None and self.example > self.max):
             raise ValueError(f"example {self.example} is outside of {self.min} to {self.max or 'any'}")
         if self.example == 1:
-            raise ValueError("example 1: a size of 1 is traced as a constant; give 2 or more")
+            raise ValueError("example 1: a size of 1 is traced as a constant; set 2 or more")
         return self
 
 
@@ -372,7 +372,7 @@ def _check_axes(axes: Mapping[str, Mapping[int, str]]) -> Mapping[str, Mapping[i
                 raise ValueError(f"{name}: axis {axis} is negative; axes count from 0")
             if symbol != UNNAMED and not re.match(_NAME, symbol):
                 raise ValueError(
-                    f"{name}: axis {axis} is named {symbol!r}; a name holds letters, digits and _ and starts with no "
+                    f"{name}: axis {axis} has the name {symbol!r}; expected letters, digits and _, not starting with a "
                     "digit"
                 )
     return axes
@@ -472,7 +472,7 @@ def parse_dynamic_axes(texts: Sequence[str]) -> dict[str, dict[int, str]]:
             if symbol not in (first_symbol, UNNAMED):
                 raise ConfigError(
                     f"{DYNAMIC_AXES_OPTION}: axis {axis} of {name} is named both {first_symbol!r} and {symbol!r}",
-                    hint="Give it one name.",
+                    hint="Use one name.",
                 )
     return merged
 
@@ -506,7 +506,7 @@ def _check_axis_numbers(value: object, label: str) -> Any:
     for name, axis_names in value.items():
         for axis in axis_names:
             if isinstance(axis, bool) or not re.fullmatch(r"-?\d+", str(axis)):
-                raise ConfigError(f"{label}: {name}: axis {axis!r} is no number", hint="Axes count from 0.")
+                raise ConfigError(f"{label}: {name}: axis {axis!r} is not a number", hint="Axes count from 0.")
     return value
 
 
@@ -588,8 +588,8 @@ def resolve_names(
                 continue  # rows in general are those that nothing else is said of
             if resolved_sizes.setdefault(resolved, size) != size:
                 raise UsageError(
-                    f"--shape-config: {resolved} is to be both {resolved_sizes[resolved]} and {size}",
-                    hint="Give it one size.",
+                    f"--shape-config: {resolved} has two sizes, {resolved_sizes[resolved]} and {size}",
+                    hint="Set one size.",
                 )
     return resolved_sizes
 

@@ -89,7 +89,7 @@ def run_passes(model: ir.Model, passes: Sequence[DeclaredPass], failure: type[St
             # A library pass may raise anything; the cause is chained.
             raise failure(_failure_words(passes, position, f"failed: {type(error).__name__}: {error}")) from error
         if result.model is not model:
-            raise failure(_failure_words(passes, position, "returned another model; passes work in place"))
+            raise failure(_failure_words(passes, position, "returned a different model; passes must work in place"))
         after = _Promise.of(model)
         if broken := before.broken_by(after, declared.tags):
             raise failure(_failure_words(passes, position, broken))

@@ -39,7 +39,7 @@ def cycle_words(model: onnx.ModelProto) -> str | None:
     for nodes in (model.graph.node, *(function.node for function in model.functions)):
         loop, _ = _loop_and_free_names(nodes)
         if loop:
-            return f"nodes need their own result: {_shown([_node_words(node) for node in loop])}"
+            return f"nodes form a cycle: {_shown([_node_words(node) for node in loop])}"
     functions = {(function.domain, function.name): function for function in model.functions}
 
     def called(key: tuple[str, str]) -> Iterator[tuple[str, str]]:
@@ -142,13 +142,13 @@ def refuse_invalid(model: onnx.ModelProto, path: Path) -> None:
     refuse_cycles(model, path)
     if problem:
         raise InputError(
-            f"{path}: the graph is not valid: {problem}, which is no input, no weight and no output of a node",
-            hint="Export it again, or repair it with the tool it comes from.",
+            f"{path}: the graph is not valid: {problem}, which is not an input, a weight or an output of a node",
+            hint="Export it again, or repair it with the tool that wrote it.",
         )
 
 
 def refuse_cycles(model: onnx.ModelProto, path: Path) -> None:
-    """Refuse a graph whose nodes need their own result: following its values never ends.
+    """Refuse a graph whose nodes form a cycle: following its values never ends.
 
     Raises:
         InputError: names the nodes of a cycle.
@@ -156,7 +156,7 @@ def refuse_cycles(model: onnx.ModelProto, path: Path) -> None:
     if words := cycle_words(model):
         raise InputError(
             f"{path}: the graph is not valid: {words}",
-            hint="Export it again, or repair it with the tool it comes from.",
+            hint="Export it again, or repair it with the tool that wrote it.",
         )
 
 
@@ -169,8 +169,8 @@ def _refuse_unknown_opset(model: onnx.ModelProto, path: Path) -> None:
             continue
         for node in (node for node in nodes if node.domain in _ONNX_DOMAINS):
             raise InputError(
-                f"{path}: has {node.op_type}, and does not say of which version of ONNX's operators (opset_import)",
-                hint="Export it again, or add the version with the tool it comes from.",
+                f"{path}: has {node.op_type}, but no opset version of ONNX (opset_import)",
+                hint="Export it again, or add the version with the tool that wrote it.",
             )
 
 

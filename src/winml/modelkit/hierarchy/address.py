@@ -42,7 +42,7 @@ def parse_tag(tag: str) -> tuple[str, ...]:
         return ()
     head, *segments = tag.split(SEPARATOR)
     if head or not segments or not all(segments):
-        raise ValueError(f"not a tag: {tag!r}; expected something like '/BertModel/BertLayer.0'")
+        raise ValueError(f"not a tag: {tag!r}; expected a form such as '/BertModel/BertLayer.0'")
     return tuple(segments)
 
 

@@ -87,7 +87,7 @@ class Selector:
 
     def __post_init__(self) -> None:
         if not self.text.strip():
-            raise UsageError("an empty selector names no module", hint=_SELECTOR_HINT)
+            raise UsageError("the selector is empty", hint=_SELECTOR_HINT)
 
     def matches(self, module: HasAddress) -> bool:
         """Say whether the selector matches the module."""
@@ -106,7 +106,7 @@ class Selector:
 
 
 _SELECTOR_HINT = (
-    "A selector is a class name, a module path, a name in the tree or a tag, with * and ** for what may vary: "
+    "A selector is a class name, a module path, a name in the tree or a tag, with the wildcards * and **: "
     "BertAttention, encoder.layer.*.output, BertLayer.0, /BertModel/**/GELUActivation."
 )
 
@@ -206,7 +206,7 @@ def _class_words(selector: str, modules: Sequence[HasAddress]) -> str:
     classes = list(dict.fromkeys(module.class_name for module in modules if module.class_name))
     last = re.split(r"[/.]", selector)[-1].lower()
     classes.sort(key=lambda name: -difflib.SequenceMatcher(None, last, name.lower()).ratio())
-    more = f" and {len(classes) - MOST_CLASSES} others" if len(classes) > MOST_CLASSES else ""
+    more = f" and {len(classes) - MOST_CLASSES} more" if len(classes) > MOST_CLASSES else ""
     return f"Classes: {', '.join(classes[:MOST_CLASSES])}{more}." if classes else ""
 
 

@@ -106,7 +106,7 @@ def normalized_torch_modules(value: Any) -> Any:
     names = tuple(stripped for name in value if (stripped := name.strip()))
     words = [name for name in names if name in RULES]
     if words and len(names) > 1:
-        raise ValueError(f"{words[0]!r} stands alone; give it, or names of classes")
+        raise ValueError(f"{words[0]!r} cannot be combined with class names; pass one or the other")
     return words[0] if words else names or "none"
 
 
@@ -170,13 +170,13 @@ def torch_module_notes(modules: Iterable[CalledModule], torch_modules: TorchModu
         )
         displayed = ", ".join(classes[:DISPLAYED_CLASSES])
         more = f" and {len(classes) - DISPLAYED_CLASSES} more" if len(classes) > DISPLAYED_CLASSES else ""
-        reason = "no other class stands between them and the root; --torch-module none leaves them out"
-        return (f"Classes of torch.nn are modules here: {displayed}{more} ({reason}).",) if classes else ()
+        reason = "only the root is above them; --torch-module none excludes them"
+        return (f"Classes of torch.nn in the hierarchy: {displayed}{more} ({reason}).",) if classes else ()
     if torch_modules in ("none", "all"):
         return ()
     _refuse_unknown_classes(called, torch_modules)
     own = sorted({module.class_name for module in called if not module.is_torch_nn} & set(torch_modules))
-    return tuple(f"{name} is no class of torch.nn: it is a module without --torch-module." for name in own)
+    return tuple(f"{name} is not a class of torch.nn: it is in the hierarchy without --torch-module." for name in own)
 
 
 def _refuse_unknown_classes(called: Sequence[CalledModule], names: Iterable[str]) -> None:

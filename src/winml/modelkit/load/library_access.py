@@ -79,4 +79,4 @@ def local_libraries() -> Iterator[None]:
 
 
 def _refuse_kernel(kernel_name: str, *_arguments: object, **_keywords: object) -> NoReturn:
-    raise ImportError(f"the kernel {kernel_name} is on the Hub, and no code is fetched from there")
+    raise ImportError(f"the kernel {kernel_name} would have to be downloaded from the Hub, and winml downloads no code")

@@ -76,7 +76,7 @@ def loaded_from_module(
         return _loaded(model, decision, None, None)
     else:
         raise UsageError(
-            f"nothing says what inputs {type(model).__name__} takes",
+            f"the inputs of {type(model).__name__} are unknown",
             hint="Pass inputs= with example tensors, or WinMLExportConfig(input_tensors=(InputTensorSpec(…),)).",
         )
     decision = InputDecision(specs, () if example is None else example.notes, requested_by="input_tensors")
@@ -137,8 +137,8 @@ def refuse_uninitialized(model: torch.nn.Module, requested_by: str) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
             raise InputError(
-                f"{requested_by}: {name!r} is not initialized; its shape comes with the first call",
-                hint="Call the model once before it is returned, with inputs like those it will get.",
+                f"{requested_by}: {name!r} is not initialized; the first call determines its shape",
+                hint="Call the model once on example inputs before it is returned.",
             )
 
 
@@ -220,7 +220,7 @@ def _spec_of_example(name: str, value: torch.Tensor, requested_by: str) -> Input
         reason = error.message.removeprefix(f"{InputTensorSpec.__name__}: ")
         raise UsageError(
             f"{requested_by}: {name!r} of shape {list(value.shape)} and dtype {dtype} cannot be an input: {reason}",
-            hint=f"Give tensors without empty dimensions, of one of: {', '.join(DTYPES)}.",
+            hint=f"Pass tensors without empty dimensions, of dtype {', '.join(DTYPES)}.",
         ) from error
 
 

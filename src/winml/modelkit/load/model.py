@@ -273,13 +273,13 @@ def model_info(resolved: ResolvedModel, request: ModelRequest) -> ModelInfo:
 
 def _random_notes(source: ModelSource) -> tuple[str, ...]:
     unused = " instead of those in the checkpoint" if source.kind in ("folder", "hub") else ""
-    return (f"the weights are random{unused}: outputs mean nothing",)
+    return (f"the weights are random{unused}: outputs are meaningless",)
 
 
 def dtype_notes(model: torch.nn.Module, request: ModelRequest) -> tuple[str, ...]:
     """Return a note where floating point parameters are of another type than the usual one, with the reason."""
     dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()})
-    reason = "as the checkpoint has them" if request.dtype is None else f"as --dtype {request.dtype} asks"
+    reason = "as in the checkpoint" if request.dtype is None else f"as requested by --dtype {request.dtype}"
     return () if dtypes in ([], ["float32"]) else (f"the weights are {' and '.join(dtypes)}, {reason}",)
 
 

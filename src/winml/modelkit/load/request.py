@@ -96,7 +96,7 @@ class ModelRequest(LoadOptions):
         if not isinstance(self.model, (str, os.PathLike)):
             raise UsageError(
                 f"model: expected a name or a path, got {self.model!r} ({type(self.model).__name__})",
-                hint="Give a checkpoint folder, a Hub id or file.py:factory.",
+                hint="Pass a checkpoint folder, a Hub id or file.py:factory.",
             )
         object.__setattr__(self, "model", os.fsdecode(self.model))
 
@@ -159,7 +159,7 @@ def resolve_source(request: ModelRequest, *, needs_weights: bool | None = None) 
     """
     name = request.model.strip()
     if not name:
-        raise UsageError("-m: empty model name", hint="Give a checkpoint folder, a Hub id or file.py:factory.")
+        raise UsageError("-m: empty model name", hint="Pass a checkpoint folder, a Hub id or file.py:factory.")
     needs_weights = not request.random_weights if needs_weights is None else needs_weights
     source = _factory_source(name) or _path_source(name, needs_weights) or _hub_source(name)
     _check_flags(source, request)
@@ -185,7 +185,7 @@ def _factory_source(name: str) -> ModelSource | None:
     if place.endswith(".py"):
         path = named_path(place)
         if not path.is_file():
-            raise ModelPathError(f"{place}: no such file", hint="Give an existing script as file.py:factory.")
+            raise ModelPathError(f"{place}: no such file", hint="Pass an existing script as file.py:factory.")
         return ModelSource("script", name, path=path, factory=factory)
     if _DOTTED_NAME.match(place) and not named_path(name).exists():
         return ModelSource("script", name, module=place, factory=factory)
@@ -199,15 +199,15 @@ def _path_source(name: str, needs_weights: bool) -> ModelSource | None:
         return ModelSource("folder", name, path=path, weights=check_folder(path, needs_weights=needs_weights))
     if path.suffix == ".onnx":
         raise UsageError(
-            f"{name}: is an ONNX file, and this command makes one from a PyTorch model",
-            hint="Give what it was made from: a checkpoint folder, config.json, Hub id or file.py:factory. Of an ONNX "
-            "file, winml export fixes open dimensions: --shape-config '{\"batch\": 1}'.",
+            f"{name}: is an ONNX file; this command exports PyTorch models",
+            hint="Pass its source: a checkpoint folder, config.json, Hub id or file.py:factory. Of an ONNX file, "
+            "winml export only fixes open dimensions: --shape-config '{\"batch\": 1}'.",
         )
     if path.is_file():
         return _file_source(name, path, needs_weights)
     if path.exists():
         raise ModelPathError(
-            f"{name}: is neither a file nor a folder", hint="Give a checkpoint folder, config.json or file.py:factory."
+            f"{name}: is neither a file nor a folder", hint="Pass a checkpoint folder, config.json or file.py:factory."
         )
     if _looks_like_path(name):
         raise ModelPathError(f"{name}: no such file or folder", hint=_missing_path_hint(path))
@@ -218,31 +218,33 @@ def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
     if path.suffix == ".json":
         if needs_weights:
             raise UsageError(
-                f"{name}: is a config and holds no weights",
-                hint="Add --random-weights, or give the checkpoint folder instead.",
+                f"{name}: is a config without weights",
+                hint="Add --random-weights, or pass the checkpoint folder.",
             )
         return ModelSource("config", name, path=path)
     if path.suffix == ".py":
-        raise UsageError(f"{name}: names a script but no factory in it", hint=f"Give {name}:NAME_OF_THE_FUNCTION.")
+        raise UsageError(
+            f"{name}: is a script without the name of a factory", hint=f"Pass {name}:NAME_OF_THE_FUNCTION."
+        )
     if path.suffix == ".gguf":
         from winml.modelkit.load.checkpoints.quantized.gguf import gguf_folder  # of those who name such a file
 
         folder = gguf_folder(path)
         return ModelSource("folder", name, path=folder, weights=check_folder(folder, needs_weights=needs_weights))
     if path.suffix in _WEIGHT_SUFFIXES:
-        hint = f"Give the folder that holds it beside its {CHECKPOINT_CONFIG_NAME}: {path.parent}"
-        raise ModelPathError(f"{name}: is a weights file, which does not say what model it is", hint=hint)
+        hint = f"Pass the folder with weights and {CHECKPOINT_CONFIG_NAME}: {path.parent}"
+        raise ModelPathError(f"{name}: is a weights file, which does not define a model", hint=hint)
     raise ModelPathError(
-        f"{name}: is a file that is no model",
-        hint=f"Give a folder with {CHECKPOINT_CONFIG_NAME}, file.py:factory, or where it fits an ONNX file.",
+        f"{name}: is not a model file",
+        hint=f"Pass a folder with {CHECKPOINT_CONFIG_NAME}, file.py:factory or, where supported, an ONNX file.",
     )
 
 
 def _hub_source(name: str) -> ModelSource:
     if not _HUB_ID.match(name) or any(part in name for part in _NEVER_IN_HUB_IDS) or name.endswith(".git"):
         raise ModelPathError(
-            f"{name}: neither a path that exists nor a Hub id",
-            hint="Give a checkpoint folder, config.json, owner/name, file.py:factory or package.module:factory.",
+            f"{name}: neither an existing path nor a Hub id",
+            hint="Pass a checkpoint folder, config.json, owner/name, file.py:factory or package.module:factory.",
         )
     return ModelSource("hub", name)
 
@@ -259,47 +261,49 @@ def _missing_path_hint(path: Path) -> str:
     if not parent.is_dir():
         return f"The folder {parent} does not exist either."
     guess = nearest(path.name, (entry.name for entry in parent.iterdir()))
-    return f"Did you mean {parent / guess}?" if guess else f"Nothing in {parent.absolute()} is called that."
+    return f"Did you mean {parent / guess}?" if guess else f"{parent.absolute()} has no entry of a similar name."
 
 
 def _check_flags(source: ModelSource, request: ModelRequest) -> None:
     if request.revision is not None and source.kind != "hub":
         raise UsageError(
             f"--revision {request.revision}: {source.name} is local and has no revisions",
-            hint="Leave --revision out, or give a Hub id.",
+            hint="Remove --revision, or pass a Hub id.",
         )
     if source.kind == "script" and request.random_weights:
-        raise UsageError(f"--random-weights: {source.name} makes its own weights", hint="Leave --random-weights out.")
+        raise UsageError(
+            f"--random-weights: {source.name} is a factory, which creates the weights", hint="Remove --random-weights."
+        )
     if source.kind == "script" and request.dtype is not None:
         raise UsageError(
-            f"--dtype {request.dtype}: {source.name} makes its own weights",
-            hint="Leave --dtype out, and return the model in the type you want.",
+            f"--dtype {request.dtype}: {source.name} is a factory, which creates the weights",
+            hint="Remove --dtype, and return the model in that type.",
         )
     if source.kind == "script" and request.task is not None:
         raise UsageError(
-            f"--task {request.task}: {source.name} is a factory and decides what it returns", hint="Leave --task out."
+            f"--task {request.task}: {source.name} is a factory, which determines the model", hint="Remove --task."
         )
     if source.kind == "script" and request.input_specs is None and (request.shape_config or request.batch_size):
         option = "--shape-config" if request.shape_config else "--batch-size"
         raise UsageError(
-            f"{option}: {source.name} is a factory, whose sizes only its author knows",
+            f"{option}: {source.name} is a factory, whose input sizes are fixed by its code",
             hint="Describe its inputs with --input-specs, or change its example_inputs().",
         )
     if source.kind == "script" and request.adapter:
         raise UsageError(
-            f"--adapter {request.adapter[0]}: {source.name} makes its own weights",
-            hint="Leave --adapter out, and return the model with the adapter merged.",
+            f"--adapter {request.adapter[0]}: {source.name} is a factory, which creates the weights",
+            hint="Remove --adapter, and return the model with the adapter merged.",
         )
     read_adapters(request.adapter)
     if request.task is not None:
         canonical_task(request.task)
         if canonical_word(request.task).endswith(WITH_PAST) and not request.cache:
-            raise UsageError(f"--no-cache: --task {request.task} asks for a cache", hint="Leave one of the two out.")
+            raise UsageError(f"--no-cache: --task {request.task} requires a cache", hint="Remove one of them.")
     batch_size = request.shape_config.fixed().get("batch_size") if request.shape_config else None
     if batch_size is not None and request.batch_size not in (None, batch_size):
         raise UsageError(
-            f"--batch-size {request.batch_size}: --shape-config says batch_size {batch_size}",
-            hint="Give one of the two.",
+            f"--batch-size {request.batch_size}: --shape-config sets batch_size {batch_size}",
+            hint="Pass one of them.",
         )
 
 
@@ -312,9 +316,9 @@ def check_folder(folder: Path, *, needs_weights: bool) -> WeightFiles | None:
     """
     if not (folder / CHECKPOINT_CONFIG_NAME).is_file():
         config = folder / CHECKPOINT_CONFIG_NAME
-        problem = f"{CHECKPOINT_CONFIG_NAME} is no regular file" if config.exists() else f"has no {config.name}"
+        problem = f"{CHECKPOINT_CONFIG_NAME} is not a regular file" if config.exists() else f"has no {config.name}"
         if (folder / BUILD_MANIFEST_NAME).is_file():
-            problem = "holds a build that was not finished, or whose model was removed"
+            problem = "holds a build that is unfinished, or whose model was removed"
         raise ModelPathError(f"{folder}: {problem}", hint=_without_config_hint(folder))
     if not needs_weights:
         return None
@@ -332,21 +336,21 @@ def check_folder(folder: Path, *, needs_weights: bool) -> WeightFiles | None:
 
 def _without_config_hint(folder: Path) -> str:
     if (folder / BUILD_MANIFEST_NAME).is_file():
-        return f"Run the same winml build with -o {folder} again: it goes on where it ended."
+        return f"Run the same winml build with -o {folder} again to resume it."
     if (folder / ADAPTER_CONFIG_NAME).is_file():
-        return f"It holds an adapter: name its base model with -m, and add --adapter {folder}."
+        return f"It holds an adapter: pass its base model with -m, and add --adapter {folder}."
     inner = sorted(path.parent.name for path in folder.glob(f"*/{CHECKPOINT_CONFIG_NAME}"))
     if inner:
         return f"Did you mean one of the folders inside it: {', '.join(inner[:5])}?"
-    return f"Give the folder that save_pretrained wrote: it holds {CHECKPOINT_CONFIG_NAME} and the weights."
+    return f"Pass the folder that save_pretrained wrote, with {CHECKPOINT_CONFIG_NAME} and weights."
 
 
 def _without_weights_hint(folder: Path) -> str:
     foreign = sorted({path.name for pattern in _FOREIGN_WEIGHTS for path in folder.glob(pattern)})
     if foreign:
-        return f"{foreign[0]} is in a format that is not read: save it as safetensors first."
+        return f"{foreign[0]} has an unsupported format: save the model as safetensors."
     if models := sorted(path.name for path in folder.glob(f"*{MODEL_SUFFIX}")):
-        return f"It holds ONNX files; name one of them: {', '.join(models[:5])}."
+        return f"It holds ONNX files; pass one of them: {', '.join(models[:5])}."
     return "Add --random-weights to build the model from its config alone."
 
 
@@ -388,7 +392,7 @@ def processor_folder(model: Path | ModelRequest) -> Path | None:
 # --- Which checkpoint was an ONNX file exported from? By what the file says of itself.
 
 
-_HINT = "Give the model itself: -m with a Hub id, checkpoint folder or file.py:factory, and --baseline pytorch."
+_HINT = "Pass the model: -m with a Hub id, checkpoint folder or file.py:factory, and --baseline pytorch."
 _SHARE = "\\\\"
 """Start of the drive of a path on another machine, which Windows asks for."""
 
@@ -407,7 +411,7 @@ def reference_checkpoint(
     Raises:
         UsageError: the file does not name a checkpoint on this machine, and the user named none.
     """
-    hint = "Name the checkpoint: --reference CHECKPOINT"
+    hint = "Pass the checkpoint: --reference CHECKPOINT"
     is_recorded = checkpoint == RECORDED
     request = exported_from(metadata, displayed, hint, "--reference") if is_recorded else ModelRequest(checkpoint)
     return replace(request, adapter=recorded_adapters(metadata, active))
@@ -456,7 +460,7 @@ def exported_from(
             adapter=tuple(str(item) for item in record.get("adapters") or ()),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise UsageError(f"{option}: {displayed} does not say which model it was exported from", hint=hint) from None
+        raise UsageError(f"{option}: {displayed} does not record the model it was exported from", hint=hint) from None
     try:
         named = (request.model, *(text.rpartition("=")[2] for text in request.adapter))
         is_remote = any(PureWindowsPath(name.strip()).drive.startswith(_SHARE) for name in named)
@@ -465,7 +469,7 @@ def exported_from(
         kind = "type"
     if kind not in ("folder", "config"):
         raise UsageError(
-            f"{option}: {displayed} was exported from {request.model}, which is no checkpoint at this place",
+            f"{option}: {displayed} was exported from {request.model}, which is not a checkpoint on this machine",
             hint=hint,
         )
     return request

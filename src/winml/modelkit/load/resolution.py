@@ -191,7 +191,7 @@ def resolve_model(
         unknown_dtype = dtype is None and folder is not None
         parts = decide_parts(model, checkpoint, decision.task, request)
         _refuse_swapping_in_parts(adapters, parts)
-    notes = ["the config names no dtype: taken as float32 until the weights say otherwise"] if unknown_dtype else []
+    notes = ["the config states no dtype: float32 is assumed until the weights are read"] if unknown_dtype else []
     return ResolvedModel(
         source=source,
         parts=parts,
@@ -215,8 +215,8 @@ def _refuse_swapping_in_parts(adapters: Sequence[Adapter], parts: Sequence[Model
     swappable = next((adapter for adapter in adapters if adapter.name is not None), None)
     if swappable is not None and len(parts) > 1:
         raise swappable.error(
-            f"the model becomes several graphs ({', '.join(part.name for part in parts)}), and an adapter is switched "
-            "in one",
+            f"the model is exported as several graphs ({', '.join(part.name for part in parts)}), and adapters are "
+            "selected at run time in one graph only",
             f"Merge it: --adapter {swappable.requested.folder}.",
         )
 
@@ -301,7 +301,7 @@ def _model_class(checkpoint: CheckpointConfig, decision: TaskDecision) -> Any:
     model_class = getattr(transformers, decision.model_class_name, None)
     if not isinstance(model_class, type):
         raise CheckpointError(
-            f"{decision.model_class_name}: not available in transformers {transformers.__version__} as installed",
+            f"{decision.model_class_name}: not available in the installed transformers {transformers.__version__}",
             hint="Install the packages this model needs.",
         )
     return model_class
@@ -331,7 +331,8 @@ def _coded_weights(checkpoint: CheckpointConfig, folder: Path | None) -> CodedCh
         return None
     if weights.format != "safetensors":
         raise CheckpointError(
-            f"{weights.files[0]}: its config.json has a quantization_config, and codes are read from safetensors only",
+            f"{weights.files[0]}: its config.json has a quantization_config, and quantized weights are read "
+            "from safetensors only",
             hint="Save the checkpoint as safetensors.",
         )
     return read_coded_checkpoint(checkpoint.quantization, stored_entries(weights.files), folder, weights.files)
@@ -383,8 +384,8 @@ def _build_without_storage(model_class: Any, config: Any, dtype: torch.dtype | N
     count = sum(parameter.numel() for parameter in model.parameters())
     if count > _MOST_PARAMETERS:
         raise CheckpointError(
-            f"{model_class.__name__} of this config would have {count:.0e} parameters, more than any model has",
-            hint="Mend the sizes in the config.",
+            f"{model_class.__name__} of this config would have {count:.0e} parameters, more than any known model",
+            hint="Correct the sizes in the config.",
         )
     return with_plain_outputs(model.eval())
 
@@ -394,8 +395,8 @@ def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) 
     script = _load_script(source, is_example_needed=request.input_specs is None)
     if request.model_class not in (None, type(script.model).__name__):
         raise UsageError(
-            f"--model-class {request.model_class}: {source.name} makes a {type(script.model).__name__}",
-            hint="Leave --model-class out: a factory decides what it returns.",
+            f"--model-class {request.model_class}: {source.name} returns a {type(script.model).__name__}",
+            hint="Remove --model-class: a factory determines the class.",
         )
     example = script.example
     if request.input_specs is not None:
@@ -406,7 +407,7 @@ def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) 
     else:
         own_name = f"{EXAMPLE_INPUTS}_{source.factory}()"
         raise UsageError(
-            f"{source.name}: nothing says what inputs {type(script.model).__name__} takes",
+            f"{source.name}: the inputs of {type(script.model).__name__} are unknown",
             hint=f"Add a function {EXAMPLE_INPUTS}() or {own_name} beside the factory that returns tensors, or "
             f"{INPUT_SPECS_OPTION}.",
         )
@@ -495,7 +496,7 @@ def _load_script(source: ModelSource, *, is_example_needed: bool) -> _ScriptMode
         model, inputs = _model_and_inputs(returned, source)
         model = uncompiled(model)
         refuse_uninitialized(model, source.name)
-        origin = f"the inputs beside the model of {source.name}"
+        origin = f"the inputs that {source.name} returns"
         try:
             if inputs is None and (function := _example_function(module, source)) is not None:
                 origin = f"{function.name}() of {source.name}"
@@ -522,7 +523,7 @@ def _model_and_inputs(returned: object, source: ModelSource) -> tuple[torch.nn.M
     raise InputError(
         f"{source.name}: returned {type(returned).__name__}{f' of {kinds}' if kinds else ''}, "
         "expected a torch.nn.Module",
-        hint="Let the factory return the model itself, or (model, inputs).",
+        hint="Return the model, or (model, inputs).",
     )
 
 
@@ -548,7 +549,7 @@ def _example_function(module: ModuleType, source: ModelSource) -> _ExampleFuncti
         if function is not None:
             raise InputError(
                 f"{source.name}: {name} is a {type(function).__name__}, not a function",
-                hint=f"Let a function return it: def {name}(): return ...",
+                hint=f"Return it from a function: def {name}(): return ...",
             )
     return None
 
@@ -596,7 +597,7 @@ def _import_module(name: str, displayed: str) -> ModuleType:
         if isinstance(cause, ModuleNotFoundError) and cause.name and f"{name}.".startswith(f"{cause.name}."):
             raise ModelPathError(
                 f"{displayed}: no module {name!r}",
-                hint="Install the package, or run in the folder that holds it, or give file.py:factory.",
+                hint="Install the package, run in the folder that holds it, or pass file.py:factory.",
             ) from cause
         raise
 
@@ -613,7 +614,7 @@ def _find_factory(module: ModuleType, source: ModelSource) -> Any:
     if not callable(factory):
         raise ModelPathError(
             f"{source.name}: {source.factory!r} is a {type(factory).__name__}, not a function",
-            hint="Name a function without parameters that returns the model.",
+            hint="Pass a function without parameters that returns the model.",
         )
     return factory
 
@@ -627,7 +628,7 @@ def _hint_of_functions(name: str, holder: object) -> str:
     own = [key for key, value in public.items() if getattr(value, "__module__", None) == home]
     own = [key for key in own if not key.startswith(EXAMPLE_INPUTS)]
     found = f" It has: {', '.join(own[:DISPLAYED_FUNCTIONS])}." if own else ""
-    return f"Name a function in it that returns the model.{found}"
+    return f"Pass a function in it that returns the model.{found}"
 
 
 def _call_user_code(function: Callable[[], object], displayed: str, module: ModuleType) -> Any:
@@ -653,7 +654,7 @@ def _user_error(error: BaseException, displayed: str, file: str | None) -> Input
     what = f"{package} cannot be imported: " if package else ""
     return InputError(
         f"{displayed}: {_place_of_error(error, file)}{what}{type(error).__name__}{f': {text}' if text else ''}",
-        hint=f"Mend {package}, or install it again." if package else "Mend the code there.",
+        hint=f"Reinstall {package}." if package else "Correct the code there.",
     )
 
 

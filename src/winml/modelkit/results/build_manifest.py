@@ -127,7 +127,7 @@ class PartRecord(Options):
             ValueError: it cannot.
         """
         if not is_plain_name(name):
-            raise ValueError(f"{name!r} is no name of a part")
+            raise ValueError(f"{name!r} is not a valid name of a part")
         return name
 
     def stage(self, name: str) -> StageRecord | None:
@@ -254,7 +254,7 @@ def build_lines(result: BuildResult) -> Iterator[tuple[str, str]]:
         yield from ((f"{prefix}{stage.name}", _stage_words(stage)) for stage in part.stages)
         last = next((stage for stage in reversed(part.stages) if stage.status != "skipped"), None)
         model = " and ".join(_file_words(file, result.folder) for file in part.model)
-        yield f"{prefix}model", f"{model}, from {last.name if last else 'the input as it is'}"
+        yield f"{prefix}model", f"{model}, from {last.name if last else 'the unchanged input'}"
     yield "deploy", _deploy_words(result.manifest)
     if result.evaluation is not None:
         # Numbers as arrays, which reading a manifest needs not.

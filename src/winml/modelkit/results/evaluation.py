@@ -100,7 +100,7 @@ class EvaluatedSide(Record):
         """What is to be said of its times where other load slowed them."""
         return (
             f"Half of the runs of {self.name} took more than {DISTURBED:g} times the fastest of equal sizes: the "
-            "machine seems busy, and ms per sample is longer than on a quiet one. winml perf measures times."
+            "machine seems busy, so ms per sample is too high. Use winml perf for latency."
         )
 
 
@@ -174,7 +174,7 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
         """
         found = {item.name: item for item in self.metrics}
         if name not in found:
-            raise UsageError(f"metric {name!r} was not measured", hint=f"Measured were: {', '.join(found)}.")
+            raise UsageError(f"metric {name!r} was not measured", hint=f"Measured: {', '.join(found)}.")
         return found[name]
 
     @recorded(entry("intervals", before="metrics"))
@@ -205,7 +205,7 @@ def evaluation_words(result: Evaluation) -> str:
         for limit in result.limits
         if not limit.is_met
     ]
-    verdict = f"; not good enough: {', '.join(missed)}" if missed else ""
+    verdict = f"; limit missed: {', '.join(missed)}" if missed else ""
     found = f"{first.name} {number_words(first.value)}{beside}"
     return f"{found} on {result.data.words} of {result.data.name}{verdict}"
 

@@ -117,7 +117,7 @@ class ExportedPart:
     def exporter_words(self) -> str:
         """The exporter, the opset and the reason: ``dynamo, opset 18 (asked for)``."""
         reason = f" ({self.exporter_reason})" if self.exporter_reason else ""
-        requested = f", asked for {self.opset_requested}" if self.opset_requested != self.opset_produced else ""
+        requested = f", requested {self.opset_requested}" if self.opset_requested != self.opset_produced else ""
         return f"{self.exporter}, opset {self.opset_produced}{requested}{reason}"
 
     def node_counts(self) -> Mapping[str, int]:

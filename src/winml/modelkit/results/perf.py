@@ -236,20 +236,20 @@ def perf_result(
     )
 
 
-_TEXT_INPUT_NOTE = "an input holds text, which ONNX Runtime copies in every run: the times include it"
+_TEXT_INPUT_NOTE = "an input contains text, which ONNX Runtime copies in every run: times include the copy"
 
 
 def _export_notes(options: RunOptions) -> Iterator[str]:
     if options.is_exported:
-        yield "the peak of memory includes loading and, if this was its first time, the export"
+        yield "peak memory includes loading and, if the model was not cached, the export"
 
 
 def _output_notes(outputs: Mapping[str, Array | None]) -> Iterator[str]:
     for name, array in outputs.items():
         if array is None:
-            yield f"output {name} is no tensor of numbers: it was made in every run, and not looked at"
+            yield f"output {name} is not a numeric tensor: it was computed in every run, but not checked"
         elif array.dtype.kind not in "iub" and not np.isfinite(array.astype(np.float64)).all():
-            yield f"output {name} holds NaN or infinite values; some processors take longer over those"
+            yield f"output {name} contains NaN or infinite values, which slow some processors down"
 
 
 def _spread_notes(latency: LatencyResult, baseline: BaselineResult | None) -> Iterator[str]:

@@ -312,7 +312,7 @@ class QuantizationSensitivity(Record, schema_version=SCHEMA_VERSION):
         target = listed.target
         value = self.float_scores.get(target.metric)
         if value is not None and not target.is_met(MeasuredVariant(None, 0, 0, scores=self.float_scores)):
-            return f"the float model itself reaches {value:.4g}"
+            return f"the float model reaches {value:.4g}"
         return "with fewer modules quantized, nothing would be left to quantize"
 
     @property

@@ -214,7 +214,7 @@ def _cell_words(cell: CellResult) -> str:
 
 def _limit_words(limit: SweepLimit, missed: Sequence[CellResult]) -> str:
     if not missed:
-        return f"{limit.limit:g} is met by every cell that is done"
+        return f"{limit.limit:g} is met by all completed cells"
     value = missed[0].measures.get(limit.measure)
     displayed = f"{value:.6g}" if isinstance(value, (int, float)) else "not measured"
     return f"{limit.limit:g} is missed by {len(missed)}, first {_cell_words(missed[0])}: {displayed}"

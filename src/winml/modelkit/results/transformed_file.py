@@ -476,15 +476,15 @@ class ModuleFunctions(Record):
         """Yield what the user should know, one sentence each."""
         if self.raised_from is not None:
             yield (
-                f"IR version {self.raised_from} was raised to {FIRST_IR_VERSION}, the first with all that functions of "
-                "modules need."
+                f"IR version {self.raised_from} was raised to {FIRST_IR_VERSION}, the first that supports functions of "
+                "modules."
             )
         for item in self.left_out[:DISPLAYED]:
-            yield f"{item.module.words} is no function: {item.reason}."
+            yield f"{item.module.words} is not a function: {item.reason}."
         if len(self.left_out) > DISPLAYED:
-            yield f"{len(self.left_out) - DISPLAYED} other modules are no functions; --format json says why."
+            yield f"{len(self.left_out) - DISPLAYED} more modules are not functions; reasons: --format json."
         for part in self.partly_outside[:DISPLAYED]:
-            yield f"{part.module.words}: {', '.join(part.nodes)} stays outside its function, between others."
+            yield f"{part.module.words}: outside its function, between nodes of other modules: {', '.join(part.nodes)}."
 
 
 SCHEMA_VERSION = 1

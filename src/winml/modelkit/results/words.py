@@ -20,7 +20,7 @@ def coverage_words(coverage: Coverage, *, is_tagged: bool = True) -> str:
     '8 of 8 nodes tagged (100 %), 2 at the root (25 %)'
     """
     if not is_tagged:
-        return "unknown: the source does not say which module its nodes came from"
+        return "unknown: the source has no module tags"
     tagged = f"{coverage.tagged} of {coverage.nodes} nodes tagged ({coverage.percent:.0f} %)"
     return f"{tagged}, {at_root_words(coverage)}"
 
@@ -53,7 +53,7 @@ def verification_words(verification: VerificationInfo | None) -> str:
         return "skipped: this file was not compared with the model"
     worst = verification.worst
     if worst.problem:
-        return f"not equal: output {worst.name!r}, draw {worst.draw}: {worst.problem}"
+        return f"not equal: output {worst.name!r}, random input {worst.draw}: {worst.problem}"
     bound = f"largest difference {worst.relative_diff:.1e} of scale, tolerance {worst.threshold:.0e}"
     if worst.computed_in:
         bound = f"{bound} for {worst.computed_in} inside"
@@ -61,15 +61,16 @@ def verification_words(verification: VerificationInfo | None) -> str:
         bound = "equal" if worst.is_equal else f"largest difference {worst.max_abs_diff:g}, tolerance 0"
     if not verification.has_signal and all(item.is_equal for item in verification.comparisons):
         if verification.silent is not None:
-            return (
-                f"inconclusive: the model answers {silent_words(verification.silent)}, so a wrong graph would not show"
-            )
-        return f"inconclusive: no output of the model depends on its inputs, so a wrong graph would not show ({bound})"
-    on_copy = " on a copy with drawn weights" if verification.on_drawn_weights else ""
+            words = silent_words(verification.silent)
+            return f"inconclusive: the model returns {words}, so a wrong graph would go unnoticed"
+        return (
+            f"inconclusive: no output of the model depends on its inputs, so a wrong graph would go unnoticed ({bound})"
+        )
+    on_copy = " on a copy with random weights" if verification.on_drawn_weights else ""
     outcome = (
         f"ONNX Runtime equals PyTorch{on_copy}{_fixed_words(verification)}{_assumed_words(verification)}"
         if verification.agrees
-        else f"not equal: output {worst.name!r}, draw {worst.draw}"
+        else f"not equal: output {worst.name!r}, random input {worst.draw}"
     )
     generated = f"; {verification.generation.words}" if verification.generation is not None else ""
     return f"{outcome} ({bound}){generated}"
@@ -87,7 +88,7 @@ def _fixed_words(verification: VerificationInfo) -> str:
     """Return for which values of inputs alone the outcome holds."""
     fixed = [f"{value.name} fixed to {value.traced}" for value in verification.fixed]
     if len(fixed) > _DISPLAYED_FIXED:
-        fixed = [*fixed[:_DISPLAYED_FIXED], f"{len(fixed) - _DISPLAYED_FIXED} other inputs fixed"]
+        fixed = [*fixed[:_DISPLAYED_FIXED], f"{len(fixed) - _DISPLAYED_FIXED} more inputs fixed"]
     return f" with {' and '.join(fixed)}" if fixed else ""
 
 
@@ -98,8 +99,8 @@ def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]
     if verification is None:
         return ()
     set_aside_notes = [
-        f"Draw {item.draw} of the inputs is not compared: rounding alone moves PyTorch's own {item.name!r} by "
-        f"{item.relative_diff:.1e} of scale. Another draw stands in for it."
+        f"Random input {item.draw} is not compared: rounding alone changes {item.name!r} in PyTorch by "
+        f"{item.relative_diff:.1e} of scale. Another random input replaces it."
         for item in verification.set_aside
     ]
     outputs_with_nan = {item.name: item for item in reversed(verification.comparisons) if item.nan_count}
@@ -109,22 +110,22 @@ def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]
         *map(_value_note, (value for value in verification.values if value.is_fixed or value.refused)),
         *(verification.generation.notes if verification.generation is not None else ()),
         *(
-            f"Output {name!r} holds NaN ({count_words(item.nan_count)} values for draw {item.draw} of the inputs), in "
-            "PyTorch as in the file: look at the weights."
+            f"Output {name!r} contains NaN ({count_words(item.nan_count)} values on random input {item.draw}), in "
+            "PyTorch and in the file: check the weights."
             for name, item in sorted(outputs_with_nan.items())
         ),
     )
 
 
 _DRAWN_WEIGHTS = (
-    "With the model's own weights an output is the same for all inputs, so that a wrong graph would not show: it was "
-    "compared on a copy with drawn weights as well. The file holds the model's own."
+    "With the weights of the model, an output is the same for all inputs, so a wrong graph would go unnoticed: a copy "
+    "with random weights was compared as well. The file contains the weights of the model."
 )
 
 
 def _value_note(value: CheckedValue) -> str:
-    refused = f"PyTorch itself refuses {'; '.join(value.refused)}" if value.refused else ""
+    refused = f"PyTorch rejects {'; '.join(value.refused)}" if value.refused else ""
     if not value.is_fixed:
         return f"Input {value.name}: {refused}. It was compared at {', '.join(value.compared)}."
-    reason = refused or "no other value was drawn for it"
-    return f"Input {value.name} is fixed to {value.traced}: {reason}. Nothing is known of the file for other values."
+    reason = refused or "no other value was tried"
+    return f"Input {value.name} is fixed to {value.traced}: {reason}. The file was not verified for other values."

@@ -20,15 +20,15 @@ from winml.modelkit.verify.varied_sizes import Draw
 __all__ = ["explained_failure", "refuse_outputs_by_value"]
 
 _OTHER_WAY = {
-    False: "It fails where the mask hides nothing: the model goes another way there than with padding, and a graph "
-    "keeps one way.",
-    True: "It fails where the mask hides something: the model goes another way there than without padding, and a graph "
-    "keeps one way.",
+    False: "It fails without padding: the model takes a different branch there than with padding, and a graph has "
+    "one branch only.",
+    True: "It fails with padding: the model takes a different branch there than without padding, and a graph has "
+    "one branch only.",
 }
-_NO_FILE = "No file was written; --no-verify writes it all the same."
+_NO_FILE = "No file was written; --no-verify writes it anyway."
 _WRONG_GRAPH = (
-    "The graph is not the model. Often a forward that decides by the values of tensors (if, .item(), numpy), of which "
-    f"a trace keeps one way. {_NO_FILE}"
+    "The graph differs from the model. Often forward branches on tensor values (if, .item(), numpy), and a trace "
+    f"records one branch. {_NO_FILE}"
 )
 
 
@@ -41,8 +41,8 @@ def refuse_outputs_by_value(draws: Sequence[Draw]) -> None:
     first, second = (", ".join(draw.reference) for draw in draws)
     if first != second:
         raise VerificationError(
-            f"cannot verify: for other values of the inputs the model returns other outputs ({first}; then {second})",
-            hint="Let the forward return the same outputs whatever it is given; a graph cannot do otherwise.",
+            f"cannot verify: which outputs the model returns depends on the input values ({first}; then {second})",
+            hint="Return the same outputs for all inputs; a graph has fixed outputs.",
         )
 
 
@@ -60,15 +60,15 @@ def explained_failure(
     repeated = compare_outputs([first.reference], [run_reference(prepared, first.inputs)])
     if not all(comparison.is_equal for comparison in repeated.comparisons):
         return VerificationError(
-            f"cannot verify: PyTorch itself gives another {repeated.worst.name!r} when run again on the same inputs",
-            hint="Make the model deterministic (fix its random numbers, keep nothing on it from call to call), or skip "
-            "the comparison with --no-verify.",
+            f"cannot verify: output {repeated.worst.name!r} of PyTorch differs between two runs on the same inputs",
+            hint="Make the model deterministic (seed its random numbers, store no state between calls), or skip the "
+            "comparison with --no-verify.",
         )
     words = verification_words(verification)
     if place := _not_a_number(prepared.model):
         return VerificationError(
             f"{words}; {place}",
-            hint="The weights are damaged, or training broke them: get them again. --no-verify writes the file.",
+            hint="The weights are damaged, or training diverged: download them again. --no-verify writes the file.",
         )
     if not verification.has_signal and all(item.is_equal for item in verification.comparisons):
         error = VerificationError(
@@ -88,5 +88,5 @@ def _not_a_number(model: nn.Module) -> str:
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             what = "NaN" if torch.isnan(parameter).any() else "infinity"
-            return f"parameter {name!r} holds {what}"
+            return f"parameter {name!r} contains {what}"
     return ""

@@ -119,9 +119,7 @@ def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str
         room = held + 1
     count = min(_NEW_TOKENS, room - _PROMPT - _SECOND_PROMPT) if room is not None else _NEW_TOKENS
     if count < 1:
-        return (
-            f"there is room for {room} tokens" if held is not None else f"the model has no more than {room} positions"
-        )
+        return f"the cache has only {room} tokens" if held is not None else f"the model has only {room} positions"
     tokens, mask = _prompts(part, seed)
     try:
         with as_the_user_calls_it(prepared), unchanged_attributes(prepared.model), quiet_libraries(), _FewRows():
@@ -292,7 +290,7 @@ def reason_against(part: ModelPart) -> str:
     if token_count(part) not in (1, *(item.name for item in part.dimensions)):
         return "the number of tokens is fixed"
     if held_tokens(part) is not None and all(spec.name != MASK for spec in part.inputs):
-        return "the length of the cache is fixed, and no mask hides what is not in it yet"
+        return "the length of the cache is fixed, and no mask hides its empty entries"
     if not callable(getattr(part.model, "generate", None)):
         return f"{type(part.model).__name__} has no generate()"
     return ""

@@ -278,9 +278,9 @@ def _unequal(text: GeneratedText, number: int, difference: str) -> VerificationE
     if number > text.new_tokens:
         which = "a second prompt"
     return VerificationError(
-        f"not equal when generating: at {which}, {step.tokens.shape[1]} tokens after {past} in the cache, the scores "
-        f"are not those of PyTorch: {difference}",
-        hint="The graph is not the model with its cache. No file was written; --no-verify writes it all the same, "
+        f"not equal when generating: at {which}, with {step.tokens.shape[1]} tokens after {past} in the cache, the "
+        f"logits differ from PyTorch's: {difference}",
+        hint="The graph with its cache differs from the model. No file was written; --no-verify writes it anyway, "
         "--no-cache a graph that reads all tokens in every run.",
         is_graph_wrong=True,
     )

@@ -199,17 +199,17 @@ class InputDraws:
     def _learn(self, learned: _Learned, refusal: ExportError | None, who: str = "PyTorch") -> None:
         """Draw in this way from now on, and note it."""
         before, self.learned = self.learned, learned
-        why = f"{who} answers NaN to other values" if refusal is None else f"PyTorch refuses others ({_cause(refusal)})"
+        why = f"{who} returns NaN for others" if refusal is None else f"PyTorch rejects others ({_cause(refusal)})"
         for name in learned.rules.masks.keys() - before.rules.masks.keys():
             hiding = "ones" if learned.rules.masks[name] else "zeros"
-            self.notes.append(f"Input {name} is drawn as a mask whose {hiding} hide: {why}.")
+            self.notes.append(f"Input {name} is drawn as a mask in which {hiding} hide tokens: {why}.")
         for name in learned.rules.length_axes.keys() - before.rules.length_axes.keys():
             axis = learned.rules.length_axes[name]
             self.notes.append(f"Input {name} is drawn as lengths along axis {axis}, the first row in full: {why}.")
         for name in sorted(learned.as_traced - before.as_traced):
             self.notes.append(f"Input {name} is drawn between its smallest and largest traced value: {why}.")
         for name in sorted(learned.kept - before.kept):
-            self.notes.append(f"Input {name} keeps its traced values in every random draw: {why}.")
+            self.notes.append(f"Input {name} has its traced values in every random input: {why}.")
 
     def _drawn_refusal(self, refusal: ExportError, tensors: Tensors) -> ExportError:
         """Return the refusal, told as one of values that nobody but us chose, where they are ours."""
@@ -217,10 +217,10 @@ class InputDraws:
             return refusal
         integers = [name for name, value in tensors.items() if not value.is_floating_point()]
         own = f", above all for {' and '.join(integers)}" if integers else ""
-        refusal.message = f"{refusal.message} (values drawn at random, not yours)"
+        refusal.message = f"{refusal.message} (random values, chosen by winml)"
         refusal.hint = (
-            f"Shapes and values were chosen for you. Say which values it takes{own}: value_range in --input-specs, or "
-            "own values (example_inputs() beside a factory, inputs= in Python). Other shapes: --shape-config.\n"
+            f"Shapes and values were chosen automatically. Specify valid values{own}: value_range in --input-specs, or "
+            "example values (example_inputs() beside a factory, inputs= in Python). For shapes: --shape-config.\n"
             f"{_notes_of(refusal)}"
         ).rstrip()
         return refusal

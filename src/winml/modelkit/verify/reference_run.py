@@ -98,11 +98,11 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *
         path = module_of_error(error, model)
         passed = ", ".join(f"{spec.name} {shape_words(spec.dtype, tensors[spec.name].shape)}" for spec in part.inputs)
         raise ExportError(
-            f"the model refused {passed}, in module {path or '(the root)'}: "
+            f"the model failed on {passed}, in module {path or '(the root)'}: "
             f"{type(error).__name__}: {first_line(error)}",
             hint=" ".join(
                 [
-                    "Give shapes it takes with --shape-config, or all inputs with --input-specs.",
+                    "Set valid shapes with --shape-config, or all inputs with --input-specs.",
                     *map(_note_sentence, part.notes),
                 ]
             ),

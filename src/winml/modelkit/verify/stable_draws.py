@@ -318,8 +318,8 @@ def _moved(value: object, generator: torch.Generator) -> Any:
 def _uncertain_error(aside: Sequence[OutputComparison]) -> VerificationError:
     worst = aside[-1]
     return VerificationError(
-        f"cannot verify: for {len(aside)} draws of inputs PyTorch's own answer is decided by rounding: {worst.name!r} "
-        f"moves by {worst.relative_diff:.1e} of scale when every module's result moves by one unit in the last place",
+        f"cannot verify: on {len(aside)} random inputs, rounding alone determines the outputs of PyTorch: "
+        f"{worst.name!r} changes by {worst.relative_diff:.1e} of scale if each module's result changes by one unit in the last place",
         hint="Often a choice between nearly equal values, such as the best of many boxes or the expert of a token. "
-        "Real weights, or inputs of another --seed, may lie farther apart; --no-verify writes the file uncompared.",
+        "Try real weights or another --seed; --no-verify writes the file without comparing.",
     )

@@ -142,8 +142,8 @@ def run_at_varied_sizes(
         accepted, refusal = _accepted_draws(traced.sizes, dimension, run)
         if not accepted:
             error = UsageError(
-                f"{dimension.name} cannot be left open: at other sizes than {dimension.example} {refusal}",
-                hint="Fix its size with --shape-config or --input-specs, or let the model accept others.",
+                f"{dimension.name} cannot be left open: at sizes other than {dimension.example}, {refusal}",
+                hint="Fix its size with --shape-config or --input-specs, or make the model accept more sizes.",
             )
             error.frozen = (dimension.name,)
             raise error
@@ -295,10 +295,10 @@ def _refuse_other_outputs(traced: Draw, draws: Sequence[Draw]) -> None:
             for item in (traced, draw)
         )
         error = UsageError(
-            f"{' and '.join(moved)} cannot be left open: other sizes give other outputs, and a graph always gives the "
-            f"same ones ({outputs})",
-            hint="Fix the size (leave the dynamic option out, or give a number in --shape-config), bound it to sizes "
-            "where they are the same, or let the forward return one tensor (torch.stack; squeeze with a named axis).",
+            f"{' and '.join(moved)} cannot be left open: the set of outputs depends on the size, and a graph has fixed "
+            f"outputs ({outputs})",
+            hint="Fix the size (remove the dynamic option, or set a number in --shape-config), bound it to sizes with "
+            "the same outputs, or return one tensor (torch.stack; squeeze with a named axis).",
         )
         error.frozen = tuple(moved)
         raise error
@@ -310,7 +310,7 @@ def _output_ranks(draw: Draw) -> dict[str, int]:
 
 def _output_words(draw: Draw) -> str:
     displayed = [f"{name} {shape_words(str(value.dtype), value.shape)}" for name, value in draw.reference.items()]
-    rest = f" and {len(displayed) - _DISPLAYED_OUTPUTS} others" if len(displayed) > _DISPLAYED_OUTPUTS else ""
+    rest = f" and {len(displayed) - _DISPLAYED_OUTPUTS} more" if len(displayed) > _DISPLAYED_OUTPUTS else ""
     return f"{', '.join(displayed[:_DISPLAYED_OUTPUTS])}{rest}"
 
 
@@ -318,9 +318,9 @@ def _notes_on(dimension: DynamicDimension, smallest: int, accepted: int) -> list
     """Return what was found out about a dimension that the user might not expect."""
     notes = []
     if (least := min(smallest, dimension.example or smallest)) > dimension.min:
-        notes.append(f"{dimension.name}: the model itself refuses size {dimension.min}; {least} is the least tried.")
+        notes.append(f"{dimension.name}: the model rejects size {dimension.min}; {least} is the smallest size tried.")
     if accepted == 1:
-        notes.append(f"{dimension.name}: the model accepts one other size of those tried, {smallest}.")
+        notes.append(f"{dimension.name}: the model accepts only one of the sizes tried, {smallest}.")
     return notes
 
 
@@ -386,14 +386,14 @@ def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: s
     sizes = " and ".join(f"{name} {draw.sizes[name]}" for name in moved)
     traced_sizes = " and ".join(str(traced[name]) for name in moved)
     lost = _module_of_failure(written.model, reason)
-    where = f" It was lost in module {lost}." if lost else ""
+    where = f" The size is fixed in module {lost}." if lost else ""
     error = VerificationError(
-        f"{' and '.join(moved)} froze in the export ({', '.join(places)}): traced with {traced_sizes}, the file fails "
-        f"at {sizes}, where PyTorch answers.{where} {reason}",
+        f"the export froze {' and '.join(moved)} ({', '.join(places)}): traced with {traced_sizes}, the file "
+        f"fails at {sizes}, where PyTorch succeeds.{where} {reason}",
         hint=(
-            f"{advice}Fix the size (leave the dynamic option out, or give a number in --shape-config), bound it there "
-            '({"min": …, "max": …, "example": …}), or let that module take sizes from its tensors (x.shape, '
-            "x.new_zeros) and not from Python numbers kept elsewhere."
+            f"{advice}Fix the size (remove the dynamic option, or set a number in --shape-config), bound it there "
+            '({"min": …, "max": …, "example": …}), or read sizes in that module from its tensors (x.shape, '
+            "x.new_zeros), not from stored Python numbers."
         ),
         is_graph_wrong=True,
     )
@@ -481,7 +481,7 @@ def _compared_or_reason(
 ) -> Sequence[OutputComparison] | str:
     """Compare the file with PyTorch's answer to a draw; in words, how it fails or differs."""
     if _output_ranks(draw) != _output_ranks(written.draw):
-        return f"PyTorch returns other outputs: {_output_words(draw)}."
+        return f"PyTorch returns different outputs: {_output_words(draw)}."
     try:
         output = run_file(draw)
     except StageError as error:

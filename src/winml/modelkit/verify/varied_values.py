@@ -244,10 +244,10 @@ _DISPLAYED_REFUSED = 2
 """Values told that PyTorch refuses for one and the same reason."""
 _LARGE_FACTOR = 100
 """Chosen: random floats reach 4 or so, what a forward compares them with may be 50."""
-_ZEROS, _ONES, _EQUAL = "nothing but zeros", "nothing but ones", "equal values"
+_ZEROS, _ONES, _EQUAL = "only zeros", "only ones", "equal values"
 _DECIDING: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "nothing negative": torch.abs,
-    "nothing positive": lambda values: -values.abs(),
+    "no negative values": torch.abs,
+    "no positive values": lambda values: -values.abs(),
     _ZEROS: torch.zeros_like,
     _ONES: torch.ones_like,
     f"{_LARGE_FACTOR} times the values": lambda values: _LARGE_FACTOR * values,
@@ -345,9 +345,9 @@ def _torch_output_at(prepared: PreparedPart, traced: Draw, changed: Tensors) -> 
     if any(_count_infinite(value) for value in reference.values()) and not any(
         _count_infinite(value) for value in traced.reference.values()
     ):
-        return "it answers NaN or infinity"
+        return "it returns NaN or infinity"
     if any(value.size == 0 for value in reference.values()):
-        return "it answers nothing"
+        return "it returns an empty tensor"
     return Draw(tensors, reference, traced.sizes)
 
 
@@ -533,9 +533,9 @@ def _difference(draw: Draw, run_file: Callable[[Draw], Arrays], computed_in: Seq
     try:
         output = run_file(draw)
     except VerificationError as error:
-        return _Difference(f"the file fails where PyTorch answers: {error.message}")
+        return _Difference(f"the file fails where PyTorch succeeds: {error.message}")
     if set(output) != set(draw.reference):
-        return _Difference(f"PyTorch returns other outputs ({', '.join(draw.reference)})")
+        return _Difference(f"PyTorch returns different outputs ({', '.join(draw.reference)})")
     comparisons = compare_outputs([draw.reference], [output], computed_in=computed_in).comparisons
     unequal = [item for item in comparisons if not item.is_equal]
     if not unequal:
@@ -574,29 +574,29 @@ def refuse_unread_values(written: WrittenGraph, values: VariedValues) -> None:
         others = [varied for varied in values.varied if varied.names == (name,)]
         is_read = bool(written.choices) and name in values.reads.inputs
         if is_read and others and not value.uses() and value not in outputs:
-            raise _frozen_error(others[0], written, "nothing in the graph reads it, but Python does")
+            raise _frozen_error(others[0], written, "Python reads it, but no node of the graph does")
 
 
 def _frozen_error(varied: Varied, written: WrittenGraph, difference: str) -> VerificationError:
-    names = " and ".join(varied.names if len(varied.names) <= _DISPLAYED_NAMES else [varied.names[0], "other inputs"])
+    names = " and ".join(varied.names if len(varied.names) <= _DISPLAYED_NAMES else [varied.names[0], "more inputs"])
     lines = f"; {places_words(written.choices)}" if written.choices else ""
     if varied.words in (*_DECIDING, _EQUAL):
         return VerificationError(
-            f"the trace fixed a choice that depends on {names}: with {varied.words} in it {difference}{lines}",
-            hint="Compute both ways and choose with torch.where, instead of an if on a value. "
-            "--no-verify writes the file all the same.",
+            f"the trace fixed a branch that depends on {names}: with {varied.words}, {difference}{lines}",
+            hint="Compute both branches and select with torch.where instead of an if on a value. "
+            "--no-verify writes the file anyway.",
             is_graph_wrong=True,
         )
     traced = value_words(written.draw.inputs[varied.names[0]])
     # A list of several values cannot be declared.
     declared = (
-        f" Where it always is {traced}, say so: value_range [{traced}, {traced}] in --input-specs (input_tensors in "
+        f" If it is always {traced}, declare that: value_range [{traced}, {traced}] in --input-specs (input_tensors in "
         "Python)."
     )
     return VerificationError(
-        f"the trace fixed {names} to {traced}: at {varied.words} {difference}{lines}",
+        f"the trace fixed {names} to {traced}: at {varied.words}, {difference}{lines}",
         hint=f"Keep {names} a tensor in the forward: compare, index or mask with it instead of int(), range() or if."
-        f"{'' if traced.startswith('[') else declared} --no-verify writes the file all the same.",
+        f"{'' if traced.startswith('[') else declared} --no-verify writes the file anyway.",
         is_graph_wrong=True,
     )
 

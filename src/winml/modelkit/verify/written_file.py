@@ -292,9 +292,9 @@ def verify_with_adapter(
     verification = compare_outputs([draw.reference], [outputs], computed_in=dtypes)
     if not all(item.is_equal for item in verification.comparisons):
         raise VerificationError(
-            f"with adapter {name} the file does not answer as PyTorch with the adapter merged: "
+            f"with adapter {name}, the outputs of the file differ from PyTorch's with the adapter merged: "
             f"{difference_words(verification)}",
-            hint=f"Merge it: --adapter PATH without {name}=. --no-verify writes the file all the same.",
+            hint=f"Merge it: --adapter PATH without {name}=. --no-verify writes the file anyway.",
         )
 
 
@@ -372,7 +372,7 @@ def _with_reference_outputs(
         if generates_alone(prepared.part):
             generated = generate_reference(weighted, inputs.seed)
             if isinstance(generated, str):
-                inputs.notes.append(f"No text was generated to compare: {generated}.")
+                inputs.notes.append(f"Text generation was not compared: {generated}.")
             else:
                 text = generated
     return written, _telling_draw(written.draw, second, values), values, text
@@ -436,7 +436,7 @@ def _name_deciding_inputs(
                 run_file,
                 dtypes,
             )
-        error.message += f"; the values of {' and '.join(names)} decide it" if names else ""
+        error.message += f"; caused by the values of {' and '.join(names)}" if names else ""
     error.message += f"; {places_words(written.choices)}" if written.choices else ""
 
 
@@ -542,8 +542,8 @@ def _failure_hint(reason: str, model: nn.Module) -> str:
     """Return what may be wrong where ONNX Runtime fails, and what helps; kernels are named only where it lacks one."""
     if not any(words in reason for words in _MISSING_KERNEL):
         return (
-            "The node has values or shapes that it does not take: often a size or a value that the trace took for a "
-            "constant. Compute it with tensors in that module's forward"
+            "A value or shape is not valid for the node: often a size or value that the trace recorded as a constant. "
+            "Compute it with tensors in that module's forward"
         )
     dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
     if small := " and ".join(sorted(dtypes & {"bfloat16", "float16", "float64"})):
