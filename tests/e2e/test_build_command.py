@@ -38,8 +38,8 @@ def built(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> Workplace
     assert [] == outcome.complaint
     assert "[1/4] export" in outcome.err
     assert "next      winml run out --text" in outcome.out
-    assert "skipped: no precision is asked for (--precision)" in outcome.out
-    assert "skipped: no execution provider is named (compile.ep)" in outcome.out
+    assert "skipped: no precision was requested (--precision)" in outcome.out
+    assert "skipped: no execution provider is specified (compile.ep)" in outcome.out
     return workplace
 
 

@@ -16,7 +16,7 @@ DATA = Path(__file__).parents[1] / "data"
 def test_config_round_trip_is_valid(workplace: Workplace, bert_tiny: Path) -> None:
     """What goes to stdout is JSON and nothing else, and the check takes it."""
     written = workplace.winml("config", "-m", bert_tiny, "--no-quant", "--device", "npu")
-    assert (0, ["note: the compile stage will be skipped: no execution provider is named (compile.ep)"]) == (
+    assert (0, ["note: the compile stage will be skipped: no execution provider is specified (compile.ep)"]) == (
         written.code,
         written.complaint,
     )

@@ -131,7 +131,7 @@ FACTORIES: dict[str, tuple[str, int, tuple[str, ...]]] = {
         "singular", 1,
         ("step 4 of 8", "neither exporter", "aten::linalg_svdvals", "module inner", "opset 17", "Replace the operator"),
     ),
-    "control flow by value": ("deciding", 3, ("not equal", "'output'", "draw 2", ".item()", "--no-verify")),
+    "control flow by value": ("deciding", 3, ("not equal", "'output'", "sample 2", ".item()", "--no-verify")),
     "noise": ("noise", 3, ("cannot verify", "'output'", "same inputs", "--no-verify")),
     "an output no input reaches": ("constant", 3, ("inconclusive", "no output", "--no-verify")),
     "an output of NaN": ("not_a_number", 3, ("inconclusive", "nothing but NaN, ", "--no-verify")),

@@ -42,7 +42,7 @@ MODELS = {
     "an ONNX file": ("./model.onnx", ("model.onnx", "is an ONNX file")),
     "a missing script": ("net.py:build", ("net.py", "no such file")),
     "a script without factory": ("script.py", ("script.py", "script.py:NAME_OF_THE_FUNCTION")),
-    "neither path nor id": ("what is this?", ("what is this?", "neither a path that exists nor a Hub id")),
+    "neither path nor id": ("what is this?", ("what is this?", "Hub id")),
     "an empty name": ("", ("-m", "the text is empty")),
 }
 

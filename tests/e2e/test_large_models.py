@@ -108,7 +108,7 @@ def test_experts_are_exported_without_their_weights_in_memory(workplace: Workpla
     assert "" == outcome.err
     result = json.loads(outcome.out)
     assert result["verification"]["is_verified"]
-    assert ["No text was generated to compare: the number of tokens is fixed."] == result["notes"]
+    assert ["Text generation was not compared: the number of tokens is fixed."] == result["notes"]
 
 
 def test_dtype_the_execution_provider_lacks_is_told_with_what_helps(workplace: Workplace, tied: Path) -> None:
@@ -130,7 +130,7 @@ def test_export_with_weights_in_memory_casts_them_too(workplace: Workplace, bert
 
 def test_dtype_of_a_factory_is_refused(workplace: Workplace, nets: Path) -> None:
     """Only its author casts its weights."""
-    words = ("--dtype fp16", "makes its own weights")
+    words = ("--dtype fp16", "creates the weights")
     workplace.refuse("-m", f"{nets}:good", "-o", "model.onnx", "--dtype", "fp16", code=2, words=words)
 
 

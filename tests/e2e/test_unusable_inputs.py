@@ -73,7 +73,7 @@ def test_endless_json_is_refused_at_the_limit(commands: CommandProcess, tmp_path
         file.truncate(JSON_LIMIT_BYTES + 1)
     ending = commands.run("config", "--check", str(large))
     assert 2 == ending.code
-    assert f"is larger than the {JSON_LIMIT_BYTES} bytes" in ending.stderr
+    assert f"is larger than {JSON_LIMIT_BYTES} bytes" in ending.stderr
 
 
 def test_deep_config_is_refused(commands: CommandProcess, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_folder_that_is_neither_checkpoint_nor_build_is_said_to_be(here: Path, v
     refused = run_here(*verb, "models")
     assert (2, "") == (refused.code, refused.out)
     assert "build_manifest.json" in refused.err
-    assert "Give an ONNX file, the folder of a build, or the folder of a checkpoint." in refused.err
+    assert "Pass an ONNX file, a build folder or a checkpoint folder." in refused.err
     for name in ("a.onnx", "b.onnx"):  # the only one there would be taken
         (here / "models" / name).write_bytes(b"")
     assert "a.onnx, b.onnx." in run_here(*verb, "models").err

@@ -286,7 +286,7 @@ def test_adapter_of_another_model_is_refused_before_anything_is_written(llama: P
 def test_factory_takes_no_adapter(tmp_path: Path) -> None:
     """Its author merges what it returns."""
     (tmp_path / "net.py").write_text("def make(): ...\n")
-    with pytest.raises(UsageError, match="makes its own weights"):
+    with pytest.raises(UsageError, match="creates the weights"):
         HTPExporter().export_checkpoint(
             ModelRequest(model=f"{tmp_path / 'net.py'}:make", adapter=(str(tmp_path),)), tmp_path / "model.onnx"
         )

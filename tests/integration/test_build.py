@@ -544,7 +544,7 @@ def test_factory_is_exported_each_time(tmp_path: Path) -> None:
     build_hf_model(f"{script}:make", tmp_path / "out", config=config)
     result = build_hf_model(f"{script}:make", tmp_path / "out", config=config)
     assert "run" == statuses(result)["export"]
-    assert "a factory may return another model each time" == reason(result, "export")
+    assert "a factory may return a different model each time" == reason(result, "export")
     assert "reused" == statuses(result)["optimize"]
 
 

@@ -234,7 +234,7 @@ def test_plain_network_is_tagged_as_it_ran_with_either_exporter(network: str, tm
         check_file(result, model, oracle, counted)
         assert len(result.only_part.tree) > 3
         assert result.only_part.coverage.at_root_percent <= most_at_root
-        assert any(note.startswith("Classes of torch.nn are modules here") for note in result.notes)
+        assert any(note.startswith("Classes of torch.nn in the hierarchy") for note in result.notes)
         tags = {node.path: node.tag for node in result.only_part.tree}
         found[exporter] = (tags, Counter(tagged_operators(load_nodes(result), counted)))
     assert found["torchscript"] == found["dynamo"]

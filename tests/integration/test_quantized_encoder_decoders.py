@@ -38,7 +38,7 @@ def test_parts_in_int4_are_compared_together(checkpoint: Path, tmp_path: Path) -
     assert "all parts together SQNR" in decoder.summary
     assert "least 1.0 dB" in decoder.summary
     # What came of both is said where both were run.
-    assert "compared without the other parts" in encoder.summary
+    assert "compared without the remaining parts" in encoder.summary
     for path in result.part_paths.values():
         assert "MatMulNBits" in {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
     model = EncoderDecoderModel(*result.part_paths.values())
@@ -90,7 +90,7 @@ def test_text_of_three_parts_has_room_for_three_errors() -> None:
     accepted = FidelityInfo((), 10.5, text.has_signal, draws=1, together=text, parts=3)
     assert 10.5 - 4.77 == pytest.approx(accepted.least_together_db, abs=0.01)
     refuse_below_minimum_sqnr(accepted, "the model", {})
-    assert "all parts together SQNR 6.0 dB, cosine 1.0000 for logits (least 5.7 dB)" == fidelity_words(accepted)
+    assert "all parts together SQNR 6.0 dB, cosine 1.0000 for logits (minimum 5.7 dB)" == fidelity_words(accepted)
     with pytest.raises(VerificationError, match=r"6.2 dB\)"):
         refuse_below_minimum_sqnr(replace(accepted, least_sqnr_db=11.0), "the model", {})
     zeros = output_fidelity("logits", [np.zeros(8)], expected)

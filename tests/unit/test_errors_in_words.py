@@ -42,7 +42,7 @@ def test_model_that_is_no_name_is_refused_and_a_path_is_taken() -> None:
 def test_error_names_the_keyword_that_was_given(tmp_path: Path) -> None:
     """And not an option of a command that nobody called."""
     (tmp_path / "model.onnx").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"^dtype has no meaning for"):
+    with pytest.raises(UsageError, match=r"^dtype does not apply to"):
         build_hf_model(str(tmp_path / "model.onnx"), tmp_path / "out", dtype="fp16")
     config = WinMLExportConfig(dynamic_axes={"inputs": {0: "batch"}})
     with pytest.raises(UsageError, match=r"^dynamic_axes: the model has no input 'inputs'"):
@@ -55,7 +55,7 @@ def test_what_a_config_says_in_vain_is_told_to_the_listener(tmp_path: Path) -> N
     config = {"export": {"dynamo": False}, "loader": {"model_type": "bert"}}
     with pytest.raises(UsageError):
         build_hf_model("missing/folder/", tmp_path / "out", config=config, listener=BuildListener(tell=told.append))
-    assert ["note: loader.model_type bert: not used, the checkpoint says it"] == told
+    assert ["note: loader.model_type bert: ignored, the checkpoint determines it"] == told
 
 
 def test_told_as_renames_whole_options_only() -> None:

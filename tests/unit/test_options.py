@@ -64,7 +64,7 @@ def test_read_json_malformed_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"b": {"a": 1, "a": 1}}', '[{"a": 1, "b": 2, "a": 3}]'])
 def test_read_json_duplicate_key_is_refused(text: str) -> None:
     """A key twice in one object would silently lose a value, at any depth."""
-    with pytest.raises(ConfigError, match="--options: key 'a' stands twice in one object"):
+    with pytest.raises(ConfigError, match="--options: key 'a' occurs twice in one object"):
         read_json(text, "--options")
 
 

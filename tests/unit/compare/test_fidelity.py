@@ -115,9 +115,9 @@ def test_where_both_sides_have_no_value_the_others_count() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (np.zeros(4, np.float32), "nothing but zeros"),
+        (np.zeros(4, np.float32), "only zeros"),
         (np.full(4, np.nan, np.float32), "nothing but NaN"),
-        (np.array([0, -np.inf, 0]), "nothing but zeros and infinities"),
+        (np.array([0, -np.inf, 0]), "only zeros and infinities"),
         (np.zeros((0, 4)), "no value"),
         (np.array(["a"]), "no number"),
     ],
@@ -126,7 +126,7 @@ def test_reference_without_signal_proves_nothing(values: Array, words: str) -> N
     """Equal zeros are no verification; it is said which values there are."""
     info = measure_fidelity([{"y": values}], [{"y": values}], 10.0)
     assert (False, False) == (info.has_signal, info.is_verified)
-    assert f"inconclusive: the source answers {words}, so a wrong graph would not show" == comparison_words(info)
+    assert f"inconclusive: the source returns {words}, so a wrong graph would go unnoticed" == comparison_words(info)
     assert info.as_record().get("answers_only") == (None if info.silent is None else list(info.silent))
 
 

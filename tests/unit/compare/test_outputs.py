@@ -263,4 +263,4 @@ def test_compare_slice_that_stays_as_in_the_first_draw_is_refused() -> None:
     answers = [{"y": np.stack([large * draw, small], 1)} for draw in (1, 2)]
     comparisons = compare_outputs(reference, answers).comparisons
     assert [item.is_equal for item in comparisons] == [True, False]
-    assert "is the same in draws 1 and 2" in comparisons[1].problem
+    assert "samples 1 and 2" in comparisons[1].problem

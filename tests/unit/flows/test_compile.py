@@ -115,7 +115,7 @@ def test_compiled_model_is_not_changed_again(perceptron: Path, tmp_path: Path) -
     foreign = _context_model(tmp_path / "context.onnx")
     for path, by in ((ours, "CPUExecutionProvider"), (foreign, "X")):
         for change in (functools.partial(compile_onnx, ep="cpu"), optimize_onnx, quantize_onnx):
-            with pytest.raises(InputError, match=f"the model is compiled already, by {by}"):
+            with pytest.raises(InputError, match=f"compiled by {by}"):
                 change(path, tmp_path / "again.onnx")
     assert NORMALIZED_KEY not in Session(ours).metadata
     assert not (tmp_path / "again.onnx").exists()

@@ -222,7 +222,7 @@ def test_cut_with_chance_inside_is_refused_and_outside_is_an_input() -> None:
 def test_cut_nobody_reads_is_refused() -> None:
     """A part without outputs has nothing to answer."""
     model = parse("g (float[2] x) => (float[2] b) { a = Neg(x) \n b = Relu(x) }")
-    assert "nothing outside reads what it makes" == _refusal_reason(model, "a")
+    assert "its outputs are not read outside" == _refusal_reason(model, "a")
 
 
 def test_cut_with_a_sequence_on_its_boundary_is_refused() -> None:

@@ -108,7 +108,7 @@ def test_build_tree_listed_class_of_the_models_own_is_taken_and_told() -> None:
     """It is a module anyway; a misspelled one is still refused."""
     tree = traced(Stack(), "Leaf", "Linear")
     assert "down.0.linear" in {node.path for node in tree}
-    assert ("Leaf is no class of torch.nn: it is a module without --torch-module.",) == tree.notes
+    assert ("Leaf is not a class of torch.nn: it is in the hierarchy without --torch-module.",) == tree.notes
     with pytest.raises(UsageError, match="'Leav'"):
         traced(Stack(), "Leav", "Linear")
 
@@ -120,7 +120,7 @@ def test_build_tree_by_default_takes_what_only_the_root_stands_above() -> None:
         model(torch.ones(1, 4))
     tree = build_tree(trace)
     assert ["0"] == [node.path for node in tree if node.class_name == "Linear"]
-    assert tree.notes[0].startswith("Classes of torch.nn are modules here: Linear (no other class stands")
+    assert tree.notes[0].startswith("Classes of torch.nn in the hierarchy: Linear (")
 
 
 def test_build_tree_class_of_transformers_keeps_torch_modules_out() -> None:

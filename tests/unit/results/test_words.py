@@ -9,7 +9,7 @@ from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
 from winml.modelkit.results.words import verification_words
 from winml.modelkit.words import count_words, shape_words, size_words
 
-HIDDEN = "so a wrong graph would not show"
+HIDDEN = "so a wrong graph would go unnoticed"
 NO_SIGNAL = f"no output of the model depends on its inputs, {HIDDEN}"
 
 
@@ -54,22 +54,22 @@ def compared(expected: list[float], actual: list[float], dtype: str = "float32",
     [
         (None, "skipped: this file was not compared with the model"),
         (compared([1], [1]), "ONNX Runtime equals PyTorch (largest difference 0.0e+00 of scale, tolerance 1e-04)"),
-        (compared([1], [1.5]), "not equal: output 'y', draw 1 (largest difference 5.0e-01 of scale, tolerance 1e-04)"),
+        (compared([1], [1.5]), "not equal: output 'y', sample 1 (largest difference 5.0e-01 of scale, tolerance 1e-04)"),
         (compared([1], [1], "int64"), "ONNX Runtime equals PyTorch (equal)"),
-        (compared([4], [6], "int64"), "not equal: output 'y', draw 1 (largest difference 2, tolerance 0)"),
-        (compared([1], [np.nan]), "not equal: output 'y', draw 1: NaN or infinity in different places"),
+        (compared([4], [6], "int64"), "not equal: output 'y', sample 1 (largest difference 2, tolerance 0)"),
+        (compared([1], [np.nan]), "not equal: output 'y', sample 1: NaN or infinity in different places"),
         (
             compared([9], [9]),
             f"inconclusive: {NO_SIGNAL} (largest difference 0.0e+00 of scale, tolerance 1e-04)",
         ),
-        (compared([0], [0], other=0), f"inconclusive: the model answers nothing but zeros, {HIDDEN}"),
+        (compared([0], [0], other=0), f"inconclusive: the model returns only zeros, {HIDDEN}"),
         (
             compared([np.inf], [np.inf], other=np.nan),
-            f"inconclusive: the model answers nothing but NaN and infinities, {HIDDEN}",
+            f"inconclusive: the model returns only NaN and infinities, {HIDDEN}",
         ),
         (
             compared([1e-30], [1e-30], other=0),
-            f"inconclusive: the model answers nothing but zeros and values below 1e-20, {HIDDEN}",
+            f"inconclusive: the model returns only zeros and values below 1e-20, {HIDDEN}",
         ),
     ],
 )

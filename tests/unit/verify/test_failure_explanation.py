@@ -91,7 +91,7 @@ def test_outputs_that_are_partly_nan_are_noted(tmp_path: Path) -> None:
     result = HTPExporter(TORCHSCRIPT).export(model, tmp_path / "model.onnx", {"values": torch.randn(3, 2)})
     assert result.only_part.verification is not None
     assert [3, 3] == [item.nan_count for item in result.only_part.verification.comparisons]
-    assert any(note.startswith("Output 'output' holds NaN (3 values for draw 1") for note in result.notes)
+    assert any(note.startswith("Output 'output' contains NaN (3 values in sample 1") for note in result.notes)
 
 
 def test_outputs_that_depend_on_values_are_not_compared(tmp_path: Path) -> None:
@@ -106,6 +106,6 @@ def test_mask_that_decides_the_way_is_tried_with_and_without_padding(hidden: int
     """One of the two draws hides something, the other nothing, whatever the traced inputs were."""
     mask = torch.ones(2, 6, dtype=torch.int64)
     mask[:, 6 - hidden :] = 0
-    with pytest.raises(VerificationError, match="'output', draw 2") as caught:
+    with pytest.raises(VerificationError, match="'output', sample 2") as caught:
         HTPExporter(TORCHSCRIPT).export(Masked(), tmp_path / "model.onnx", {"values": torch.randn(2, 6), "mask": mask})
     assert f"where the mask hides {'nothing' if hidden else 'something'}" in caught.value.hint

@@ -30,7 +30,7 @@ def test_reference_that_is_refused_repeats_what_was_noted_about_the_inputs(notes
     with prepared_part(part) as prepared, pytest.raises(ExportError) as caught:
         run_reference(prepared, {"input": torch.zeros(1, 4)})
     assert "float32[1, 4]" in caught.value.message
-    assert "Give shapes it takes with --shape-config, or all inputs with --input-specs." + words == caught.value.hint
+    assert "Set valid shapes with --shape-config, or all inputs with --input-specs." + words == caught.value.hint
 
 
 class Compiling(nn.Module):

@@ -697,7 +697,7 @@ class _Build:
         return PartRecord(name=part.name, model=placed.files, sidecar=placed.sidecar, stages=stages)
 
     def _place_models(self) -> dict[str, PlacedModel]:
-        """Give the last result of each part its name, and write the config as resolved; return the files by part."""
+        """Pass the last result of each part its name, and write the config as resolved; return the files by part."""
         folder = self._job.folder.path
         retained = {
             part.name: reusable_model(self._job, self._earlier, part, self._layout, self._files) for part in self._parts

@@ -339,8 +339,8 @@ def _frozen_refused(
         frozen = np.flatnonzero(is_frozen & (change > threshold * scales) & (change > MINIMUM_SCALE))
         if frozen.size:
             problem = (
-                f"index {frozen[0]} of {_axis_words(axis, expected.ndim)} ({frozen.size} of {change.size}) is equal on "
-                f"random inputs 1 and {comparison.draw}, while that of the reference changes by {change[frozen[0]]:.1e}"
+                f"index {frozen[0]} of {_axis_words(axis, expected.ndim)} ({frozen.size} of {change.size}) is equal in "
+                f"samples 1 and {comparison.draw}, while that of the reference changes by {change[frozen[0]]:.1e}"
             )
             return replace(comparison, is_equal=False, problem=problem)
     return comparison

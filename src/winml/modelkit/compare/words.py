@@ -104,7 +104,7 @@ def difference_words(verification: VerificationInfo) -> str:
     """Return by how much the result differs from its source, where it differs most."""
     worst = verification.worst
     how = worst.problem or f"largest difference {worst.relative_diff:.1e} of scale, tolerance {worst.threshold:.0e}"
-    return f"output {worst.name!r}, random input {worst.draw}: {how.replace('PyTorch returns', 'the source returns')}"
+    return f"output {worst.name!r}, sample {worst.draw}: {how.replace('PyTorch returns', 'the source returns')}"
 
 
 def equality_words(verification: VerificationInfo | None) -> str:

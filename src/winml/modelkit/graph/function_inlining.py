@@ -160,7 +160,7 @@ def _renamed_values(node: ir.Node) -> list[ir.Value]:
 
 
 def _settle(node: ir.Node, names: _Names) -> None:
-    """Give an inlined node its names and its metadata."""
+    """Pass an inlined node its names and its metadata."""
     props = node.metadata_props
     renamed = _renamed_values(node)
     scope, *anchors = json.loads(props.pop(FUNCTION_CALL_KEY))
@@ -212,7 +212,7 @@ def walk_nodes(nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
 
 
 def restore_recorded(model: ir.Model) -> None:
-    """Give an inlined graph what the record of its file says of names, metadata and order, in place.
+    """Pass an inlined graph what the record of its file says of names, metadata and order, in place.
 
     A record that does not fit, since another tool changed the graph, is not used; nor is one that is damaged.
     """

@@ -234,7 +234,7 @@ def _positional_parameters(model: torch.nn.Module, count: int, requested_by: str
             names.extend(f"{name}_{position}" for position in range(count - len(names)))
     if count > len(names):
         raise InputError(
-            f"{requested_by} gave {count} values, forward takes {len(names)} by position",
-            hint="Give a dict from parameter names to values; a list that is one argument stands in a tuple: ([…],).",
+            f"{requested_by}: {count} values, but forward takes {len(names)} by position",
+            hint="Pass a dict from parameter names to values; wrap a list that is one argument in a tuple: ([…],).",
         )
     return names[:count]

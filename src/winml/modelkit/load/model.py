@@ -177,7 +177,7 @@ def load_model(request: ModelRequest, progress: Progress | None = None) -> Loade
 
 
 def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Progress | None = None) -> LoadedModel:
-    """Give a resolved model its weights: random ones where ``request`` asks for them, else those of the checkpoint.
+    """Pass a resolved model its weights: random ones where ``request`` asks for them, else those of the checkpoint.
 
     Raises:
         CheckpointError: the weights cannot be read or are not those of the model.

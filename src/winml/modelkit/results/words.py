@@ -53,7 +53,7 @@ def verification_words(verification: VerificationInfo | None) -> str:
         return "skipped: this file was not compared with the model"
     worst = verification.worst
     if worst.problem:
-        return f"not equal: output {worst.name!r}, random input {worst.draw}: {worst.problem}"
+        return f"not equal: output {worst.name!r}, sample {worst.draw}: {worst.problem}"
     bound = f"largest difference {worst.relative_diff:.1e} of scale, tolerance {worst.threshold:.0e}"
     if worst.computed_in:
         bound = f"{bound} for {worst.computed_in} inside"
@@ -70,7 +70,7 @@ def verification_words(verification: VerificationInfo | None) -> str:
     outcome = (
         f"ONNX Runtime equals PyTorch{on_copy}{_fixed_words(verification)}{_assumed_words(verification)}"
         if verification.agrees
-        else f"not equal: output {worst.name!r}, random input {worst.draw}"
+        else f"not equal: output {worst.name!r}, sample {worst.draw}"
     )
     generated = f"; {verification.generation.words}" if verification.generation is not None else ""
     return f"{outcome} ({bound}){generated}"
@@ -99,7 +99,7 @@ def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]
     if verification is None:
         return ()
     set_aside_notes = [
-        f"Random input {item.draw} is not compared: rounding alone changes {item.name!r} in PyTorch by "
+        f"Sample {item.draw} is not compared: rounding alone changes {item.name!r} in PyTorch by "
         f"{item.relative_diff:.1e} of scale. Another random input replaces it."
         for item in verification.set_aside
     ]
@@ -110,7 +110,7 @@ def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]
         *map(_value_note, (value for value in verification.values if value.is_fixed or value.refused)),
         *(verification.generation.notes if verification.generation is not None else ()),
         *(
-            f"Output {name!r} contains NaN ({count_words(item.nan_count)} values on random input {item.draw}), in "
+            f"Output {name!r} contains NaN ({count_words(item.nan_count)} values in sample {item.draw}), in "
             "PyTorch and in the file: check the weights."
             for name, item in sorted(outputs_with_nan.items())
         ),

@@ -327,7 +327,7 @@ def _prompts(part: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @contextmanager
 def as_the_user_calls_it(prepared: PreparedPart) -> Iterator[None]:
-    """Give the model its own forward back for the time of the block, and so those modules that lead to the part."""
+    """Pass the model its own forward back for the time of the block, and so those modules that lead to the part."""
     model, path = prepared.model, prepared.part.path
     steps = path.split(".") if path else []
     leading = [model.get_submodule(".".join(steps[:count])) for count in range(len(steps))] or [model]

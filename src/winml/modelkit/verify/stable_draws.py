@@ -319,7 +319,8 @@ def _uncertain_error(aside: Sequence[OutputComparison]) -> VerificationError:
     worst = aside[-1]
     return VerificationError(
         f"cannot verify: on {len(aside)} random inputs, rounding alone determines the outputs of PyTorch: "
-        f"{worst.name!r} changes by {worst.relative_diff:.1e} of scale if each module's result changes by one unit in the last place",
+        f"{worst.name!r} changes by {worst.relative_diff:.1e} of scale if each module's result changes by one unit in "
+        "the last place",
         hint="Often a choice between nearly equal values, such as the best of many boxes or the expert of a token. "
         "Try real weights or another --seed; --no-verify writes the file without comparing.",
     )

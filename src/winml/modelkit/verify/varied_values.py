@@ -595,7 +595,7 @@ def _frozen_error(varied: Varied, written: WrittenGraph, difference: str) -> Ver
     )
     return VerificationError(
         f"the trace fixed {names} to {traced}: at {varied.words}, {difference}{lines}",
-        hint=f"Keep {names} a tensor in the forward: compare, index or mask with it instead of int(), range() or if."
+        hint=f"Use {names} as a tensor in the forward: compare, index or mask with it instead of int(), range() or if."
         f"{'' if traced.startswith('[') else declared} --no-verify writes the file anyway.",
         is_graph_wrong=True,
     )

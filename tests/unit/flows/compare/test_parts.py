@@ -107,7 +107,7 @@ def test_pages_of_modules_are_written_for_each_part(folders: tuple[Path, Path], 
     ("arguments", "message"),
     [
         (("--submodel", "decode"), "--submodel decode: {right} has no such part"),
-        (("--step", "2"), "--step is for one graph, and several are compared: encoder, decoder"),
+        (("--step", "2"), "--step applies to one graph, but several are compared: encoder, decoder"),
         (("--map", "a=b"), "--map is for one graph"),
     ],
 )

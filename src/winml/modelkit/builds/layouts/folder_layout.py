@@ -123,8 +123,8 @@ class FolderLayout:
         models = [part.current for part in parts if part.current is not None]
         inputs = {item.name: item.shape for model in models for item in inputs_of_file(model)}
         missing = [
-            f"{self._layout.readers} cannot prepare {data}: no {kind} came along with the model. Put its files into "
-            f"the folder of the build ({' or '.join(files)})."
+            f"{self._layout.readers} cannot prepare {data}: the model has no {kind}. Put its files into "
+            f"the build folder ({' or '.join(files)})."
             for kind, data, files in missing_processors(inputs, folder, self._layout.unread)
         ]
         config = self._sources.get(CHECKPOINT_CONFIG_NAME)

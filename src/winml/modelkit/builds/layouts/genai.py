@@ -119,7 +119,9 @@ def read_config(path: Path | None, name: str) -> dict[str, Any]:
     except JsonError as error:
         raise InputError(f"{path}: {error}", hint=error.hint) from error
     if not isinstance(record, dict):
-        raise InputError(f"{path}: is no {name}: it is no JSON object", hint="Copy that of the checkpoint anew.")
+        raise InputError(
+            f"{path}: is not a {name}: expected a JSON object", hint="Copy the file of the checkpoint again."
+        )
     return record
 
 
@@ -164,8 +166,9 @@ def speech_config(
     context = first_number(config, _POSITIONS, 0)
     if not context:
         raise UsageError(
-            f"--layout genai: the config of the checkpoint has no length of a text; expected {' or '.join(_POSITIONS)}",
-            hint="Add the number to config.json, or leave --layout out.",
+            f"--layout genai: the config of the checkpoint states no context length; "
+            f"expected {' or '.join(_POSITIONS)}",
+            hint="Add the number to config.json, or remove --layout.",
         )
     shape = {
         "head_size": head_size,
@@ -224,19 +227,19 @@ def _refuse_others(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> tuple[
     shapes = {(sizes[1], sizes[3]) for sizes in states.values()}
     problem = ""
     if set(passed) != {_FEATURES}:
-        problem = f"an encoder that takes {', '.join(passed)}; expected {_FEATURES} alone"
+        problem = f"an encoder with inputs {', '.join(passed)}; expected {_FEATURES} only"
     elif passed[_FEATURES][-1] not in (_FRAMES,):
-        problem = f"{passed[_FEATURES][-1]} frames of sound; expected {_FRAMES}"
+        problem = f"{passed[_FEATURES][-1]} frames of audio; expected {_FRAMES}"
     elif other or not cross:
-        problem = f"a decoder that takes {', '.join(other or taken)}; expected {_TOKENS}, keys and values by layer"
+        problem = f"a decoder with inputs {', '.join(other or taken)}; expected {_TOKENS}, keys and values by layer"
     elif len(shapes) != 1 or {sizes[2] for sizes in cross.values()} != {_FRAMES // 2}:
         problem = f"caches of several sizes; expected one for all layers, of {_FRAMES // 2} entries at the encoder"
     elif missing := {name.replace("past_key_values", "present") for name in cross} - answered:
-        problem = f"an encoder that does not answer {min(missing)}"
+        problem = f"an encoder without output {min(missing)}"
     if problem:
         raise UsageError(
             f"--layout genai: onnxruntime-genai has no type for {problem}",
-            hint="Leave --layout out: winml generate and WinMLModelForSpeechSeq2Seq run the model.",
+            hint="Remove --layout: winml generate and WinMLModelForSpeechSeq2Seq run the model.",
         )
     ((heads, head_size),) = shapes
     return len(cross) // 2, int(heads), int(head_size)
@@ -320,7 +323,7 @@ def genai_texts(models: Mapping[str, tuple[Path, str]], sources: Mapping[str, Pa
         raise UsageError(
             f"--layout genai: onnxruntime-genai has no type for a model of {', '.join(models)}; expected one graph, or "
             f"{ENCODER} and {DECODER}",
-            hint="Leave --layout out, or --submodel.",
+            hint="Remove --layout or --submodel.",
         )
     return {name: json.dumps(record, indent=2) + "\n" for name, record in texts.items()}
 
@@ -384,19 +387,19 @@ def _caches(model: Path, inputs: Mapping[str, onnx.ValueInfoProto], outputs: lis
     found = {name: match for name in inputs if (match := _CACHE.fullmatch(name))}
     other = [name for name in inputs if name not in found and name not in _PLAIN_INPUTS]
     if not found or other or "logits" not in outputs:
-        problem = f"takes {other[0]!r}" if other else "has no cache" if not found else "gives no logits"
+        problem = f"takes {other[0]!r}" if other else "has no cache" if not found else "has no logits"
         raise UsageError(
             f"--layout genai: onnxruntime-genai has no type for {model.name}, which {problem}; expected "
             f"{', '.join(_PLAIN_INPUTS)}, keys and values by layer, and logits",
-            hint="Leave --layout out: winml generate and WinMLModelForCausalLM run the model.",
+            hint="Remove --layout: winml generate and WinMLModelForCausalLM run the model.",
         )
     sizes = {name: value_sizes(value) for name, value in inputs.items() if name in found}
     shapes = {(size[1], size[3]) for size in sizes.values() if len(size) == 4}
     if len(shapes) != 1 or not all(isinstance(number, int) for number in next(iter(shapes))):
         raise UsageError(
-            f"--layout genai: the layers of {model.name} keep caches of different sizes, and onnxruntime-genai takes "
-            "one size for all",
-            hint="Leave --layout out: winml generate and WinMLModelForCausalLM run the model.",
+            f"--layout genai: the layers of {model.name} have caches of different sizes, and onnxruntime-genai "
+            "supports one size",
+            hint="Remove --layout: winml generate and WinMLModelForCausalLM run the model.",
         )
     heads, head_size = next(iter(shapes))
     past = {match[3][1:]: f"{match[1]}%d{match[3]}" for match in found.values()}

@@ -162,7 +162,7 @@ def refuse_models(layout: Layout, models: Sequence[Path]) -> None:
     computing = (path for path in models if layout.cross_keys == DECODER and _reads_cross_attention_cache(path))
     if decoder := next(computing, None):
         raise UsageError(
-            f"--layout {layout.name}: {decoder.name} takes keys and values that the encoder computed, and "
+            f"--layout {layout.name}: {decoder.name} takes keys and values computed by the encoder, and "
             f"{layout.readers} lets the decoder compute them",
             hint="Build from the checkpoint, whose decoder is then made for them, or leave --layout out.",
         )
@@ -201,6 +201,6 @@ def refuse_task(layout: Layout, task: str | None, *, is_described: bool = True) 
     known = tuple(sorted(layout.tasks))
     raise TaskError(
         f"--layout {layout.name}: {layout.readers} has no class for {what}",
-        hint=f"It knows {', '.join(known)}. Leave --layout out, or name another --task.",
+        hint=f"It knows {', '.join(known)}. Remove --layout, or pass another --task.",
         candidates=known,
     )

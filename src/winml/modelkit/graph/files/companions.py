@@ -50,8 +50,8 @@ class Companions:
         if not self.kept:
             return ()
         names = ", ".join(self.kept)
-        found = f"Other files of these names stay as they are: {names}."
-        return (f"{found} Who opens the folder may take them for this model's; give the model a folder of its own.",)
+        found = f"Existing files were not replaced: {names}."
+        return (f"{found} They may not fit this model; use a separate folder.",)
 
 
 def reserve_companions(

@@ -61,7 +61,7 @@ def file_below(folder: Path, name: object, *, kind: Kind = "file") -> Path:
         ForeignNameError: the name is no text, leads out of the folder, or nothing of the kind is there.
     """
     if not isinstance(name, (str, Path)) or not str(name).strip():
-        raise ForeignNameError("no name", "is no name")
+        raise ForeignNameError("no name", "is not a name")
     path = folder / name
     if _leads_out(str(name)):
         raise ForeignNameError("outside", "leads out of the folder")
@@ -107,7 +107,7 @@ def file_within(
             return folder / str(name)
         raise error(
             f"{holder}: names {name!r} ({problem}); expected the name of a {kind} below {folder}",
-            hint=f"Put the {kind} there and name it by its path from that folder, or get it again from who made it.",
+            hint=f"Put the {kind} there and reference it by its path from that folder, or download it again.",
         ) from None
 
 
@@ -146,7 +146,7 @@ def lies_within(folder: Path, name: str) -> bool:
 def _refuse_other_kind(mode: int, kind: Kind) -> None:
     if not (stat.S_ISREG(mode) if kind == "file" else stat.S_ISDIR(mode)):
         is_folder = kind == "file" and stat.S_ISDIR(mode)
-        raise ForeignNameError("not regular", "is a folder" if is_folder else f"is no {_KIND_WORDS[kind]}")
+        raise ForeignNameError("not regular", "is a folder" if is_folder else f"is not a {_KIND_WORDS[kind]}")
 
 
 def _leads_out(name: str) -> bool:

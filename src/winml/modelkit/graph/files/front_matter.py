@@ -42,7 +42,7 @@ def front_matter_value(path: Path, key: str, most_bytes: int) -> Any:
     if text is None:
         return None
     if len(text) > most_bytes:
-        raise FrontMatterError(f"{key!r} is larger than the {most_bytes} bytes that are read of it")
+        raise FrontMatterError(f"{key!r} is larger than {most_bytes} bytes, the limit")
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -53,7 +53,7 @@ def front_matter_value(path: Path, key: str, most_bytes: int) -> Any:
         if isinstance(error, FrontMatterError):
             raise FrontMatterError(f"{key!r} {error}") from None
         problem = getattr(error, "problem", None) or next(iter(str(error).splitlines()), type(error).__name__)
-        raise FrontMatterError(f"{key!r} is no valid YAML: {problem}") from error
+        raise FrontMatterError(f"{key!r} is not valid YAML: {problem}") from error
     return value.get(key) if isinstance(value, dict) else None
 
 

@@ -93,7 +93,7 @@ def _check_tensor(tensor: Any) -> None:
         raise ValueError(f"tensor {name!r} has the shape {list(sizes)}")
     stored = tensor.raw.raw_data if isinstance(tensor, ir.TensorProtoTensor) else b""
     if stored and len(stored) != tensor.nbytes:
-        raise ValueError(f"tensor {name!r} has {len(stored)} bytes, and its shape {list(sizes)} needs {tensor.nbytes}")
+        raise ValueError(f"tensor {name!r} has {len(stored)} bytes, but its shape {list(sizes)} needs {tensor.nbytes}")
     if isinstance(tensor, ir.ExternalTensor) and ((tensor.offset or 0) < 0 or (tensor.length or 0) < 0):
         raise ValueError(f"tensor {name!r} lies at byte {tensor.offset} of its data file, with length {tensor.length}")
 
@@ -121,7 +121,7 @@ class MergedKeys(NamedTuple):
         """Say what was merged, in a sentence each."""
         nodes = (f"{self.nodes} node(s) had a metadata key several times: merged.",) if self.nodes else ()
         keys = ", ".join(self.model_keys)
-        return (*nodes, f"The model had {keys} several times: the last was kept.") if keys else nodes
+        return (*nodes, f"The model had {keys} several times: the last was used.") if keys else nodes
 
 
 def load_foreign(path: str | os.PathLike[str]) -> ir.Model:

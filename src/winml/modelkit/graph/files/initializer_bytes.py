@@ -53,7 +53,7 @@ class StoredBytes:
                 while left:
                     piece = file.read(min(left, PIECE_BYTES))
                     if not piece:
-                        raise InputError(f"{self.path} is cut off: it ends before the weights it is to hold")
+                        raise InputError(f"{self.path} is cut off: it ends before its last weight")
                     left -= len(piece)
                     yield piece
 

@@ -60,7 +60,7 @@ def named_path(text: str | os.PathLike[str]) -> Path:
         displayed = displayed if len(displayed) <= _DISPLAYED_CHARACTERS else f"{displayed[:_DISPLAYED_CHARACTERS]}…"
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ModelPathError(
-            f"{displayed}: cannot be a path: {reason}", hint="Give the path of a file or folder."
+            f"{displayed}: cannot be a path: {reason}", hint="Pass the path of a file or folder."
         ) from None
 
 
@@ -149,4 +149,4 @@ def refuse_missing_values(path: Path | None) -> None:
         UsageError: names it.
     """
     if path is not None and not path.exists():
-        raise UsageError(f"--input-data {path}: no such file", hint="Give a file that numpy.savez wrote.")
+        raise UsageError(f"--input-data {path}: no such file", hint="Pass a file of numpy.savez.")

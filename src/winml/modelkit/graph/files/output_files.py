@@ -138,11 +138,11 @@ def refuse_special(paths: Iterable[Path]) -> None:
         if stat.S_ISLNK(mode):
             raise UsageError(
                 f"output {path} is a symbolic link to {path.readlink()}",
-                hint="Name the file it leads to, or another output path.",
+                hint="Pass the file it leads to, or another output path.",
             )
         if not stat.S_ISREG(mode):
-            kind = next((words for is_kind, words in _SPECIAL_KINDS.items() if is_kind(mode)), "no regular file")
-            raise UsageError(f"output {path} is {kind}", hint="Name a regular file.")
+            kind = next((words for is_kind, words in _SPECIAL_KINDS.items() if is_kind(mode)), "not a regular file")
+            raise UsageError(f"output {path} is {kind}", hint="Pass the path of a regular file.")
 
 
 def refuse_inputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
@@ -160,7 +160,7 @@ def refuse_inputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
         for input_path in inputs:
             if _is_same_entry(output, input_path):
                 raise UsageError(
-                    f"output {output} is the input {input_path}, which must stay as it is",
+                    f"output {output} is also the input {input_path}",
                     hint="Choose another output path.",
                 )
 
@@ -183,9 +183,9 @@ def _is_same_entry(output: Path, input_path: Path) -> bool:
 def _refuse_files(paths: Iterable[Path], waiting: Collection[Path] = ()) -> None:
     for path in paths:
         if os.path.lexists(path) or path in waiting:
-            finished = " (a command that was killed had finished it; the next one that writes here puts it in place)"
+            finished = " (finished by a command that was killed; the next command that writes here puts it in place)"
             raise OutputExistsError(
-                f"output {path} exists already{finished if path in waiting else ''}",
+                f"output {path} exists{finished if path in waiting else ''}",
                 hint="Use --overwrite to replace it, or choose another output path.",
             )
 
@@ -205,13 +205,13 @@ def write_error(path: Path, error: OSError) -> WriteError:
     reason = error.strerror or first_line(error)
     remedy = _REMEDIES.get(error.errno or 0)
     is_temporary = any(part.startswith(TEMPORARY_PREFIX) for part in path.parts)
-    place = "name another folder with TMPDIR (on Windows TEMP)" if is_temporary else "choose another output path"
+    place = "set another folder with TMPDIR (on Windows TEMP)" if is_temporary else "choose another output path"
     hint = f"{remedy}, or {place}." if remedy else f"{place[0].upper()}{place[1:]}."
     return WriteError(f"cannot write {path}: {reason}", hint=hint)
 
 
 def _link_aside(target: Path, aside: Path) -> bool:
-    """Give a file a second name, and say whether that works here; a kill then finds it in its place."""
+    """Pass a file a second name, and say whether that works here; a kill then finds it in its place."""
     try:
         aside.parent.mkdir(exist_ok=True)
         os.link(target, aside, follow_symlinks=False)
@@ -486,7 +486,7 @@ class ExportPaths:
         model = Path(output)
         named_path(model)
         if model.is_dir():
-            raise UsageError(f"output {model} is a directory", hint=f"Name the file: {model / BUILT_MODEL_NAME}")
+            raise UsageError(f"output {model} is a directory", hint=f"Pass the file: {model / BUILT_MODEL_NAME}")
         if model.suffix != ".onnx":
             inside = "" if model.suffix else f", or {model / BUILT_MODEL_NAME} for a folder of that name"
             raise UsageError(

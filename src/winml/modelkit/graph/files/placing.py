@@ -123,7 +123,7 @@ def rename_locations(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
 
 
 def place_copy(original: Path, target: Path, *, share_data: bool = False, may_link: bool = True) -> tuple[Path, ...]:
-    """Give a model another name: a hard link, or a copy where links fail.
+    """Pass a model another name: a hard link, or a copy where links fail.
 
     Weights kept outside are copied under names that go with the target and their content (``data_path``), unless they
     are shared.
@@ -159,7 +159,7 @@ def place_copy(original: Path, target: Path, *, share_data: bool = False, may_li
 
 
 def link_or_copy(original: Path, target: Path) -> None:
-    """Give a file another name by a hard link, or copy it where links fail. Not for data files: copy those.
+    """Pass a file another name by a hard link, or copy it where links fail. Not for data files: copy those.
 
     Raises:
         OSError: the file cannot be made.
@@ -203,8 +203,8 @@ def _existing_data_file(model: Path, name: str) -> Path:
     file = check_data_file(model.parent, name)
     if file.problem == "outside":
         raise InputError(
-            f"{model}: names a data file outside its folder: {name!r}",
-            hint="Put the data file beside the model, and save the model so that it names it there.",
+            f"{model}: references a data file outside its folder: {name!r}",
+            hint="Put the data file beside the model, and save the model with that reference.",
         )
     if file.problem == "missing":
         raise InputError(
@@ -223,7 +223,7 @@ def _refuse_cut_off(model: Path, name: str, tensor: onnx.TensorProto, entries: M
         start = length = -1
     if start < 0 or length < needed:
         raise InputError(
-            f"{model}: does not say where the {needed} bytes of tensor {tensor.name!r} lie in {model.parent / name}: "
+            f"{model}: does not state where the {needed} bytes of tensor {tensor.name!r} lie in {model.parent / name}: "
             f"{dict(entries)}",
             hint="Export the model again.",
         )
@@ -345,4 +345,4 @@ def file_digest(path: Path) -> str:
     try:
         return hash_file(path)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="Give the path of a file.") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="Pass the path of a file.") from error

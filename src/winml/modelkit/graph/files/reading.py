@@ -189,20 +189,20 @@ def _read_as_written(path: Path, replace: _Replacement) -> onnx.ModelProto:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             # Opening a pipe would wait for a writer.
-            problem = "is a directory, not an ONNX file" if stat.S_ISDIR(mode) else "is no regular file"
-            raise ModelPathError(f"{path} {problem}", hint="Give the path of an ONNX file.")
+            problem = "is a directory, not an ONNX file" if stat.S_ISDIR(mode) else "is not a regular file"
+            raise ModelPathError(f"{path} {problem}", hint="Pass the path of an ONNX file.")
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
-                raise InputError(f"{path} is empty: an ONNX file was expected", hint="Export or download it again.")
+                raise InputError(f"{path} is empty, expected an ONNX file", hint="Export or download it again.")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _parse_structure(data, path, replace)
     except FileNotFoundError:
-        raise ModelPathError(f"{path}: no such file", hint="Give the path of an ONNX file.") from None
+        raise ModelPathError(f"{path}: no such file", hint="Pass the path of an ONNX file.") from None
     except OSError as error:
         if error.errno == errno.ENOMEM:
             raise MemoryError(f"{path} cannot be mapped") from error
         raise ModelPathError(
-            f"{path} cannot be read: {error.strerror}", hint="Give the path of an ONNX file."
+            f"{path} cannot be read: {error.strerror}", hint="Pass the path of an ONNX file."
         ) from None
 
 
@@ -243,10 +243,10 @@ def _unreadable_texts(message: Any) -> Iterator[tuple[str, bytes]]:
 
 def _not_onnx(data: mmap.mmap, path: Path) -> InputError:
     if data[: len(_LFS_POINTER)] == _LFS_POINTER:
-        return InputError(f"{path} is a Git LFS pointer, not the model itself", hint="Fetch it: git lfs pull")
+        return InputError(f"{path} is a Git LFS pointer, not the model itself", hint="Download it: git lfs pull")
     return InputError(
-        f"{path} is not an ONNX file, or damaged: its {len(data)} bytes hold no model",
-        hint="Give a file that an ONNX exporter wrote.",
+        f"{path} is not an ONNX file, or damaged: its {len(data)} bytes contain no model",
+        hint="Pass a file written by an ONNX exporter.",
     )
 
 

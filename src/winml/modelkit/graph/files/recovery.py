@@ -512,8 +512,8 @@ def _unfinished_words(directory: Path) -> str:
     if not names:
         return ""
     return (
-        f"{directory}: a command that was killed, or still runs, has not put everything in place here: "
-        f"{', '.join(dict.fromkeys(names))}; the next command that writes here finishes it"
+        f"{directory}: a command was killed or still runs; its unfinished files: "
+        f"{', '.join(dict.fromkeys(names))}; the next command that writes here completes them"
     )
 
 
@@ -561,7 +561,7 @@ def _note(directory: Path, settled: Settled, earlier: tuple[str, ...]) -> None:
     done = {"put in place": settled.placed, "removed": settled.removed, "put back": earlier}
     words = "; ".join(f"{verb} {', '.join(names)}" for verb, names in done.items() if names)
     if words:
-        record_settled(f"{directory}: a command that was killed had not finished here; {words}")
+        record_settled(f"{directory}: an earlier command was killed; {words}")
 
 
 # --- Makes the folders for temporary files, and removes those that killed commands left.

@@ -109,9 +109,7 @@ def locked_folder(folder: Path, lock_name: str, run: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        raise UsageError(
-            f"another {run} works in {folder}", hint="Wait for it to end, or choose another folder."
-        ) from None
+        raise UsageError(f"another {run} uses {folder}", hint="Wait for it to end, or choose another folder.") from None
     except OSError as error:
         raise write_error(folder, error) from error
     try:

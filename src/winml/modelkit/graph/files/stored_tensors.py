@@ -110,8 +110,8 @@ class StoredValues:
 
     def _too_short(self) -> CheckpointError:
         return CheckpointError(
-            f"{self.path}: ends inside tensor {self.key!r}, and did not when the command began",
-            hint="Was it replaced meanwhile? Fetch or save the checkpoint again.",
+            f"{self.path}: ends inside tensor {self.key!r}, but was complete when the command began",
+            hint="It may have been replaced: download or save the checkpoint again.",
         )
 
 

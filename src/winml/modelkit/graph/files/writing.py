@@ -118,9 +118,9 @@ def write_model(
             framing = ModelFraming(proto, cast("Mapping[str, StreamedTensor]", streamed))
             if external is False and framing.size_bytes > inline_limit_bytes:
                 raise WriteError(
-                    f"cannot write {path}: with its weights inside it takes {framing.size_bytes} bytes, "
-                    f"more than {inline_limit_bytes}",
-                    hint="Keep the weights in a file of their own.",
+                    f"cannot write {path}: with embedded weights it needs {framing.size_bytes} bytes; "
+                    f"the limit is {inline_limit_bytes}",
+                    hint="Store the weights as external data.",
                 )
             if not external and framing.size_bytes <= inline_limit_bytes:
                 with path.open("wb") as file:
@@ -298,7 +298,7 @@ def _refuse_foreign_data(proto: onnx.ModelProto, path: Path) -> None:
         for attribute in node.attribute:
             if attribute.t.data_location == onnx.TensorProto.EXTERNAL:
                 raise WriteError(
-                    f"cannot write {path}: attribute {attribute.name} of node {node.name} lies in another file",
+                    f"cannot write {path}: attribute {attribute.name} of node {node.name} is in another file",
                     hint="Normalize the model first, which makes it an initializer.",
                 )
 
@@ -381,7 +381,7 @@ class _FramedTensor:
 def place_self_contained(
     original: Path, target: Path, *, may_link: bool = True, inline_limit_bytes: int = INLINE_LIMIT_BYTES
 ) -> tuple[Path, ...]:
-    """Give a model another name under which it depends on files of that name only.
+    """Pass a model another name under which it depends on files of that name only.
 
     A model with its weights inside is linked or copied. Weights outside are written into the new file, or copied under
     the names of ``data_path`` where it would exceed the limit. What execution providers compiled stays outside.
@@ -598,7 +598,7 @@ _COPIED_BYTES = 1 << 24
 def place_numbered(
     original: Path, target: Path, *, may_link: bool = True, piece_bytes: int = PIECE_BYTES
 ) -> tuple[Path, ...]:
-    """Give a model another name; weights outside go to ``<name>.onnx_data``, ``<name>.onnx_data_1`` and so on.
+    """Pass a model another name; weights outside go to ``<name>.onnx_data``, ``<name>.onnx_data_1`` and so on.
 
     Args:
         original: The model; not changed.

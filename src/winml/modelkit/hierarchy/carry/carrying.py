@@ -54,7 +54,7 @@ def carry_tags(original_model: ir.Model, carried_model: ir.Model) -> CarryReport
     original = OriginalModel(original_model)
     if not original.place_of:
         coverage = measure_coverage(carried_model)
-        note = "the model before bears no tags, so there are none to carry"
+        note = "the original model has no tags to carry"
         return CarryReport(coverage.nodes, coverage.tagged, {}, (note,), is_known=False)
     matches = _match_model(carried_model, original)
     writer = _TagWriter(original)

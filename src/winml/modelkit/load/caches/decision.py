@@ -38,7 +38,7 @@ __all__ = ["CACHED_TASKS", "NO_CACHE_REQUESTED", "cached_keywords", "decision_wi
 CACHED_TASKS = ("text-generation",)
 """Tasks whose graphs take a cache, where the model keeps one."""
 
-NO_CACHE_REQUESTED = "The graph takes no cache, as --no-cache asks: every run reads all tokens."
+NO_CACHE_REQUESTED = "The graph has no cache (--no-cache): every run reads all tokens."
 """What is noted of a request without one."""
 _LAST_ONLY = "logits_to_keep"
 """Parameter of a forward: of how many of the last tokens scores are computed."""
@@ -60,11 +60,11 @@ def decision_with_cache(
     """
     described = request.input_specs
     if task not in CACHED_TASKS:
-        _refuse_logits(request, f"{task} gives no scores of next tokens")
+        _refuse_logits(request, f"{task} computes no logits of next tokens")
         return InputDecision(())
     if not request.cache or (described is not None and not any(spec.cache for spec in described)):
-        _refuse_logits(request, "the graph takes no cache")
-        described_none = f"The graph takes no cache, {request.specs_origin} describes none: every run reads all tokens."
+        _refuse_logits(request, "the graph has no cache")
+        described_none = f"The graph has no cache, {request.specs_origin} describes none: every run reads all tokens."
         return InputDecision((), (described_none if request.cache else NO_CACHE_REQUESTED,))
     plain = decide_inputs(
         model,
@@ -78,8 +78,8 @@ def decision_with_cache(
         plain = _text_only(plain, forward_parameters(model))
     layout = find_cache(model, plain.inputs, cached_keywords(model, request))
     if isinstance(layout, str):
-        _refuse_logits(request, "the graph takes no cache")
-        return InputDecision((), (f"The graph takes no cache, since {layout}: every run reads all tokens.",))
+        _refuse_logits(request, "the graph has no cache")
+        return InputDecision((), (f"The graph has no cache, since {layout}: every run reads all tokens.",))
     return open_cached_inputs(plain, layout, model, checkpoint.config, request)
 
 
@@ -94,7 +94,7 @@ def _text_only(plain: InputDecision, parameters: Mapping[str, inspect.Parameter]
     replaced = (*others, *(spec.name for spec in plain.inputs if spec.first_values))
     notes = (note for note in plain.notes if not note.startswith(tuple(f"{name}:" for name in replaced)))
     specs = (spec.model_copy(update={"first_values": ()}) for spec in plain.inputs if is_of_tokens(spec))
-    note = f"The graph reads text alone, as its task says: it takes no {' and no '.join(others)}."
+    note = f"The graph takes text only, as its task requires: not {' and '.join(others)}."
     return dataclasses.replace(plain, inputs=tuple(specs), notes=(*notes, note))
 
 
@@ -112,8 +112,8 @@ def cached_keywords(model: torch.nn.Module, request: ModelRequest) -> dict[str, 
     if request.logits == "last":
         if _LAST_ONLY not in forward_parameters(model):
             raise UsageError(
-                f"--logits last: {type(model).__name__} computes the scores of all tokens",
-                hint="Leave --logits out, and take the last ones of the answer.",
+                f"--logits last: {type(model).__name__} computes the logits of all tokens",
+                hint="Remove --logits, and use the last logits of the output.",
             )
         keywords[_LAST_ONLY] = 1
     return keywords
@@ -178,4 +178,4 @@ def _without_past(request: ModelRequest) -> Any:
 
 def _refuse_logits(request: ModelRequest, reason: str) -> None:
     if request.logits == "last":
-        raise UsageError(f"--logits last: {reason}", hint="Leave --logits out.")
+        raise UsageError(f"--logits last: {reason}", hint="Remove --logits.")

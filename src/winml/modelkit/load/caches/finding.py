@@ -230,7 +230,7 @@ def window_masks(model: nn.Module) -> Iterator[set[int]]:
             setattr(file, name, own[name])
 
 
-NO_CACHE_HINT = "--no-cache writes the graph that reads all tokens in every run."
+NO_CACHE_HINT = "--no-cache exports a graph that reads all tokens in every run."
 
 HeldStates = tuple[tuple[Way, CacheState], ...]
 """States outside of layers, each with the way to it."""
@@ -261,7 +261,7 @@ def find_cache(
     name = type(model).__name__
     others = [spec.name for spec in inputs if spec.name != EMBEDDED and not is_of_tokens(spec)]
     if others:
-        return f"{name} takes {others[0]} beside tokens"
+        return f"{name} takes {others[0]} besides tokens"
     parameters = inspect.signature(model.forward).parameters
     run = _runs_on_shapes(model, inputs, keywords)
 
@@ -272,21 +272,21 @@ def find_cache(
     with window_masks(model) as masked:
         outputs = outputs_of(RUN_ROWS, RUN_TOKENS)
     if outputs is None:
-        return f"{name} does not run with one"
+        return f"{name} fails with a cache"
     if not isinstance(outputs, Mapping):
-        return f"{name} returns no names"
+        return f"{name} returns outputs without names"
     for argument, value in outputs.items():
         if argument not in parameters or value is None or isinstance(value, torch.Tensor):
             continue
         held = _held_states(name, argument, value, outputs_of)
         layout = layout_of(name, argument, value, held=held)
         if layout is None:
-            return f"the cache of {name} stays empty"
+            return f"the cache of {name} remains empty"
         if not held:
             layout = _with_dropping(name, layout, masked)
             read = as_read_after(layout, RUN_ROWS, RUN_TOKENS, outputs_of)
             if read is None:
-                raise cache_refusal(name, "its forward reads no more than one token after others")
+                raise cache_refusal(name, "its forward reads only one token after cached ones")
             return read
         step = outputs_of(RUN_ROWS, 1, **{argument: with_tensors(value, {})})
         return layout if step is None else replace(layout, is_of_one_row=_mixes_rows(step))
@@ -294,7 +294,7 @@ def find_cache(
         return layout
     # What transformers' generate() gives a forward that keeps a cache.
     takes_cache = any(parameter in parameters for parameter in ("past_key_values", "use_cache"))
-    return f"{name} returns none" if takes_cache else f"transformers keeps none for {name} either"
+    return f"{name} returns no cache" if takes_cache else f"transformers has no cache for {name} either"
 
 
 def _with_dropping(model_name: str, layout: CacheLayout, masked: Collection[int]) -> CacheLayout:
@@ -313,7 +313,7 @@ def _with_dropping(model_name: str, layout: CacheLayout, masked: Collection[int]
         if (class_name := layout.class_of(state.layer)) != _DROPPING_LAYER:
             raise cache_refusal(
                 model_name,
-                f"layer {state.layer} of {layout.argument} ({class_name}) drops what is beyond {window} tokens",
+                f"layer {state.layer} of {layout.argument} ({class_name}) drops tokens beyond {window}",
             )
     return replace(layout, dropping_windows=frozenset(dropping))
 
@@ -375,7 +375,7 @@ def _layout_with_modules(
         sizes = list(value.shape)[1:]
         shapes = [list(tensor.shape) for tensor in (value, other.get((path, attribute))) if tensor is not None]
         if shapes != [[RUN_ROWS, *sizes], [RUN_ROWS + 1, *sizes]]:
-            raise cache_refusal(name, f"{path}.{attribute} is no state of each row, but {shapes[0]}")
+            raise cache_refusal(name, f"{path}.{attribute} has shape {shapes[0]}, expected one state per row")
         layer = next((int(part) for part in path.split(".") if part.isdecimal()), 0)
         index = sum(item.state.layer == layer for item in states)
         dtype = str(value.dtype).removeprefix("torch.")
@@ -419,7 +419,7 @@ def _held_states(model_name: str, argument: str, cache: object, outputs_of: Call
         if shapes != [[RUN_ROWS, *shapes[0][1:]], [RUN_ROWS + 1, *shapes[0][1:]]]:
             place = ".".join(map(str, (argument, *way)))
             raise cache_refusal(
-                model_name, f"{place} of a {type(cache).__name__} is no state of each row, but {shapes[0]}"
+                model_name, f"{place} of a {type(cache).__name__} has shape {shapes[0]}, expected one state per row"
             )
         layer, index = _place_of(way)
         dtype = str(value.dtype).removeprefix("torch.")
@@ -451,7 +451,9 @@ def _values_that_differ(cache: object, other: object) -> dict[Way, Any]:
 
 def _changing_value(model_name: str, argument: str, way: Way, cache: object) -> UsageError:
     place = ".".join(map(str, (argument, *way)))
-    return cache_refusal(model_name, f"{place} of a {type(cache).__name__} depends on what was read, and is no state")
+    return cache_refusal(
+        model_name, f"{place} of a {type(cache).__name__} depends on the tokens read, but is not a state"
+    )
 
 
 def _place_of(way: Way) -> tuple[int, int | None]:
@@ -533,7 +535,7 @@ def _state(state: CacheState, value: torch.Tensor, tokens: int) -> CacheState | 
 
 def cache_refusal(model_name: str, what: str) -> UsageError:
     """Return the error for a cache that cannot be flattened, which says what stops it."""
-    return UsageError(f"{model_name} keeps a cache that no graph can take: {what}", hint=NO_CACHE_HINT)
+    return UsageError(f"{model_name} has a cache that a graph cannot represent: {what}", hint=NO_CACHE_HINT)
 
 
 # --- Which caches does an encoder-decoder keep? Found by running its forward once, on shapes alone.
@@ -562,7 +564,7 @@ def find_encoder_decoder(
     with recorded_encoder_outputs(model) as answers:
         outputs = run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
     if not isinstance(outputs, Mapping):
-        return f"{name} does not run with one"
+        return f"{name} fails with a cache"
     layout = layout_of_both(name, outputs)
     if isinstance(layout, str) or not answers:
         return layout
@@ -610,10 +612,10 @@ def layout_of_both(name: str, outputs: Mapping[str, object]) -> EncoderDecoderLa
     argument, cache = next(found, ("", None))
     encoded = outputs.get(ENCODER_OUTPUT)
     if cache is None or not isinstance(encoded, torch.Tensor) or encoded.dim() != 3:
-        return f"{name} keeps none of what its encoder answers"
+        return f"{name} stores none of the outputs of its encoder"
     length, hidden_size = encoded.shape[1:]
     own = layout_of(name, argument, cache.self_attention_cache, side="decoder")
     cross = layout_of(name, argument, cache.cross_attention_cache, tokens=length, side="encoder")
     if own is None or cross is None:
-        raise cache_refusal(name, f"{argument} stays empty")
+        raise cache_refusal(name, f"{argument} remains empty")
     return EncoderDecoderLayout(own, cross, int(hidden_size), int(length), BaseModelOutput)

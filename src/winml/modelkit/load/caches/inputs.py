@@ -170,7 +170,7 @@ def refuse_beyond_positions(usable: int | None, passed: Mapping[str, int], token
     if usable is not None and sum(requested.values()) > usable:
         words = " and ".join(f"{key} {size}" for key, size in requested.items())
         raise UsageError(
-            f"{SHAPE_CONFIG_OPTION}: {words}: the model has {usable} positions", hint="Give sizes that fit together."
+            f"{SHAPE_CONFIG_OPTION}: {words}: the model has {usable} positions", hint="Pass sizes whose sum fits."
         )
 
 
@@ -180,8 +180,8 @@ def _rotation_notes(config: object, limit: int) -> tuple[str, ...]:
     if not kind:
         return ()
     note = (
-        f"The {kind} rotation of positions has another form in texts of more than {held} tokens: the graph holds that "
-        "for shorter ones, and answers to longer ones differ from PyTorch's."
+        f"RoPE scaling ({kind}) changes beyond {held} tokens: the graph contains that for shorter texts, and outputs "
+        "for longer texts differ from PyTorch's."
     )
     return (note,)
 
@@ -213,16 +213,16 @@ def fixed_sizes_of(
     notes: tuple[str, ...] = ()
     if layout.is_of_one_row and "batch_size" not in passed:
         passed["batch_size"] = 1
-        notes = ("The graph takes one row: of several, the model's own code mixes up the tokens.",)
+        notes = ("The graph takes one row: the code of the model mixes up the tokens of several rows.",)
     if not layout.is_masked:
-        reason = "after others, the model's own code hides other tokens than it says"
-        notes = (*notes, f"The graph takes no {MASK}: {reason}. The rows of a run are of one length.")
+        reason = "after cached tokens, the code of the model hides the wrong tokens"
+        notes = (*notes, f"The graph takes no {MASK}: {reason}. All rows of a run have the same length.")
     if layout.dropping_windows:
         window = min(layout.dropping_windows)
         dropped = (
-            f"A prompt is to be read in one run: a layer with a window of {window} tokens sees all tokens of a run and "
-            f"the last {window - 1} before it, since no mask hides others. In pieces, a longer prompt is answered "
-            "otherwise, in PyTorch as well."
+            f"Read a prompt in one run: a layer with a window of {window} tokens attends to all tokens of a run and the "
+            f"last {window - 1} before it, without a mask. In several runs, outputs for a longer prompt differ, in "
+            "PyTorch as well."
         )
         notes = (*notes, dropped)
     is_said = shape_config is not None and getattr(shape_config, _SEQUENCE_KEY) is not None
@@ -230,8 +230,8 @@ def fixed_sizes_of(
         return passed, notes
     layer = next(state.layer for state in layout.states if state.kind == "recurrent")
     note = (
-        f"The graph reads one token in each run, of the prompt as well: layer {layer} of the cache "
-        f"({layout.class_of(layer)}) carries a state from token to token."
+        f"The graph reads one token per run, in the prompt as well: layer {layer} of the cache "
+        f"({layout.class_of(layer)}) has a recurrent state."
     )
     return {**passed, _SEQUENCE_KEY: 1}, (note, *notes)
 
@@ -249,9 +249,9 @@ def refuse_several_rows(inputs: Sequence[InputTensorSpec], layout: CacheLayout) 
     several = [spec for spec in inputs if spec.shape[0] != 1]
     if layout.is_of_one_row and several:
         raise UsageError(
-            f"{several[0].name} of {several[0].shape[0]} rows: with a cache, the model's own code mixes up the tokens "
+            f"{several[0].name} of {several[0].shape[0]} rows: with a cache, the code of the model mixes up the tokens "
             "of several rows; expected 1",
-            hint=f"Leave the number of rows out (--batch-size, {SHAPE_CONFIG_OPTION}). {NO_CACHE_HINT}",
+            hint=f"Remove the number of rows (--batch-size, {SHAPE_CONFIG_OPTION}). {NO_CACHE_HINT}",
         )
 
 

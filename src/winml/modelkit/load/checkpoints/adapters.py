@@ -140,12 +140,12 @@ def named_adapter(text: str) -> NamedAdapter:
     name, sign, path = text.partition("=")
     if not sign or named_path(text).is_dir() or {*name} & {"/", "\\"}:
         if not text.strip():
-            raise UsageError("--adapter: empty path", hint="Give the folder that peft saved, or NAME=FOLDER.")
+            raise UsageError("--adapter: empty path", hint="Pass the folder that peft saved, or NAME=FOLDER.")
         return NamedAdapter(named_path(text).absolute())
     if not _NAME.match(name) or not path.strip():
         raise UsageError(
             f"--adapter {text}: expected PATH or NAME=PATH, with a NAME of letters, digits, '_', '-' and '.'",
-            hint="Give the folder that peft saved; with a NAME, the adapter stays swappable.",
+            hint="Pass the folder that peft saved; with a NAME, the adapter remains swappable.",
         )
     return NamedAdapter(named_path(path).absolute(), name)
 
@@ -161,7 +161,7 @@ def read_adapters(requested: Sequence[str]) -> tuple[Adapter, ...]:
     items = [named_adapter(text) for text in requested]
     names = [item.name.lower() for item in items if item.name is not None]
     if repeated := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"--adapter {repeated}=…: two adapters have this name", hint="Give each a name of its own.")
+        raise UsageError(f"--adapter {repeated}=…: two adapters have this name", hint="Use a separate name for each.")
     return tuple(_read_adapter(item) for item in items)
 
 
@@ -173,7 +173,7 @@ def _read_adapter(requested: NamedAdapter) -> Adapter:
     except JsonError as error:
         raise CheckpointError(f"{config_path}: {error}", hint=_RESAVE) from None
     if not isinstance(config, dict):
-        raise CheckpointError(f"{config_path}: no JSON object", hint=_RESAVE)
+        raise CheckpointError(f"{config_path}: expected a JSON object", hint=_RESAVE)
     _refuse_config(requested, config)
     weights_path = _adapter_file(requested, ADAPTER_WEIGHTS_NAME)
     check_safetensors(weights_path)
@@ -185,11 +185,11 @@ def _read_adapter(requested: NamedAdapter) -> Adapter:
 def _adapter_file(requested: NamedAdapter, name: str) -> Path:
     folder = requested.folder
     if not folder.is_dir():
-        raise ModelPathError(f"{requested.words}: no such folder", hint="Give the folder that peft saved.")
+        raise ModelPathError(f"{requested.words}: no such folder", hint="Pass the folder that peft saved.")
     try:
         return file_below(folder, name)
     except ForeignNameError as error:
-        hint = f"Give the folder that peft saved: it holds {ADAPTER_CONFIG_NAME} and {ADAPTER_WEIGHTS_NAME}."
+        hint = f"Pass the folder that peft saved, with {ADAPTER_CONFIG_NAME} and {ADAPTER_WEIGHTS_NAME}."
         if (folder / "adapter_model.bin").is_file():
             hint = "adapter_model.bin is a pickle, which is not read: save the adapter as safetensors."
         raise ModelPathError(f"{requested.words}: {name}: {error}", hint=hint) from None
@@ -205,22 +205,22 @@ def _refuse_config(requested: NamedAdapter, config: Mapping[str, Any]) -> None:
     def refusal(key: str, because: str) -> CheckpointError:
         return CheckpointError(
             f"{requested.words}: {ADAPTER_CONFIG_NAME}: {key} is {config.get(key)!r}: {because}",
-            hint="Merge it into its base model with peft (merge_and_unload), save that, and name the result with -m.",
+            hint="Merge it into its base model with peft (merge_and_unload), save that, and pass the result with -m.",
         )
 
     if str(config.get("peft_type")).upper() != "LORA":
-        raise refusal("peft_type", "expected LORA, the only kind that is applied")
+        raise refusal("peft_type", "expected LORA, the only supported kind")
     for key, reason in _REFUSED.items():
         if config.get(key):
-            raise refusal(key, f"the adapter {reason}, which is not applied")
+            raise refusal(key, f"the adapter {reason}, which is not supported")
     initial = config.get("init_lora_weights", True)
     if isinstance(initial, str) and initial.lower() not in (*_ORIGINAL_WEIGHTS, "true", "false"):
         raise refusal(
-            "init_lora_weights", "such an adapter also changes the weights of its base model, which is not done here"
+            "init_lora_weights", "such an adapter also changes the weights of its base model, which is not supported"
         )
     for key in config:
         if key not in _REFUSED and key not in _WITHOUT_EFFECT and config[key] not in (None, False, [], {}, ""):
-            raise refusal(key, "this version does not know the key, and what it asks for may change the weights")
+            raise refusal(key, "the key is unknown to this version, and may change the weights")
     for key in ("r", "lora_alpha"):
         if not _is_number(config.get(key)) or config[key] <= 0:
             raise refusal(key, "expected a number above 0")
@@ -251,11 +251,11 @@ def _sorted_tensors(
         elif match := _MAGNITUDE.match(name):
             found.setdefault(match["path"], {})["magnitude"] = tensor
         elif "lora_" in name:
-            raise _tensor_error(requested, tensors, tensor, "is of no kind that is applied")
+            raise _tensor_error(requested, tensors, tensor, "is of an unsupported kind")
         else:
             replaced[name] = tensor
     if not found:
-        raise CheckpointError(f"{requested.words}: {ADAPTER_WEIGHTS_NAME} holds no LoRA weights", hint=_RESAVE)
+        raise CheckpointError(f"{requested.words}: {ADAPTER_WEIGHTS_NAME} contains no LoRA weights", hint=_RESAVE)
     return {path: _pair(requested, config, tensors, path, parts) for path, parts in found.items()}, replaced
 
 
@@ -270,7 +270,7 @@ def _pair(
     names = ("lora_embedding_A", "lora_embedding_B") if is_embedding else ("lora_A", "lora_B")
     if missing := next((name for name in names if name not in parts), None):
         first = next(iter(parts.values()))
-        raise _tensor_error(requested, tensors, first, f"has no {missing} beside it")
+        raise _tensor_error(requested, tensors, first, f"has no matching {missing}")
     a, b = (parts[name] for name in names)
     shapes = tensors[a].shape, tensors[b].shape
     if any(len(shape) < 2 for shape in shapes) or len(shapes[0]) != len(shapes[1]):
@@ -287,7 +287,7 @@ def _pair(
     scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     if ("magnitude" in parts) != bool(config.get("use_dora")):
         problem = (
-            "belongs to a DoRA, which the config does not name" if "magnitude" in parts else "lacks its magnitudes"
+            "belongs to a DoRA, which the config does not declare" if "magnitude" in parts else "lacks its magnitudes"
         )
         raise _tensor_error(requested, tensors, parts.get("magnitude", a), problem)
     return LoraPair(a, b, rank, scaling, is_embedding, parts.get("lora_B.bias"), parts.get("magnitude"))

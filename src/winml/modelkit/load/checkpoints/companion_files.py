@@ -247,10 +247,10 @@ def read_json_object(path: Path) -> dict[str, object]:
         return {}
     except JsonError as error:
         raise CheckpointError(
-            f"{path}: {error}", hint="Mend the file, or delete it to decide the inputs from the config alone."
+            f"{path}: {error}", hint="Correct the file, or delete it to determine the inputs from the config only."
         ) from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, got {type(content).__name__}", hint="Mend the file.")
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(content).__name__}", hint="Correct the file.")
     return content
 
 

@@ -92,7 +92,7 @@ def _size_error(path: Path, name: str, value: int, expected: str) -> CheckpointE
         str(value) if abs(value) < 10**15 else f"{float(value):.0e}" if abs(value) < 10**300 else "far too large"
     )
     return CheckpointError(
-        f"{path}: {name} is {displayed}, {expected}", hint="Mend the value, or fetch the config again."
+        f"{path}: {name} is {displayed}, {expected}", hint="Correct the value, or download the config again."
     )
 
 
@@ -164,7 +164,7 @@ def load_config(path: Path, name: str, *, trust_remote_code: bool) -> Checkpoint
     own = _classes_of_own_code(references, model_type)
     if own and not trust_remote_code:
         raise RemoteCodeError(
-            f"{name}: needs code of its own ({', '.join(sorted(set(own.values())))}), which was not run",
+            f"{name}: needs custom code ({', '.join(sorted(set(own.values())))}), which was not run",
             hint="Read that code; if you trust it, add --trust-remote-code.",
         )
     if references and not trust_remote_code:
@@ -193,7 +193,7 @@ def default_config(model_type: str) -> CheckpointConfig:
         guess = nearest(model_type, CONFIG_MAPPING.keys())
         raise UsageError(
             f"--model-type {model_type}: unknown to transformers {transformers.__version__}",
-            hint=f"Did you mean {guess!r}?" if guess else "Give a model type such as bert, vit or whisper.",
+            hint=f"Did you mean {guess!r}?" if guess else "Pass a model type such as bert, vit or whisper.",
         )
     return CheckpointConfig(_built_or_refused(CONFIG_MAPPING[model_type], f"--model-type {model_type}"), None, {})
 
@@ -224,14 +224,14 @@ def model_type_of_class(name: str) -> str:
 
     if name.startswith("Auto") and hasattr(transformers, name):
         raise UsageError(
-            f"--model-class {name}: is a class of every architecture", hint="Give --model-type beside it, or a model."
+            f"--model-class {name}: is not specific to an architecture", hint="Pass --model-type as well, or a model."
         )
     model_type = getattr(getattr(getattr(transformers, name, None), "config_class", None), "model_type", None)
     if not isinstance(model_type, str):
         guess = nearest(name, dir(transformers))
         raise UsageError(
             f"--model-class {name}: transformers {transformers.__version__} has no model class of this name",
-            hint=f"Did you mean {guess!r}?" if guess else "Give a class such as BertForMaskedLM.",
+            hint=f"Did you mean {guess!r}?" if guess else "Pass a class such as BertForMaskedLM.",
         )
     return model_type
 
@@ -240,12 +240,14 @@ def _read_content(path: Path) -> dict[str, object]:
     try:
         content = read_json_file(path, object_hook=_plain_value)
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such file", hint="Fetch the checkpoint again.") from error
+        raise CheckpointError(f"{path}: no such file", hint="Download the checkpoint again.") from error
     except JsonError as error:
-        raise CheckpointError(f"{path}: {error}", hint="Mend the config, or fetch the checkpoint again.") from error
+        raise CheckpointError(
+            f"{path}: {error}", hint="Correct the config, or download the checkpoint again."
+        ) from error
     if not isinstance(content, dict):
         raise CheckpointError(
-            f"{path}: expected a JSON object, got {type(content).__name__}", hint="Give a transformers config."
+            f"{path}: expected a JSON object, got {type(content).__name__}", hint="Pass a transformers config."
         )
     return content
 
@@ -271,10 +273,10 @@ def _decide_model_type(
     last = name.replace("\\", "/").rstrip("/").rpartition("/")[2].removesuffix(".json")
     for model_type in sorted(CONFIG_MAPPING.keys(), key=len, reverse=True):
         if model_type in last.lower():
-            return model_type, [f"{path} names no model_type; taken as {model_type!r}, from the name {last!r}"]
+            return model_type, [f"{path} has no model_type; {model_type!r} is assumed from the name {last!r}"]
     raise CheckpointError(
-        f"{path}: names no model_type, and none is part of the name {last!r}",
-        hint='Add "model_type", such as "bert"; configs of other libraries are not read.',
+        f"{path}: has no model_type, and none is part of the name {last!r}",
+        hint='Add "model_type", such as "bert"; only configs of transformers are supported.',
     )
 
 
@@ -285,7 +287,7 @@ def _unknown_type_error(declared: object, path: Path, model_types: Any) -> Check
     ending = f"Did you mean {guess!r}? " if guess else ""
     return CheckpointError(
         f"{path}: model_type {declared!r} is unknown to transformers {transformers.__version__}",
-        hint=f"{ending}A newer transformers may know it; else give the model as file.py:factory.",
+        hint=f"{ending}A newer transformers may support it; else pass the model as file.py:factory.",
     )
 
 
@@ -327,14 +329,14 @@ def _built_or_refused(build: Callable[[], object], subject: str) -> Any:
         return build()
     except OfflineModeIsEnabled as error:
         raise CheckpointError(
-            f"{subject} looks for a part of the config on the Hub ({_requested_url(error)}), and nothing but the "
-            "folder is read",
-            hint="Write that part into the config itself, such as a backbone as backbone_config.",
+            f"{subject} requires a part of the config from the Hub ({_requested_url(error)}), but only the folder "
+            "is read",
+            hint="Write that part into the config, such as a backbone as backbone_config.",
         ) from error
     except (StrictDataclassError, *_CONFIG_ERRORS) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(
-            f"{subject} refuses the config: {reason}", hint="Mend the value, or fetch the checkpoint again."
+            f"{subject} rejects the config: {reason}", hint="Correct the value, or download the checkpoint again."
         ) from error
 
 
@@ -353,8 +355,9 @@ def own_class(reference: str, root: Path) -> Any:
     repository, separator, _ = reference.rpartition("--")
     if separator:
         raise RemoteCodeError(
-            f"{root}: its code {reference} lives in another repository, {repository}, which is not fetched",
-            hint="Put that code beside config.json in a local folder, and name it in auto_map without the repository.",
+            f"{root}: its code {reference} is in another repository, {repository}, which is not downloaded",
+            hint="Put that code beside config.json in a local folder, and reference it in auto_map without the "
+            "repository.",
         )
     try:
         return get_class_from_dynamic_module(reference, str(root), local_files_only=True)
@@ -372,7 +375,7 @@ def build_error(model_class: type, error: Exception) -> CheckpointError:
     """Return what to raise when ``model_class`` could not be built from a config, with the reason it gave."""
     return CheckpointError(
         f"{model_class.__name__} cannot be built from this config: {type(error).__name__}: {first_line(error)}",
-        hint="Mend the config.",
+        hint="Correct the config.",
     )
 
 
@@ -382,7 +385,7 @@ def _check_architectures(content: dict[str, object], path: Path) -> None:
     if architectures is not None and not is_list:
         raise CheckpointError(
             f"{path}: architectures is {architectures!r}, expected a list of class names",
-            hint='Write it as ["BertModel"], or leave it out.',
+            hint='Write it as ["BertModel"], or remove it.',
         )
 
 
@@ -449,13 +452,13 @@ def _cleaned(record: Mapping[str, object], path: Path, tell: Callable[[str], obj
             if usable is not None:
                 cleaned[key] = usable
         elif key in _KERNEL_SWITCHES:
-            tell(f"{key} is not used: kernels are code from outside the checkpoint")
+            tell(f"{key} is ignored: kernels are code from outside the checkpoint")
         elif key == _OWN_CODE:
-            tell(f"an inner {key} is not used: transformers' own classes are taken")
+            tell(f"an inner {key} is ignored: the classes of transformers are used")
         elif key in _TIMM_NAMES and isinstance(value, str) and ":" in value:
             raise CheckpointError(
-                f"{path}: {key} is {value!r}, whose config lies elsewhere, and nothing but the folder is read",
-                hint="Write the name of the timm model itself, such as resnet50.",
+                f"{path}: {key} is {value!r}, whose config is elsewhere, but only the folder is read",
+                hint="Write the name of the timm model, such as resnet50.",
             )
         else:
             cleaned[key] = _cleaned_value(value, path, tell)
@@ -475,7 +478,7 @@ def _usable_implementation(key: str, value: object, tell: Callable[[str], object
         return {name: item for name, item in inner.items() if item is not None} or None
     if value is None or (isinstance(value, str) and value in _IMPLEMENTATIONS[key]):
         return value
-    tell(f"{key} {value!r} is not used, as its code is not part of transformers; the model's default is taken")
+    tell(f"{key} {value!r} is ignored, as its code is not part of transformers; the default of the model is used")
     return None
 
 
@@ -502,17 +505,17 @@ def refuse_foreign_weights(config: object, folder: Path) -> None:
     usual = next((name for _, *names in FORMATS for name in names if (folder / name).is_file()), None)
     if named is not None and named != usual:
         raise CheckpointError(
-            f"{folder}: its config names {named!r} as the file of the weights ({_WEIGHTS_KEY}), which is not read",
-            hint=f"Call that file {FORMATS[0][1]}, and leave {_WEIGHTS_KEY} out of the config.",
+            f"{folder}: its config sets {named!r} as the file of weights ({_WEIGHTS_KEY}), which is not supported",
+            hint=f"Rename that file to {FORMATS[0][1]}, and remove {_WEIGHTS_KEY} from the config.",
         )
     if (folder / _ADAPTER).is_file():
         raise CheckpointError(
-            f"{folder}: holds an adapter ({_ADAPTER}) beside the model, which is not applied",
-            hint=f"Merge it into the model and save that; or take {_ADAPTER} away to use the model without it.",
+            f"{folder}: contains an adapter ({_ADAPTER}) with the model, which is not applied",
+            hint=f"Merge it into the model and save that, or remove {_ADAPTER} to use the model without it.",
         )
     shard = next(iter(sorted(folder.glob(_DISTRIBUTED_SHARDS))), None)
     if shard is not None:
         raise CheckpointError(
-            f"{folder}: holds a distributed checkpoint ({shard.name}), which is not read",
+            f"{folder}: contains a distributed checkpoint ({shard.name}), which is not supported",
             hint="Save the model in one piece, or in shards with an index.",
         )

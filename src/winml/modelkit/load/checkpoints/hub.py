@@ -65,8 +65,8 @@ class HubFile:
             return Path(cached)
         if huggingface_hub.is_offline_mode():
             raise HubError(
-                f"{self}: no such file here or in the Hub cache, and offline mode forbids fetching it",
-                hint="Unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or give the path of an ONNX file.",
+                f"{self}: no such file here or in the Hub cache, and offline mode forbids the download",
+                hint="Unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or pass the path of an ONNX file.",
             )
         with _hub_errors(self.repository, self.revision, "file"):
             return self._fetch()
@@ -82,7 +82,7 @@ class HubFile:
             named = ", ".join(files[:_DISPLAYED_NAMES]) + (f" and {more} more" if more > 0 else "")
             raise HubError(
                 f"{self}: {self.repository} has no file {self.path}",
-                hint=f"Its ONNX files are {named}." if files else "It has no ONNX file: winml build makes one of it.",
+                hint=f"Its ONNX files are {named}." if files else "It has no ONNX file: build one with winml build.",
             )
         names = [self.path, *_files_to_fetch(sizes, needs_weights=False, needs_code=False)]
         file = self._download(names) / self.path
@@ -175,8 +175,8 @@ def snapshot_folder(
     if huggingface_hub.is_offline_mode():
         shown_name = repository if revision is None else f"{repository} at revision {revision}"
         raise HubError(
-            f"{shown_name}: not in the cache, and offline mode forbids fetching it",
-            hint="Unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or give a local checkpoint folder.",
+            f"{shown_name}: not in the cache, and offline mode forbids the download",
+            hint="Unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or pass a local checkpoint folder.",
         )
     return _fetch_snapshot(repository, revision, needs_weights, needs_code, progress)
 
@@ -218,7 +218,7 @@ def _fetch_snapshot(
         sizes = {sibling.rfilename: sibling.size or 0 for sibling in listing.siblings or ()}
         file_names = _files_to_fetch(sizes, needs_weights, needs_code)
         if progress is not None:
-            progress(f"fetching {len(file_names)} files of {repository}")
+            progress(f"downloading {len(file_names)} files of {repository}")
         # By name, not by the commit of the listing: only then is it found in the cache by that name again.
         return Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=file_names))
 
@@ -237,7 +237,7 @@ def _hub_errors(repository: str, revision: str | None, kind: str) -> Iterator[No
         ) from error
     except errors.RevisionNotFoundError as error:
         raise HubError(
-            f"{repository}: has no revision {revision!r}", hint="Give a branch, tag or commit of the repository."
+            f"{repository}: has no revision {revision!r}", hint="Pass a branch, tag or commit of the repository."
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise HubError(
@@ -245,11 +245,11 @@ def _hub_errors(repository: str, revision: str | None, kind: str) -> Iterator[No
             hint="Check the spelling; for a private model log in with `hf auth login` or set HF_TOKEN.",
         ) from error
     except errors.HFValidationError as error:
-        raise HubError(f"{repository}: not a valid Hub id", hint="Give owner/name, or an existing path.") from error
+        raise HubError(f"{repository}: not a valid Hub id", hint="Pass owner/name, or an existing path.") from error
     except _connection_errors() as error:
         raise HubError(
             f"{repository}: no such {kind} here, and the Hub could not be reached: {_first_line(error)}",
-            hint=f"Check the connection, or give the path of a local {kind}.",
+            hint=f"Check the connection, or pass the path of a local {kind}.",
         ) from error
 
 

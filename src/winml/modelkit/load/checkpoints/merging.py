@@ -125,7 +125,7 @@ def _branch(
 ) -> LoraBranch:
     if pair.magnitude is not None:
         raise adapter.error(
-            f"{path} has its weight in few bits, and a DoRA scales the rows of the weight itself",
+            f"the weight of {path} is quantized, and a DoRA scales the rows of the weight",
             "Merge it into the model that was quantized, or use an adapter without DoRA.",
         )
     a, b = (item.by_reference(name) for item, name in zip(_factors(pair, tensors), lora_names(path), strict=True))
@@ -231,7 +231,7 @@ def _check_pair(adapter: Adapter, model: nn.Module, path: str, pair: LoraPair) -
         )
     if getattr(module, "groups", 1) != 1:
         raise adapter.error(
-            f"{found} is a {type(module).__name__} of {module.groups} groups, expected 1: others cannot be merged",
+            f"{found} is a {type(module).__name__} of {module.groups} groups, expected 1",
             "Remove the module from the adapter.",
         )
     weight = getattr(module, attribute)
@@ -241,7 +241,7 @@ def _check_pair(adapter: Adapter, model: nn.Module, path: str, pair: LoraPair) -
         raise adapter.error(
             f"{pair.a} and {pair.b} have shapes {list(a)} and {list(b)}, expected {list(expected[0])} and "
             f"{list(expected[1])} by {found}",
-            "The adapter was trained on a model of other sizes.",
+            "The adapter was trained on a model of different sizes.",
         )
     if pair.bias is not None and getattr(module, "bias", None) is None:
         raise adapter.error(f"{found} has no bias that lora_bias could be added to", "Train it without lora_bias.")
@@ -267,14 +267,14 @@ def _check_replaced(adapter: Adapter, model: nn.Module, name: str, tensor: str) 
     own = None if found is None else getattr(model.get_submodule(found), attribute, None)
     if not isinstance(own, torch.Tensor):
         raise adapter.error(
-            f"tensor {tensor!r} is no LoRA, and {type(model).__name__} has no parameter {name!r} that it could replace",
+            f"tensor {tensor!r} is not a LoRA, and {type(model).__name__} has no parameter {name!r} to replace",
             "The adapter was trained on another model, or for another --task.",
         )
     shape = adapter.tensors[tensor].shape
     if tuple(own.shape) != shape:
         raise adapter.error(
             f"tensor {tensor!r} has shape {list(shape)}, expected {list(own.shape)} by {name}",
-            "The adapter was trained with another vocabulary or number of labels; change the base model alike.",
+            "The adapter was trained with another vocabulary or number of labels; change the base model accordingly.",
         )
 
 

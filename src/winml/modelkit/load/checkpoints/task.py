@@ -206,7 +206,7 @@ def resolve_task(
         config: The transformers config.
         task: The user's task or alias, or None.
         model_class: The user's class, or auto class, or None.
-        card_task: The task the model card names; counts where the config names no architecture.
+        card_task: The task the model card names; counts where the config states no architecture.
 
     Raises:
         TaskError: unknown, not offered by the architecture, or nothing decides between several.
@@ -257,7 +257,7 @@ def resolve_custom_task(
         }
         if not references:
             raise UsageError(
-                f"--model-class {model_class}: the config's own code has no such class", hint=f"It has: {own}."
+                f"--model-class {model_class}: the code of the checkpoint has no such class", hint=f"It has: {own}."
             )
     offered = {name: tuple(references[auto] for auto in auto_classes(name) if auto in references) for name in TASKS}
     offered = {name: classes for name, classes in offered.items() if classes}
@@ -272,8 +272,8 @@ def resolve_custom_task(
         name = "feature-extraction" if "feature-extraction" in offered else next(iter(offered))
         return TaskDecision(name, "from the auto_map of the config", offered[name][0], tuple(offered))
     raise TaskError(
-        f"the config's own code serves {len(offered) or 'no known'} tasks and no architecture says which",
-        hint=f"Choose with --task: {', '.join(offered)}." if offered else "Give the model as file.py:factory.",
+        f"the code of the checkpoint serves {len(offered) or 'no known'} tasks, and no architecture determines which",
+        hint=f"Choose with --task: {', '.join(offered)}." if offered else "Pass the model as file.py:factory.",
         candidates=tuple(offered),
     )
 
@@ -332,7 +332,7 @@ def _requested_decision(
     alias = "" if name == task else f" ({name!r} is {task!r})"
     # The checkpoint's own class first: a task may have several, and its weights fit that one.
     own = [name for name in architectures if name in accepted[task]]
-    return TaskDecision(task, f"given by --task{alias}", (own or accepted[task])[0], tuple(accepted))
+    return TaskDecision(task, f"from --task{alias}", (own or accepted[task])[0], tuple(accepted))
 
 
 def _decide_by_class(
@@ -349,14 +349,14 @@ def _decide_by_class(
     if task is not None and canonical_task(task) not in serving:
         raise UsageError(
             f"--model-class {model_class}: does not serve --task {task}",
-            hint=f"It serves: {', '.join(serving)}. Leave one of the two out.",
+            hint=f"It serves: {', '.join(serving)}. Remove one of the two.",
         )
     word = canonical_word(task) if task is not None else next(iter(serving))
     name = word if word in TASK_VARIANTS else canonical_task(word)
     classes = serving[canonical_task(word)]
     own = [architecture for architecture in architectures if architecture in classes]
     passed = "--model-class" if task is None else "--task and --model-class"
-    return TaskDecision(name, f"given by {passed}", (own or classes)[0], tuple(offered))
+    return TaskDecision(name, f"from {passed}", (own or classes)[0], tuple(offered))
 
 
 def _classes_called(model_class: str, task: str, model_type: str) -> Iterator[str]:
@@ -394,7 +394,7 @@ def _decide_by_architecture(
     if len(class_tasks) > 1:
         candidates = tuple(dict.fromkeys(task for tasks in class_tasks.values() for task in tasks))
         raise TaskError(
-            f"the config names {len(class_tasks)} architectures ({', '.join(class_tasks)}), which do different things",
+            f"the config lists {len(class_tasks)} architectures ({', '.join(class_tasks)}), for different tasks",
             hint=f"Choose with --task: {', '.join(candidates)}.",
             candidates=candidates,
         )
@@ -426,11 +426,11 @@ def _decide_outside_the_tables(
 
     for name in architectures:
         if isinstance(getattr(transformers, name, None), type):
-            rule = f"from the architecture {name} in the config, which no auto-model table lists"
+            rule = f"from the architecture {name} in the config, which is in no auto-model table of transformers"
             return TaskDecision("feature-extraction", rule, name, tuple(offered))
     raise TaskError(
         f"the architecture {architectures[0]!r} in the config is unknown to transformers {transformers.__version__}",
-        hint=f"Choose with --task what the weights are for; {model_type} models have: {', '.join(offered) or 'none'}.",
+        hint=f"Choose the task of the weights with --task; {model_type} models have: {', '.join(offered) or 'none'}.",
         candidates=tuple(offered),
     )
 
@@ -447,7 +447,7 @@ def _decide_by_card(task: str | None, model_type: str) -> TaskDecision | None:
 
 def _decide_by_model_type(model_type: str, offered: Mapping[str, tuple[str, ...]]) -> TaskDecision:
     """Return the base model's task, or the only one there is."""
-    rule = f"from the model type {model_type!r}: the config names no architecture"
+    rule = f"from the model type {model_type!r}: the config states no architecture"
     if "feature-extraction" in offered:
         return TaskDecision(
             "feature-extraction", f"{rule}, so the base model", offered["feature-extraction"][0], tuple(offered)
@@ -456,8 +456,8 @@ def _decide_by_model_type(model_type: str, offered: Mapping[str, tuple[str, ...]
         task, classes = next(iter(offered.items()))
         return TaskDecision(task, f"{rule}, and this is its only task", classes[0], tuple(offered))
     raise TaskError(
-        f"the config names no architecture, and {model_type} models have {len(offered) or 'no'} tasks",
-        hint=f"Choose with --task: {', '.join(offered)}." if offered else "Give the model as file.py:factory.",
+        f"the config states no architecture, and {model_type} models have {len(offered) or 'no'} tasks",
+        hint=f"Choose with --task: {', '.join(offered)}." if offered else "Pass the model as file.py:factory.",
         candidates=tuple(offered),
     )
 

@@ -53,7 +53,7 @@ _DTYPE_NAMES = {
 _MAX_HEADER_BYTES = 100_000_000
 """Limit of the safetensors format."""
 
-_RESAVE = "Fetch or save the checkpoint again."
+_RESAVE = "Download or save the checkpoint again."
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ def check_index(folder: Path) -> None:
             held[file] = tensor_shapes(folder / file)
         if tensor not in held[file]:
             raise CheckpointError(
-                f"{index}: says that tensor {tensor!r} is in {file}, which does not hold it",
-                hint="Index and shards belong to different downloads: fetch the checkpoint again.",
+                f"{index}: lists tensor {tensor!r} in {file}, which does not contain it",
+                hint="Index and shards belong to different downloads: download the checkpoint again.",
             )
 
 
@@ -112,7 +112,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     """
     entries = _index_entries(index)
     if not entries:
-        raise CheckpointError(f"{index}: its weight_map is empty: it names no tensor and no file", hint=_RESAVE)
+        raise CheckpointError(f"{index}: its weight_map is empty", hint=_RESAVE)
     # Of each file, the first tensor that is said to be in it.
     for file, tensor in {file: tensor for tensor, file in reversed(entries.items())}.items():
         file_within(index.parent, file, f"{index}: tensor {tensor!r}", missing_ok=True, error=CheckpointError)
@@ -135,8 +135,8 @@ def _complete_shards(index: Path) -> tuple[Path, ...]:
     missing = [shard.name for shard in shards if name_problem(index.parent, shard.relative_to(index.parent))]
     if missing:
         raise CheckpointError(
-            f"{index}: names {len(shards)} shards, of which {len(missing)} missing: {', '.join(missing[:3])}",
-            hint="Put the missing file beside the others, or fetch the checkpoint again.",
+            f"{index}: lists {len(shards)} shards, {len(missing)} of them missing: {', '.join(missing[:3])}",
+            hint="Put the missing file with the others, or download the checkpoint again.",
         )
     return shards
 

@@ -138,7 +138,7 @@ def _deferred_tensors(weights: WeightFiles, coded: CodedCheckpoint | None) -> di
 
 
 def _realize(model: torch.nn.Module) -> None:
-    """Give a model whose parameters and buffers refer to files their values, in place; what is shared stays shared."""
+    """Pass a model whose parameters and buffers refer to files their values, in place; what is shared stays shared."""
     realized: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
@@ -161,7 +161,7 @@ def _loading_errors() -> tuple[type[Exception], ...]:
 def _loading_error(model_class: Any, weights: WeightFiles, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"{_listed_files(weights.files)}: {model_class.__name__} cannot be loaded: {_first_sentence(error)}",
-        hint="Fetch or save the checkpoint again.",
+        hint="Download or save the checkpoint again.",
     )
 
 
@@ -171,12 +171,12 @@ def _pickle_error(weights: WeightFiles, error: Exception) -> CheckpointError:
     names = re.findall(r"(?:GLOBAL|global) ([\w.]+)", str(error))
     if names:
         return CheckpointError(
-            f"{files}: holds {names[0]}, which is no tensor and could run code; it was not unpickled",
-            hint="Get the checkpoint as safetensors, or save it as such where you trust the file.",
+            f"{files}: contains {names[0]}, which is not a tensor and could run code; it was not unpickled",
+            hint="Download the checkpoint as safetensors, or convert it if you trust the file.",
         )
     return CheckpointError(
-        f"{files}: no pickle of tensors alone: it is damaged or could run code; it was not unpickled",
-        hint="Fetch the checkpoint again, better as safetensors.",
+        f"{files}: not a pickle of tensors only: it is damaged or could run code; it was not unpickled",
+        hint="Download the checkpoint again, better as safetensors.",
     )
 
 
@@ -184,11 +184,11 @@ def _check_shapes(mismatched: Iterable[tuple[str, Any, Any]], weights: WeightFil
     entries = sorted((name, tuple(stored), tuple(expected)) for name, stored, expected in mismatched)
     if entries:
         name, stored, expected = entries[0]
-        further = f" ({len(entries) - 1} other tensors differ too)" if len(entries) > 1 else ""
+        further = f" ({len(entries) - 1} more tensors differ)" if len(entries) > 1 else ""
         raise CheckpointError(
-            f"{_file_of_tensor(name, weights)}: tensor {name!r} has shape {list(stored)}, the config asks for "
+            f"{_file_of_tensor(name, weights)}: tensor {name!r} has shape {list(stored)}, the config requires "
             f"{list(expected)}{further}",
-            hint="The config and the weights belong to different models: fetch the checkpoint again.",
+            hint="The config and the weights belong to different models: download the checkpoint again.",
         )
 
 
@@ -200,8 +200,8 @@ def _check_scales(unused: Iterable[str], weights: WeightFiles) -> None:
     for name, entry in stored_entries(weights.files).items():
         if entry.dtype.startswith(_SMALL_FLOATS):
             raise CheckpointError(
-                f"{entry.path}: tensor {name!r} is {entry.dtype}, with scales beside it ({left[0]}) that nothing reads",
-                hint="Its config.json lacks the quantization_config; or get the weights as bfloat16, float16 or "
+                f"{entry.path}: tensor {name!r} is {entry.dtype}, with scales ({left[0]}) that are not read",
+                hint="Its config.json lacks the quantization_config; or download the weights as bfloat16, float16 or "
                 "float32.",
             )
 
@@ -216,7 +216,7 @@ def _check_missing(names: Iterable[str], model: torch.nn.Module, config: Any, we
         raise CheckpointError(
             f"{_listed_files(weights.files)}: lacks {len(needed)} of the {total} tensors of {type(model).__name__}, "
             f"which would be random: {_first_names(needed)}",
-            hint=f"{_why_missing(type(model).__name__, config.architectures or ())}; or --random-weights if numbers do "
+            hint=f"{_why_missing(type(model).__name__, config.architectures or ())}; or --random-weights if values do "
             "not matter.",
         )
     if optional:
@@ -226,9 +226,9 @@ def _check_missing(names: Iterable[str], model: torch.nn.Module, config: Any, we
 
 def _why_missing(class_name: str, architectures: Sequence[str]) -> str:
     """Return what may be the matter with a checkpoint that lacks tensors, and what helps."""
-    incomplete = "the checkpoint is not whole: fetch or save it again"
+    incomplete = "the checkpoint is incomplete: download or save it again"
     if class_name in architectures:
-        return f"It was saved from {class_name} itself, so {incomplete}"
+        return f"It was saved from {class_name}, so {incomplete}"
     if architectures:
         return f"It was saved from {', '.join(architectures)}: choose a --task of that; or {incomplete}"
     return f"Either it was saved from another class: choose another --task; or {incomplete}"
@@ -282,7 +282,7 @@ def _file_of_tensor(tensor: str, weights: WeightFiles) -> Path:
 
 
 def _listed_files(files: tuple[Path, ...]) -> str:
-    further = f" and {len(files) - 1} other files" if len(files) > 1 else ""
+    further = f" and {len(files) - 1} more files" if len(files) > 1 else ""
     return f"{files[0]}{further}"
 
 

@@ -153,12 +153,12 @@ def _found(
         key for key, value in call.named.items() if isinstance(value, torch.Tensor) and key not in _STEP_ARGUMENTS
     ]
     if beside:
-        return f"{path} of {name} is given {beside[0]} beside tokens and what was encoded"
+        return f"{path} of {name} takes {beside[0]} besides tokens and encoder outputs"
     mask = call.named.get(ENCODER_MASK)
     if mask is not None and (mask.is_meta or not bool(mask.all())):
-        return f"{path} of {name} is told which parts of what was encoded count"
+        return f"{path} of {name} takes a mask of the encoder outputs"
     if not isinstance(call.answer, Mapping):
-        return f"{path} of {name} returns no names"
+        return f"{path} of {name} returns outputs without names"
     encoded = call.named[ENCODER_STATES]
     layout = layout_of_both(name, {**call.answer, ENCODER_OUTPUT: encoded})
     if isinstance(layout, str):
@@ -281,7 +281,9 @@ def encoder_decoder_parts(
         if inner is None:
             return FoundParts()
     if not request.cache or request.input_specs is not None:
-        described = f"One graph, as {request.specs_origin} describes it: every run encodes and reads all tokens."
+        described = (
+            f"Exported as one graph, as {request.specs_origin} describes it: every run encodes and reads all tokens."
+        )
         return FoundParts(notes=(described if request.cache else NO_CACHE_REQUESTED,))
     layout: EncoderDecoderLayout | str
     if inner is None:
@@ -289,7 +291,7 @@ def encoder_decoder_parts(
     else:
         layout = inner if isinstance(inner, str) else inner.layout
     if isinstance(layout, str):
-        return FoundParts(notes=(f"The graph takes no cache, since {layout}: every run reads all tokens.",))
+        return FoundParts(notes=(f"The graph has no cache, since {layout}: every run reads all tokens.",))
     assert not isinstance(inner, str)  # what is none says why
     return FoundParts(_Divided(model, plain if inner is None else inner.plain, layout, request, inner).parts())
 

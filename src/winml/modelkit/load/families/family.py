@@ -227,4 +227,4 @@ def unused_size_notes(request: ModelRequest) -> tuple[str, ...]:
     """Return a note on sizes that a manifest of the inputs makes useless, if there are any."""
     passed = {"--shape-config": request.shape_config, "--batch-size": request.batch_size}
     names = [name for name, value in passed.items() if value is not None]
-    return (f"{request.specs_origin} decides the inputs; {' and '.join(names)} not used",) if names else ()
+    return (f"{request.specs_origin} determines the inputs; {' and '.join(names)} ignored",) if names else ()

@@ -335,27 +335,27 @@ def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageC
     language_model = model.get_decoder()
     paths = {id(module): path for path, module in model.named_modules()}
     if language_model in (None, model, owner) or id(language_model) not in paths:
-        return f"{name} has no language model of its own"
+        return f"{name} has no separate language model"
     parameters = frozenset(inspect.signature(getattr(owner, FEATURES_METHOD)).parameters)
     media = {key: spec for key, spec in inputs.items() if key in parameters}
     features, outputs = _seen(owner, media)
     with calls_of(language_model) as calls:
         run_on_shapes(model, inputs)
     if features is None or not calls:
-        return f"{name} does not run on images"
+        return f"{name} fails on images"
     beside = {key: value for key, value in calls[-1].items() if _holds_tensors(value) and key not in _PASSED_ON}
     layered = find_layered(features, beside)
     if beside and layered is None:
-        return f"the language model of {name} is given {min(beside)} beside the vectors of tokens"
+        return f"the language model of {name} takes {min(beside)} besides embeddings"
     if not isinstance(calls[-1].get(EMBEDDED), torch.Tensor):
-        return f"the language model of {name} is given no vectors"
+        return f"the language model of {name} takes no embeddings"
     shape, produced_by = _vector_shape(features.pooled, outputs)
     if shape is None:
         return f"{FEATURES_METHOD}() of {name} returns a {type(features.pooled).__name__}"
     if produced_by and not _makes_all_at_once(owner, produced_by, media):
-        return f"{produced_by} of {name} does not make the vectors of all images in one call"
+        return f"{produced_by} of {name} does not compute the features of all images in one call"
     if produced_by and layered is not None:
-        return f"{FEATURES_METHOD}() of {name} divides what {produced_by} makes, and returns {layered.field} beside it"
+        return f"{FEATURES_METHOD}() of {name} splits the output of {produced_by} and also returns {layered.field}"
     places = (paths[id(owner)], paths[id(language_model)])
     return ImageCode(*places, parameters, shape, produced_by, layered)
 

@@ -74,7 +74,7 @@ def decoder_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: st
     if request.prompt_length is None:
         return FoundParts((part,))
     if decision.dimensions:
-        note = "--prompt-length has no effect: a graph of open sizes reads a prompt of any length in one run."
+        note = "--prompt-length has no effect: a graph with open sizes reads a prompt of any length in one run."
         return FoundParts((replace(part, notes=(*part.notes, note)),))
     sized = request.with_sizes({"sequence_length": request.prompt_length})
     longer = decision_with_cache(model, checkpoint, task, sized)
@@ -251,7 +251,7 @@ def refuse_unknown_parts(requested: Sequence[str], parts: Sequence[ModelPart], n
     for part in requested:
         if len(names) == 1:
             raise UsageError(
-                f"--submodel {part}: {name} becomes one graph and has no parts", hint="Leave --submodel out."
+                f"--submodel {part}: {name} is exported as one graph, without parts", hint="Remove --submodel."
             )
         if part not in names:
             guess = nearest(part, names)

@@ -107,7 +107,7 @@ def find_kinds(model: object, name: str, inputs: Mapping[str, InputTensorSpec]) 
         seen[value] = _sees_ahead(_last_call(model, {**others, name: spec}).get(_KIND_MASK))
     plain = [value for value, ahead in seen.items() if ahead is False]
     if None in seen.values() or len(plain) != 1:
-        return f"{type(model).__name__} takes {name} beside tokens and images"
+        return f"{type(model).__name__} takes {name} besides tokens and images"
     return TokenKinds(name, plain[0])
 
 
@@ -127,7 +127,7 @@ def find_first_position(model: object, inputs: Mapping[str, InputTensorSpec]) ->
         first = int(positions[0, 0])
         if torch.equal(positions - first, torch.arange(positions.shape[1]).expand_as(positions)):
             return first
-    return f"positions of {type(model).__name__} are not counted token by token"
+    return f"the positions of {type(model).__name__} do not count tokens"
 
 
 def _last_call(model: Any, inputs: Mapping[str, InputTensorSpec]) -> dict[str, object]:
@@ -163,7 +163,7 @@ _TOKENS, _MASK, _POSITIONS = "input_ids", "attention_mask", "position_ids"
 _BATCH_KEY, _SEQUENCE_KEY = "batch_size", "sequence_length"
 _IMAGE_RANK = 4
 """Rows, channels, height and width."""
-_WITHOUT_IMAGES = "With no images, image_features is empty, and a run takes any number of tokens."
+_WITHOUT_IMAGES = "Without images, image_features is empty, and a run takes any number of tokens."
 _IMAGES = "images"
 """Name of the number of images in the vectors of all of them."""
 
@@ -193,9 +193,9 @@ def _undivided_notes(model: Any, task: str, request: ModelRequest) -> tuple[str,
     if is_encoded or not callable(getattr(model, "generate", None)):
         return ()
     note = (
-        f"One graph without a cache, since {type(model).__name__} has neither {FEATURES_METHOD}() nor a decoder inside "
-        "that attends to what it sees: every run sees the images and reads all tokens. winml generate takes no "
-        "--image with it."
+        f"Exported as one graph without KV cache: {type(model).__name__} has no {FEATURES_METHOD}() and no inner "
+        "decoder with cross-attention. Every run reads the images and all tokens; winml generate does not support --image "
+        "with it."
     )
     return (note,)
 
@@ -210,14 +210,16 @@ def _find_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: str,
         return FoundParts()
     if not request.cache or request.input_specs is not None:
         described = (
-            f"One graph, as {request.specs_origin} describes it: every run sees the images and reads all tokens."
+            f"Exported as one graph, as {request.specs_origin} describes it: every run reads the images and all tokens."
         )
         return FoundParts(notes=(described if request.cache else NO_CACHE_REQUESTED,))
     found = _found(model, checkpoint.config, plain, request)
     layout = found if isinstance(found, str) else found.cache()
     if isinstance(found, str) or isinstance(layout, str):
         reason = found if isinstance(found, str) else layout
-        return FoundParts(notes=(f"One graph without a cache, since {reason}: every run reads all tokens.",))
+        return FoundParts(
+            notes=(f"Exported as one graph without KV cache, since {reason}: every run reads all tokens.",)
+        )
     axes = [found.vision_axes(), found.embedding_axes(), found.decoder_axes(layout)]
     vision, embedding, decoder = divided_axes(axes, request.dynamic)
     return FoundParts((found.vision_part(vision), found.embedding_part(embedding), found.decoder_part(decoder, layout)))
@@ -237,7 +239,7 @@ def _found(model: torch.nn.Module, config: object, plain: InputDecision, request
     if others and is_of_tokens(inputs[others[0]]):
         kinds = find_kinds(model, others.pop(0), inputs)
     if others:
-        return f"{type(model).__name__} takes {others[0]} beside tokens and images"
+        return f"{type(model).__name__} takes {others[0]} besides tokens and images"
     # Of positions in several rows, each is given as it is.
     first_position = 0 if positions is not None else find_first_position(model, inputs)
     if isinstance(kinds, str) or isinstance(first_position, str):
@@ -414,9 +416,9 @@ class _Found:
         passed = self.request.shape_config.fixed() if self.request.shape_config else {}
         if self.kinds is not None and _SEQUENCE_KEY in passed:
             raise UsageError(
-                f"{SHAPE_CONFIG_OPTION}: {_SEQUENCE_KEY} {passed[_SEQUENCE_KEY]}: the tokens of an image see each "
-                f"other in {type(self.model).__name__}, so that each run takes any number of tokens",
-                hint=f"Leave {_SEQUENCE_KEY} out. {NO_CACHE_HINT}",
+                f"{SHAPE_CONFIG_OPTION}: {_SEQUENCE_KEY} {passed[_SEQUENCE_KEY]}: the tokens of an image attend to "
+                f"each other in {type(self.model).__name__}, so each run takes any number of tokens",
+                hint=f"Remove {_SEQUENCE_KEY}. {NO_CACHE_HINT}",
             )
 
     @property

@@ -149,7 +149,7 @@ class AxisNames:
             axes = list(self.axis_keys.axes_of(key))
             if not axes:
                 raise UsageError(
-                    f"{SHAPE_CONFIG_OPTION}: {key} cannot be left open: it means nothing for this model",
+                    f"{SHAPE_CONFIG_OPTION}: {key} cannot be left open: it does not apply to this model",
                     hint=f"Sizes of its inputs: {self.axis_keys.described_keys()}.",
                 )
             for axis in axes:
@@ -179,7 +179,7 @@ class AxisNames:
         if not axes:
             raise UsageError(
                 f"{option}: the inputs of this model have no {description}: {self.axis_keys.described_inputs()}",
-                hint=f"Leave it out, or name the axes with {DYNAMIC_AXES_OPTION}.",
+                hint=f"Remove it, or name the axes with {DYNAMIC_AXES_OPTION}.",
             )
         self._refuse_fixed(option, axes)
         for key, axis in axes:
@@ -198,7 +198,7 @@ class AxisNames:
         ]
         raise UsageError(
             f"{option}: {fixed} cannot be left open: {self.axis_keys.bounds_of(fixed).fixed}",
-            hint=f"{DYNAMIC_AXES_OPTION} '{' '.join(free)}' leaves open what can be." if free else "Leave it out.",
+            hint=f"{DYNAMIC_AXES_OPTION} '{' '.join(free)}' leaves open what can be." if free else "Remove it.",
         )
 
     def bring_along(self) -> list[str]:
@@ -216,7 +216,7 @@ class AxisNames:
                 self.set_name(axis, name, "")
             if added:
                 places = " and ".join(f"axis {position} of {input_name}" for input_name, position in added)
-                notes.append(f"Also {name}, being the same {key}: {places}.")
+                notes.append(f"Also {name}, which has the same {key}: {places}.")
         return notes
 
     def set_name(self, axis: Axis, name: str, origin: str) -> None:
@@ -229,13 +229,13 @@ class AxisNames:
         if first_name != name:
             raise UsageError(
                 f"axis {axis[1]} of {axis[0]} is named {first_name!r} by {self.origins[axis]} and {name!r} by {origin}",
-                hint="Give it one name.",
+                hint="Use one name.",
             )
         self.origins.setdefault(axis, origin)
         key = self.axis_keys.key_of(axis)
         bounds = self.axis_keys.bounds_of(key)
         if bounds.fixed:
-            raise UsageError(f"{origin}: {key} cannot be left open: {bounds.fixed}", hint="Leave it as it is.")
+            raise UsageError(f"{origin}: {key} cannot be left open: {bounds.fixed}", hint="Remove it.")
 
     def name_of_key(self, key: str) -> str:
         """Return the name axes of this key bear already, else the key itself."""
@@ -290,13 +290,12 @@ def _refuse_contradictions(naming: AxisNames) -> None:
             meanings.setdefault(key, set()).add(name)
     for key, names in meanings.items():
         if len(names) > 1:
-            raise UsageError(
-                f"{' and '.join(sorted(names))} both name the same {key}", hint="Give it one name everywhere."
-            )
+            raise UsageError(f"{' and '.join(sorted(names))} both name the same {key}", hint="Use one name everywhere.")
     for key, names in meanings.items():
         if key != "batch_size" and names & meanings.get("batch_size", set()):
             raise UsageError(
-                f"{names.pop()} names both batch_size and {key}, which vary apart", hint="Give each its own name."
+                f"{names.pop()} names both batch_size and {key}, which vary separately",
+                hint="Use a separate name for each.",
             )
 
 
@@ -378,7 +377,7 @@ def bring_along_by_size(naming: AxisNames, accepts: AcceptsShapes | None) -> lis
         for axis in added:
             naming.set_name(axis, name, "")
         places = " and ".join(f"axis {position} of {input_name}" for input_name, position in added)
-        notes.append(f"Also {name}, being of the same size: {places}.")
+        notes.append(f"Also {name}, which has the same size: {places}.")
     return notes
 
 
@@ -426,7 +425,7 @@ def accepts_shapes(model: torch.nn.Module, arguments: NestedArguments | None) ->
         try:
             return _copy_without_values(model)(**{**keywords, **named})
         except (Exception, SystemExit) as error:  # code of the user: whatever it raises, it does not run
-            raise RuntimeError("the forward does not run on shapes") from error
+            raise RuntimeError("the forward fails on shapes") from error
 
     return lambda specs: run_on_shapes(call, {spec.name: spec for spec in specs}) is not None
 

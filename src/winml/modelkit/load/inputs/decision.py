@@ -245,7 +245,7 @@ def _unused_sizes(requested: Mapping[str, int], inputs: _DraftedInputs, media: S
     used = {size.key for size in sizes if size.key is not None}
     names = ", ".join(draft.name for draft in inputs.drafts)
     return [
-        f"{SHAPE_CONFIG_OPTION}: {key} {size} means nothing for this model (inputs: {names})"
+        f"{SHAPE_CONFIG_OPTION}: {key} {size} does not apply to this model (inputs: {names})"
         for key, size in requested.items()
         if used.isdisjoint(names_among(key, used))
     ]
@@ -274,8 +274,8 @@ def forward_parameters(model: torch.nn.Module | type[torch.nn.Module]) -> Mappin
         parameters = dict(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):
         raise InputError(
-            f"{_class_name(model)}: its forward is no Python function, so its inputs cannot be read off it",
-            hint="Give the nn.Module itself: a scripted or traced module does not tell what runs inside it.",
+            f"{_class_name(model)}: its forward is not a Python function, so its inputs are unknown",
+            hint="Pass the nn.Module: a scripted or traced module does not expose its modules.",
         ) from None
     if isinstance(model, type):
         parameters.pop(next(iter(parameters)))
@@ -317,7 +317,7 @@ def check_input_specs(
                 guess = nearest(name, names)
                 hint = f"Did you mean {guess!r}?" if guess else f"It takes: {', '.join(names) or 'nothing'}."
                 if len(names) == 1 and not guess:
-                    hint += f" A dict that is this one argument is given as {{{next(iter(names))!r}: {{…}}}}."
+                    hint += f" Pass a dict that is one argument as {{{next(iter(names))!r}: {{…}}}}."
                 raise UsageError(f"{requested_by}: {_class_name(model)} takes no input {name!r}", hint=hint)
     _check_required_parameters(model, parameters, passed)
 
@@ -332,7 +332,7 @@ def _check_required_parameters(
     if missing or not chosen:
         needs = f"needs {', '.join(missing)}" if missing else "takes none of the inputs known here"
         raise UsageError(
-            f"{_class_name(model)}: its forward {needs}, and nothing says of what size and type",
+            f"{_class_name(model)}: its forward {needs}, whose shapes and types are unknown",
             hint=f"Describe all its inputs with {INPUT_SPECS_OPTION}; its parameters: {', '.join(named)}.",
         )
 
@@ -404,8 +404,7 @@ def _decide_medium(
             return _with_places(replace(medium, notes=notes, place_count=trial.count), layout, method)
     if has_places:
         note = (
-            f"{names[0]}: in which layout the model takes it, and how many tokens hold a place for it, is not known; "
-            f"{INPUT_SPECS_OPTION} says it"
+            f"{names[0]}: its layout and number of placeholder tokens are unknown; set them with {INPUT_SPECS_OPTION}"
         )
         notes += (note,)
     return DecidedMedium(modality, first.drafts, sizes=sizes, notes=notes)
@@ -501,8 +500,8 @@ def _with_places(medium: DecidedMedium, layout: InputLayout, method: Callable[..
     bounds: dict[str, SizeBounds] = {}
     notes = medium.notes
     if count:
-        notes += (f"input_ids: each row begins with {count} tokens that hold the place of {modality.description}",)
-        reason = f"each row of tokens holds {count} places for {modality.description} of one size"
+        notes += (f"input_ids: each row begins with {count} placeholder tokens for {modality.description}",)
+        reason = f"each row has {count} placeholder tokens for {modality.description} of one size"
         bounds = {key: SizeBounds(fixed=reason) for key in _keys_of(layout.drafts) if key in modality.place_keys}
     drafts = layout.drafts
     if method is not None:
@@ -553,7 +552,7 @@ def _with_positions(inputs: _DraftedInputs, context: InputContext) -> _DraftedIn
     rows, length = kinds.shape
     shape = input_shape(len(positions[0]), rows, length)
     by_name[_POSITIONS] = InputDraft(_POSITIONS, shape, "int64", index_range(length.value))
-    note = f"{_POSITIONS}: computed outside of the graph, as {_POSITION_METHOD} of the model does"
+    note = f"{_POSITIONS}: computed outside the graph, by {_POSITION_METHOD} of the model"
     drafts = tuple(by_name[name] for name in context.parameters if name in by_name)
     return dataclasses.replace(inputs, drafts=drafts, notes=(*inputs.notes, note))
 

@@ -93,7 +93,7 @@ def open_axes(
         DynamicDimension(name=wish.name, min=wish.min, max=wish.max, example=sizes[wish.name]) for wish in wishes
     )
     notes += [
-        f"{wish.name} is traced with {sizes[wish.name]}: a size of 1 would be taken as a constant."
+        f"{wish.name} is traced with {sizes[wish.name]}: a size of 1 would be traced as a constant."
         for wish in wishes
         if wish.is_firm and wish.preferred == 1
     ]
@@ -197,7 +197,7 @@ def _size_wish(name: str, naming: AxisNames, requested: _RequestedSizes) -> Size
     example, is_firm = _preferred_size(name, naming, requested)
     if is_firm and not low <= example <= (high or example):
         raise UsageError(
-            f"{name}: example size {example} is not between {low} and {high or 'any'}", hint="Give one that is."
+            f"{name}: example size {example} is not between {low} and {high or 'any'}", hint="Set a size in this range."
         )
     known = (SHAPE_KEYS[key] for key in (*keys, current_name(name)) if key in SHAPE_KEYS)
     step = max((key.trace_step for key in known), default=1)
@@ -220,13 +220,11 @@ def _combined_bounds(name: str, naming: AxisNames, requested: _RequestedSizes) -
     limit = _smallest_limit([item.max for item in bounds])
     if limit is not None and high is not None and high > limit:
         raise UsageError(
-            f"{SHAPE_CONFIG_OPTION}: {name} up to {high}: the model takes {limit} at most", hint=f"Give max {limit}."
+            f"{SHAPE_CONFIG_OPTION}: {name} up to {high}: the model takes {limit} at most", hint=f"Set max {limit}."
         )
     high = high if high is not None else limit
     if high is not None and low >= high:
-        raise UsageError(
-            f"{name} cannot be left open: from {low} to {high} there is nothing to vary", hint="Widen min and max."
-        )
+        raise UsageError(f"{name} cannot be left open: {low} to {high} is a single size", hint="Widen min and max.")
     return low, high
 
 
@@ -245,7 +243,7 @@ def _preferred_size(name: str, naming: AxisNames, requested: _RequestedSizes) ->
     if len(firm) > 1:
         raise UsageError(
             f"{name}: one dimension, but two example sizes, {' and '.join(map(str, sorted(firm)))}",
-            hint="Give one size, or two names.",
+            hint="Set one size, or use two names.",
         )
     if firm:
         return firm.pop(), True

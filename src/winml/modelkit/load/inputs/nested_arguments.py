@@ -87,12 +87,16 @@ def flatten_arguments(
         build = flattening.flatten(dict(arguments), "")
     except RecursionError:
         raise InputError(
-            f"{requested_by}: the arguments contain themselves", hint="Give a tree of containers."
+            f"{requested_by}: the arguments contain themselves", hint="Pass containers without cycles."
         ) from None
     tensors = flattening.tensors
     if not tensors:
-        passed = next((f"{type(value).__name__} for {name!r}, and no tensor" for name, value in arguments.items()), "")
-        raise InputError(f"{requested_by} gave {passed or 'no inputs'}", hint="Give at least one tensor.")
+        passed = next(
+            (f"{type(value).__name__} for {name!r}, without tensors" for name, value in arguments.items()), ""
+        )
+        raise InputError(
+            f"{requested_by}: expected tensors, got {passed or 'no inputs'}", hint="Pass at least one tensor."
+        )
     if list(tensors) == list(arguments):
         return tensors, None
     return tensors, NestedArguments(tuple(arguments), flattening.constants, build)
@@ -113,7 +117,7 @@ class _Flattening:
         except ValueError as error:
             # A registered type whose registration names no keys.
             raise InputError(
-                f"{self.requested_by}: {prefix or 'the arguments'}: {error}", hint="Give a dict or a list instead."
+                f"{self.requested_by}: {prefix or 'the arguments'}: {error}", hint="Pass a dict or a list instead."
             ) from error
         builders = [self._leaf(leaf, _joined(prefix, map(_key_words, path))) for path, leaf in entries]
         return lambda tensors: pytree.tree_unflatten([build(tensors) for build in builders], structure)
@@ -122,7 +126,7 @@ class _Flattening:
         if isinstance(leaf, torch.Tensor):
             if name in self.tensors:
                 raise InputError(
-                    f"{self.requested_by} gave two tensors at {name!r}", hint="Rename one of the keys that hold them."
+                    f"{self.requested_by}: two tensors have the name {name!r}", hint="Rename one of their keys."
                 )
             self.tensors[name] = leaf
             return lambda tensors: tensors[name]
@@ -132,17 +136,16 @@ class _Flattening:
         members = _members(leaf)
         if members is None:
             raise InputError(
-                f"{self.requested_by} gave {type(leaf).__name__} for {name!r}, expected a torch.Tensor, or a list, "
-                "tuple, dict or dataclass of tensors",
-                hint="Give tensors (torch.from_numpy for arrays); register other containers with torch.export."
+                f"{self.requested_by}: {name!r} is a {type(leaf).__name__}, expected a torch.Tensor, or a list, tuple, "
+                "dict or dataclass of tensors",
+                hint="Pass tensors (torch.from_numpy for arrays); register other containers with torch.export."
                 "register_dataclass or torch.utils._pytree.",
             )
         build_members = self.flatten(members, name)
         if _with_members(leaf, members) is None:
             raise InputError(
-                f"{self.requested_by} gave {type(leaf).__name__} for {name!r}, of which no copy with other tensors can "
-                "be made",
-                hint="Give a dict, or a class that is made from a mapping.",
+                f"{self.requested_by}: {name!r} is a {type(leaf).__name__}, which cannot be copied with new tensors",
+                hint="Pass a dict, or a class that is constructed from a mapping.",
             )
         return lambda tensors: _with_members(leaf, build_members(tensors))
 
@@ -288,7 +291,7 @@ def _record(record: Any, values: Mapping[str, object], name: str, requested_by: 
         return record(**{**dict.fromkeys(needed), **values})
     except Exception as error:  # the constructor is the user's code
         raise UsageError(
-            f"{requested_by}: {name}: {record.__name__} cannot be made of {', '.join(values)}: "
+            f"{requested_by}: {name}: {record.__name__} cannot be constructed from {', '.join(values)}: "
             f"{type(error).__name__}: {error}",
             hint=f"Its members: {', '.join(inspect.signature(record).parameters)}.",
         ) from error

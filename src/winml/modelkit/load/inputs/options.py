@@ -72,7 +72,7 @@ class ShapeConfig(_SizeFields):  # type: ignore[misc]  # its fields are known at
 
 
 def parse_shape_config(text_or_path: str | os.PathLike[str]) -> ShapeConfig:
-    """Read ``--shape-config``: a JSON object of sizes, inline or in a file; a name leaves a size open.
+    """Read ``--shape-config``: a JSON object of sizes, inline or in a file; a name makes a size dynamic.
 
     Raises:
         ConfigError: not JSON, an unknown key, or a size that is not an integer of at least 1.
@@ -95,7 +95,7 @@ def parse_input_specs(text_or_path: str | os.PathLike[str]) -> tuple[InputTensor
     entries = _described_inputs(value, place)
     specs = tuple(parse_options(InputTensorSpec, entry, where) for where, entry in entries)
     if not specs:
-        raise ConfigError(f"{place}: no input is described", hint='Give at least one {"name", "shape", "dtype"}.')
+        raise ConfigError(f"{place}: no input is described", hint='Describe at least one {"name", "shape", "dtype"}.')
     names = [spec.name for spec in specs]
     for name in names:
         if names.count(name) > 1:
@@ -115,10 +115,10 @@ def _described_inputs(value: object, place: str) -> list[tuple[str, Any]]:
         if not isinstance(entry, dict):
             raise ConfigError(
                 f"{where}: expected an object with shape and dtype, got {type(entry).__name__}",
-                hint=f'Such as {{"{name}": {{"shape": ["batch", 16], "dtype": "int64"}}}}; a name leaves a size open.',
+                hint=f'Such as {{"{name}": {{"shape": ["batch", 16], "dtype": "int64"}}}}; a name is a dynamic size.',
             )
         if entry.get("name", name) != name:
-            raise ConfigError(f"{where}: is named {entry['name']!r} inside")
+            raise ConfigError(f"{where}: has a different name inside, {entry['name']!r}")
         entries.append((where, {**entry, "name": name}))
     return entries
 

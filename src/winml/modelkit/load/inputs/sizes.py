@@ -89,7 +89,7 @@ class InputSizes:
         """
         raise UsageError(
             f"{SHAPE_CONFIG_OPTION}: {key} {self.requested[key]}: {reason}",
-            hint=f"Leave {key} out, or give such a size.",
+            hint=f"Remove {key}, or set such a size.",
         )
 
 

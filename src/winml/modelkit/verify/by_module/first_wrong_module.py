@@ -59,13 +59,11 @@ def name_first_wrong_module(
         return
     try:
         if reason := _reason_against(reference, candidate):
-            error.hint += f" Which module is wrong first was not looked for: {reason}."
+            error.hint += f" The first wrong module was not searched for: {reason}."
             return
         module = _first_wrong_module(reference, candidate, _as_arrays(error.inputs), provider)
     except Exception as problem:
-        error.hint += (
-            f" Which module is wrong first could not be found: {_without_path(first_line(problem), candidate)}."
-        )
+        error.hint += f" The first wrong module was not found: {_without_path(first_line(problem), candidate)}."
         return
     error.message += f"; {_words(module)}"
 
@@ -77,13 +75,13 @@ def _without_path(words: str, candidate: Path) -> str:
 
 def _words(module: ComparedModule | None) -> str:
     if module is None or module.fidelity is None:
-        return "no module is wrong by itself as far as its values can be compared"
+        return "no single module is wrong, as far as modules can be compared"
     identity = module.identity
-    name = f"{identity.words} ({identity.tag})" if identity.module else "the root itself"
+    name = f"{identity.words} ({identity.tag})" if identity.module else "the root"
     if module.fidelity.problem:
         return f"first wrong module: {name}, {module.fidelity.problem}"
-    fed = "" if module.input_error is None else f", and its inputs by {module.input_error:.1e}"
-    return f"first wrong module: {name}, off by {module.fidelity.relative_error:.1e} of its values{fed}"
+    fed = "" if module.input_error is None else f"; error of its inputs {module.input_error:.1e}"
+    return f"first wrong module: {name}, relative error {module.fidelity.relative_error:.1e}{fed}"
 
 
 def _reason_against(reference: Path | PreparedPart, candidate: Path) -> str:
@@ -99,9 +97,7 @@ def _reason_against(reference: Path | PreparedPart, candidate: Path) -> str:
     available = available_bytes()
     if available is None or needed <= available:
         return ""
-    return (
-        f"both models and a group of their values take {size_words(needed)}, and {size_words(available)} are available"
-    )
+    return f"both models and a group of their values need {size_words(needed)}; {size_words(available)} are available"
 
 
 def _as_arrays(values: Mapping[str, Any]) -> dict[str, Array]:

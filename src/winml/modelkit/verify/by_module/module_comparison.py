@@ -202,8 +202,8 @@ class _Measured:
         if item.reason:
             return item.reason
         if any(names not in self.values for names in item.outputs):
-            return "it hands on no floating-point number, or there was no time left to compare it"
-        return "what it returns has other shapes"
+            return "it has no floating-point output, or the time limit was reached"
+        return "its outputs have different shapes"
 
     def input_error(self, item: MatchedBoundary) -> float | None:
         """Return the largest error of what it is fed; None where some of that is unknown."""

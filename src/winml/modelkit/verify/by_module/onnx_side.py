@@ -223,7 +223,7 @@ class OnnxSide:
         try:
             taken_in = _taken_in(model)
         except ValueError as error:
-            raise InputError(f"{self.path}: {error}", hint="Make the file again.") from error
+            raise InputError(f"{self.path}: {error}", hint="Write the file again.") from error
         for module in self.tree.modules:
             for boundary in _boundaries(module, parts, position):
                 self.boundaries[boundary.key] = replace(boundary, ends_in=taken_in.get(module.path, ""))
@@ -249,7 +249,7 @@ def _boundaries(module: OnnxModule, parts: ModuleParts, position: Mapping[ir.Nod
     calls = parts.cut(module.tag)
     if not calls:
         identity = ModuleIdentity(module.path, module.tag, module.class_name)
-        return [ModuleBoundary(identity, reason="it has no node of its own: fused into another, or only a container")]
+        return [ModuleBoundary(identity, reason="it has no nodes: fused into another, or a container only")]
     found = []
     for item in calls:
         identity = ModuleIdentity(module.path, module.tag, module.class_name, item.call, item.calls)
@@ -267,7 +267,7 @@ def _boundaries(module: OnnxModule, parts: ModuleParts, position: Mapping[ir.Nod
                 tuple(str(value.name) for value in inputs),
                 tuple(str(value.name) for value in outputs),
                 max((position[maker] for maker in makers if maker in position), default=0),
-                "" if outputs else "it computes no floating-point value that others read",
+                "" if outputs else "it computes no floating-point value that is read outside",
             )
         )
     return found

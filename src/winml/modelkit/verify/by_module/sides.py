@@ -114,9 +114,9 @@ class SidePair:
         common = {name: other for name, other in names.items() if other in outputs}
         if not common:
             raise UsageError(
-                f"no output is on both sides: {self.reference.shown} answers {', '.join(expected)}, "
+                f"the models have no output in common: {self.reference.shown} has {', '.join(expected)}, "
                 f"{self.candidate.shown} {', '.join(outputs)}",
-                hint="Say which is which with --map reference=candidate.",
+                hint="Map names with --map reference=candidate.",
             )
         theirs = set(common.values())
         alone = [name for name in names if name not in common], [name for name in outputs if name not in theirs]

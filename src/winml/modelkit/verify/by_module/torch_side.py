@@ -82,8 +82,8 @@ class TorchSide:
         names = list(self.input_dtypes)
         if missing := [name for name in names if name not in feeds]:
             raise UsageError(
-                f"{self.shown} takes {', '.join(names)}, and the other side has no input {missing[0]!r}",
-                hint="Compare it with a file that was exported from it, or name the input with --map.",
+                f"{self.shown} takes {', '.join(names)}, but the second model has no input {missing[0]!r}",
+                hint="Compare it with a file that was exported from it, or map the input with --map.",
             )
         tensors = {name: to_torch(feeds[name]) for name in names}
         # Parameters that are read when they are computed with have no views under inference_mode.

@@ -74,7 +74,9 @@ def _matched(
     reason = _ends_in_words(ends_in) if ends_in and not outputs else ""
     if not outputs and not reason:
         reason = boundary.reason or (
-            "the candidate has no such module" if other is None else other.reason or "none of its outputs is kept there"
+            "the candidate has no such module"
+            if other is None
+            else other.reason or "the candidate has none of its outputs"
         )
     return MatchedBoundary(boundary.identity, inputs, outputs, len(boundary.inputs) - len(inputs), reason)
 
@@ -96,7 +98,7 @@ def match_with_torch(counts: ValueCounts, file: OnnxSide) -> list[MatchedBoundar
         outputs = () if boundary.ends_in else _paired(boundary.outputs, counts, identity, "output")
         inputs = _paired(boundary.inputs, counts, identity, "input")
         reason = _ends_in_words(boundary.ends_in) if boundary.ends_in else boundary.reason
-        reason = "" if outputs else reason or "PyTorch returns nothing like its outputs"
+        reason = "" if outputs else reason or "PyTorch returns no matching outputs"
         unknown = len(boundary.inputs) - len(inputs)
         matched.append(MatchedBoundary(identity, inputs, outputs, unknown, reason))
     return matched
@@ -135,7 +137,9 @@ def match_calls(
         key = identity.module, identity.call
         inputs, outputs = (_both_named(key, kind, counts, candidate_counts) for kind in ("input", "output"))
         has_none = not any((*key, kind) in candidate_counts for kind in ("input", "output"))
-        reason = "" if outputs else "the candidate has no such module" if has_none else "it returns other tensors there"
+        reason = (
+            "" if outputs else "the candidate has no such module" if has_none else "it returns different tensors there"
+        )
         unknown = counts.get((*key, "input"), 0) - len(inputs)
         matched.append(MatchedBoundary(identity, inputs, outputs, unknown, reason))
     return matched

@@ -79,7 +79,7 @@ MOST_WHOLE_BYTES = 1_000_000_000
 def beyond_memory(paths: Iterable[Path]) -> str:
     """Return why files are not run one after another where only few bits are compared; empty where they are."""
     size = sum(file.stat().st_size for path in paths for file in (path, *external_files(path)))
-    words = f"the files have {size_words(size)}, and are run as a whole up to {size_words(MOST_WHOLE_BYTES)}"
+    words = f"the files have {size_words(size)}; the limit for running them together is {size_words(MOST_WHOLE_BYTES)}"
     return words if size > MOST_WHOLE_BYTES else ""
 
 
@@ -222,10 +222,10 @@ def new_tokens(decoder: ModelPart) -> int | str:
         return "the number of tokens is fixed"
     if held is not None:
         if all(spec.name != MASK for spec in decoder.inputs):
-            return "the length of the cache is fixed, and no mask hides what is not in it yet"
+            return "the length of the cache is fixed, and no mask hides its empty entries"
         room = held + 1
     count = _NEW_TOKENS if room is None else min(_NEW_TOKENS, room - 1 - _SECOND_PROMPT)
-    return count if count > 0 else f"the decoder has room for no more than {room} tokens"
+    return count if count > 0 else f"the decoder has room for only {room} tokens"
 
 
 def _text(

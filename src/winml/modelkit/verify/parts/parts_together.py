@@ -100,7 +100,7 @@ def measure_encoder_decoder_text(
     try:
         encoded, expected = _reference(parts, inputs, tokens)
     except Exception as error:  # code of the model
-        return f"PyTorch refuses the text: {type(error).__name__}: {first_line(error)}"
+        return f"PyTorch fails on the text: {type(error).__name__}: {first_line(error)}"
     with failures_as_unverified():
         if parts.encoder_path is not None:
             arrays = {name: to_numpy(value) for name, value in inputs.items()}

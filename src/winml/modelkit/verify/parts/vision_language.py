@@ -130,7 +130,7 @@ def _held_words(decoder: PreparedPart) -> str:
     size = sum(parameter.numel() * parameter.element_size() for parameter in decoder.model.parameters())
     if decoder.part.stored is None or size <= MOST_WHOLE_BYTES:
         return ""
-    return f"its weights have {size_words(size)}, and PyTorch generates with up to {size_words(MOST_WHOLE_BYTES)}"
+    return f"its weights have {size_words(size)}; the limit for generating in PyTorch is {size_words(MOST_WHOLE_BYTES)}"
 
 
 def _runs(parts: VisionLanguageParts) -> Callable[[Draw], Arrays]:
@@ -153,7 +153,7 @@ def _generate(parts: VisionLanguageParts, weighted: PreparedPart, seed: int) -> 
     room = decoder.most_tokens
     free = room - tokens.shape[1] - _SECOND_PROMPT if room is not None else _NEW_TOKENS
     if free < 1:
-        return f"the model has no more than {room} positions"
+        return f"the model has only {room} positions"
     places = _places(parts.embedding)
     images = _images(parts, seed, len(tokens))
     displayed = {**images, **_kinds(decoder, tokens, places)}

@@ -95,14 +95,14 @@ def _refuse_others(
     declared = {record["num_bits"] for record in integers if isinstance(record.get("num_bits"), int)}
     if declared and bits is not None and bits not in declared:
         words = " or ".join(map(str, sorted(declared)))
-        raise stored.error(names["codes"], f"has {bits} bits a code, and quantization_config says num_bits {words}")
+        raise stored.error(names["codes"], f"has {bits} bits a code, and quantization_config has num_bits {words}")
     needed = {
         "zero_point": ("symmetric false", all(record.get("symmetric") is False for record in integers)),
         "g_idx": ("actorder group", all(record.get("actorder") in ("group", True) for record in integers)),
     }
     for part, (words, is_needed) in needed.items():
         if integers and is_needed and part in names and names[part] not in stored.entries:
-            raise stored.error(names[part], f"is missing, and quantization_config says {words}")
+            raise stored.error(names[part], f"is missing, and quantization_config has {words}")
 
 
 def _packed(stored: StoredTensors, module: str, config: Mapping[str, Any]) -> CodedTensor:

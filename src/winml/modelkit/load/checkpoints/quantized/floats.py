@@ -148,7 +148,7 @@ def consume_activation_scales(stored: StoredTensors, found: CodedEntries) -> Non
     if scales:
         found.consumed.update(scales)
         found.notes.append(
-            f"{len(scales)} scales of activations in the checkpoint are not used: activations stay as they are."
+            f"{len(scales)} scales of activations in the checkpoint are ignored: activations remain float."
         )
 
 
@@ -304,7 +304,7 @@ def _four_bits(stored: StoredTensors, parameter: str, state_name: str, kind: str
         stored.refuse_shape(f"{parameter}.nested_quant_map", (256,), absmax)
         stored.entry(f"{parameter}.{_NESTED}", ("float32",), 1)
         if nested_size < 1:
-            raise stored.error(state_name, f"says nested_blocksize {nested_size}, expected 1 or more")
+            raise stored.error(state_name, f"has nested_blocksize {nested_size}, expected 1 or more")
         count = math.ceil(rows * depth // block_size / nested_size)
         stored.refuse_shape(f"{parameter}.{_NESTED}", (count,), f"nested_blocksize {nested_size}")
 

@@ -172,8 +172,8 @@ def read_coded_checkpoint(
     if not found.tensors:
         place = files[0] if len(files) == 1 else f"{folder} ({len(files)} weight files)"
         raise CheckpointError(
-            f"{place}: its config.json says quant_method {record.get('quant_method')!r}, and no tensor has that format",
-            hint="Take quantization_config out of config.json if the weights are floats, or fetch the checkpoint "
+            f"{place}: its config.json has quant_method {record.get('quant_method')!r}, and no tensor has that format",
+            hint="Remove quantization_config from config.json if the weights are floats, or download the checkpoint "
             "again.",
         )
     return CodedCheckpoint(
@@ -209,14 +209,14 @@ def format_of(record: Mapping[str, Any], folder: Path) -> QuantizedFormat:
         name = "bitsandbytes"  # as its own versions before quant_method wrote it
     if name is None or name not in FORMATS:
         raise CheckpointError(
-            f"{folder}: its quantization_config says quant_method {method!r}, which is not read; expected "
+            f"{folder}: its quantization_config has quant_method {method!r}, which is not supported; expected "
             f"{', '.join(FORMATS)}",
-            hint="Give a checkpoint in one of these formats, or the original model and a --precision.",
+            hint="Pass a checkpoint in one of these formats, or the original model and a --precision.",
         )
     form = FORMATS[name]
     if problem := form.refusal(record):
         raise CheckpointError(
-            f"{folder}: its quantization_config ({form.words}) says {problem}",
-            hint="Give a checkpoint in that form, or the original model and a --precision.",
+            f"{folder}: its quantization_config ({form.words}) has {problem}",
+            hint="Pass a checkpoint in that form, or the original model and a --precision.",
         )
     return form

@@ -89,7 +89,7 @@ def _reader(path: Path) -> Any:
         return GGUFReader(path)
     except (ValueError, KeyError, IndexError, OSError, TypeError) as error:
         raise CheckpointError(
-            f"{path}: not a GGUF file, or a damaged one: {first_line(error)}", hint="Fetch the file again."
+            f"{path}: not a GGUF file, or a damaged one: {first_line(error)}", hint="Download the file again."
         ) from error
 
 
@@ -107,8 +107,8 @@ def _config_of(path: Path, reader: Any) -> dict[str, Any]:
         )
     if architecture not in _ARCHITECTURES:
         raise CheckpointError(
-            f"{path}: architecture {architecture!r} is not read from GGUF; expected {', '.join(_ARCHITECTURES)}",
-            hint="Give the checkpoint of transformers that the file was made from.",
+            f"{path}: architecture {architecture!r} is not supported from GGUF; expected {', '.join(_ARCHITECTURES)}",
+            hint="Pass the transformers checkpoint that the file was converted from.",
         )
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -117,7 +117,7 @@ def _config_of(path: Path, reader: Any) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, IndexError, ImportError) as error:
         raise CheckpointError(
             f"{path}: transformers cannot read the header: {type(error).__name__}: {first_line(error)}",
-            hint="Fetch the file again.",
+            hint="Download the file again.",
         ) from error
     plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in config.items()}
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -213,7 +213,7 @@ def read_gguf(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
     groups = {"attn_q": heads, "attn_k": _field(reader, f"{architecture}.attention.head_count_kv", heads)}
     found = CodedEntries()
     if problem := config.get("tokenizer_problem"):
-        found.notes.append(f"The tokenizer of the file cannot be converted ({problem}): none is put beside the result.")
+        found.notes.append(f"The tokenizer of the file cannot be converted ({problem}): the result has none.")
     names = _names_of_model(stored.folder, reader)
     norms = _Norms(stored.folder / _NORMS_NAME)
     ignored = []
@@ -238,7 +238,7 @@ def read_gguf(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
             found.tensors[name] = CodedTensor(_weight(stored, path, tensor, shape, order, name))
     if ignored:
         found.notes.append(
-            f"{', '.join(ignored)} of the file, which scale rotations by position, are not used, as in transformers: "
+            f"{', '.join(ignored)} of the file, which scale RoPE by position, are ignored, as in transformers: "
             "long texts may differ from those of llama.cpp."
         )
     return found
@@ -301,7 +301,7 @@ def _weight(
     def raw() -> Array:
         content: Array = np.fromfile(path, np.uint8, size, offset=start)
         if len(content) < size:
-            raise CheckpointError(f"{path}: truncated: tensor {tensor.name} ends behind it", hint="Fetch it again.")
+            raise CheckpointError(f"{path}: truncated: tensor {tensor.name} ends behind it", hint="Download it again.")
         return content
 
     def ordered(values: Array) -> Array:

@@ -50,7 +50,7 @@ def read_gptq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
         has_index = names["g_idx"] in stored.entries
         if config.get("desc_act") and not has_index:
             raise stored.error(
-                names["g_idx"], "is missing, and quantization_config says desc_act: the order of the groups is unknown"
+                names["g_idx"], "is missing, and quantization_config has desc_act: the order of the groups is unknown"
             )
         if has_index:
             depth = stored.entry(names["g_idx"], ("int32", "int64"), 1).shape[0]
@@ -201,19 +201,19 @@ def _refuse_other_sizes(
         return
     declared_bits = config.get("bits", config.get("w_bit"))
     if declared_bits is not None and declared_bits != bits:
-        raise stored.error(module, f"has {bits} bits a code, and quantization_config says bits {declared_bits!r}")
+        raise stored.error(module, f"has {bits} bits a code, and quantization_config has bits {declared_bits!r}")
     size = config.get("group_size", config.get("q_group_size"))
     is_whole = size == -1 or (isinstance(size, int) and size >= depth)
     if size is not None and size != group_size and not (is_whole and group_size == depth):
         raise stored.error(
-            module, f"has groups of {group_size} input channels, and quantization_config says group_size {size!r}"
+            module, f"has groups of {group_size} input channels, and quantization_config has group_size {size!r}"
         )
 
 
 def _declared_bits(stored: StoredTensors, module: str, config: Mapping[str, Any]) -> int:
     bits = config.get("bits")
     if not isinstance(bits, int) or bits not in _BITS:
-        raise stored.error(module, f"quantization_config says bits {bits!r}, expected 2, 4 or 8")
+        raise stored.error(module, f"quantization_config has bits {bits!r}, expected 2, 4 or 8")
     return bits
 
 

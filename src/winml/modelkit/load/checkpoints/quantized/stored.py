@@ -35,7 +35,7 @@ _DTYPES = {
     "f8_e8m0": ir.DataType.FLOAT8E8M0,
 }  # fmt: skip
 
-_RESAVE = "Fetch the checkpoint again, or give the original model and a --precision."
+_RESAVE = "Download the checkpoint again, or pass the original model and a --precision."
 
 
 def stored_values(entry: StoredEntry, name: str) -> StoredValues:

@@ -32,13 +32,13 @@ _FRAMES_PER_POSITION = 2
 """A spectrogram encoder with ``max_source_positions`` halves the frames once before it counts positions."""
 
 
-_ROWS_KEY = ShapeKey("audio_batch_size", "Rows of recordings, where a model scores each with each text.", "batch")
+_ROWS_KEY = ShapeKey("audio_batch_size", "Rows of audio, where a model scores each with each text.", "batch")
 
 
 class _Recording(Modality):
     """What features and samples have in common."""
 
-    description = "a recording"
+    description = "an audio clip"
     rows_key = _ROWS_KEY.name
     sub_config_name = "audio_config"
     feature_method = "get_audio_features"

@@ -141,7 +141,7 @@ def _patch_layouts(context: InputContext, carrier: str, companions: Sequence[str
     else:
         shapes = [(context.batch, grid.count, grid.values)]
     is_one_row = bool({*companions} & {*_GRIDS, "target_sizes"})
-    bounds = {"batch_size": SizeBounds(fixed="the patches of all images stand in one row")} if is_one_row else {}
+    bounds = {"batch_size": SizeBounds(fixed="the patches of all images form one row")} if is_one_row else {}
     for shape in shapes:
         layout = _plain_layout(context, carrier, *shape, companions=described, grid=grid)
         yield InputLayout(layout.drafts, (context.batch, *layout.underlying_sizes), bounds)

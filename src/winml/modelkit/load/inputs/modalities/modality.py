@@ -189,14 +189,14 @@ def text_sequence(context: InputContext, place_count: int, shrinkable_keys: Sequ
 def _no_room_for_text(
     context: InputContext, size: InputSize, place_count: int, shrinkable_keys: Sequence[str]
 ) -> UsageError:
-    reason = f"images and recordings take {place_count} tokens of each row"
+    reason = f"images and audio take {place_count} tokens of each row"
     if "sequence_length" in context.sizes.requested:
         context.sizes.refuse("sequence_length", reason)
     limits = (name for name in _POSITION_LIMITS if first_int(text_config(context), (name,)))
     keys = " and ".join(shrinkable_keys)
-    smaller = f"Give a smaller {keys} with {SHAPE_CONFIG_OPTION}, or describe" if keys else "Describe"
+    smaller = f"Set a smaller {keys} with {SHAPE_CONFIG_OPTION}, or describe" if keys else "Describe"
     return UsageError(
-        f"{reason}, and the model takes {size.value} ({', '.join(itertools.islice(limits, 1))}), with text among them",
+        f"{reason}, and the model takes {size.value} ({', '.join(itertools.islice(limits, 1))}), text included",
         hint=f"{smaller} all inputs with {INPUT_SPECS_OPTION}.",
     )
 
@@ -223,7 +223,7 @@ def _choose_within_positions(context: InputContext, key: str, default: int, decl
     if usable is not None and size.value > usable:
         size = dataclasses.replace(size, bounds=SizeBounds(max=size.value))
     if size.value > declared:
-        note = f"{SHAPE_CONFIG_OPTION}: {key} {size.value} is beyond the {declared} the config declares"
+        note = f"{SHAPE_CONFIG_OPTION}: {key} {size.value} is above the {declared} declared in the config"
         return dataclasses.replace(size, notes=(note,))
     return size
 

@@ -50,7 +50,7 @@ class Text(Modality):
         ShapeKey("past_sequence_length", "Tokens in the cache before a run, where the graph takes a cache."),
         ShapeKey(
             "decoder_sequence_length",
-            "Tokens per row given to the decoder of an encoder-decoder model.",
+            "Tokens per row for the decoder of an encoder-decoder model.",
             opened_by="sequence",
         ),
         ShapeKey("num_choices", "Answers per question (multiple choice)."),
@@ -160,7 +160,7 @@ def _embedded_tokens(context: InputContext) -> int:
         tables = [module for module in structure.modules() if isinstance(module, torch.nn.Embedding)]
     if not tables:
         raise UsageError(
-            "input_ids: neither the config nor the model says how many tokens there are",
+            "input_ids: neither the config nor the model states the vocabulary size",
             hint=f"Describe all inputs with {INPUT_SPECS_OPTION}.",
         )
     return int(tables[0].num_embeddings)
