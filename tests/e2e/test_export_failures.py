@@ -84,7 +84,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "a pickle with code in it": (_put_code_in, ("pytorch_model.bin", "io.open", "not unpickled", "safetensors")),
     "a pickle that is none": (_put_nonsense_in, ("pytorch_model.bin", "not unpickled", "checkpoint again")),
     "an unknown model type": (_misname_type, ("config.json", "model_type 'bertt'", "Did you mean 'bert'?")),
-    "a malformed config": (_break_config, ("config.json", "line 2, column 18", "Mend the config")),
+    "a malformed config": (_break_config, ("config.json", "line 2, column 18", "Correct the config")),
     "code of its own": (_bring_code, ("own.Model", "was not run", "--trust-remote-code")),
 }
 
@@ -135,7 +135,7 @@ FACTORIES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "noise": ("noise", 3, ("cannot verify", "'output'", "same inputs", "--no-verify")),
     "an output no input reaches": ("constant", 3, ("inconclusive", "no output", "--no-verify")),
     "an output of NaN": ("not_a_number", 3, ("inconclusive", "nothing but NaN, ", "--no-verify")),
-    "a factory that raises": ("broken", 1, ("nets.py:", "ValueError: the recipe is missing", "Mend the code")),
+    "a factory that raises": ("broken", 1, ("nets.py:", "ValueError: the recipe is missing", "Correct the code")),
     "a factory of something else": ("number", 1, ("returned int", "torch.nn.Module")),
     "a factory that is not there": ("godo", 2, ("has no 'godo'", "Did you mean 'good'?")),
 }  # fmt: skip

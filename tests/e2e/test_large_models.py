@@ -175,7 +175,7 @@ def _in_fp8(folder: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
-    "shard missing": (_without_a_shard, ("index.json", "shards, of which 1 missing", "missing file beside")),
+    "shard missing": (_without_a_shard, ("index.json", "shards, 1 of them missing", "missing file with")),
     "index that lies": (_with_an_index_that_lies, ("bert.encoder.layer.7.made_up.weight", "does not hold it")),
     "shard cut": (_with_a_shard_cut, ("truncated", "ends at byte", "checkpoint again")),
     "tensor missing": (_without_a_tensor, ("lacks 1 of the", "would be random", "bert.embeddings.LayerNorm.weight")),

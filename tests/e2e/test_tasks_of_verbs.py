@@ -24,7 +24,7 @@ def test_image_feature_extraction_keeps_its_name(here: Path, vit: Path) -> None:
     """In the summary, the JSON, the sidecar, the file and the config, and for who calls the model."""
     asked = ("-m", vit, "-t", "image-feature-extraction", "--random-weights")
     exported = run_here("export", *asked, "-o", "m.onnx", "--no-verify")
-    assert "task       image-feature-extraction (given by --task)" in exported.out
+    assert "task       image-feature-extraction (from --task)" in exported.out
     described = {entry.key: entry.value for entry in onnx.load(here / "m.onnx").metadata_props}
     sidecar = json.loads((here / "m_htp_metadata.json").read_text(encoding="utf-8"))
     config = json.loads(run_here("config", *asked).out)

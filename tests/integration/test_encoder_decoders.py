@@ -266,7 +266,7 @@ def test_parts_that_genai_has_no_type_for_are_refused(encoded: Encoded) -> None:
     """It knows recordings of thirty seconds only; what is in the way is named."""
     models = {part.name: (part.model_path, part.model_path.name) for part in encoded.result.parts}
     names = ", ".join(item.name for item in encoded.model.graphs.inputs)
-    problem = "100 frames of sound; expected 3000" if names == "input_features" else f"an encoder that takes {names}"
+    problem = "100 frames of audio; expected 3000" if names == "input_features" else f"an encoder with inputs {names}"
     with pytest.raises(UsageError, match=f"--layout genai: onnxruntime-genai has no type for {problem}"):
         genai_texts(models, {})
 

@@ -497,7 +497,7 @@ def test_tokenizer_that_readers_cannot_open_is_told(built: Path, tmp_path: Path)
     assert (folder / "vocab.txt").is_file()
     (note,) = manifest.notes
     assert note.startswith("transformers.js")
-    assert note.endswith("Put its files into the folder of the build (tokenizer.json).")
+    assert note.endswith("Put its files into the build folder (tokenizer.json).")
 
 
 def test_layout_is_part_of_the_build(built: Path, tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_keys_that_stand_there_twice_are_merged_and_told(tmp_path: Path) -> None
     onnx.save(model, source)
     told = (
         "1 node(s) had a metadata key several times: merged.",
-        "The model had author several times: the last was kept.",
+        "The model had author several times: the last was used.",
     )
     copying = CopyRules(of_any_form=True)
     for name, skip in (("out", False), ("skipped", True)):

@@ -1,4 +1,4 @@
-"""Where are finished results kept, and by which key are they found again?
+"""Where are finished results stored, and by which key are they found?
 
 A key is a digest of everything a result depends on: options, contents, versions of the libraries that make it. A file's
 content is hashed once; its size and time of change say whether that hash still holds. Resuming a stopped search asks

@@ -1,4 +1,4 @@
-"""Compares two models that are given by name, as files or as live modules. A name becomes a file or a request here."""
+"""Compares two models: names, files or live modules. Names are resolved to files or requests here."""
 
 from __future__ import annotations
 

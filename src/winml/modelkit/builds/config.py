@@ -1,4 +1,4 @@
-"""What is to be done with a model, in one file? The config of a build, its versions, and its JSON Schema.
+"""The config of a build, its versions, and its JSON Schema.
 
 Says what every stage is to do; a section that is null skips its stage. Validates and writes itself, and decides which
 precision stands for ``auto``; what else is left out is decided in ``config_resolution.py``. Imports no model library.

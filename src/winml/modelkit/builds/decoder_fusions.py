@@ -1,4 +1,4 @@
-"""Which graphs are fused for ONNX Runtime although nobody asked the optimizer for anything?
+"""Which graphs are fused for ONNX Runtime even if no optimization was requested?
 
 Decoders with a cache, where only ONNX Runtime can run the result in any case: the operators that hold weights in few
 bits are its own, and onnxruntime-genai is built on it. So are those that a checkpoint in few bits becomes. A level that

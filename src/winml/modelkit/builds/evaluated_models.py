@@ -1,4 +1,4 @@
-"""Judges a model that is given by name, and the result of a build. A name becomes a file or a request here."""
+"""Evaluates a model by name, or the result of a build. Names are resolved to files or requests here."""
 
 from __future__ import annotations
 

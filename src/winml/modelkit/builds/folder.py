@@ -1,4 +1,4 @@
-"""Holds the folder of a build, and keeps account of which files in it belong to builds.
+"""Manages a build folder, and records which files in it belong to builds.
 
 One build at a time holds a folder, by a lock of the operating system that ends with its process. A file is ours only if
 the manifest lists its name: nothing else there is ever touched. Knows no stage.

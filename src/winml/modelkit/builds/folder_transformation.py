@@ -1,4 +1,4 @@
-"""Makes a folder of the folder of a build: each part becomes what a verb makes of a file, companions come along.
+"""Transforms a build folder into a new one: a verb transforms each part, and companions are copied.
 
 The result is the folder of a build without stages: every verb opens it, and the next build in it knows its files. All
 files appear together, or none. Which verb it is decides who calls it.

@@ -1,4 +1,4 @@
-"""What does a config that winml-cli wrote say in the words of ours?
+"""How is a config of winml-cli translated into a build config?
 
 Its files have the same sections and no ``schema_version``. A key that means the same is read; one that changes nothing
 here is named in a note; one that would change the result, and has no counterpart, is refused by its name.

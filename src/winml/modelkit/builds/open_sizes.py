@@ -1,4 +1,4 @@
-"""Builds a model in the cache with batch and sequence left open, as far as the model takes that.
+"""Builds a model in the cache with batch and sequence left open, as far as the model allows.
 
 What it takes is tried, since only the exported file shows it, and remembered in the cache. Chooses no size itself.
 """

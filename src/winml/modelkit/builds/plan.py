@@ -1,4 +1,4 @@
-"""What is a build asked to do? The config, the model it is for, and what of it counts for which stage.
+"""What does a build request? The config, its model, and which options affect which stage.
 
 Plain data, decided before anything is loaded. Does not know how a stage works.
 """

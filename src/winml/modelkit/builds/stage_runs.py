@@ -1,4 +1,4 @@
-"""Runs one stage of a build, or takes its earlier result where that is still right.
+"""Runs one stage of a build, or reuses its earlier result if that is up to date.
 
 An earlier result is used again if options, input and libraries are those it was made with, and its files are as it
 wrote them. Results of other builds come from the cache.

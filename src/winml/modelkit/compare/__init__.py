@@ -1,1 +1,1 @@
-"""Do two answers agree, and where do they part?"""
+"""Do two sets of outputs agree, and where do they diverge?"""

@@ -1,4 +1,4 @@
-"""How much of the answer is left when a graph computes with fewer bits?
+"""How much precision do the outputs of a quantized graph lose?
 
 Compares outputs that are already computed, over all draws together: the power of the signal against that of the error
 (signal-to-quantization-noise ratio), the direction (cosine), and the error relative to the signal. Wide integers and

@@ -1,4 +1,4 @@
-"""Does one ONNX file answer as another does?
+"""Are the outputs of two ONNX files equal?
 
 Opens one after the other, so that two large models are never held at once, and feeds both the same values. Both are run
 node by node as they are written: the optimizations of ONNX Runtime have mistakes of their own, which would not show

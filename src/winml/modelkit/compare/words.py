@@ -1,4 +1,4 @@
-"""Words for the comparison of a file with the file it was made from."""
+"""Words for the comparison of a file with its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph takes for granted of its inputs: each assumption is one record, and its note is the message of that."""
+"""What a graph assumes of its inputs: each assumption is one record with a message."""
 
 from __future__ import annotations
 

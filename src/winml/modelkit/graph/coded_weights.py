@@ -1,4 +1,4 @@
-"""Weights that are stored in few bits: their codes, scales and zero points, read from a file when they are needed.
+"""Quantized weights: codes, scales and zero points, read from a file when needed.
 
 A coded weight knows how it is stored and how its codes become floating-point numbers. In a graph it stands as a tensor
 of these numbers, by reference, until a step replaces its readers by operators that take the codes themselves. Knows no

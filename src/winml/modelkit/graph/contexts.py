@@ -1,4 +1,4 @@
-"""Which nodes stand for what an execution provider compiled, and in which files is it?
+"""Which nodes contain what an execution provider compiled, and in which files is it?
 
 Specified by ONNX Runtime: ``com.microsoft:EPContext``, whose attribute ``ep_cache_context`` holds what was compiled
 (``embed_mode`` 1) or names a file beside the model (0). The nodes of subgraphs and functions count as well.

@@ -1,4 +1,4 @@
-"""Cuts a part of a graph out as a model of its own.
+"""Extracts a part of a graph as a separate model.
 
 A part is a set of nodes of the main graph. Its inputs are the values it reads from outside, its outputs the values it
 produces that are read outside. Nodes that depend on no model input are constants: they are copied into the part that

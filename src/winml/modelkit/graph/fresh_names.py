@@ -1,4 +1,4 @@
-"""Gives new values and nodes names that nothing in a graph bears, its subgraphs included; makes a new Cast."""
+"""Creates unused names for new values and nodes of a graph, subgraphs included, and Cast nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes functions of modules: one node for each call, the nodes of the module inside.
+"""Converts modules to functions: one node for each call, the nodes of the module inside.
 
 Works on a copy of the graph. The result is inlined once in memory and compared with the graph it was made of; what
 inlining alone does not give back is recorded in the file, so that reading it gives the graph back exactly.
@@ -218,7 +218,7 @@ class _Planner:
         return (maker for value in self._cutter.reads(node) if (maker := value.producer()) is not None)
 
 
-# --- Makes functions of modules: one node for each call, the nodes of the module inside.
+# --- Converts modules to functions: one node for each call, the nodes of the module inside.
 #
 # Works on a copy of the graph. The result is inlined once in memory and compared with the graph it was made of; what
 # inlining alone does not give back is recorded in the file, so that reading it gives the graph back exactly.

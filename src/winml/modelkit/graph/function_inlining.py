@@ -1,4 +1,4 @@
-"""Puts the nodes of modules that are functions back into the graph, with the names, tags and order they had.
+"""Inlines functions of modules into the graph, with the original names, tags and order of nodes.
 
 onnx_ir's inliner does the work. What it does not know is in the file: metadata relative to the call where several calls
 share a function, and the record of what is left. Functions of other domains stay.

@@ -1,4 +1,4 @@
-"""Writes what a file says about itself, the model metadata of FORMATS, and reads the outputs a graph declares."""
+"""Writes the metadata of a model file, and reads the outputs that a graph declares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of a graph: transposed ones get values of their own, and idle ones decide nothing but sizes.
+"""Weights of a graph: copies for transposed ones, and idle ones, of which only the sizes matter.
 
 Tools that take protos get one without the weights.
 """

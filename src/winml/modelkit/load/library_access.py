@@ -1,4 +1,4 @@
-"""Keeps transformers to the files on this disk and to installed code while a model is resolved and loaded.
+"""Restricts transformers to local files and installed code while a model is resolved and loaded.
 
 ``checkpoints/hub.py`` alone talks to the Hub, before; ``checkpoints/config.py`` alone runs code of a checkpoint, where
 the user allowed it. Whatever else would be fetched, for whatever entry of a config, fails here.

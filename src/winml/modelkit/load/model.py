@@ -1,4 +1,4 @@
-"""Gives a resolved model its weights: those of the checkpoint, or seeded random ones.
+"""Loads the weights of a resolved model: those of the checkpoint, or seeded random ones.
 
 What the model is was decided in ``resolution.py``.
 """

@@ -1,4 +1,4 @@
-"""The records of a loaded model and of its parts, as every later stage takes them.
+"""The records of a loaded model and of its parts, which all later stages take.
 
 Other rooms read them without knowing how a model was loaded. Imports neither torch nor transformers.
 """

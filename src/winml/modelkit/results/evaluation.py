@@ -1,4 +1,4 @@
-"""How well a model does its task, beside a baseline: the record of ``winml eval``."""
+"""How well a model does its task, compared with a baseline: the record of ``winml eval``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of ``winml run``: what a model takes, and what it answered."""
+"""The records of ``winml run``: inputs and outputs of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A PyTorch model as an export would read it, known without its weights: the record of ``winml inspect``."""
+"""A PyTorch model as an export would read it, without its weights: the record of ``winml inspect``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bits were chosen for each module to keep a limit, and what other limits would give."""
+"""Which precision was chosen for each module to meet a limit, and the results of further limits."""
 
 from __future__ import annotations
 

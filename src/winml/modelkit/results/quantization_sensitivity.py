@@ -1,4 +1,4 @@
-"""Which modules pay for fewer bits: the record of ``winml quantize --sensitivity``."""
+"""Which modules lose precision when quantized: the record of ``winml quantize --sensitivity``."""
 
 from __future__ import annotations
 

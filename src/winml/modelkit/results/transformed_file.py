@@ -1,4 +1,4 @@
-"""The records of written files: of one alone, of one made of another, and of a folder with a record for each part.
+"""The records of written files: of one file, of a file and its source, and of a folder with a record for each part.
 
 A verb adds to :class:`TransformedFile` what it did.
 """

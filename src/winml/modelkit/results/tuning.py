@@ -1,4 +1,4 @@
-"""Which file is the fastest on one machine that is still right: the record of ``winml tune``."""
+"""Which variant is the fastest on one machine within a quality limit: the record of ``winml tune``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says in words how a verification ended, and how far tags reach. Shared by messages, manifests and reports."""
+"""Words for the outcome of a verification and the coverage of tags. Shared by messages, manifests and reports."""
 
 from __future__ import annotations
 

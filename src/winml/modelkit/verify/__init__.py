@@ -1,1 +1,1 @@
-"""Does the file answer as PyTorch does?"""
+"""Are the outputs of the file those of PyTorch?"""

@@ -1,4 +1,4 @@
-"""Finds out why a file does not answer as the model does, after a comparison failed.
+"""Explains why the outputs of a file differ from the model's, after a comparison failed.
 
 Looks for causes other than the graph: a model that answers differently each time, weights that are not numbers, or
 outputs that depend on values.

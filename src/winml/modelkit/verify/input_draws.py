@@ -1,4 +1,4 @@
-"""Draws the inputs a part is traced with and compared on: the user's own first, then seeded random ones.
+"""Draws the inputs a part is traced with and compared on: example inputs first, then seeded random ones.
 
 Which values make sense is not always known beforehand. So what the model refuses, or answers with NaN, is drawn in
 other ways: masks the other way round, rows of integers as lengths, floats as the traced ones, or not at all. What was

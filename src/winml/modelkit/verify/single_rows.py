@@ -1,4 +1,4 @@
-"""Runs a decoder row by row where its operators take several tokens after a cache for one row only.
+"""Runs a decoder row by row if its operators support several tokens after a cache for one row only.
 
 ONNX Runtime's ``GroupQueryAttention`` refuses more. Rows do not depend on each other, so the answer is the same.
 """

@@ -1,4 +1,4 @@
-"""Compares a file with PyTorch on inputs for which the comparison proves something.
+"""Compares a file with PyTorch on inputs whose outputs rounding alone does not determine.
 
 Where a model chooses between nearly equal values (the best boxes, the expert of a token), rounding decides, and two
 correct answers may differ completely. Such inputs are found with PyTorch alone: the result of every module is moved by

@@ -1,4 +1,4 @@
-"""Answers of a model in PyTorch whose weights stay in the checkpoint.
+"""Outputs of a model in PyTorch whose weights remain in the checkpoint.
 
 All inputs are answered side by side: each weight is read once for all of them, and dropped before the next is read.
 """
@@ -436,7 +436,7 @@ def _read(stored: StoredValues, dtype: torch.dtype) -> torch.Tensor:
     return held.reshape(stored.shape).to(dtype)
 
 
-# --- Answers of a model in PyTorch whose weights stay in the checkpoint.
+# --- Outputs of a model in PyTorch whose weights remain in the checkpoint.
 #
 # All inputs are answered side by side: each weight is read once for all of them, and dropped before the next is read.
 

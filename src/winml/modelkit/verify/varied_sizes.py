@@ -1,4 +1,4 @@
-"""Proves that every dimension that was left open is open in the written file.
+"""Verifies that every dynamic dimension is dynamic in the written file.
 
 Before the export, the model itself is run at other sizes: this tells how the outputs follow, and which sizes the model
 accepts. Afterwards the written file must answer the same at each of them, which shows a size the trace took for a

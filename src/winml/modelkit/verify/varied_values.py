@@ -1,4 +1,4 @@
-"""Proves that the written file follows the values of its inputs, one input at a time.
+"""Verifies that the written file depends on the values of its inputs as PyTorch does, one input at a time.
 
 A trace turns a value that Python reads (``range(int(n))``, ``if flag``) into a constant of the graph, which random
 draws find by luck only. So numbers, flags and rows of integers get neighbouring values. Where Python read values,

@@ -1,4 +1,4 @@
-"""Compares a written file with PyTorch: on the traced inputs, on a second draw, at other values and other sizes."""
+"""Compares a written file with PyTorch: on the traced inputs, on random inputs, at different values and sizes."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_what_is_settled_is_told(tmp_path: Path, killed: Path) -> None:
     taken_settled()
     settle_interrupted(tmp_path)
     (words,) = taken_settled()
-    assert f"{tmp_path}: a command that was killed had not finished here; put in place a.json, b.json" == words
+    assert f"{tmp_path}: an earlier command was killed; put in place a.json, b.json" == words
     assert () == taken_settled()
 
 

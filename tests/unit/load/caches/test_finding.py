@@ -77,7 +77,7 @@ def test_model_without_a_cache_says_why(inputs: tuple[InputTensorSpec, ...], rea
 def test_model_that_transformers_keeps_no_cache_for_says_so() -> None:
     """Its forward takes none: generate() reads all tokens in each step as well."""
     model = small("OpenAIGPTLMHeadModel", vocab_size=120, n_embd=16, n_layer=1, n_head=2)
-    assert "transformers keeps none for OpenAIGPTLMHeadModel either" == find_cache(model, (TOKENS,), {})
+    assert "transformers has no cache for OpenAIGPTLMHeadModel either" == find_cache(model, (TOKENS,), {})
 
 
 class CountingLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types

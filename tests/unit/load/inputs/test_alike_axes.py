@@ -58,7 +58,7 @@ def test_mask_of_the_tokens_size_is_brought_along() -> None:
     model = Masked()
     decision = opened(model, {"ids": {0: "batch", 1: "sequence"}}, (2, 7), (2, 7))
     assert [("batch", "sequence")] * 2 == shapes(decision)
-    assert "Also sequence, being of the same size: axis 1 of mask." in decision.notes
+    assert "Also sequence, which has the same size: axis 1 of mask." in decision.notes
     assert 0.0 == float(model.calls)
     assert model.seen is None
 

@@ -271,7 +271,7 @@ def test_inputs_beyond_rotary_positions_are_allowed_and_told() -> None:
     """Computed positions have no table to leave; the config's word is passed on."""
     model = build_model("llama")
     decision = decide_inputs(model, model.config, shape=ShapeConfig(sequence_length=70))
-    assert ("--shape-config: sequence_length 70 is beyond the 64 the config declares",) == decision.notes
+    assert ("--shape-config: sequence_length 70 is above the 64 declared in the config",) == decision.notes
     _run(model, decision.inputs)
 
 

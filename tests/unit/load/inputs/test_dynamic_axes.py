@@ -66,7 +66,7 @@ def test_axes_bring_along_what_means_the_same_and_say_so() -> None:
         decision
     )
     assert (
-        "Also tokens, being the same sequence_length: axis 1 of attention_mask and axis 1 of token_type_ids.",
+        "Also tokens, which has the same sequence_length: axis 1 of attention_mask and axis 1 of token_type_ids.",
     ) == decision.notes
 
 
@@ -136,7 +136,7 @@ def test_batch_of_an_unknown_model_is_the_first_axis_all_share() -> None:
     """Where nothing says what axes are, rows come first."""
     decision = open_axes(described(("x", (1, 8)), ("y", (1, 4))), DynamicRequest(batch=True), are_sizes_firm=True)
     assert {"x": ("batch_size", 8), "y": ("batch_size", 4)} == shapes(decision)
-    assert ("batch_size is traced with 2: a size of 1 would be taken as a constant.",) == decision.notes
+    assert ("batch_size is traced with 2: a size of 1 would be traced as a constant.",) == decision.notes
 
 
 def test_batch_of_an_unknown_model_without_common_rows_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""What a layout means for the folder of one build: names, files that come along, files that are written."""
+"""The layout of one build folder: file names, copied files, written files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describes a model for onnxruntime-genai: ``genai_config.json``, and what stands beside it.
+"""Describes a model for onnxruntime-genai: ``genai_config.json``, and its companion files.
 
 Names and sizes are those of the graph; what only the model's files know, such as end tokens, is taken from them. The
 type is that of a decoder of any family, which genai feeds by the names given here; two graphs are described in

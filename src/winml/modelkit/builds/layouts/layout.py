@@ -1,4 +1,4 @@
-"""Says what a layout is: where the readers of a folder want the finished models, what stands beside them, and which
+"""The contract of a layout: where the readers of a folder expect the finished models, their companions, and which
 models it is for.
 
 A layout places what a build has made; it changes no graph. Stages and their files are the same in every one. Imports

@@ -1,4 +1,4 @@
-"""The layout of optimum, and that of transformers.js, which is optimum's with a name for each precision.
+"""The layout of optimum, and that of transformers.js, which adds a file name for each precision.
 
 sentence-transformers opens optimum's as well: names, a tokenizer that its transformers reads, and whether its empty
 cache fits.

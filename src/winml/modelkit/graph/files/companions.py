@@ -1,4 +1,4 @@
-"""Puts the files that readers look for beside a model: config, tokenizer, processors.
+"""Copies the files that readers expect to a model: config, tokenizer, processors.
 
 A file of somebody else keeps its place. Standard library only.
 """

@@ -1,4 +1,4 @@
-"""Where may a name lead that stands in a file of somebody else? To a file or folder below the folder of that file.
+"""Which paths may a foreign file reference? Files and folders below its own folder.
 
 Manifests, indices, states, configs, metadata tables and models name further files. Whoever made such a file chose the
 name, and not the user, so it must not reach the rest of the machine. Every reader of such a name asks here. Opens

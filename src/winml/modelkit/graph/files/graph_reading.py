@@ -1,4 +1,4 @@
-"""Reads ONNX files as graphs, and says of which file it is that one cannot be read.
+"""Reads ONNX files as graphs; errors name the file.
 
 The one place where the errors of ``onnx_ir`` about a file become ours. Weights are left where they are.
 """

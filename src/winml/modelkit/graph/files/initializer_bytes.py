@@ -1,4 +1,4 @@
-"""Finds where the values of the initializers of an ONNX file lie, and compares them without holding them.
+"""Locates the values of the initializers of an ONNX file, and compares them without loading them.
 
 Memory does not grow with the weights; values in data files are found by what the model says of them. Values are read in
 pieces, two at a time at most.

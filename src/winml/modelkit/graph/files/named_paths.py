@@ -1,4 +1,4 @@
-"""Turns the text a user gave into a path, and refuses text that no file system takes.
+"""Converts text of the user into a path, and refuses text that no file system accepts.
 
 Too long, with a zero byte, of an unknown user, behind a folder that may not be looked into: pathlib raises a different
 error for each, at the first question about the path. Does not ask whether something is there. Also records which files

@@ -1,4 +1,4 @@
-"""Puts several output files in place together, or none of them.
+"""Writes several output files together, or none of them.
 
 A file is written under its own name in a hidden folder beside its target, so files that name one another (a model and
 its external data) are consistent before and after they are moved. What a kill between two moves leaves is completed by
@@ -185,7 +185,7 @@ def _refuse_files(paths: Iterable[Path], waiting: Collection[Path] = ()) -> None
         if os.path.lexists(path) or path in waiting:
             finished = " (finished by a command that was killed; the next command that writes here puts it in place)"
             raise OutputExistsError(
-                f"output {path} exists{finished if path in waiting else ''}",
+                f"output {path} exists already{finished if path in waiting else ''}",
                 hint="Use --overwrite to replace it, or choose another output path.",
             )
 

@@ -1,4 +1,4 @@
-"""Places an ONNX file under a second name without a second copy of its content.
+"""Stores an ONNX file under a second name without a second copy of its content.
 
 Uses a hard link where the file system supports them. External data files are copied, or shared by both models: onnx
 refuses data files with more than one hard link. A copy is a reflink where the file system has them. Does not look at

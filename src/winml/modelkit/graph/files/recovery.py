@@ -1,4 +1,4 @@
-"""What does a killed command leave, and who completes or removes it? Journals, temporary folders and their owners."""
+"""What does a killed command leave, and how is it completed or removed? Journals, temporary folders, owners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a long run leave on disk, so that an interrupted one goes on where it ended?
+"""What does a long run store, so that it can be resumed?
 
 A JSON file with what its results depend on, and a lock on the folder it is in. Results of another request are never
 used. Knows no result.

@@ -1,4 +1,4 @@
-"""Tensors whose values stay in a file until they are read or written.
+"""Tensors whose values remain in a file until they are read or written.
 
 A stored tensor holds a reference: file, offset, and a cast or transposition to apply. Values are read by plain reads in
 pieces, so that neither memory nor the page accounting of a memory map grows with the weights. Knows no file format.

@@ -1,4 +1,4 @@
-"""Matches every node of a graph a tool wrote with the nodes of the original graph it stands for.
+"""Matches every node of a graph that a tool wrote with the corresponding nodes of the original graph.
 
 Works on one graph with its subgraphs, or on one function. Decides for every node its place in the hierarchy, the way
 that place was found, and which original nodes the node replaced. Writes nothing; ``carrying`` writes the tags. Why

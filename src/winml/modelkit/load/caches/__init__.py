@@ -1,1 +1,1 @@
-"""What does a model that generates keep between two runs, and how does a graph take and return it?"""
+"""What does a generative model store between two runs, and how does a graph take and return it?"""

@@ -1,4 +1,4 @@
-"""Which cache does a model keep? Found by running its forward once, on shapes alone.
+"""Which cache does a model have? Found by running its forward once, on shapes only.
 
 What the forward returns says it: the parameter that takes the cache again, its layers and their tensors. No model is
 known by name. A cache that cannot be flattened is refused with the layer or the tensor, and the class, that stop it.

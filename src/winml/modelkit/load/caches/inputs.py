@@ -220,8 +220,8 @@ def fixed_sizes_of(
     if layout.dropping_windows:
         window = min(layout.dropping_windows)
         dropped = (
-            f"Read a prompt in one run: a layer with a window of {window} tokens attends to all tokens of a run and the "
-            f"last {window - 1} before it, without a mask. In several runs, outputs for a longer prompt differ, in "
+            f"Read a prompt in one run: a layer with a window of {window} tokens attends to all tokens of a run and "
+            f"the last {window - 1} before it, without a mask. In several runs, outputs for a longer prompt differ, in "
             "PyTorch as well."
         )
         notes = (*notes, dropped)

@@ -1,4 +1,4 @@
-"""The records of a cache: which tensors a model keeps between two runs, and what they are called in its graph.
+"""The records of a cache: which tensors a model stores between two runs, and their names in its graph.
 
 Names are those other readers of such graphs expect: ``past_key_values.N.key`` becomes ``present.N.key`` in optimum,
 transformers.js and onnxruntime-genai, ``past_conv.N`` becomes ``present_conv.N`` in transformers.js. Imports neither

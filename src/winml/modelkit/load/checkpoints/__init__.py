@@ -1,1 +1,1 @@
-"""Where does a checkpoint lie, and what do its files say?"""
+"""Where is a checkpoint, and what do its files contain?"""

@@ -1,4 +1,4 @@
-"""Reads LoRA adapters as the package peft saves them, by their files alone.
+"""Reads the files of LoRA adapters, in the format of the package peft.
 
 Only the config and the header of the weights are read here: what an adapter is, which modules it changes, and what of
 it cannot be applied. Neither peft nor torch is imported. ``merging.py`` applies an adapter to a model.

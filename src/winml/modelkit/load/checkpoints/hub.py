@@ -1,4 +1,4 @@
-"""Finds the folder on this disk that holds a checkpoint or an ONNX file of the Hub, and fetches what is missing.
+"""Finds the folder on this disk that holds a checkpoint or an ONNX file of the Hub, and downloads what is missing.
 
 Looks into the cache that transformers uses and, only if something is missing there, fetches it. Hands back a folder, so
 that nothing after it ever needs the network. Imports ``huggingface_hub`` alone; knows nothing of models.

@@ -1,4 +1,4 @@
-"""Applies LoRA adapters to a model in PyTorch: merges them into its weights, or says which branches a graph gets.
+"""Applies LoRA adapters to a model in PyTorch: merges them into its weights, or lists the branches of the graph.
 
 The formulas are those that peft publishes: W + scaling · B · A, transposed for tables and for transformers' ``Conv1D``;
 with DoRA, each row scaled to a length of its own afterwards. Sums are computed in float32 and cast once. Weights that

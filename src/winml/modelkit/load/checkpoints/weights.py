@@ -1,4 +1,4 @@
-"""Loads the weights of a checkpoint folder into a model and checks that they are the right ones.
+"""Loads the weights of a checkpoint folder into a model and checks that they fit.
 
 Safetensors are mapped into memory; pickles are read with ``weights_only``, so no code in them runs. A model some of
 whose weights would be random is refused: its answers would mean nothing. Reads the disk only.

@@ -1,4 +1,4 @@
-"""What a family of models says of one of them: its parts, or why it has none of that kind."""
+"""The contract of a family of models: it returns the parts of a model, or why the model has none of that kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model makes of its images, and how its own code puts that in place of tokens.
+"""How a model encodes images, and how its code replaces placeholder tokens with their features.
 
 Found by running the model on shapes: the method that makes the vectors of images, and the module that is given the
 vectors of all tokens. No model is known by name.

@@ -1,4 +1,4 @@
-"""Lets code that reads the sizes of pictures from a grid compute in tensors what it computes in Python.
+"""Replaces Python computations on the sizes of images in a grid by tensor operators.
 
 A model that takes the patches of all pictures in one row is told the grid of each: frames, rows and columns. What
 follows from it (places of patches, windows, which patches see each other) is made by functions of

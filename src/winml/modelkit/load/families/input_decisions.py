@@ -1,4 +1,4 @@
-"""Decides the parts of a transformers model: each family is asked in turn, and the first that knows it answers."""
+"""Decides the parts of a transformers model: the first family that supports the model determines them."""
 
 from __future__ import annotations
 

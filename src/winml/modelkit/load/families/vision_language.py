@@ -1,4 +1,4 @@
-"""A language model that is shown images: a graph that sees, one that puts what was seen in place of tokens, a decoder.
+"""A vision-language model as three graphs: vision encoder, embedding of tokens and image features, decoder.
 
 The first runs once for each set of images. The second turns tokens, and the vectors of the images that some of them
 stand for, into vectors of tokens; with no images, it looks up tokens. The third is a decoder with a cache, which takes
@@ -194,7 +194,7 @@ def _undivided_notes(model: Any, task: str, request: ModelRequest) -> tuple[str,
         return ()
     note = (
         f"Exported as one graph without KV cache: {type(model).__name__} has no {FEATURES_METHOD}() and no inner "
-        "decoder with cross-attention. Every run reads the images and all tokens; winml generate does not support --image "
+        "decoder with cross-attention. Every run reads the images and all tokens; winml generate takes no --image "
         "with it."
     )
     return (note,)

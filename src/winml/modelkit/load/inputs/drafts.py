@@ -1,4 +1,4 @@
-"""What an input is made from: records on the way from a model to its :class:`InputTensorSpec`."""
+"""Intermediate records from which an :class:`InputTensorSpec` of a model is created."""
 
 from __future__ import annotations
 

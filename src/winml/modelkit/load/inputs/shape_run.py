@@ -1,4 +1,4 @@
-"""Runs Python code of a model on shapes alone, without its weights.
+"""Runs Python code of a model on shapes only, without its weights.
 
 Tensors have no storage. Only whole numbers and truth values that follow from sizes are computed, since forwards use
 them as sizes in turn (the grid of an image, the length of a recording). Knows no model.

@@ -1,4 +1,4 @@
-"""Chooses the size of one axis: the user's where given, else the model's, else a default.
+"""Chooses the size of one axis: the requested size, else that of the model, else a default.
 
 An answer is a record that carries everything known about the size; nothing is remembered between two questions.
 """

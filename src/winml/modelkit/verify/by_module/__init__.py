@@ -1,1 +1,1 @@
-"""Which module is the first to answer otherwise? Records what modules take and return on two sides, and compares it."""
+"""Which module is the first whose outputs diverge? Compares recorded inputs and outputs of modules."""

@@ -1,4 +1,4 @@
-"""Compares what modules take and return on two sides, and finds the first whose error is its own.
+"""Compares inputs and outputs of modules on two sides, and finds the first module that diverges.
 
 Inner values are recorded in groups, so that memory holds both models and one group.
 """

@@ -1,4 +1,4 @@
-"""An ONNX file as one side of a comparison: its modules, the values at their boundaries, and a session that gives them.
+"""An ONNX file as one side of a comparison: its modules, the values at their boundaries, and a session for them.
 
 Runs the graph node by node as it is written, so that every value that is asked for exists.
 """

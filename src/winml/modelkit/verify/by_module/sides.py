@@ -1,4 +1,4 @@
-"""What a comparison asks of each of two models, and what both are fed."""
+"""The contract of the two models of a comparison, and their inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A PyTorch model as one side of a comparison: what its modules return, by forward hooks.
+"""A PyTorch model as one side of a comparison: outputs of its modules, by forward hooks.
 
 Loads and calls the model as the export does. Hooks keep what is asked for, and nothing else.
 """

@@ -1,4 +1,4 @@
-"""Which values of one side are the same as which of the other?
+"""Which values of two models correspond to each other?
 
 Values of two files are the same where they have one name, which exporters, optimizers and quantizers keep; else where a
 module has as many outputs on both sides, in order. What a PyTorch module returns is what its nodes hand on, in order;

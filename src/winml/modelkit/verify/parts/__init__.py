@@ -1,1 +1,1 @@
-"""Do the files of several parts, run one after another, answer as PyTorch does?"""
+"""Do the files of several parts, run one after another, return the outputs of PyTorch?"""

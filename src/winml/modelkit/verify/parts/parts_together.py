@@ -1,4 +1,4 @@
-"""Do the files of all parts, one after another, answer as PyTorch does? For any model whose last part decodes."""
+"""Do the files of all parts, one after another, return the outputs of PyTorch? For models with a decoder."""
 
 from __future__ import annotations
 

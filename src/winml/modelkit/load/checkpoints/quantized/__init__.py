@@ -1,1 +1,1 @@
-"""In which formats of few bits are checkpoints published, and how are their codes read?"""
+"""In which formats are quantized checkpoints published, and how are their codes read?"""

@@ -1,4 +1,4 @@
-"""Reads weights that are small floats or entries of a table: FP8, MXFP4, NVFP4 and bitsandbytes' 4 bits."""
+"""Reads weights in small float formats or lookup tables: FP8, MXFP4, NVFP4 and bitsandbytes' 4 bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides in which format of few bits a checkpoint is, by its config, and finds its weights.
+"""Determines the format of a quantized checkpoint from its config, and finds its weights.
 
 A format is data: its name in ``quantization_config``, and what reads its tensors. Only headers and small index tensors
 are read here; codes are read when a weight is written or compared. No package of a format is needed. Imports no model

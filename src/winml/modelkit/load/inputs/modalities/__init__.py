@@ -1,1 +1,1 @@
-"""How does each kind of content – text, images, recordings – enter a model? One file a modality."""
+"""How does each modality – text, images, audio – enter a model? One file a modality."""

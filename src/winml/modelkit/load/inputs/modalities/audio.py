@@ -1,4 +1,4 @@
-"""Recordings: as features of each frame (a spectrogram), or as samples."""
+"""Audio: as features of each frame (a spectrogram), or as samples."""
 
 from __future__ import annotations
 

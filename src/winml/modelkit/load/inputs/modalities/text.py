@@ -1,4 +1,4 @@
-"""Text: rows of tokens, with masks, types and boxes of the tokens, and the tokens given to a decoder.
+"""Text: rows of tokens, with masks, types and boxes of the tokens, and the input tokens of a decoder.
 
 Knows how many tokens of each row hold the place of other content, and not how that content is laid out.
 """
