@@ -195,7 +195,7 @@ def test_lock_of_a_process_that_ended_is_free(tmp_path: Path) -> None:
 def test_input_is_never_the_output(tmp_path: Path) -> None:
     """Neither the checkpoint itself nor a file under one of our names."""
     (tmp_path / "model.onnx").write_text("input")
-    with pytest.raises(UsageError, match="model itself"):
+    with pytest.raises(UsageError, match="source model"):
         refuse_input_as_output(tmp_path, [tmp_path], NAMES)
     with pytest.raises(UsageError, match="would replace"):
         refuse_input_as_output(tmp_path, [tmp_path / "model.onnx"], NAMES)

@@ -58,7 +58,7 @@ def test_output_without_a_finite_value_proves_nothing_beside_one_with() -> None:
     """Equal NaN are no answer, in no draw; an output without elements is fine."""
     draw = {"y": SIGNAL, "z": np.full(3, np.nan), "empty": np.zeros((2, 0))}
     info = measure_fidelity([draw], [draw], 10.0)
-    assert ("z", "the reference answers nothing but NaN", False) == (
+    assert ("z", "the reference returns only NaN", False) == (
         info.worst.name,
         info.worst.problem,
         info.is_verified,
@@ -116,7 +116,7 @@ def test_where_both_sides_have_no_value_the_others_count() -> None:
     ("values", "words"),
     [
         (np.zeros(4, np.float32), "only zeros"),
-        (np.full(4, np.nan, np.float32), "nothing but NaN"),
+        (np.full(4, np.nan, np.float32), "only NaN"),
         (np.array([0, -np.inf, 0]), "only zeros and infinities"),
         (np.zeros((0, 4)), "no value"),
         (np.array(["a"]), "no number"),
@@ -136,7 +136,7 @@ def test_texts_are_equal_or_not(actual: list[str], is_verified: bool) -> None:
     expected = {"y": SIGNAL, "label": np.array(["yes", "no"])}
     info = measure_fidelity([expected], [{"y": SIGNAL, "label": np.array(actual)}], 10.0)
     assert is_verified == info.is_verified
-    assert ("" if is_verified else "other texts") == info.worst.problem
+    assert ("" if is_verified else "different texts") == info.worst.problem
 
 
 def test_noise_without_signal_is_the_lowest_ratio() -> None:

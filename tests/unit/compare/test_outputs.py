@@ -90,8 +90,8 @@ def test_compare_nan_does_not_hide_a_difference_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("actual", "words"),
     [
-        (np.ones((1, 2), np.float32), "PyTorch gives float32[2], ONNX Runtime float32[1, 2]"),
-        (np.ones(2, np.float64), "PyTorch gives float32[2], ONNX Runtime float64[2]"),
+        (np.ones((1, 2), np.float32), "PyTorch returns float32[2], ONNX Runtime float32[1, 2]"),
+        (np.ones(2, np.float64), "PyTorch returns float32[2], ONNX Runtime float64[2]"),
     ],
 )
 def test_compare_shape_and_dtype_must_be_the_same(actual: Array, words: str) -> None:

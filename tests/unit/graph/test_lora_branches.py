@@ -98,7 +98,7 @@ def test_new_nodes_bear_the_tag_of_the_product() -> None:
 
 def test_module_without_a_product_of_its_own_is_refused_or_left_to_another_part() -> None:
     """The product of another module is not touched."""
-    with pytest.raises(ExportError, match=r"block\.other: this module is not computed by a product of its own"):
+    with pytest.raises(ExportError, match=r"block\.other: .* no separate product"):
         add_branches(graph(), [branch(path="block.other")], [], is_whole=True)
     model = graph()
     add_branches(model, [branch(path="block.other")], [], is_whole=False)
@@ -110,5 +110,5 @@ def test_product_of_two_inputs_is_no_weight() -> None:
     model = graph()
     model.graph.inputs.append(model.graph.initializers["w"])
     model.graph.initializers.pop("w")
-    with pytest.raises(ExportError, match="not computed by a product"):
+    with pytest.raises(ExportError, match="no separate product"):
         add_branches(model, [branch()], [], is_whole=True)

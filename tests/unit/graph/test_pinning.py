@@ -69,7 +69,7 @@ def test_sizes_may_be_named_by_key_of_shape_config() -> None:
     ("wanted", "words"),
     [
         ({"bach": 1}, "'batch'?"),
-        ({"batch": 1, "batch_size": 2}, "both 1 and 2"),
+        ({"batch": 1, "batch_size": 2}, "two sizes, 1 and 2"),
     ],
 )
 def test_name_the_graph_lacks_and_two_sizes_are_refused(wanted: dict[str, int], words: str) -> None:

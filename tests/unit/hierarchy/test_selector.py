@@ -100,7 +100,7 @@ def test_select_nothing_alike_explains_selectors() -> None:
 @pytest.mark.parametrize("text", ["", "  "])
 def test_selector_empty_text_is_refused(text: str) -> None:
     """An empty selector is a mistake, not the root."""
-    with pytest.raises(UsageError, match="empty selector"):
+    with pytest.raises(UsageError, match="selector is empty"):
         Selector(text)
 
 

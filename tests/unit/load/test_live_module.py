@@ -82,7 +82,7 @@ def test_plain_module_is_recorded_as_torch() -> None:
 @pytest.mark.parametrize(
     ("inputs", "error", "words"),
     [
-        (None, UsageError, "Model takes"),
+        (None, UsageError, "inputs of Model"),
         ({"value": torch.zeros(1)}, UsageError, "value"),
         ([torch.zeros(1)] * 3, InputError, "3 values, .* 2"),
         ({"values": 3}, InputError, "'values'"),

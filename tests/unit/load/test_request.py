@@ -89,7 +89,7 @@ def test_source_absolute_path_of_script_is_kept(place: Path) -> None:
         ("empty", ModelPathError, "has no config.json"),
         ("outer", ModelPathError, "inner"),
         ("adapter", ModelPathError, "adapter"),
-        ("notes.txt", ModelPathError, "no model"),
+        ("notes.txt", ModelPathError, "not a model"),
         ("whole/model.safetensors", ModelPathError, "weights file"),
         ("two words", ModelPathError, "Hub id"),
         (" ", UsageError, "model name"),

@@ -49,7 +49,7 @@ def test_resolve_model_without_a_dtype_says_what_it_takes(bert: Path) -> None:
     (bert / "config.json").write_text(json.dumps(content), encoding="utf-8")
     resolved = resolve_model(ModelRequest(str(bert)))
     assert None is resolved.dtype
-    assert any("taken as float32" in note for note in resolved.notes)
+    assert any("float32 is assumed" in note for note in resolved.notes)
 
 
 def test_resolve_model_unknown_task_lists_those_there_are(bert: Path) -> None:
@@ -71,7 +71,7 @@ def test_resolve_own_code_is_not_run_without_the_flag(resolve: object, tmp_path:
     """No way around the flag, whichever question is asked."""
     (tmp_path / "config.json").write_text(json.dumps(OWN_CODE), encoding="utf-8")
     (tmp_path / "own.py").write_text("raise SystemExit('run')", encoding="utf-8")
-    with pytest.raises(RemoteCodeError, match="needs code"):
+    with pytest.raises(RemoteCodeError, match="needs custom code"):
         resolve(ModelRequest(str(tmp_path)))  # type: ignore[operator]
 
 

@@ -125,7 +125,7 @@ def test_script_in_a_package_is_found_from_the_working_directory(folder: Path) -
         ("", "mkae", ModelPathError, "'make'"),
         ("import os\nfrom torch import nn", "o", ModelPathError, "Net, make."),
         ("size = 3", "size", ModelPathError, "'size' is"),
-        ("", "make", UsageError, "Net takes"),
+        ("", "make", UsageError, "inputs of Net"),
         ("def bad():\n    raise ValueError('too small')", "bad", InputError, "net.py:15: ValueError: too small"),
         ("def bad():\n    import sys\n    sys.exit(3)", "bad", InputError, "net.py:16: SystemExit: 3"),
         ("def bad(size):\n    pass", "bad", InputError, "TypeError: bad() missing 1 required"),

@@ -266,7 +266,7 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
         waiting = waiting_files([paths.model])
         is_waiting = model.absolute() in {path.absolute() for path in waiting}
         if not model.is_file() and not is_waiting:
-            raise ModelPathError(f"{model}: no such file", hint="Give the path of an ONNX file.")
+            raise ModelPathError(f"{model}: no such file", hint="Pass the path of an ONNX file.")
         part, files, steps = self._plan_part(request, model, output, request.options, is_waiting=is_waiting)
         reads = (model, *(part.checked.data if part.checked is not None else ()))
         return FilePlan(

@@ -301,7 +301,7 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
     model = source if isinstance(source, Path) else only_part(source, "--sensitivity requires one graph")
     _refuse_combinations(request)
     if not model.is_file():
-        raise ModelPathError(f"{model}: no such file", hint="Give the path of an ONNX file.")
+        raise ModelPathError(f"{model}: no such file", hint="Pass the path of an ONNX file.")
     outputs = [path for path in (request.output, request.report, request.exclude_list) if path is not None]
     if len({path.absolute() for path in outputs}) < len(outputs):
         raise UsageError(

@@ -64,7 +64,7 @@ def test_states_of_a_recurrence_have_names_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("inputs", "reason"),
     [
-        ((TOKENS,), "BertLMHeadModel returns none"),
+        ((TOKENS,), "BertLMHeadModel returns no cache"),
         ((TOKENS, TOKENS.model_copy(update={"name": "boxes", "shape": (1, 8, 4)})), "boxes beside"),
     ],
 )
@@ -177,7 +177,7 @@ def test_rotation_that_changes_with_the_length_is_told() -> None:
     assert isinstance(layout, CacheLayout)
     parameters = dict.fromkeys(("input_ids", "position_ids"))
     decision = with_cache_inputs(InputDecision((TOKENS,)), layout, parameters, model.config, {})
-    assert any("dynamic rotation" in note and "64 tokens" in note for note in decision.notes)
+    assert any("(dynamic)" in note and "64 tokens" in note for note in decision.notes)
     assert (0, 63) == decision.inputs[1].value_range
     model.config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
     assert not with_cache_inputs(InputDecision((TOKENS,)), layout, parameters, model.config, {}).notes

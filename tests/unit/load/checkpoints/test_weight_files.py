@@ -96,7 +96,7 @@ def test_find_weights_sharded_lists_each_file_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "words"),
     [
-        ('{"weight_map": {"a": "model-1.safetensors"}}', "1 missing: model-1.safetensors"),
+        ('{"weight_map": {"a": "model-1.safetensors"}}', "1 of them missing: model-1.safetensors"),
         ('{"weight_map": {}', "line 1, column"),
         ('{"weights": {}}', "no weight_map"),
         ("[]", "no weight_map"),

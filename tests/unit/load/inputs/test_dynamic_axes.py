@@ -107,7 +107,7 @@ def test_bounds_by_name_come_through(name: str) -> None:
         ("vit", {"axes": {"pixel_values": {1: "c"}}}, {}, "3 only"),
         ("bert", {}, {"height": OpenSize()}, "height cannot"),
         ("bert", {}, {"sequence_length": OpenSize(max=65)}, "64 at most"),
-        ("bert", {}, {"sequence_length": OpenSize(min=64)}, "nothing to vary"),
+        ("bert", {}, {"sequence_length": OpenSize(min=64)}, "single size"),
         ("wav2vec2", {}, {"audio_length": OpenSize(example=50)}, "size 50"),
         (
             "bert",

@@ -118,7 +118,7 @@ def test_media_hold_places_in_the_text(kind: str, expected: dict[str, Any], plac
     assert expected == shapes(decision)
     ids = next(spec for spec in decision.inputs if spec.name == "input_ids")
     assert (places,) == ids.first_values
-    assert any(f"each row begins with {places[1]} tokens" in note for note in decision.notes)
+    assert any(f"each row begins with {places[1]} placeholder tokens" in note for note in decision.notes)
     for seed in (0, 1):
         assert torch.isfinite(run(model, decision.inputs, seed)[0]).all()
 
@@ -174,7 +174,7 @@ def test_media_size_that_does_not_fit_is_refused(kind: str, shape: dict[str, int
 @pytest.mark.parametrize(
     ("kind", "request_", "words"),
     [
-        ("llava", DynamicRequest(image_size=True), "16 places"),
+        ("llava", DynamicRequest(image_size=True), "16 placeholder tokens"),
         ("recording", DynamicRequest(sequence=True), "num_frames"),
         ("grid", DynamicRequest(batch=True), "the patches"),
     ],
@@ -374,4 +374,4 @@ def test_media_nobody_can_lay_out_are_told() -> None:
     model.multi_modal_projector.linear_1 = torch.nn.Linear(5, 32)
     decision = decide_inputs(model, model.config)
     assert (1, 3, 32, 32) == shapes(decision)["pixel_values"]
-    assert any("how many" in note for note in decision.notes)
+    assert any("number of placeholder tokens" in note for note in decision.notes)

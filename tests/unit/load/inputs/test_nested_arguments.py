@@ -113,12 +113,12 @@ def _cycle() -> list[Any]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"x": [np.zeros(1)]}, "ndarray for 'x.0'"),
-        ({"x": {1, 2}}, "set for 'x'"),
+        ({"x": [np.zeros(1)]}, "'x.0' is a ndarray"),
+        ({"x": {1, 2}}, "'x' is a set"),
         ({"x": 3}, "int for 'x'"),
         ({"x": []}, "list for 'x'"),
         ({}, "no inputs"),
-        ({"x": {"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}}}, "tensors at 'x.a.b'"),
+        ({"x": {"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}}}, "tensors have the name 'x.a.b'"),
         ({"x": _cycle()}, "contain themselves"),
     ],
 )
@@ -173,7 +173,7 @@ def test_arguments_of_flat_names_need_no_builder() -> None:
     ("names", "words"),
     [
         (["images", "images.0"], "'images'"),
-        (["images.0", "points.zz"], "of zz"),
+        (["images.0", "points.zz"], "from zz"),
     ],
 )
 def test_arguments_of_names_that_contradict_are_refused(names: list[str], words: str) -> None:
@@ -233,5 +233,5 @@ def test_mapping_of_the_user_keeps_its_own_tensors() -> None:
 
 def test_mapping_that_takes_no_other_members_is_refused() -> None:
     """No copy with the tensors of a call can be made."""
-    with pytest.raises(InputError, match="Locked for 'features'"):
+    with pytest.raises(InputError, match="'features' is a Locked"):
         flatten_arguments({"features": Locked()}, "inputs")

@@ -113,7 +113,7 @@ def test_failure_stays_a_failure_where_modules_cannot_be_compared(exported: Path
     error = VerificationError("they differ", hint="Look.", inputs={"nothing": np.zeros(1)})
     name_first_wrong_module(error, exported, exported)
     assert "they differ" == error.message
-    assert error.hint.startswith("Look. Which module is wrong first could not be found: ")
+    assert error.hint.startswith("Look. The first wrong module was not found: ")
     bare = VerificationError("it does not run", hint="Look.")
     name_first_wrong_module(bare, exported, tmp_path / "missing.onnx")
     assert ("it does not run", "Look.") == (bare.message, bare.hint)
