@@ -66,7 +66,7 @@ def test_equal_nan_are_no_agreement(tmp_path: Path) -> None:
     """An output of which nothing is finite has a problem, which says what it is."""
     body = "a = Abs (x) n = Neg (a) l = Sub (n, a) y = Log (l)"
     (output,) = _compared(tmp_path, body, body, "float[4, 8] y").outputs
-    assert "the reference answers nothing but NaN" == output.fidelity.problem
+    assert "the reference returns only NaN" == output.fidelity.problem
 
 
 def _saved(path: Path, body: str, shape: str = "4, 8") -> Path:

@@ -108,7 +108,7 @@ def test_pages_of_modules_are_written_for_each_part(folders: tuple[Path, Path], 
     [
         (("--submodel", "decode"), "--submodel decode: {right} has no such part"),
         (("--step", "2"), "--step applies to one graph, but several are compared: encoder, decoder"),
-        (("--map", "a=b"), "--map is for one graph"),
+        (("--map", "a=b"), "--map applies to one graph"),
     ],
 )
 def test_what_only_one_graph_takes_is_refused(
