@@ -133,7 +133,7 @@ def test_sides_that_do_not_match_are_refused(folders: tuple[Path, Path], tmp_pat
     assert ["decoder"] == list(found_pairs(*names, ["decoder"]).parts)
     with pytest.raises(UsageError, match="--submodel encoder: neither"):
         found_pairs(names[1], names[1], ["encoder"])
-    with pytest.raises(UsageError, match="both sides"):
+    with pytest.raises(UsageError, match="both models"):
         found_pairs(str(right), str(right / "net_decoder.onnx"), ["encoder"])
 
 
