@@ -210,7 +210,7 @@ def test_range_of_winml_cli_that_is_none_is_refused(here: Path, small_bert: Path
 def test_config_of_winml_cli_that_would_give_another_result_is_refused(section: str, key: str, value: Any) -> None:
     """By the name of the key, with what to do instead."""
     theirs = {**WINML_CLI, section: {**WINML_CLI[section], key: value}}
-    _refused("config", "--check", json.dumps(theirs), words=f"{section}.{key}: {value!r} has no counterpart")
+    _refused("config", "--check", json.dumps(theirs), words=f"{section}.{key}: {value!r} is not supported")
 
 
 def test_config_of_winml_cli_with_values_of_an_input_is_refused() -> None:

@@ -174,7 +174,7 @@ def test_words_about_a_data_set_that_is_none_are_refused() -> None:
         ((*compare, "--samples", "5", "--input-data", "one.npz"), "--samples 5: --input-data one.npz"),
         (
             (*compare, "--dataset", "sentences.parquet", "-o", "sentences.parquet", "--overwrite"),
-            "is also the input",
+            "is the input",
         ),
     ):
         done = run_here(*command)

@@ -38,7 +38,7 @@ MODELS = {
     "a folder without a config": ("./empty", ("empty", "config.json", "save_pretrained")),
     "a folder of checkpoints": ("./parent", ("parent", "config.json", "inner")),
     "a folder without weights": ("./weightless", ("has no weights", "model.safetensors", "--random-weights")),
-    "a config alone": ("./weightless/config.json", ("holds no weights", "--random-weights")),
+    "a config alone": ("./weightless/config.json", ("without weights", "--random-weights")),
     "an ONNX file": ("./model.onnx", ("model.onnx", "is an ONNX file")),
     "a missing script": ("net.py:build", ("net.py", "no such file")),
     "a script without factory": ("script.py", ("script.py", "script.py:NAME_OF_THE_FUNCTION")),
@@ -56,7 +56,7 @@ def test_model_that_is_none_is_refused_before_torch(light: Workplace, model: str
 OPTIONS = {
     "malformed JSON": (
         ("--shape-config", '{"sequence_length": 64,\n "batch_size" 2}'),
-        ("--shape-config", "line 2, column 15", "Mend it there"),
+        ("--shape-config", "line 2, column 15", "Correct it there"),
     ),
     "malformed JSON in a file": (
         ("--shape-config", "half.json"),

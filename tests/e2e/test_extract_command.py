@@ -195,7 +195,7 @@ def test_model_it_cuts_from_is_never_written_over(place: Workplace) -> None:
     data = "block.call2.onnx.data"
     onnx.save(model, place.folder / "whole.onnx", save_as_external_data=True, location=data, size_threshold=0)
     arguments = ("--module", "block", "-o", ".", "--overwrite")
-    words = "is also the input {}"
+    words = "is the input {}"
     _refuse(place, "extract", "block.call1.onnx", *arguments, code=2, words=(words.format("block.call1.onnx"),))
     _refuse(place, "extract", "whole.onnx", "--module", "block", "-o", "", code=2, words=("empty",))
     content = (place.folder / data).read_bytes()

@@ -176,10 +176,10 @@ def _in_fp8(folder: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "shard missing": (_without_a_shard, ("index.json", "shards, 1 of them missing", "missing file with")),
-    "index that lies": (_with_an_index_that_lies, ("bert.encoder.layer.7.made_up.weight", "does not hold it")),
+    "index that lies": (_with_an_index_that_lies, ("bert.encoder.layer.7.made_up.weight", "does not contain it")),
     "shard cut": (_with_a_shard_cut, ("truncated", "ends at byte", "checkpoint again")),
     "tensor missing": (_without_a_tensor, ("lacks 1 of the", "would be random", "bert.embeddings.LayerNorm.weight")),
-    "fp8 with scales": (_in_fp8, ("float8_e4m3fn", "scales beside it", "quantization_config")),
+    "fp8 with scales": (_in_fp8, ("float8_e4m3fn", "with scales", "quantization_config")),
 }
 
 

@@ -124,7 +124,7 @@ def test_by_module_never_writes_over_what_it_reads(workplace: Workplace, model: 
     arguments = ("perf", model.name, "--by-module", "--input-data", "values.npz", "--overwrite")
     done = workplace.winml(*arguments, "--node-data", read)
     assert (2, "", before) == (done.code, done.out, workplace.files())
-    assert f"error: output {read} is also the input {read}" == done.complaint[0]
+    assert f"error: output {read} is the input {read}" == done.complaint[0]
 
 
 @pytest.mark.parametrize("source", ["net.onnx", "sub/net.onnx", "../net.onnx", "/net.onnx", "gone.onnx", None, 7])

@@ -77,7 +77,7 @@ def test_writer_finishes_and_tells_no_more_than_that(unfinished: Path) -> None:
     done = run_here("optimize", "-m", "models/model.onnx", "-o", "models/optimized.onnx")
     assert 0 == done.code, done.err
     assert "report.md, model.onnx" in done.err
-    assert "has not put everything in place" not in done.err
+    assert "unfinished files" not in done.err
     assert {"model.onnx", "optimized.onnx", "report.md"} == {*states(unfinished)}
 
 

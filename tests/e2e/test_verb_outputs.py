@@ -95,7 +95,7 @@ def test_inspect_class_stands_for_a_model_or_beside_one(small_bert: Path) -> Non
     assert "class       BertForTokenClassification" in auto.out
     for options, words in (
         (("--model-class", "BertForMaskedML"), "Did you mean 'BertForMaskedLM'?"),
-        (("--model-class", "AutoModelForMaskedLM"), "Give --model-type beside it"),
+        (("--model-class", "AutoModelForMaskedLM"), "Pass --model-type as well"),
         (("-m", small_bert, "--model-class", "T5Model"), "bert models have no such class"),
         (("-m", small_bert, "--model-class", "BertModel", "-t", "fill-mask"), "does not serve --task fill-mask"),
     ):

@@ -83,4 +83,4 @@ def test_inputs_that_are_described_make_one_graph_for_that_reason_alone(checkpoi
         InputTensorSpec(name="input_ids", shape=(1, 5), dtype="int64", value_range=(0, 9)),
     )
     notes = load_model(ModelRequest(str(checkpoint), task="image-to-text", input_specs=specs)).only_part.notes
-    assert ["describes it"] == [word for note in notes for word in ("describes it", "nor a decoder") if word in note]
+    assert ["describes it"] == [word for note in notes for word in ("describes it", "no inner decoder") if word in note]

@@ -321,7 +321,7 @@ def test_submodel_narrows_what_is_written(checkpoint: Path, tmp_path: Path) -> N
     ("wishes", "message"),
     [
         ({"submodel": ("decode",)}, "--submodel decode: T5ForConditionalGeneration"),
-        ({"submodel": ("decoder",), "cache": False}, "no parts"),
+        ({"submodel": ("decoder",), "cache": False}, "without parts"),
         ({"logits": "last"}, "all tokens"),
     ],
 )

@@ -304,7 +304,7 @@ def test_value_that_pytorch_refuses_is_told(tmp_path: Path) -> None:
     (value,) = result.only_part.verification.values
     assert (("4",), False) == (value.compared, value.is_fixed)
     assert value.refused[0].startswith("6 (IndexError")
-    assert any("PyTorch itself refuses 6" in note for note in result.notes)
+    assert any("PyTorch rejects 6" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("seed", range(4))

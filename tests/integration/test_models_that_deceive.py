@@ -1026,4 +1026,4 @@ def test_hint_names_kernels_only_where_one_is_missing(tmp_path: Path) -> None:
     with pytest.raises(VerificationError) as raised:
         HTPExporter(config).export(RecurrentPieces().eval(), tmp_path / "model.onnx", {"x": torch.randn(2, 120, 4)})
     assert "kernel" not in str(raised.value)
-    assert "took for a constant" in (raised.value.hint or "")
+    assert "recorded as a constant" in (raised.value.hint or "")

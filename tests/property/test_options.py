@@ -106,7 +106,7 @@ def test_any_text_is_json_or_an_error_with_a_place(text: str) -> None:
     text = "{" + text
     read, refusal = attempt(lambda: read_json(text, "--options"))
     if read is None:
-        assert "line" in refusal or "stands twice" in refusal
+        assert "line" in refusal or "occurs twice" in refusal
     else:
         assert read[0] == json.loads(text)
 

@@ -93,9 +93,9 @@ def test_config_is_frozen() -> None:
     [
         (((2, 3), "float32"), ((2, 3), "float32"), ""),
         ((("batch", 3), "float32"), ((2, 3), "float32"), ""),
-        (((2, 4), "float32"), ((2, 3), "float32"), "expected float32[2, 4], the model gives float32[2, 3]"),
-        (((2, 3, 1), "float32"), ((2, 3), "float32"), "expected float32[2, 3, 1], the model gives float32[2, 3]"),
-        (((2, 3), "int64"), ((2, 3), "float32"), "expected int64[2, 3], the model gives float32[2, 3]"),
+        (((2, 4), "float32"), ((2, 3), "float32"), "expected float32[2, 4], the model returns float32[2, 3]"),
+        (((2, 3, 1), "float32"), ((2, 3), "float32"), "expected float32[2, 3, 1], the model returns float32[2, 3]"),
+        (((2, 3), "int64"), ((2, 3), "float32"), "expected int64[2, 3], the model returns float32[2, 3]"),
     ],
 )
 def test_output_spec_disagreement_is_told(wanted: Any, actual: Any, words: str) -> None:

@@ -304,10 +304,10 @@ def test_load_config_without_model_type_is_told_by_its_name(folder: Path, tmp_pa
     loaded = _load(folder, task="fill-mask")
     assert any("'bert' is assumed" in note for note in loaded.notes)
     nameless = folder.rename(tmp_path / "unnamed")
-    assert "names no model_type" in _refused(CheckpointError, nameless)
+    assert "has no model_type" in _refused(CheckpointError, nameless)
     # As a tokenizer.json looks: no config, whatever numbers are in it.
     (nameless / "config.json").write_text('{"vocab": {"depths": 11143}}', encoding="utf-8")
-    assert "names no model_type" in _refused(CheckpointError, nameless)
+    assert "has no model_type" in _refused(CheckpointError, nameless)
 
 
 def test_load_own_code_is_refused_then_run_and_announced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_float32_answer_of_a_half_precision_model_is_compared_as_half_precision(
 def test_weight_that_is_no_number_is_named(number: float, word: str, tmp_path: Path) -> None:
     """Whoever meets a file of nothing but NaN is told where it comes from."""
     error = export_error(Scaled(number), torch.ones(3, 2), tmp_path)
-    assert f"parameter 'inner.weight' holds {word}" in error.message
+    assert f"parameter 'inner.weight' contains {word}" in error.message
     assert "them again" in error.hint
 
 

@@ -198,7 +198,7 @@ def test_answers_that_are_no_numbers_are_never_set_aside() -> None:
 def test_model_that_rounding_decides_on_every_draw_cannot_be_verified() -> None:
     """It ends after a few draws, and says what moves; the graph is not said to be wrong."""
     count = MOST_SET_ASIDE + 3
-    with pytest.raises(VerificationError, match="rounding alone .*'output_0'") as caught:
+    with pytest.raises(VerificationError, match=r"rounding alone .*'output_0'") as caught:
         compared(Chooser(), [TIE] * count, choosing_otherwise(*range(count + 1)))
     assert not caught.value.is_graph_wrong
 

@@ -108,7 +108,7 @@ def test_pages_of_modules_are_written_for_each_part(folders: tuple[Path, Path], 
     [
         (("--submodel", "decode"), "--submodel decode: {right} has no such part"),
         (("--step", "2"), "--step applies to one graph, but several are compared: encoder, decoder"),
-        (("--map", "a=b"), "--map is for one graph"),
+        (("--map", "a=b"), "--map applies to one graph"),
     ],
 )
 def test_what_only_one_graph_takes_is_refused(
@@ -133,7 +133,7 @@ def test_sides_that_do_not_match_are_refused(folders: tuple[Path, Path], tmp_pat
     assert ["decoder"] == list(found_pairs(*names, ["decoder"]).parts)
     with pytest.raises(UsageError, match="--submodel encoder: neither"):
         found_pairs(names[1], names[1], ["encoder"])
-    with pytest.raises(UsageError, match="both sides"):
+    with pytest.raises(UsageError, match="both models"):
         found_pairs(str(right), str(right / "net_decoder.onnx"), ["encoder"])
 
 

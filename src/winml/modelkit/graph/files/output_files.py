@@ -160,7 +160,7 @@ def refuse_inputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
         for input_path in inputs:
             if _is_same_entry(output, input_path):
                 raise UsageError(
-                    f"output {output} is also the input {input_path}",
+                    f"output {output} is the input {input_path}",
                     hint="Choose another output path.",
                 )
 
