@@ -84,7 +84,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "a pickle with code in it": (_put_code_in, ("pytorch_model.bin", "io.open", "not unpickled", "safetensors")),
     "a pickle that is none": (_put_nonsense_in, ("pytorch_model.bin", "not unpickled", "checkpoint again")),
     "an unknown model type": (_misname_type, ("config.json", "model_type 'bertt'", "Did you mean 'bert'?")),
-    "a malformed config": (_break_config, ("config.json", "line 2, column 18", "Mend the config")),
+    "a malformed config": (_break_config, ("config.json", "line 2, column 18", "Correct the config")),
     "code of its own": (_bring_code, ("own.Model", "was not run", "--trust-remote-code")),
 }
 

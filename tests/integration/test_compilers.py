@@ -323,10 +323,10 @@ def test_plug_in_is_named_by_its_library(model: Path, tmp_path: Path, name: str)
 @pytest.mark.parametrize(
     ("library", "words"),
     [
-        ("qnn", "'qnn' is not NAME=PATH"),
-        ("qnn=absent.so", "absent.so is no file"),
-        ("cpu={model}", "every ONNX Runtime contains the CPU provider"),
-        ("qnn={model}", "does not load model.onnx as the plug-in of QNNExecutionProvider"),
+        ("qnn", "'qnn': expected NAME=PATH"),
+        ("qnn=absent.so", "absent.so is not a file"),
+        ("cpu={model}", "the CPU provider is part of every ONNX Runtime"),
+        ("qnn={model}", "cannot load model.onnx as the plug-in of QNNExecutionProvider"),
     ],
 )
 def test_library_that_is_none_is_refused(model: Path, tmp_path: Path, library: str, words: str) -> None:

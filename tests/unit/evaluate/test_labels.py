@@ -54,12 +54,12 @@ def test_labels_of_others_are_refused_with_both_named(
         match_labels(MODEL, names, values, "stars")
 
     assert raised.value.message == (
-        f"labels of column stars are not those of the model: {shown}; the config has negative, positive"
+        f"labels of column stars do not match the model: {shown}; the config has negative, positive"
     )
 
 
 def test_labels_that_are_kept_back_are_called_so() -> None:
-    with pytest.raises(UsageError, match="kept back"):
+    with pytest.raises(UsageError, match="not public"):
         match_labels(MODEL, MODEL, [-1], "label")
 
 

@@ -143,7 +143,7 @@ def test_what_a_graph_takes_besides_is_named(folder: Path) -> None:
 
 def test_files_beside_the_model_that_are_missing_or_damaged_are_named(folder: Path, tmp_path: Path) -> None:
     """With the folder they are looked for in."""
-    with pytest.raises(UsageError, match=f"texts need a tokenizer, and none lies beside the model in {tmp_path}"):
+    with pytest.raises(UsageError, match=f"texts require a tokenizer, but there is none beside the model in {tmp_path}"):
         Preprocessor.of(tmp_path, text_inputs(1, 8))
     (tmp_path / "tokenizer.json").write_text("{ nothing")
     with pytest.raises(InputError, match="the tokenizer"):
@@ -158,8 +158,8 @@ def test_texts_and_recordings_that_are_cut_are_counted(folder: Path) -> None:
     list(texts.batches(samples, 2))
     sounds = Preprocessor.of(folder / "sound", [GraphInput("input_values", "float32", ("b", 80))])
     list(sounds.batches([{"audio": Recording(np.ones(length, np.float32), 16_000)} for length in (81, 80)], 2))
-    assert ("2 texts are longer than 6 tokens: the rest is not read",) == texts.notes
-    assert ("1 recording is longer than the model takes: the rest is not read",) == sounds.notes
+    assert ("2 texts are longer than 6 tokens and truncated",) == texts.notes
+    assert ("1 recording is longer than the model takes and truncated",) == sounds.notes
 
 
 def test_length_of_sentence_transformers_counts(folder: Path, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_array_that_does_not_fit_is_refused(
 
 def test_too_few_samples_are_refused(model: Path, folder: Path) -> None:
     """Fewer than asked for, or none at all."""
-    with pytest.raises(UsageError, match=r"5 samples.*--samples.*for 6"):
+    with pytest.raises(UsageError, match=r"5 samples.*--samples.* 6"):
         _quantize(model, calibration_data=str(folder), samples=6)
     empty = folder.with_name("empty")
     empty.mkdir()

@@ -171,7 +171,7 @@ def test_inspect_onnx_data_file_outside_the_folder_is_not_looked_at(tmp_path: Pa
     tensor.external_data.add(key="location", value=location)
     inspection = _inspect_model(model, tmp_path)
     assert 1 == len(inspection.files)
-    assert "not looked" in inspection.notes[0]
+    assert "not read" in inspection.notes[0]
 
 
 def test_inspect_onnx_subgraphs_and_functions_count_and_their_runs_do_not(tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_inspect_onnx_newer_versions_are_answered_and_told(tmp_path: Path) -> No
     model.opset_import[0].version = 999
     inspection = _inspect_model(model, tmp_path)
     assert [
-        f"IR version 99 is newer than {onnx.IR_VERSION}, the newest the installed onnx knows",
-        f"opset 999 is newer than {onnx.defs.onnx_opset_version()}, the newest the installed onnx knows",
+        f"IR version 99 is newer than {onnx.IR_VERSION}, the newest that the installed onnx supports",
+        f"opset 999 is newer than {onnx.defs.onnx_opset_version()}, the newest that the installed onnx supports",
     ] == [*inspection.notes[:2]]
     assert 6 == inspection.total.nodes
 

@@ -121,8 +121,8 @@ def _found_reference(task: GraphFileTask, work: Compilation) -> tuple[Path | Non
     if found is not None:
         return found, ()
     note = (
-        f"Compared with {task.source.name}, which is quantized: the float file that it was made from is not known "
-        "here. --reference FLOAT.onnx names it; then the result is judged beside what the quantized file reaches."
+        f"Compared with {task.source.name}, which is quantized, because its float source is unknown. With "
+        "--reference FLOAT.onnx, both are compared with the float source."
     )
     return None, (note,)
 
@@ -137,8 +137,9 @@ def _weight_notes(result: CompileResult, chosen: ChosenProvider) -> tuple[str, .
     more = f" and {len(modules) - 3} more modules" if len(modules) > 3 else ""
     command = f"winml quantize -m FLOAT.onnx -o QUANTIZED.onnx --mode qdq --ep {short_name(chosen.provider.name)}"
     note = (
-        f"{count_noun(len(weights), 'quantized weight')} stayed outside and become float on the CPU in each run "
-        f"(DequantizeLinear in {first}{more}). Quantize the float file for this provider: {command}."
+        f"{count_noun(len(weights), 'quantized weight')} remained outside the compiled parts and are "
+        f"dequantized on the CPU in every run (DequantizeLinear in {first}{more}). Quantize the float file for "
+        f"this provider: {command}."
     )
     return (note,)
 
@@ -205,12 +206,15 @@ class Compilation(GraphWork[CompileResult]):
         return result
 
     def _refuse_beyond_limits(self, result: CompileResult) -> None:
-        where = f"winml inspect {UNNAMED_FILE} --ep {short_name(self.chosen.provider.name)} shows what keeps nodes out"
+        where = (
+            f"winml inspect {UNNAMED_FILE} --ep {short_name(self.chosen.provider.name)} shows why nodes are not "
+            "supported"
+        )
         outside, parts = self.options.max_outside, self.options.max_parts
         if outside is not None and len(result.outside) > outside:
             raise LimitError(
-                f"{self.chosen.provider.name} leaves {count_noun(len(result.outside), 'node')} outside, more than "
-                f"--max-outside {outside}: {_outside_words(result.outside)}",
+                f"{self.chosen.provider.name} does not support {count_noun(len(result.outside), 'node')}, more "
+                f"than --max-outside {outside}: {_outside_words(result.outside)}",
                 hint=f"No file was written. {where}.{_weight_hint(result, self.chosen)}",
             )
         if parts is not None and len(result.parts) > parts:
