@@ -158,7 +158,7 @@ def test_inspect_onnx_missing_or_short_data_file_is_told(tmp_path: Path) -> None
     assert f"data file {data} is cut off: it has 5 bytes" in inspect_onnx(path).notes[0]
     data.unlink()
     inspection = inspect_onnx(path)
-    assert [f"data file {data} is missing: it holds 6 of the weights"] == [*inspection.notes]
+    assert [f"data file {data} is missing: it contains 6 of the weights"] == [*inspection.notes]
     assert (None, 244) == (inspection.files[1].size_bytes, inspection.total.size_bytes)
 
 

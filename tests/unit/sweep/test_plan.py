@@ -72,7 +72,7 @@ def test_settings_of_an_export_make_no_cells_of_an_onnx_file() -> None:
         ({"set": {"quant.precision": ["int3"]}}, "quant.precision"),
         ({"do": ["perf"]}, "ONNX"),
         ({"do": ["compare"]}, "to compare"),
-        ({"do": ["build", "eval"]}, "data set"),
+        ({"do": ["build", "eval"]}, "no dataset"),
         ({"max": {"latency_p50_ms": 3}}, "latency_p50_ms"),
         ({"do": []}, "no step"),
     ],

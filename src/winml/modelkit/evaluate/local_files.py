@@ -144,9 +144,9 @@ def _read_json(path: Path) -> dict[str, object]:
         file_below(path.parent, path.name)
         value = read_json_file(path)
     except (JsonError, ForeignNameError) as error:
-        raise InputError(f"{path}: {error}", hint="Save the data set again with save_to_disk.") from error
+        raise InputError(f"{path}: {error}", hint="Save the dataset again with save_to_disk.") from error
     if not isinstance(value, dict):
-        raise InputError(f"{path}: not a JSON object", hint="Save the data set again with save_to_disk.")
+        raise InputError(f"{path}: not a JSON object", hint="Save the dataset again with save_to_disk.")
     return value
 
 

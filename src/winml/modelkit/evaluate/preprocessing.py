@@ -381,7 +381,7 @@ def _longest_text(folder: Path, tokenizer: object) -> int:
 
 def _resized_note(size: Sequence[object], passed: Sequence[int]) -> str:
     return (
-        f"pictures are resized to {size[0]} x {size[1]}, the input size of the graph; the image processor is "
+        f"images are resized to {size[0]} x {size[1]}, the input size of the graph; the image processor is "
         f"configured for {passed[0]} x {passed[1]}"
     )
 

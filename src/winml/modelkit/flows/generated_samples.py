@@ -75,7 +75,7 @@ def made_values(inputs: Sequence[GraphInput], folder: Path, count: int, run: Run
         most = "" if ids is None or ids.value_range is None else f" with ids up to {ids.value_range[1]:g}"
         raise UsageError(
             f"the tokenizer beside the model has {len(words)} usable words{most}",
-            hint="Give values: --input-data file.npz.",
+            hint="Pass values with --input-data file.npz.",
         )
 
     def sample(number: int) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def _refuse_module_functions(after: Path) -> None:
     """
     if functions := module_functions(read_structure(after, as_written=True)):
         raise InputError(
-            f"{after} holds {count_noun(len(functions), 'module')} as functions, and the nodes of functions "
+            f"{after} contains {count_noun(len(functions), 'module')} as functions, and the nodes of functions "
             "already have tags",
             hint=f"Inline them first: winml optimize -m {after} -o flat.onnx",
         )

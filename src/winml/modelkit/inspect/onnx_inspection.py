@@ -217,7 +217,7 @@ def _find_data_files(model_path: Path, weights: Iterable[Weight]) -> tuple[list[
             continue
         files.append(FileInfo(file.path, file.size_bytes))
         if file.problem == "missing":
-            notes.append(f"data file {file.path} is missing: it holds {len(uses)} of the weights")
+            notes.append(f"data file {file.path} is missing: it contains {len(uses)} of the weights")
         elif file.problem == "cut off":
             notes.append(f"data file {file.path} is cut off: it has {file.size_bytes} bytes and needs {needed_bytes}")
     return files, notes

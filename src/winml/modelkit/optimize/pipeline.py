@@ -285,7 +285,9 @@ def _provider_notes(model: ir.Model, options: OptimizeOptions) -> tuple[str, ...
     if not foreign:
         return ()
     words = f"{', '.join(foreign)} (com.microsoft)"
-    return (f"The graph has {words}, which {options.ep} is not known to support: another provider runs them, or none.",)
+    return (
+        f"The graph has {words}, which {options.ep} is not known to support: a different provider runs them, or none.",
+    )
 
 
 _CONTRIB = "com.microsoft:"

@@ -153,7 +153,7 @@ class KernelTable:
             return None
         kernels = self.kernels.get((node.domain, node.op_type), ())
         if not kernels:
-            return "operator", "there is no kernel"
+            return "operator", "no kernel"
         fitting = [kernel for kernel in kernels if _is_for(kernel, schema.since_version)]
         if not fitting:
             newest = max(kernel.first for kernel in kernels)

@@ -136,7 +136,7 @@ class Answer:
         ratio = self._ratio("right", candidate.name, form)
         if ratio is None:
             return "slower", "not in the last race"
-        return "slower", f"{_ratio_words(ratio, form)}, and {choice.winner} is faster than that"
+        return "slower", f"{_ratio_words(ratio, form)}, but {choice.winner} is faster"
 
     def _winner(self, choice: Choice, built: BuildResult) -> Winner:
         candidate = next(item for item in self.candidates if item.name == choice.winner)

@@ -189,8 +189,8 @@ def _named_failure(name: ExporterName, error: ExportError | ImportError | Attrib
         other = "--dynamo" if name == "torchscript" else "--no-dynamo"
         failure = ExportError(
             f"{missing}, which the exporter {EXPORTER_WORDS[name]} needs",
-            hint=f"Use {other} or another version of {missing.partition(' ')[0]}. Commands that take an ONNX file "
-            "still work.",
+            hint=f"Use {other} or a different version of {missing.partition(' ')[0]}. Commands that take an ONNX "
+            "file still work.",
         )
         failure.__cause__ = error
         return failure

@@ -233,8 +233,9 @@ class DecoderGraph:
         self._prompt = None if prompt is None else DecoderGraph(prompt)
         if self._prompt is not None and (self.held is None or self.held != self._prompt.held):
             raise InputError(
-                f"{session.name} holds {self.held or 'any number of'} tokens in its cache, and "
-                f"{self._prompt.name} {self._prompt.held or 'any number'}: these are not parts of one build",
+                f"{session.name} holds {self.held or 'any number of'} tokens in its KV cache, but "
+                f"{self._prompt.name} holds {self._prompt.held or 'any number'}: these are not parts of one "
+                "build",
                 hint="Build both parts again in one build.",
             )
 
