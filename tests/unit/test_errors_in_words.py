@@ -42,7 +42,7 @@ def test_model_that_is_no_name_is_refused_and_a_path_is_taken() -> None:
 def test_error_names_the_keyword_that_was_given(tmp_path: Path) -> None:
     """And not an option of a command that nobody called."""
     (tmp_path / "model.onnx").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"^dtype does not apply to"):
+    with pytest.raises(UsageError, match=r"^dtype has no meaning for"):
         build_hf_model(str(tmp_path / "model.onnx"), tmp_path / "out", dtype="fp16")
     config = WinMLExportConfig(dynamic_axes={"inputs": {0: "batch"}})
     with pytest.raises(UsageError, match=r"^dynamic_axes: the model has no input 'inputs'"):

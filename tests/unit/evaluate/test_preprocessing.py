@@ -64,7 +64,7 @@ def test_last_batch_of_a_fixed_size_is_filled_up(folder: Path) -> None:
     assert [[2, 8, 9, 3, 1, 1, 1, 1]] * 2 == last.feeds["input_ids"].tolist()
     assert np.int32 == last.feeds["input_ids"].dtype
     assert (1, 1) == (len(last.rows), len(last.trimmed(np.zeros((2, 3)))))
-    with pytest.raises(UsageError, match="batches of 2"):
+    with pytest.raises(UsageError, match="batch size of 2"):
         texts_of(folder, inputs, [{"text": "the"}], 3)
 
 
@@ -175,7 +175,7 @@ def test_long_question_leaves_room_or_is_refused(folder: Path) -> None:
     samples = [{"question": "who saw a", "context": "the dog saw"}, {"question": "who", "context": "the dog saw a"}]
     batches = texts_of(folder, text_inputs(1, 7), samples)
     assert [0, 0, 0, 1, 1] == [row.number for batch in batches for row in batch.rows]
-    with pytest.raises(InputError, match=r"sample 1, .* 4 tokens; .* 7"):
+    with pytest.raises(InputError, match=r"sample 1, .* 4 tokens, .* 7"):
         texts_of(folder, text_inputs("b", 7), [samples[1], {"question": "who saw a ball", "context": "the"}], 2)
 
 

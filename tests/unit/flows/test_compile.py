@@ -77,7 +77,7 @@ def test_compiled_convolution_is_laid_out_for_this_processor_and_says_so(tmp_pat
     written = onnx.load(result.model_path, load_external_data=False)
     assert any(node.domain == "com.microsoft.nchwc" for node in written.graph.node)
     assert instruction_sets() == result.compiled["processor"]
-    assert any("laid out" in note for note in result.notes)
+    assert any("layout" in note for note in result.notes)
     record = next(entry for entry in written.metadata_props if entry.key == COMPILE_KEY)
     record.value = json.dumps({**json.loads(record.value), "processor": "x86_64 other"})
     onnx.save(written, tmp_path / "elsewhere.onnx")

@@ -465,7 +465,7 @@ def test_quantized_file_is_refused(chain: Path, tmp_path: Path) -> None:
         ({"target": "sqnr_db"}, "METRIC=NUMBER"),
         ({"target": "cosine=2"}, "from -1 to 1"),
         ({"target": "sqnr_db=nan"}, "decibels"),
-        ({"exclude": ("/M",)}, "nothing is"),
+        ({"exclude": ("/M",)}, "no node to quantize"),
     ],
 )
 def test_unusable_request_is_refused(chain: Path, flags: dict[str, Any], words: str) -> None:

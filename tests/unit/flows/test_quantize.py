@@ -126,7 +126,7 @@ def test_excluded_reader_of_a_shared_weight_answers_as_before(excluded: str, tmp
     ratios = {output.name: output.sqnr_db for output in result.fidelity.outputs}
     kept, other = ("y", "g") if excluded == "MatMul" else ("g", "y")
     assert ratios[kept] > 100 > ratios[other] > 30
-    assert 1 == sum("kept as" in note for note in result.notes)
+    assert 1 == sum("stored unquantized" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("order", ["g = Gather (w1, i) y = MatMul (x, w1)", "y = MatMul (x, w1) g = Gather (w1, i)"])
@@ -152,7 +152,7 @@ def test_weight_shared_by_equal_readers_is_held_once(tmp_path: Path) -> None:
         f"m (float[2, 64] x) => (float[2, 64] y) <{weight('w1', 64, 64)}> {{ a = MatMul (x, w1) y = MatMul (a, w1) }}"
     )
     result = quantized(body, tmp_path)
-    assert (2, False) == (result.quantized, any("kept as" in note for note in result.notes))
+    assert (2, False) == (result.quantized, any("stored unquantized" in note for note in result.notes))
     sizes = {tensor.name: list(tensor.dims) for tensor in onnx.load(tmp_path / "out.onnx").graph.initializer}
     assert [[64, 64]] == [dims for dims in sizes.values() if len(dims) == 2]
 

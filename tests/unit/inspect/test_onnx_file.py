@@ -231,7 +231,7 @@ def test_inspect_onnx_repeated_metadata_keys_are_told(tmp_path: Path) -> None:
     model.metadata_props.add(key="author", value="bob")
     model.graph.node[0].metadata_props.add(key="winml.hierarchy.tag", value="/M/B")
     notes = _inspect_model(model, tmp_path).notes
-    assert notes[0].startswith("the model's metadata has author more than once, which onnx.checker refuses")
+    assert notes[0].startswith("the model's metadata has author more than once, which onnx.checker rejects")
     assert notes[1].startswith("1 node(s) have a metadata key more than once")
 
 

@@ -110,7 +110,7 @@ def test_listed_kernels_are_those_a_session_finds() -> None:
 
 def test_provider_of_which_nothing_is_known_is_refused(check: Check) -> None:
     """It is not installed and has no table; the message names those that have one."""
-    with pytest.raises(UsageError, match="no table") as caught:
+    with pytest.raises(UsageError, match="no operator table") as caught:
         check("vitisai")
     assert "tensorrt" in (caught.value.hint or "")
 
