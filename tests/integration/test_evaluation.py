@@ -92,7 +92,7 @@ def test_tags_of_words_are_those_of_the_pipeline(tmp_path: Path) -> None:
     result = judged(export_open(folder, "token-classification"), tmp_path / "d.jsonl")
 
     datasets.Dataset.from_dict({"tokens": words[:2], "ner_tags": [tags[0], tags[1][1:]]}).to_json(tmp_path / "e.jsonl")
-    with pytest.raises(InputError, match=r"sample 1, .* \d+ words and \d+"):
+    with pytest.raises(InputError, match=r"sample 1, .* \d+ words but \d+"):
         judged(folder / "onnx" / "model.onnx", tmp_path / "e.jsonl")
 
     assert len({tag for row in tags for tag in row}) >= 4

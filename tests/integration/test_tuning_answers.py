@@ -70,7 +70,7 @@ def test_faster_one_on_a_busy_machine_is_undecided_and_said_so(known: KnownTimes
     assert "undecided" == form.ratio_to_winner.verdict
     assert form.ratio_to_winner.high == pytest.approx(0.88)
     assert "busy" in form.reason
-    assert "told apart" not in form.reason
+    assert "distinguishable" not in form.reason
 
 
 def test_form_that_beat_the_plain_file_does_not_lose_to_it_among_variations(known: KnownTimes) -> None:

@@ -146,7 +146,7 @@ def test_two_models_are_said_to_be_two(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="takes x") as refused:
         compare_by_name(one, other)
     assert "--map" in refused.value.hint
-    assert "both sides" in refused.value.hint
+    assert "in common" in refused.value.hint
 
 
 def test_sizes_that_cannot_be_both_are_refused(tmp_path: Path) -> None:

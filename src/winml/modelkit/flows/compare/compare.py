@@ -362,7 +362,7 @@ def _missing_notes(pair: SidePair, missing: tuple[Sequence[str], Sequence[str]])
     words = [f"of {side.shown} only: {', '.join(names)}" for side, names in zip(sides, missing, strict=True) if names]
     if not words:
         return ()
-    advice = "To compare two outputs with different names, use --map reference=candidate." if all(missing) else ""
+    advice = " To compare two outputs with different names, use --map reference=candidate." if all(missing) else ""
     return (f"Outputs {'; '.join(words)}.{advice}",)
 
 
