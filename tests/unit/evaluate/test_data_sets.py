@@ -169,7 +169,9 @@ def test_pictures_that_do_not_open_are_counted_and_named(tmp_path: Path) -> None
     files[3].write_bytes(b"no picture")
     with open_data_set(DataSetRequest(str(tmp_path / "p"))) as data_set:
         assert 2 == len(list(data_set.rows()))
-        assert "2 of 4 samples of p cannot be opened and are skipped: cat/10.png, dog/200.png" == data_set.unreadable_note
+        assert (
+            "2 of 4 samples of p cannot be opened and are skipped: cat/10.png, dog/200.png" == data_set.unreadable_note
+        )
     for file in files:
         file.write_bytes(b"")
     with (

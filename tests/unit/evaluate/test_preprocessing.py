@@ -143,7 +143,9 @@ def test_what_a_graph_takes_besides_is_named(folder: Path) -> None:
 
 def test_files_beside_the_model_that_are_missing_or_damaged_are_named(folder: Path, tmp_path: Path) -> None:
     """With the folder they are looked for in."""
-    with pytest.raises(UsageError, match=f"texts require a tokenizer, but there is none beside the model in {tmp_path}"):
+    with pytest.raises(
+        UsageError, match=f"texts require a tokenizer, but there is none beside the model in {tmp_path}"
+    ):
         Preprocessor.of(tmp_path, text_inputs(1, 8))
     (tmp_path / "tokenizer.json").write_text("{ nothing")
     with pytest.raises(InputError, match="the tokenizer"):

@@ -187,7 +187,7 @@ def test_max_length_of_the_files_counts_the_prompt(tmp_path: Path) -> None:
     assert 8 == settings.fitted(2, 10).max_new_tokens
     stated = settings.updated(max_new_tokens=40, temperature=None, top_p=None, seed=0)
     assert 40 == stated.fitted(2, None).max_new_tokens
-    with pytest.raises(UsageError, match="max_length .*20"):
+    with pytest.raises(UsageError, match=r"max_length .*20"):
         settings.fitted(20, None)
     file.write_text('{"max_length": 20, "max_new_tokens": 5}')
     assert 5 == read_settings(tmp_path).fitted(2, None).max_new_tokens

@@ -61,9 +61,7 @@ def test_read_tree_damaged_record_is_told_and_the_nodes_answer() -> None:
     for damaged in ("{", "[1]", '[{"path": "", "tag": "M", "class": "M"}]', "null"):
         tree = read_tree([_winml_node("/M")], {"winml.hierarchy.tree": damaged}, "main")
         assert [("", "/M", "M")] == _module_triples(tree)
-        assert ["winml.hierarchy.tree of the model is damaged; the tree was built from the node tags"] == [
-            *tree.notes
-        ]
+        assert ["winml.hierarchy.tree of the model is damaged; the tree was built from the node tags"] == [*tree.notes]
 
 
 def test_read_tree_text_that_is_no_tag_counts_as_untagged() -> None:
