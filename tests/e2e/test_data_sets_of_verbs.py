@@ -167,9 +167,9 @@ def test_words_about_a_data_set_that_is_none_are_refused() -> None:
     quantize = ("quantize", "-m", "bert/model.onnx", "-o", "no.onnx", "--mode", "qdq")
     compare = ("compare", "bert/model.onnx", "bert/model.onnx")
     for command, words in (
-        ((*quantize, "--split", "test"), "--split test has no meaning for random values"),
-        ((*quantize, "--columns", "text=a", "--calibration-data", "one.npz"), "which holds arrays by input"),
-        ((*compare, "--split", "test"), "--split has no meaning without --dataset"),
+        ((*quantize, "--split", "test"), "--split test does not apply to random values"),
+        ((*quantize, "--columns", "text=a", "--calibration-data", "one.npz"), "which contains arrays by input"),
+        ((*compare, "--split", "test"), "--split requires --dataset"),
         ((*compare, "--dataset", "pictures", "--input-data", "one.npz"), "--dataset and --input-data"),
         ((*compare, "--samples", "5", "--input-data", "one.npz"), "--samples 5: --input-data one.npz"),
         (

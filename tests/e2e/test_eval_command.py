@@ -146,9 +146,9 @@ def test_build_judges_its_result_and_keeps_what_it_found(folder: Path, tmp_path:
     assert again.code == 3
     assert "f1 0." in again.out
     for wrong, problem in (
-        ({"metrics": ["wer"]}, "eval.metrics wer: is not a metric of text-classification"),
+        ({"metrics": ["wer"]}, "eval.metrics wer: not a metric of text-classification"),
         ({"baseline": "none", "max_drop": {"f1": 0.1}}, "eval.max_drop f1=0.1 compares with a baseline"),
-        ({"min": {"accuracy": 90}}, "eval.min accuracy=90: accuracy is at most 1"),
+        ({"min": {"accuracy": 90}}, "eval.min accuracy=90: expected at most 1"),
     ):
         asked = {"loader": {"task": "text-classification"}, "eval": {**section, **wrong}}
         (tmp_path / "c.json").write_text(json.dumps(asked), encoding="utf-8")
@@ -319,8 +319,8 @@ def test_modules_stay_in_float_until_a_metric_is_reached(tmp_path: Path) -> None
     assert unmet.code == 3, unmet.err
     assert "--target accuracy=0.99" in unmet.err
     for arguments, problem in (
-        (("--target", "wer=0.1", "--dataset", "texts.csv"), "--target wer: is not a metric of text-classification"),
-        (("--target", "accuracy=0.9"), "no metric is called 'accuracy'"),
+        (("--target", "wer=0.1", "--dataset", "texts.csv"), "--target wer: not a metric of text-classification"),
+        (("--target", "accuracy=0.9"), "no metric is named 'accuracy'"),
         (("--dataset", "texts.csv"), "--target"),
         (("--target", "accuracy=0.9", "--dataset", "texts.csv", "-o", "texts.csv", "--overwrite"), "texts.csv"),
     ):

@@ -60,7 +60,7 @@ def test_template_reads_any_message(tmp_path: Path) -> None:
 
 def test_process_that_ends_without_an_answer_is_told() -> None:
     """A module that answers nothing."""
-    with pytest.raises(InputError, match="ended its process"):
+    with pytest.raises(InputError, match="terminated its process"):
         ask_limited("this", None, "the test", seconds=5, resident_bytes=10**9)
 
 

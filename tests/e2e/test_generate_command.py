@@ -281,9 +281,9 @@ def test_wrong_requests_are_refused_with_what_to_do(built: Path, checkpoint: Pat
     shutil.copytree(built, without_template)
     (without_template / "chat_template.jinja").unlink()
     refusals = {
-        "holds no tokenizer": [bare, "-p", "x"],
-        "has no chat template": [without_template, "-p", "x", "--chat"],
-        "and the model has 64 positions": [built, "-p", "x", "--max-new-tokens", "64"],
+        ": no tokenizer": [bare, "-p", "x"],
+        ": no chat template": [without_template, "-p", "x", "--chat"],
+        "but the model has 64 positions": [built, "-p", "x", "--max-new-tokens", "64"],
         "a built model": [checkpoint, "-p", "x"],
         "the text is empty": [built, "-p", ""],
         "--reference compares token by token": [built, "-p", "x", "--temperature", "1", "--reference"],
@@ -313,7 +313,7 @@ def test_perf_measures_prompts_and_steps(built: Path, plain: Path) -> None:
     assert ([16], 256) == ([step["cached_tokens"] for step in record["steps"]], record["cache_bytes_per_token"])
     assert all(step["tokens_per_second"] == pytest.approx(1000 / step["step_ms"]) for step in record["steps"])
     refused = run_here("perf", plain, "--generation")
-    assert (2, True) == (refused.code, "has no cache" in refused.err)
+    assert (2, True) == (refused.code, "has no KV cache" in refused.err)
     both = run_here("perf", built, "--generation", "--by-module")
     assert (2, True) == (both.code, "--by-module" in both.err)
 
@@ -404,13 +404,13 @@ def test_compare_names_the_first_wrong_module_at_a_step(built: Path, checkpoint:
     record = json.loads(outcome.out)
     assert (4, "model.layers.1.mlp") == (record["step"], record["first_divergence"]["module"])
     refused = run_here(*arguments, "--step", "60", "--shape-config", '{"sequence": 5}')
-    assert (2, True) == (refused.code, "the text has 65, and the model has 64 positions" in refused.err)
+    assert (2, True) == (refused.code, "the text has 65 tokens, but the model has 64 positions" in refused.err)
 
 
 def test_compare_at_a_step_needs_a_cache(plain: Path) -> None:
     """A graph without one has no steps."""
     outcome = run_here("compare", plain, plain, "--step", "2")
-    assert (2, True) == (outcome.code, "--step 2: the model has no cache" in outcome.err)
+    assert (2, True) == (outcome.code, "--step 2: the model has no KV cache" in outcome.err)
 
 
 @pytest.fixture(scope="module")
@@ -494,7 +494,7 @@ def test_recording_is_written_down(tmp_path: Path) -> None:
     whole_processor = {"feature_extractor": json.loads(processor.read_text(encoding="utf-8"))}
     (Path(built) / "processor_config.json").write_text(json.dumps(whole_processor), encoding="utf-8")
     processor.unlink()  # as transformers 5 saves it
-    for count, words in ((40_000, "is longer than 1 s"), (0, "holds no samples")):
+    for count, words in ((40_000, "is longer than 1 s"), (0, "contains no samples")):
         soundfile.write(tmp_path / "b.wav", np.zeros(count, np.float32), 16_000)
         assert words in run_here("generate", built, "--audio", str(tmp_path / "b.wav")).err
 

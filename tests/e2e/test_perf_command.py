@@ -192,8 +192,8 @@ def example_inputs():
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
-        ({}, "exported from"),
-        ({"winml.model": "no json"}, "exported from"),
+        ({}, "checkpoint of the export"),
+        ({"winml.model": "no json"}, "checkpoint of the export"),
         ({"winml.model": '{"name_or_path": "owner/name"}'}, "owner/name"),
         ({"winml.model": '{"name_or_path": "evil.py:build"}'}, "evil.py:build"),
     ],
@@ -214,7 +214,7 @@ def test_pytorch_baseline_of_a_file_runs_and_fetches_nothing_it_names(
         (("net.onnx", "--ep", "cpuu"), 2, ("--ep cpuu", "'cpu'")),
         (("net.onnx", "--ep", "cpu", "--device", "npu"), 2, ("on cpu",)),
         (("net.onnx", "--ep-options", "a=1"), 2, ("no options", "--threads")),
-        (("net.onnx", "--ep-options", "a"), 2, ("not KEY=VALUE",)),
+        (("net.onnx", "--ep-options", "a"), 2, ("expected KEY=VALUE",)),
         (("net.onnx", "--iterations", "0"), 2, ("--iterations", "1<=x<=")),
         (("net.onnx", "--iterations", "-4"), 2, ("--iterations", "1<=x<=")),
         (("net.onnx", "--duration", "0"), 2, ("--duration", "0<x<=86400")),
@@ -235,7 +235,7 @@ def test_pytorch_baseline_of_a_file_runs_and_fetches_nothing_it_names(
         (("relu.onnx", "--batch-size", "4"), 2, ("batch dimension", "--dynamic-batch")),
         (("net.onnx", "--input-data", "values.npz"), 2, ("int64[batch]",)),
         (("net.onnx", "--input-data", "far.npz"), 1, ("ids int64[2]", "far.npz")),
-        (("net.onnx", "--input-data", "values.npz", "--batch-size", "2"), 2, ("their sizes",)),
+        (("net.onnx", "--input-data", "values.npz", "--batch-size", "2"), 2, ("determines the sizes",)),
         (("missing.onnx",), 2, ("missing.onnx:",)),
         (("text.onnx",), 1, ("ONNX file",)),
         (("empty.onnx",), 1, ("is empty",)),

@@ -186,7 +186,7 @@ void *CreateEpFactories(const char *asked, const void *api, const void *log, voi
 }
 void *ReleaseEpFactory(void *made) { return NULL; }
 """
-"""The least that ONNX Runtime takes for the library of a provider: one that finds no device."""
+"""The least that ONNX Runtime takes for the library of a provider: one that finds no supported device."""
 
 
 def test_provider_of_a_package_is_registered_by_its_library(extended: Workplace, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_provider_of_a_package_is_registered_by_its_library(extended: Workplace,
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "provider.c"], check=True)
     outcome = replace(extended, variables={"WINML_EXAMPLE_LIBRARY": str(library)}).winml(*measured)
     assert 2 == outcome.code
-    assert "finds no device" in outcome.err
+    assert "finds no supported device" in outcome.err
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_quiet_says_nothing() -> None:
         (["-o", "out.onnx", "--min-sqnr", "120"], 3, "too little"),
         (["-m", "missing.onnx", "-o", "out.onnx"], 2, "missing.onnx"),
         (["-m", "convolution.onnx", "-o", "out.onnx"], 2, "Conv (--mode qdq"),
-        (["-m", "integer.onnx", "-o", "out.onnx"], 1, "quantized already"),
+        (["-m", "integer.onnx", "-o", "out.onnx"], 1, "already quantized"),
         (["-m", "text.onnx", "-o", "out.onnx"], 1, "text.onnx"),
     ],
 )

@@ -169,7 +169,7 @@ def test_budget_ends_with_what_was_measured_and_more_of_it_goes_on(
     record = json.loads((mixed.folder / "tuned" / "tune.json").read_text(encoding="utf-8"))
     found = rows(record)
     assert ("wrong", "right", "won") == tuple(found[name]["status"] for name in found_order(record))
-    assert "asked for 42" in found["dynamic-int8"]["reason"]
+    assert "minimum 42" in found["dynamic-int8"]["reason"]
     assert found["dynamic-int8-part"]["sqnr_db"] >= 42
     assert found["dynamic-int8"]["size_bytes"] < found["dynamic-int8-part"]["size_bytes"] < found["plain"]["size_bytes"]
     assert "winner   dynamic-int8-part: " in done.out
@@ -235,7 +235,7 @@ def test_plan_lists_each_candidate_and_nothing_is_made(here: Path) -> None:
     [
         (("-m", "missing.onnx"), "missing.onnx:"),
         (("--only", "dynmic"), "dynamic"),
-        (("--max-drop", "accuracy=0.1"), "which samples"),
+        (("--max-drop", "accuracy=0.1"), "no samples"),
         (("--max-drop", "accuracy"), "METRIC=NUMBER"),
         (("--dataset", "missing.csv", "--max-drop", "accuracy=0.1"), "missing.csv"),
         (("--input-data", "missing.npz"), "--input-data missing.npz:"),

@@ -142,7 +142,7 @@ def test_graph_that_is_handed_over_has_one_file(bert: Path, tmp_path: Path) -> N
     names = {node.name for node in onnx.load(result.model_path).graph.node}
     assert names == set(sidecar["nodes"])
     export, _, stage = result.manifest.stages[:3]
-    assert "in memory" in export.reason
+    assert "memory" in export.reason
     assert (1, 100.0) == (stage.normalizations, stage.coverage.percent if stage.coverage else None)
     assert "SQNR" in stage.summary
     assert any(note.startswith("Compared with PyTorch: SQNR") for note in result.notes)

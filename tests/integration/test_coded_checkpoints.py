@@ -187,7 +187,7 @@ def test_small_floats_are_in_the_nearest_form_and_their_loss_is_stated(tmp_path:
     saved = coded_checkpoints.save_fp8(tmp_path, method=method)
     path = tmp_path / "out.onnx"
     result = HTPExporter(EXACT).export_checkpoint(ModelRequest(model=str(saved.folder)), path)
-    (note,) = [note for note in result.notes if "nearest form" in note]
+    (note,) = [note for note in result.notes if "requantized" in note]
     stated = float(note.partition("SQNR ")[2].partition(" dB")[0])
     found = written_codes(onnx.load(path))
     lost = signal = 0.0
@@ -277,7 +277,7 @@ def test_gguf_types_without_an_exact_form_are_in_the_nearest(tmp_path: Path) -> 
     saved = coded_checkpoints.save_gguf(tmp_path, {"ffn_gate": "Q5_K"})
     config = WinMLExportConfig(activations="float32")
     result = HTPExporter(config).export_checkpoint(ModelRequest(model=str(saved.folder)), tmp_path / "model.onnx")
-    (note,) = [note for note in result.notes if "nearest form" in note]
+    (note,) = [note for note in result.notes if "requantized" in note]
     assert float(note.partition("SQNR ")[2].partition(" dB")[0]) > 40
 
 
@@ -330,7 +330,7 @@ def test_activations_in_8_bits_are_near(tmp_path: Path) -> None:
 def test_activations_of_a_float_checkpoint_are_refused(tmp_path: Path) -> None:
     """The option would do nothing."""
     saved = coded_checkpoints.save_awq(tmp_path)
-    with pytest.raises(UsageError, match="no weights in few bits"):
+    with pytest.raises(UsageError, match="no quantized weights"):
         HTPExporter(EXACT).export_checkpoint(ModelRequest(model=str(saved.reference)), tmp_path / "out.onnx")
     assert not (tmp_path / "out.onnx").exists()
 

@@ -71,7 +71,7 @@ def test_head_of_zeros_is_compared_on_a_copy_and_written_as_it_is(model: type[nn
     before = {name: value.clone() for name, value in made.named_parameters()}
     result, verification = export(made, tmp_path)
     assert (True, True) == (verification.is_verified, verification.on_drawn_weights)
-    assert any("drawn weights" in note for note in result.notes)
+    assert any("random weights" in note for note in result.notes)
     stored = {item.name: numpy_helper.to_array(item) for item in onnx.load(tmp_path / "model.onnx").graph.initializer}
     for name, value in made.named_parameters():
         assert torch.equal(before[name], value), name
@@ -90,7 +90,7 @@ def test_wrong_graph_before_a_head_of_zeros_is_refused(tmp_path: Path) -> None:
             self.head = nn.Linear(8, 4)
             nn.init.zeros_(self.head.weight)
 
-    with pytest.raises(VerificationError, match="drawn weights"):
+    with pytest.raises(VerificationError, match="random weights"):
         export(Other(), tmp_path)
     assert not (tmp_path / "model.onnx").exists()
 

@@ -217,7 +217,7 @@ def test_loop_of_a_model_type_writes_long_recordings(encoded: Encoded, tmp_path:
             times.append([[(float(item["start"]), float(item["end"])) for item in row] for row in answer["segments"]])
         assert tokens[0] == tokens[1]
         assert times[0] == times[1]
-    with pytest.raises(UsageError, match="no attentions"):
+    with pytest.raises(UsageError, match="require attentions"):
         model.generate(frames[:1, :, :100], return_timestamps=True, output_attentions=True)
 
 
@@ -228,7 +228,7 @@ def test_input_that_no_graph_takes_is_refused(encoded: Encoded, name: str) -> No
     if name in given:
         return
     tokens = torch.tensor([[2, 5], [2, 6]])
-    with pytest.raises(UsageError, match=f"input '{name}' is given, and the encoder takes"):
+    with pytest.raises(UsageError, match=f"input '{name}': the encoder takes"):
         encoded.model(**given, decoder_input_ids=tokens, **{name: torch.tensor([[1, 0], [1, 1]])})
 
 
@@ -296,7 +296,7 @@ def test_decoder_of_other_readers_computes_the_keys_itself(architecture: str, tm
     compared = compare_models(folder, tmp_path, threshold=1e-4)
     assert ["encoder", "decoder"] == list(compared.parts)
     assert compared.is_within
-    assert not any("one side only" in note for note in compared.parts["decoder"].notes)
+    assert not any("Outputs of " in note for note in compared.parts["decoder"].notes)
 
 
 @pytest.fixture(scope="module")

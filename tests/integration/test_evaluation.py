@@ -92,7 +92,7 @@ def test_tags_of_words_are_those_of_the_pipeline(tmp_path: Path) -> None:
     result = judged(export_open(folder, "token-classification"), tmp_path / "d.jsonl")
 
     datasets.Dataset.from_dict({"tokens": words[:2], "ner_tags": [tags[0], tags[1][1:]]}).to_json(tmp_path / "e.jsonl")
-    with pytest.raises(InputError, match=r"sample 1, .* \d+ words and \d+"):
+    with pytest.raises(InputError, match=r"sample 1, .* \d+ words but \d+"):
         judged(folder / "onnx" / "model.onnx", tmp_path / "e.jsonl")
 
     assert len({tag for row in tags for tag in row}) >= 4
@@ -137,7 +137,7 @@ def test_similarities_follow_the_pooling_beside_the_model(tmp_path: Path) -> Non
 
     assert expected > 0.8
     assert result.metric("spearman").value == pytest.approx(expected, abs=1e-4)
-    assert result.notes == ("The model is a checkpoint: PyTorch runs it, and nothing is exported.",)
+    assert result.notes == ("The model is a checkpoint: it is evaluated in PyTorch, without an export.",)
 
 
 def test_classes_of_digits_are_those_of_the_pipeline(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_tokenizer_without_places_is_refused_where_they_are_needed(tmp_path: Pat
     folder = save_task_checkpoint(tmp_path / "m", "bert", "BertForTokenClassification", slow, labels=["O", "B-A"])
     datasets.Dataset.from_dict({"tokens": [["A"]], "ner_tags": [["O"]]}).to_json(tmp_path / "d.jsonl")
 
-    with pytest.raises(UsageError, match="tokens stand"):
+    with pytest.raises(UsageError, match="token offsets"):
         judged_checkpoint(folder, tmp_path / "d.jsonl", "token-classification")
 
 

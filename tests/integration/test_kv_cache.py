@@ -124,7 +124,7 @@ def test_codes_of_a_checkpoint_stay_beside_such_a_cache(tmp_path: Path) -> None:
     ("file", "options", "words"),
     [
         ("export.onnx", {}, "GroupQueryAttention"),
-        ("model.onnx", {}, "in floating point"),
+        ("model.onnx", {}, "floating"),
         ("optimized.onnx", {"block_size": 32}, "--block-size 32"),
     ],
 )

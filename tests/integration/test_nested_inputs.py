@@ -148,14 +148,14 @@ def test_dynamic_axes_of_outputs_name_what_is_open(tmp_path: Path) -> None:
     part = result.parts[0]
     shapes = {spec.name: spec.shape for spec in part.outputs}
     assert {"rows": ("batch_size", "dim_1"), "half": ("batch_size", "pairs"), "fixed": (1,)} == shapes
-    assert "dynamic_axes: axis 0 of half is batch_size, and is called so instead of rows." in part.notes
-    assert "dynamic_axes: axis 0 of fixed is always 1: no open size of the inputs changes it." in part.notes
+    assert "dynamic_axes: axis 0 of half equals batch_size and has this name instead of rows." in part.notes
+    assert "dynamic_axes: axis 0 of fixed is always 1: it depends on no dynamic dimension of the inputs." in part.notes
 
 
 @pytest.mark.parametrize(
     ("axes", "words"),
     [
-        ({"ids": [0], "hlaf": [0]}, "dynamic_axes: the model has no input and no output 'hlaf'"),
+        ({"ids": [0], "hlaf": [0]}, "dynamic_axes: the model has no input or output 'hlaf'"),
         ({"ids": [0], "half": [2]}, "dynamic_axes: output half has no axis 2; it has 2, counted from 0"),
     ],
 )

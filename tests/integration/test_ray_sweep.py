@@ -90,7 +90,7 @@ def test_cluster_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     (tmp_path / "a.onnx").touch()
-    with pytest.raises(StageError, match=f"{address}: nothing answers there"):
+    with pytest.raises(StageError, match=f"{address}: no response"):
         sweep_models([str(tmp_path / "a.onnx")], tmp_path / "swept", options=SweepOptions(ray=address))
     with pytest.raises(UsageError, match="HOST:PORT"):
         sweep_models([str(tmp_path / "a.onnx")], tmp_path / "swept", options=SweepOptions(ray="nowhere"))

@@ -70,7 +70,7 @@ def test_faster_one_on_a_busy_machine_is_undecided_and_said_so(known: KnownTimes
     assert "undecided" == form.ratio_to_winner.verdict
     assert form.ratio_to_winner.high == pytest.approx(0.88)
     assert "busy" in form.reason
-    assert "told apart" not in form.reason
+    assert "distinguishable" not in form.reason
 
 
 def test_form_that_beat_the_plain_file_does_not_lose_to_it_among_variations(known: KnownTimes) -> None:
@@ -108,7 +108,7 @@ def test_one_that_is_faster_within_the_noise_is_named_with_its_ratio(known: Know
 
 @pytest.mark.parametrize(
     ("factors", "words"),
-    [([0.99], "within 2 %"), ([0.9, 0.99], "may be less than 2 %"), ([0.9, 1.1], "not told apart")],
+    [([0.99], "within 2 %"), ([0.9, 0.99], "may be less than 2 %"), ([0.9, 1.1], "not distinguishable")],
 )
 def test_words_on_two_that_are_as_good_follow_the_interval(known: KnownTimes, factors: list[float], words: str) -> None:
     """Only an interval that contains 1 leaves open which is faster."""

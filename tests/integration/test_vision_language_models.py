@@ -293,7 +293,7 @@ def test_command_shown_a_picture_writes_what_pytorch_writes(
 
     refused = {
         "no such file": ["--image", str(tmp_path / "none.png")],
-        "does not open": ["--image", str(checkpoint / "config.json")],
+        "cannot be opened": ["--image", str(checkpoint / "config.json")],
         "accepts text and images": ["--audio", "x.wav"],
     }
     for words, options in refused.items():

@@ -124,7 +124,7 @@ language: [en
     with open_data_set(DataSetRequest(str(words), config="two")) as data_set:
         assert [{"text": "last", "label": 1}] == list(data_set.rows())
         assert ["bad", "good"] == data_set.features["label"].names
-        assert ("README.md says 'converters' of the files, which is not read",) == data_set.notes
+        assert ("README.md sets 'converters' for the files, which is ignored",) == data_set.notes
     with pytest.raises(UsageError) as caught:
         _texts(words, config="three")
     assert "one, two" in caught.value.hint
@@ -297,7 +297,7 @@ def test_parquet_file_that_declares_too_much_is_refused(tmp_path: Path) -> None:
     with pq.ParquetWriter(tmp_path / "declared.parquet", nothing.schema) as file:
         for _ in range(5):
             file.write_table(nothing)
-    for name, words in (("declared", "declares 167.8 MB of values"), ("repeated", "holds more than the 134.2 MB")):
+    for name, words in (("declared", "declares 167.8 MB of values"), ("repeated", "contains more than 134.2 MB")):
         with pytest.raises(InputError, match=words) as caught:
             open_data_set(DataSetRequest(str(tmp_path / f"{name}.parquet")))
         assert f"{name}.parquet" in caught.value.message

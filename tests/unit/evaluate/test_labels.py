@@ -54,12 +54,12 @@ def test_labels_of_others_are_refused_with_both_named(
         match_labels(MODEL, names, values, "stars")
 
     assert raised.value.message == (
-        f"labels of column stars are not those of the model: {shown}; the config has negative, positive"
+        f"the labels of column stars do not match the model: {shown}; the config has negative, positive"
     )
 
 
 def test_labels_that_are_kept_back_are_called_so() -> None:
-    with pytest.raises(UsageError, match="kept back"):
+    with pytest.raises(UsageError, match="not public"):
         match_labels(MODEL, MODEL, [-1], "label")
 
 
@@ -71,7 +71,7 @@ def test_digits_are_numbers_of_classes_only_where_the_config_names_nothing() -> 
     labels = match_labels(("LABEL_0", "LABEL_1"), None, ["1", "0"], "label")
 
     assert labels.number("1") == 1
-    assert "digits are" in labels.notes[0]
+    assert "class indices" in labels.notes[0]
     with pytest.raises(UsageError, match=r"1, 0; .* negative, positive"):
         match_labels(MODEL, None, ["1", "0"], "label")
 
@@ -80,7 +80,7 @@ def test_numbers_are_names_where_the_names_of_the_model_are_digits() -> None:
     labels = match_labels(("1", "2", "3"), None, [1, 3.0], "stars")
 
     assert [labels.number(1), labels.number(3.0)] == [0, 2]
-    assert "the names" in labels.notes[0]
+    assert "class names" in labels.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_last_batch_of_a_fixed_size_is_filled_up(folder: Path) -> None:
     assert [[2, 8, 9, 3, 1, 1, 1, 1]] * 2 == last.feeds["input_ids"].tolist()
     assert np.int32 == last.feeds["input_ids"].dtype
     assert (1, 1) == (len(last.rows), len(last.trimmed(np.zeros((2, 3)))))
-    with pytest.raises(UsageError, match="batches of 2"):
+    with pytest.raises(UsageError, match="batch size of 2"):
         texts_of(folder, inputs, [{"text": "the"}], 3)
 
 
@@ -143,7 +143,9 @@ def test_what_a_graph_takes_besides_is_named(folder: Path) -> None:
 
 def test_files_beside_the_model_that_are_missing_or_damaged_are_named(folder: Path, tmp_path: Path) -> None:
     """With the folder they are looked for in."""
-    with pytest.raises(UsageError, match=f"texts need a tokenizer, and none lies beside the model in {tmp_path}"):
+    with pytest.raises(
+        UsageError, match=f"texts require a tokenizer, but there is none beside the model in {tmp_path}"
+    ):
         Preprocessor.of(tmp_path, text_inputs(1, 8))
     (tmp_path / "tokenizer.json").write_text("{ nothing")
     with pytest.raises(InputError, match="the tokenizer"):
@@ -158,8 +160,8 @@ def test_texts_and_recordings_that_are_cut_are_counted(folder: Path) -> None:
     list(texts.batches(samples, 2))
     sounds = Preprocessor.of(folder / "sound", [GraphInput("input_values", "float32", ("b", 80))])
     list(sounds.batches([{"audio": Recording(np.ones(length, np.float32), 16_000)} for length in (81, 80)], 2))
-    assert ("2 texts are longer than 6 tokens: the rest is not read",) == texts.notes
-    assert ("1 recording is longer than the model takes: the rest is not read",) == sounds.notes
+    assert ("2 texts are longer than 6 tokens and truncated",) == texts.notes
+    assert ("1 recording is longer than the model takes and truncated",) == sounds.notes
 
 
 def test_length_of_sentence_transformers_counts(folder: Path, tmp_path: Path) -> None:
@@ -175,7 +177,7 @@ def test_long_question_leaves_room_or_is_refused(folder: Path) -> None:
     samples = [{"question": "who saw a", "context": "the dog saw"}, {"question": "who", "context": "the dog saw a"}]
     batches = texts_of(folder, text_inputs(1, 7), samples)
     assert [0, 0, 0, 1, 1] == [row.number for batch in batches for row in batch.rows]
-    with pytest.raises(InputError, match=r"sample 1, .* 4 tokens; .* 7"):
+    with pytest.raises(InputError, match=r"sample 1, .* 4 tokens, .* 7"):
         texts_of(folder, text_inputs("b", 7), [samples[1], {"question": "who saw a ball", "context": "the"}], 2)
 
 

@@ -77,7 +77,7 @@ def test_compiled_convolution_is_laid_out_for_this_processor_and_says_so(tmp_pat
     written = onnx.load(result.model_path, load_external_data=False)
     assert any(node.domain == "com.microsoft.nchwc" for node in written.graph.node)
     assert instruction_sets() == result.compiled["processor"]
-    assert any("laid out" in note for note in result.notes)
+    assert any("layout" in note for note in result.notes)
     record = next(entry for entry in written.metadata_props if entry.key == COMPILE_KEY)
     record.value = json.dumps({**json.loads(record.value), "processor": "x86_64 other"})
     onnx.save(written, tmp_path / "elsewhere.onnx")
@@ -98,7 +98,7 @@ def test_unnamed_unknown_and_absent_providers_are_refused(perceptron: Path, tmp_
     """The message names the provider and what to do; nothing is written."""
     absent = next(name for name, item in EXECUTION_PROVIDERS.items() if item.compiles and not item.plug_in)
     for options, words in (
-        ({}, "no execution provider is named"),
+        ({}, "no execution provider to compile for"),
         ({"ep": "qmn"}, "--ep qmn: no such execution provider"),
         ({"ep": absent}, "is not part of the installed ONNX Runtime"),
         ({"ep": "cpu", "device": "npu"}, "--device npu: CPUExecutionProvider runs on cpu"),
@@ -133,7 +133,7 @@ def test_operator_of_nobody_is_refused_by_name(tmp_path: Path) -> None:
 def test_library_that_is_no_plug_in_is_refused_by_name(tmp_path: Path) -> None:
     """A damaged library, or one for another processor, is named with the version of ONNX Runtime."""
     (tmp_path / "libplug.so").write_bytes(b"no library")
-    with pytest.raises(StageError, match=rf"ONNX Runtime {onnxruntime_version()} does not load libplug.so"):
+    with pytest.raises(StageError, match=rf"ONNX Runtime {onnxruntime_version()} cannot load libplug.so"):
         register_library("QNNExecutionProvider", tmp_path / "libplug.so")
     register_library("CPUExecutionProvider", tmp_path / "libplug.so")  # has devices already, so nothing is loaded
 
@@ -148,7 +148,7 @@ def test_absent_device_is_refused_unless_the_plug_in_simulates_it() -> None:
         fitting_kind(qnn, ["cpu"], selecting["gpu"])
     if is_x86():
         assert "cpu" == fitting_kind(qnn, ["cpu"], selecting["npu"])
-    with pytest.raises(UsageError, match="no device"):
+    with pytest.raises(UsageError, match="no supported device"):
         fitting_kind(qnn, [], selecting["npu"])
 
 

@@ -33,7 +33,7 @@ def test_selected_nodes_are_those_of_a_module_without_an_excluded_one(tmp_path: 
 
 def test_selection_that_leaves_no_node_is_refused(tmp_path: Path) -> None:
     """Excluding what is included is a mistake."""
-    with pytest.raises(UsageError, match="no node is left"):
+    with pytest.raises(UsageError, match="no node remains"):
         selected_nodes(_chain(tmp_path), ["/M/C"], ["/M/C"])
 
 

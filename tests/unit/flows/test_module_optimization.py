@@ -106,7 +106,7 @@ def test_weights_that_a_module_shares_with_others_stay_for_them(tmp_path: Path) 
     [
         ({"level": "full", "module": ["nobody"]}, "'nobody'"),
         ({"level": "full", "module": ["first"], "exclude": ["first"]}, "no node"),
-        ({"module": ["first"]}, "limits what"),
+        ({"module": ["first"]}, "selects modules"),
         ({"level": "full", "opset": 18, "exclude": ["first"]}, "converts the"),
         ({"group_query_attention_fusion": True, "module": ["first"]}, "reads the"),
     ],

@@ -110,7 +110,7 @@ def test_rows_of_a_cache_can_be_taken_in_another_order(graph: DecoderGraph) -> N
 def test_cache_of_another_model_is_refused(graph: DecoderGraph, tmp_path: Path) -> None:
     """It is named, and so is one of another number of rows."""
     other = DecoderGraph(Session(counting_graph(tmp_path / "other.onnx")))
-    with pytest.raises(UsageError, match=r"other\.onnx, .*counting\.onnx"):
+    with pytest.raises(UsageError, match=r"other\.onnx; .*counting\.onnx"):
         graph.run(np.array([[1]]), cache=other.empty_cache(1))
     with pytest.raises(UsageError, match=r"3 rows .* 2"):
         graph.run(np.ones((3, 1), np.int64), cache=graph.empty_cache(2))
@@ -172,7 +172,7 @@ def test_text_stays_within_the_positions_of_the_model() -> None:
     asked = settings.updated(max_new_tokens=21, temperature=None, top_p=None, seed=0)
     with pytest.raises(UsageError, match=r"31 tokens.*30 positions") as caught:
         asked.fitted(10, 30)
-    assert "Ask for 20 or fewer." == caught.value.hint
+    assert "20 or fewer" in caught.value.hint
     with pytest.raises(UsageError, match=r"30 tokens.*30 positions"):
         settings.fitted(30, 30)
     assert asked == asked.fitted(10, None)
@@ -187,7 +187,7 @@ def test_max_length_of_the_files_counts_the_prompt(tmp_path: Path) -> None:
     assert 8 == settings.fitted(2, 10).max_new_tokens
     stated = settings.updated(max_new_tokens=40, temperature=None, top_p=None, seed=0)
     assert 40 == stated.fitted(2, None).max_new_tokens
-    with pytest.raises(UsageError, match="max_length 20"):
+    with pytest.raises(UsageError, match=r"max_length .*20"):
         settings.fitted(20, None)
     file.write_text('{"max_length": 20, "max_new_tokens": 5}')
     assert 5 == read_settings(tmp_path).fitted(2, None).max_new_tokens

@@ -158,7 +158,7 @@ def test_inspect_onnx_missing_or_short_data_file_is_told(tmp_path: Path) -> None
     assert f"data file {data} is cut off: it has 5 bytes" in inspect_onnx(path).notes[0]
     data.unlink()
     inspection = inspect_onnx(path)
-    assert [f"data file {data} is missing: it holds 6 of the weights"] == [*inspection.notes]
+    assert [f"data file {data} is missing: it contains 6 of the weights"] == [*inspection.notes]
     assert (None, 244) == (inspection.files[1].size_bytes, inspection.total.size_bytes)
 
 
@@ -171,7 +171,7 @@ def test_inspect_onnx_data_file_outside_the_folder_is_not_looked_at(tmp_path: Pa
     tensor.external_data.add(key="location", value=location)
     inspection = _inspect_model(model, tmp_path)
     assert 1 == len(inspection.files)
-    assert "not looked" in inspection.notes[0]
+    assert "not read" in inspection.notes[0]
 
 
 def test_inspect_onnx_subgraphs_and_functions_count_and_their_runs_do_not(tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_inspect_onnx_newer_versions_are_answered_and_told(tmp_path: Path) -> No
     model.opset_import[0].version = 999
     inspection = _inspect_model(model, tmp_path)
     assert [
-        f"IR version 99 is newer than {onnx.IR_VERSION}, the newest the installed onnx knows",
-        f"opset 999 is newer than {onnx.defs.onnx_opset_version()}, the newest the installed onnx knows",
+        f"IR version 99 is newer than {onnx.IR_VERSION}, the newest that the installed onnx supports",
+        f"opset 999 is newer than {onnx.defs.onnx_opset_version()}, the newest that the installed onnx supports",
     ] == [*inspection.notes[:2]]
     assert 6 == inspection.total.nodes
 
@@ -231,7 +231,7 @@ def test_inspect_onnx_repeated_metadata_keys_are_told(tmp_path: Path) -> None:
     model.metadata_props.add(key="author", value="bob")
     model.graph.node[0].metadata_props.add(key="winml.hierarchy.tag", value="/M/B")
     notes = _inspect_model(model, tmp_path).notes
-    assert notes[0].startswith("the model's metadata has author more than once, which onnx.checker refuses")
+    assert notes[0].startswith("the model's metadata has author more than once, which onnx.checker rejects")
     assert notes[1].startswith("1 node(s) have a metadata key more than once")
 
 

@@ -61,9 +61,7 @@ def test_read_tree_damaged_record_is_told_and_the_nodes_answer() -> None:
     for damaged in ("{", "[1]", '[{"path": "", "tag": "M", "class": "M"}]', "null"):
         tree = read_tree([_winml_node("/M")], {"winml.hierarchy.tree": damaged}, "main")
         assert [("", "/M", "M")] == _module_triples(tree)
-        assert ["winml.hierarchy.tree of the model is damaged; the tree is made of the tags of its nodes"] == [
-            *tree.notes
-        ]
+        assert ["winml.hierarchy.tree of the model is damaged; the tree was built from the node tags"] == [*tree.notes]
 
 
 def test_read_tree_text_that_is_no_tag_counts_as_untagged() -> None:
@@ -71,7 +69,7 @@ def test_read_tree_text_that_is_no_tag_counts_as_untagged() -> None:
     tree = read_tree([_winml_node("/M"), _winml_node("M//x")], {}, "main")
     assert ("/M", "") == tree.tags
     assert 1 == tree.coverage.tagged
-    assert ["1 node(s) carry a text that is no tag; they count as untagged"] == [*tree.notes]
+    assert ["1 node(s) have an invalid tag and count as untagged"] == [*tree.notes]
 
 
 def test_read_tree_torch_metadata_gives_the_tags_an_export_would() -> None:

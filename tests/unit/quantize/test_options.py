@@ -23,14 +23,14 @@ from winml.modelkit.quantize.precisions import MODES
         ({"precision": "fp16", "symmetric": False}, "--asymmetric"),
         ({"precision": "fp16", "method": "entropy"}, "--method"),
         ({"precision": "int4", "algorithm": "k_quant", "symmetric": True}, "--algorithm k_quant"),
-        ({"precision": "int8", "mode": "weight-only", "algorithm": "hqq"}, "4 bits"),
+        ({"precision": "int8", "mode": "weight-only", "algorithm": "hqq"}, "4-bit"),
     ],
 )
 def test_option_that_would_be_ignored_is_refused(given: dict[str, Any], words: str) -> None:
     """With the option, its value and the mode."""
     with pytest.raises(UsageError, match=words) as caught:
         QuantizeOptions(**given).refuse_contradictions()
-    assert caught.value.hint.startswith("Give --")
+    assert caught.value.hint.startswith(("Use --", "Add --"))
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ def test_layer_without_a_form_counts_as_left() -> None:
         c = Conv (x, w1) r = Reshape (c, s) y = Gemm <transB = 1> (r, r, w2) }"""
     model = tagged_graph(body, ("/M/Conv", "/M", "/M/Left"), {"w1": (8, 2, 3, 3), "w2": (8, 8)})
     left = {module.tag: dict(module.left) for module in quantized(model, [{"x": IMAGE}]).modules}
-    assert {"/M/Conv": {}, "/M/Left": {"qdq has no form of Gemm with its weight as input 3": 1}} == left
+    assert {"/M/Conv": {}, "/M/Left": {"qdq does not support Gemm with its weight as input 3": 1}} == left
 
 
 def test_untagged_graph_gets_no_tags() -> None:
@@ -303,7 +303,7 @@ def test_table_of_an_excluded_lookup_stays_beside_the_weight_of_its_head() -> No
     result = quantized(model, [{"i": np.array([3, 0, 15])}], exclude=("Table",))
     gather = next(node for node in result.model.graph if node.op_type == "Gather")
     assert gather.inputs[0] is result.model.graph.initializers["w1"]
-    assert ["Weight w1 (256 B) is kept as it was beside its quantized form, for gather_0."] == list(result.notes)
+    assert ["Weight w1 (256 B) is also stored unquantized, for gather_0."] == list(result.notes)
 
 
 def test_float16_weight_is_left_with_its_reason() -> None:

@@ -220,7 +220,7 @@ def _evaluation() -> Document:
     ]
     return evaluation_document(
         Evaluation(
-            "0", "1", "text-classification", "as the file says", EvaluatedData("reviews.csv", "test", {}, 50, 50), 8, 0,
+            "0", "1", "text-classification", "from the file", EvaluatedData("reviews.csv", "test", {}, 50, 50), 8, 0,
             EvaluatedSide("int8.onnx", "onnx", times), tuple(metrics), EvaluatedSide("pytorch", "pytorch", times), 0.98,
             "equal classes", limits=(Limit("max_drop", "f1", 0.01, 0.02),),
         )

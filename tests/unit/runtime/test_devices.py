@@ -37,7 +37,7 @@ def test_device_no_provider_serves_is_told() -> None:
     served = {kind for ep in EXECUTION_PROVIDERS.values() if ep.name in present_providers() for kind in ep.devices}
     for kind in get_args(Device):
         if kind not in served:
-            with pytest.raises(UsageError, match=f"--device {kind}: no installed execution provider runs on it"):
+            with pytest.raises(UsageError, match=f"--device {kind}: no installed execution provider supports it"):
                 choose_provider(None, kind, {})
 
 

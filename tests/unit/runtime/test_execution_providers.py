@@ -23,7 +23,7 @@ def test_unknown_provider_is_refused_with_the_nearest() -> None:
 
 def test_provider_that_needs_fixed_sizes_refuses_open_ones_unless_allowed() -> None:
     """QNN needs fixed sizes; the message names the way around."""
-    with pytest.raises(UsageError, match=r"QNNExecutionProvider needs fixed sizes(.|\n)*--allow-dynamic"):
+    with pytest.raises(UsageError, match=r"QNNExecutionProvider requires fixed sizes(.|\n)*--allow-dynamic"):
         refuse_dynamic("qnn", is_dynamic=True, allow_dynamic=False)
     refuse_dynamic("qnn", is_dynamic=True, allow_dynamic=True)
     refuse_dynamic("qnn", is_dynamic=False, allow_dynamic=False)

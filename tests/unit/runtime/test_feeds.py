@@ -161,7 +161,7 @@ def test_feeds_dynamic_dimension_takes_its_size() -> None:
 )
 def test_feeds_range_without_values_of_the_dtype_is_refused(dtype: str, value_range: tuple[float, float]) -> None:
     """A range that the dtype cannot hold is the user's mistake."""
-    with pytest.raises(UsageError, match="no range"):
+    with pytest.raises(UsageError, match="not a range"):
         make_feeds([_spec("x", (1,), dtype, value_range=value_range)], 0)
 
 

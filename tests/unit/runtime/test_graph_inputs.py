@@ -83,7 +83,7 @@ def test_sizes_nobody_gave_are_chosen_and_told() -> None:
     """What is commonly run, said in a note."""
     sizes = settle_sizes([IDS], {"batch": 3})
     assert {"batch": 3, "sequence": 128} == sizes.by_name
-    assert ("sizes chosen because none was given: sequence 128 (--shape-config sets them)",) == sizes.notes
+    assert ("default sizes: sequence 128 (change them with --shape-config)",) == sizes.notes
 
 
 def test_size_of_an_unknown_meaning_is_asked_for() -> None:
@@ -110,13 +110,13 @@ def test_batch_size_goes_to_the_batch_dimension(inputs: list[GraphInput], expect
 @pytest.mark.parametrize("shape", [(1, 3), ("rows", 3), ()])
 def test_batch_size_without_an_open_batch_is_refused(shape: tuple[int | str, ...]) -> None:
     """A fixed size, a dimension of another name, or none at all."""
-    with pytest.raises(UsageError, match="open: x float32"):
+    with pytest.raises(UsageError, match="batch dimension: x float32"):
         settle_sizes([GraphInput("x", "float32", shape)], {}, batch_size=5)
 
 
 def test_batch_size_and_shapes_that_disagree_are_refused() -> None:
     """Two numbers for one dimension."""
-    with pytest.raises(UsageError, match="--batch-size 5: --shape-config says batch 2"):
+    with pytest.raises(UsageError, match="--batch-size 5: --shape-config sets batch to 2"):
         settle_sizes([IDS], {"batch": 2}, batch_size=5)
 
 

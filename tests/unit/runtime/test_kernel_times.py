@@ -99,7 +99,7 @@ def test_profile_that_is_no_json_is_an_error(tmp_path: Path) -> None:
     """Where another value than a name is not escaped."""
     path = tmp_path / "profile.json"
     path.write_text('[{"ph" : "X","name" :"a","args" : {"b" : "c"d"}}]', encoding="utf-8")
-    with pytest.raises(MeasureError, match="no JSON: "):
+    with pytest.raises(MeasureError, match="not valid JSON: "):
         read_profile(path)
 
 

@@ -62,7 +62,7 @@ def test_answer_and_log_are_read_by_provider_and_node() -> None:
 
 def test_process_that_ends_or_hangs_is_told() -> None:
     """Without an answer nothing is known: not that a provider has no kernels."""
-    with pytest.raises(StageError, match="ended its") as caught, answered({}, "Someone", 60):
+    with pytest.raises(StageError, match="terminated its") as caught, answered({}, "Someone", 60):
         pass
     assert "KeyError" in caught.value.hint
     question = {"kernels_of": "CPUExecutionProvider"}

@@ -72,7 +72,7 @@ def test_files_that_a_result_depends_on_are_looked_at(tmp_path: Path, name: str)
 def test_folder_of_another_command_is_refused(name: str, tmp_path: Path) -> None:
     """Nothing is written into it."""
     (tmp_path / name).write_text("{}", encoding="utf-8")
-    with pytest.raises(OutputExistsError, match="another command"), held_sweep(tmp_path):
+    with pytest.raises(OutputExistsError, match="a different command"), held_sweep(tmp_path):
         pass
     assert [name] == [path.name for path in tmp_path.iterdir()]
 

@@ -24,7 +24,7 @@ def test_list_of_models_leaves_out_remarks_and_says_what_stands_there_twice(tmp_
     path.write_text("# all of them\nfirst  # small\n\nowner/second\nfirst\n", encoding="utf-8")
     read, notes = read_plan(path)
     assert ("first", "owner/second") == read.models
-    assert ("the list of models names first twice; each entry counts once (1 left out)",) == notes
+    assert ("the list of models lists first twice; duplicates are ignored (1)",) == notes
 
 
 def test_cells_are_all_combinations_model_by_model() -> None:
@@ -72,7 +72,7 @@ def test_settings_of_an_export_make_no_cells_of_an_onnx_file() -> None:
         ({"set": {"quant.precision": ["int3"]}}, "quant.precision"),
         ({"do": ["perf"]}, "ONNX"),
         ({"do": ["compare"]}, "to compare"),
-        ({"do": ["build", "eval"]}, "data set"),
+        ({"do": ["build", "eval"]}, "no dataset"),
         ({"max": {"latency_p50_ms": 3}}, "latency_p50_ms"),
         ({"do": []}, "no step"),
     ],
@@ -88,7 +88,7 @@ def test_set_reads_json_values_and_texts() -> None:
     """Commas inside of lists do not separate values."""
     given = parse_settings(["a.b=1,null,full", 'a.c=["x","y"],[]', "a.d=true"])
     assert {"a.b": (1, None, "full"), "a.c": (["x", "y"], []), "a.d": (True,)} == given
-    with pytest.raises(UsageError, match="given twice"):
+    with pytest.raises(UsageError, match="set twice"):
         parse_settings(["a=1", "a=2"])
 
 

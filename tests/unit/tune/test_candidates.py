@@ -117,8 +117,8 @@ def test_this_machine_has_the_provider_of_the_cpu_and_a_core() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"max_drop": {"accuracy": 0.01}}, "which samples"),
-        ({"dataset": "reviews.csv"}, "be reached"),
+        ({"max_drop": {"accuracy": 0.01}}, "no samples"),
+        ({"dataset": "reviews.csv"}, "no quality limit"),
         ({"samples": 5}, "--samples .*--dataset"),
         ({"input_data": "x.npz", "sizes": {"batch": 2}}, "--shape-config"),
     ],

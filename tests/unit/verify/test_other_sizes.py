@@ -227,7 +227,7 @@ def test_pieces_of_a_fixed_size_bound_it_where_one_was_traced(tmp_path: Path, by
     part = HTPExporter(config).export(FixedPieces(by_index), tmp_path / "a.onnx", {"x": torch.randn(3, 6, 4)}).only_part
     assert (DynamicDimension(name="tokens", max=32, example=6),) == part.dimensions
     assert {"tokens": (1, 3, 5, 7, 32)} == dict(part.checked_sizes)
-    assert any("tokens is bounded to" in note for note in part.notes)
+    assert any("tokens is limited to" in note for note in part.notes)
     metadata = {item.key: item.value for item in onnx.load(part.model_path).metadata_props}
     assert {"tokens": [1, 32]} == json.loads(metadata["winml.export"])["bounds"]
 
@@ -257,7 +257,7 @@ def test_frozen_axis_without_verification_is_written_and_noted(tmp_path: Path) -
     """Who skips the comparison is told what was not checked."""
     config = WinMLExportConfig(dynamic_axes={"x": {1: "tokens"}}, verify=False)
     result = HTPExporter(config).export(Averaging(), tmp_path / "model.onnx", {"x": torch.randn(3, 6, 4)})
-    assert any("open dimensions" in note for note in result.notes)
+    assert any("dynamic dimensions" in note for note in result.notes)
     assert {} == dict(result.only_part.checked_sizes)
 
 

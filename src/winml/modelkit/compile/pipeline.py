@@ -123,7 +123,7 @@ def compile_context(source: Path, target: Path, chosen: ChosenProvider, *, embed
     if compiled.refused_options:
         raise UsageError(
             f"--ep-options: {compiled.refused_options}",
-            hint="Its documentation lists the options it takes; leave out those it does not.",
+            hint="Omit unsupported options; the documentation of the provider lists them.",
         )
     if compiled.problem:
         raise CompileError(
@@ -135,8 +135,8 @@ def compile_context(source: Path, target: Path, chosen: ChosenProvider, *, embed
 def _failure_hint(reason: str, chosen: ChosenProvider) -> str:
     """Return what to do where a provider failed to compile, by the reason it states and its options."""
     return missing_option_hint(chosen, reason) or (
-        "winml inspect shows the operators and types of the file. Some devices take float16 or integers only: "
-        "winml quantize makes them; others need other --ep-options."
+        "winml inspect shows the operators and types of the file. Some devices support float16 or integers "
+        "only (see winml quantize); others need different --ep-options."
     )
 
 
@@ -226,7 +226,8 @@ def compile_graph(
     if not is_processor and not parts:
         raise CompileError(
             f"{chosen.provider.name} compiled none of the {sum(1 for _ in all_nodes(model))} nodes",
-            hint="winml inspect shows the operators and types of the file; some devices take float16 or integers only.",
+            hint="winml inspect shows the operators and types of the file; some devices support float16 or integers "
+            "only.",
         )
     left = [] if is_processor else _nodes_outside(compiled)
     outside = tuple(_outside_node(node, reasons.get(node.name or "", ""), types) for node in left)
@@ -240,7 +241,7 @@ def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider) -> None:
     if places and not chosen.provider.takes_dynamic:
         name, where = next(iter(places.items()))
         raise UsageError(
-            f"{chosen.provider.name} needs fixed sizes, and {name} is open in {', '.join(where)}",
+            f"{chosen.provider.name} requires fixed sizes, but {name} is dynamic in {', '.join(where)}",
             hint=f"Fix the sizes first: {fixing_command(UNNAMED_FILE, _independent(model, places))}; then compile "
             "fixed.onnx.",
         )
@@ -257,7 +258,7 @@ def _compiled_part(node: ir.Node) -> CompiledPart:
     try:
         modules = listed_modules(node) or ([] if tag is None else [tag.module])
     except ValueError as error:
-        raise InputError(f"{UNNAMED_FILE}: {error} (node {node.name})", hint="Make the file again.") from error
+        raise InputError(f"{UNNAMED_FILE}: {error} (node {node.name})", hint="Create the file again.") from error
     return CompiledPart(node.name or "", tuple(modules), "" if tag is None else tag.tag)
 
 

@@ -115,8 +115,8 @@ def _read_metadata(folder: Path, name: str, cache: Path) -> dict[str, list[Any]]
     columns: dict[str, list[Any]] = tables["train"].to_dict()
     if _NAME_COLUMN not in columns:
         raise InputError(
-            f"{folder / name}: has no column {_NAME_COLUMN}; its columns: {', '.join(columns)}",
-            hint="Name each recording in it by its path from the folder of this file.",
+            f"{folder / name}: no column {_NAME_COLUMN}; columns: {', '.join(columns)}",
+            hint="Add the path of every audio file, relative to the folder of this file.",
         )
     return columns
 
@@ -125,7 +125,9 @@ def _inside(folder: Path, name: Any) -> str:
     """Return the path of a file that metadata names; one outside of the folder is nobody's."""
     path = Path(os.path.normpath(folder / str(name)))
     if not path.is_relative_to(os.path.normpath(folder)):
-        raise InputError(f"{folder}: the metadata names {name}, which is outside of the folder", hint="Move it there.")
+        raise InputError(
+            f"{folder}: the metadata references {name}, which is outside the folder", hint="Move it into the folder."
+        )
     return str(path)
 
 
@@ -231,8 +233,9 @@ class DataSet:
         if self.unreadable and not count:
             first = next(iter(self.unreadable.values()))
             raise InputError(
-                f"{self.request.words}: none of {len(self.unreadable)} files opens; {first.name}: {first.reason}",
-                hint="Give pictures or recordings in a usual format.",
+                f"{self.request.words}: none of {len(self.unreadable)} files can be opened; {first.name}: "
+                f"{first.reason}",
+                hint="Use a supported image or audio format.",
             )
 
     @property
@@ -243,8 +246,8 @@ class DataSet:
         names = ", ".join(item.name for item in itertools.islice(self.unreadable.values(), _DISPLAYED))
         more = f" and {len(self.unreadable) - _DISPLAYED} more" if len(self.unreadable) > _DISPLAYED else ""
         count = len(self.unreadable)
-        verbs = "does not open and is" if count == 1 else "do not open and are"
-        return f"{count} of {len(self)} samples of {self.name} {verbs} left out: {names}{more}"
+        verbs = "cannot be opened and is" if count == 1 else "cannot be opened and are"
+        return f"{count} of {len(self)} samples of {self.name} {verbs} skipped: {names}{more}"
 
     def close(self) -> None:
         """Remove temporary files; no row can be read after."""
@@ -291,7 +294,10 @@ def open_data_set(request: DataSetRequest) -> DataSet:
         if source.kind == "text":
             table = table.select([number for number, text in enumerate(table["text"]) if text.strip()])
         if not len(table):
-            raise UsageError(f"{request.words}: split {split} holds no sample", hint="Give another --split, or data.")
+            raise UsageError(
+                f"{request.words}: split {split} contains no samples",
+                hint="Use a different --split, or different data.",
+            )
         data_set = DataSet(request, source, _drawn(request, table), resources.pop_all())
     data_set.split = split
     data_set.notes = (*chosen, *notes)
@@ -308,7 +314,7 @@ def _read_splits(
 
     assert source.path is not None
     if source.path.is_file() and not source.path.stat().st_size:
-        raise UsageError(f"{request.words}: is an empty file: holds no sample", hint=DATA_SET_FORMATS)
+        raise UsageError(f"{request.words}: empty file, no samples", hint=DATA_SET_FORMATS)
     try:
         if source.kind == "saved":
             return read_saved(source.path), ()
@@ -326,11 +332,11 @@ def _read_splits(
     except (*_DAMAGED, datasets.exceptions.DatasetsError) as error:
         raise InputError(
             f"{request.words}: cannot be read as {_KIND_WORDS.get(source.kind, source.kind)}: {_reason(error)}",
-            hint="Mend the file, or give the data in another form; texts are read as UTF-8.",
+            hint="Correct the file, or use a different format. Text is read as UTF-8.",
         ) from error
 
 
-_KIND_WORDS = {"saved": "a folder that save_to_disk wrote", "images": "a folder of images"}
+_KIND_WORDS = {"saved": "a folder written by save_to_disk", "images": "a folder of images"}
 
 
 _DAMAGED = (*UNREADABLE, ArithmeticError, AssertionError, MemoryError, RuntimeError)
@@ -364,18 +370,18 @@ def _from_hub(request: DataSetRequest, source: DataSource) -> Mapping[str, datas
             names: list[str] = datasets.get_dataset_config_names(source.name) if config is None else []
             if len(names) > 1 and datasets.get_dataset_default_config_name(source.name) is None:
                 raise UsageError(
-                    f"{request.words}: has several configurations: {', '.join(names)}",
-                    hint=f"Give one of them: {request.option} {source.name}:{names[0]}",
+                    f"{request.words}: several configurations: {', '.join(names)}",
+                    hint=f"Choose one: {request.option} {source.name}:{names[0]}",
                 )
             return prepared_splits(datasets.load_dataset_builder(source.name, config))
     except (OSError, ValueError, LookupError, ImportError, datasets.exceptions.DatasetsError) as error:
         if unreachable:
             raise HubError(
-                f"{request.words}: no such file or folder here, and {unreachable}",
-                hint="Check the name and the connection, or give a file or a folder.",
+                f"{request.words}: no such file or folder, and {unreachable}",
+                hint="Check the name and the connection, or pass a file or folder.",
             ) from error
         raise InputError(
-            f"{request.words}: cannot be read: {_reason(error)}", hint="Give files of it in another form."
+            f"{request.words}: cannot be read: {_reason(error)}", hint="Use files in a different format."
         ) from error
 
 
@@ -384,18 +390,18 @@ def _choose_split(request: DataSetRequest, source: DataSource, splits: Iterable[
     if request.split is not None:
         if request.split not in names:
             raise UsageError(
-                f"{request.words}: has no split {request.split!r}", hint=f"Its splits: {', '.join(names) or 'none'}."
+                f"{request.words}: no split {request.split!r}", hint=f"Its splits: {', '.join(names) or 'none'}."
             )
         return request.split, ()
     if not names:
-        raise UsageError(f"{request.words}: holds no sample", hint=DATA_SET_FORMATS)
+        raise UsageError(f"{request.words}: no samples", hint=DATA_SET_FORMATS)
     if len(names) == 1:
         return names[0], ()
     chosen = next((name for name in _PREFERRED_SPLITS if name in names), None)
     if chosen is None:
-        raise UsageError(f"{request.words}: has several splits: {', '.join(names)}", hint="Give one of them: --split.")
+        raise UsageError(f"{request.words}: several splits: {', '.join(names)}", hint="Choose one with --split.")
     others = ", ".join(name for name in names if name != chosen)
-    return chosen, (f"split {chosen} of {source.name} is read, since no --split is given; the others: {others}",)
+    return chosen, (f"split {chosen} of {source.name} is used by default; other splits: {others}",)
 
 
 def _undecoded(table: datasets.Dataset) -> datasets.Dataset:
@@ -426,8 +432,8 @@ def _drawn(request: DataSetRequest, table: datasets.Dataset) -> datasets.Dataset
     """Return as many rows as asked for, in their order, drawn by the seed."""
     if request.samples is not None and not 1 <= request.samples <= len(table):
         raise UsageError(
-            f"{request.words}: holds {len(table)} samples, and --samples asks for {request.samples}",
-            hint="Give more data, or ask for fewer.",
+            f"{request.words}: {len(table)} samples, but --samples requests {request.samples}",
+            hint="Add data, or reduce --samples.",
         )
     count = request.samples or min(request.most or len(table), len(table))
     if count == len(table):
@@ -452,7 +458,7 @@ def _reason(error: BaseException) -> str:
 
 
 TEXT_SUFFIXES = (".txt", ".csv", ".jsonl")
-_HINT = "Give a text: .txt (one a line), .csv with a line of names, or .jsonl with one object a line."
+_HINT = "Pass text: .txt (one per line), .csv with a header, or .jsonl with one object per line."
 
 
 class TextFile:
@@ -477,14 +483,14 @@ class TextFile:
         self.name = self.path.absolute().name
         if request.split not in (None, self.split):
             raise UsageError(
-                f"{request.words}: has no split {request.split!r}", hint="One file is one split; leave --split out."
+                f"{request.words}: no split {request.split!r}", hint="A single file has one split; omit --split."
             )
         first = next(self._all_rows(), {})
         self.features: Mapping[str, Any] = dict.fromkeys(map(str, first))
         if request.samples is not None and self._there < request.samples:
             raise UsageError(
-                f"{request.words}: holds {self._there} samples, and --samples asks for {request.samples}",
-                hint="Give more data, or ask for fewer.",
+                f"{request.words}: {self._there} samples, but --samples requests {request.samples}",
+                hint="Add data, or reduce --samples.",
             )
 
     @property
@@ -506,21 +512,21 @@ class TextFile:
         for number, row in enumerate(itertools.islice(self._all_rows(), len(self))):
             cells = {role: row.get(column) for role, column in roles.items()}
             if any(cell is None or (isinstance(cell, str) and not cell.strip()) for cell in cells.values()):
-                self.unreadable[number] = Unreadable(f"row {number}", "holds no text")
+                self.unreadable[number] = Unreadable(f"row {number}", "contains no text")
                 continue
             count += 1
             yield cells
         if self.unreadable and not count:
             columns = ", ".join(roles.values())
-            raise InputError(f"{self.request.words}: no row has a text in {columns}", hint=_HINT)
+            raise InputError(f"{self.request.words}: no row has text in {columns}", hint=_HINT)
 
     @property
     def unreadable_note(self) -> str | None:
         """What to say of the rows that were left out; None where all of them have texts."""
         if not self.unreadable:
             return None
-        verbs = "has no text and is" if len(self.unreadable) == 1 else "have no text and are"
-        return f"{len(self.unreadable)} of {len(self)} rows of {self.name} {verbs} left out"
+        verbs = "without text is" if len(self.unreadable) == 1 else "without text are"
+        return f"{len(self.unreadable)} of {len(self)} rows of {self.name} {verbs} skipped"
 
     @functools.cached_property
     def _there(self) -> int:
@@ -539,7 +545,7 @@ class TextFile:
                 for row in rows:
                     if not isinstance(row, Mapping):
                         raise InputError(
-                            f"{self.request.words}: a line holds {type(row).__name__}, not an object", hint=_HINT
+                            f"{self.request.words}: a line contains {type(row).__name__}, not an object", hint=_HINT
                         )
                     if any(row.values()):
                         yield row
@@ -618,7 +624,7 @@ def match_columns(
         if column not in data_set.columns:
             guess = nearest(column, data_set.columns)
             raise UsageError(
-                f"{request.option} {data_set.name}: has no column {column!r}, which --columns says is {role}",
+                f"{request.option} {data_set.name}: no column {column!r}, which --columns sets for {role}",
                 hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Its columns: {', '.join(data_set.columns)}.",
             )
     found = {role: column for role, column in request.columns.items() if role in (*roles, *optional)}
@@ -647,5 +653,5 @@ def _missing_column(data_set: DataSet | TextFile, role: str, found: Mapping[str,
     return UsageError(
         f"{data_set.request.option} {data_set.name}: no column for {role}; its columns: {', '.join(data_set.columns)}; "
         f"found: {guesses}",
-        hint=f"Say which it is: --columns {role}=COLUMN. Known by name: {', '.join(ROLE_COLUMNS[role])}.",
+        hint=f"Set it with --columns {role}=COLUMN. Recognized names: {', '.join(ROLE_COLUMNS[role])}.",
     )

@@ -65,8 +65,8 @@ _HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]*\w")
 _DRIVE = re.compile(r"[A-Za-z]:")
 """How a path with the letter of a drive begins."""
 DATA_SET_FORMATS = (
-    "Give a .csv, .json, .jsonl, .parquet, .arrow or .txt file, a folder of them, of images or of recordings, one "
-    "that save_to_disk wrote, or the name of a data set of the Hub."
+    "Pass a .csv, .json, .jsonl, .parquet, .arrow or .txt file, a folder of such files, of images or of audio "
+    "files, a folder written by save_to_disk, or the name of a dataset on the Hub."
 )
 """What is read, for hints."""
 
@@ -123,7 +123,9 @@ def _kind_of(path: Path, option: str) -> SourceKind:
     if path.is_file():
         kind = TABLE_SUFFIXES.get(path.suffix.lower())
         if kind is None:
-            raise UsageError(f"{option} {path}: a {path.suffix or 'nameless'} file is not read", hint=DATA_SET_FORMATS)
+            raise UsageError(
+                f"{option} {path}: a file of type {path.suffix or 'none'} is not supported", hint=DATA_SET_FORMATS
+            )
         return kind
     if any((path / name).is_file() for name in _SAVED_NAMES):
         return "saved"
@@ -138,9 +140,7 @@ def _kind_of(path: Path, option: str) -> SourceKind:
     kind = next((kind for suffix, kind in TABLE_SUFFIXES.items() if suffix in suffixes), None)
     if kind is None:
         displayed = ", ".join(sorted(suffix or "no ending" for suffix in suffixes)[:5])
-        what = (
-            f"has files with {displayed}, of which none is read" if suffixes else "is an empty folder: holds no sample"
-        )
+        what = f"files with {displayed} only, which are not supported" if suffixes else "empty folder, no samples"
         raise UsageError(f"{option} {path}: {what}", hint=DATA_SET_FORMATS)
     return kind
 
@@ -180,7 +180,7 @@ def refuse_missing_datasets(words: str) -> None:
         UsageError: says how it is installed.
     """
     if importlib.util.find_spec("datasets") is None:
-        raise UsageError(f"{words}: needs the package datasets, which is not installed", hint=install_hint())
+        raise UsageError(f"{words}: requires the package datasets, which is not installed", hint=install_hint())
 
 
 @shared_by_threads
@@ -246,7 +246,7 @@ def ask_hub(name: str, words: str) -> str:
     from huggingface_hub import errors
 
     if huggingface_hub.is_offline_mode():
-        return "offline mode forbids asking the Hub (HF_HUB_OFFLINE)"
+        return "the Hub is not used in offline mode (HF_HUB_OFFLINE)"
     # The root error of the HTTP library under the Hub client, which has changed more than once.
     connection: tuple[type[BaseException], ...] = (OSError, *errors.HfHubHTTPError.__bases__)
     try:
@@ -254,12 +254,12 @@ def ask_hub(name: str, words: str) -> str:
     except errors.GatedRepoError as error:
         raise HubError(
             f"{words}: is gated and this account has no access",
-            hint="Ask for access on its Hub page, then log in with `hf auth login` or set HF_TOKEN.",
+            hint="Request access on its Hub page, then log in with `hf auth login` or set HF_TOKEN.",
         ) from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise HubError(
-            f"{words}: no such file or folder here, and no such data set on the Hub",
-            hint="Check the spelling; for a private data set log in with `hf auth login` or set HF_TOKEN.",
+            f"{words}: no such file or folder, and no such dataset on the Hub",
+            hint="Check the spelling; for a private dataset, log in with `hf auth login` or set HF_TOKEN.",
         ) from error
     except connection as error:
         return f"the Hub cannot be reached: {next(iter(str(error).splitlines()), type(error).__name__)}"

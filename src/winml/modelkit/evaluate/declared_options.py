@@ -82,7 +82,7 @@ def requested_samples(request: DataSetFields, *, most: int, seed: int) -> DataSe
     if request.dataset is None:
         if request.columns or request.split is not None:
             passed = "--columns" if request.columns else "--split"
-            raise UsageError(f"{passed} has no meaning without --dataset", hint="Leave it out, or give a data set.")
+            raise UsageError(f"{passed} requires --dataset", hint="Omit it, or pass a dataset.")
         return None
     from winml.modelkit.evaluate.data_sets import DataSetRequest
     from winml.modelkit.evaluate.data_sources import find_source, refuse_missing_datasets

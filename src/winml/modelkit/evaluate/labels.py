@@ -107,17 +107,17 @@ def _matched(
     classes = _by_name(model, spoken)
     if classes is not None:
         moved = any(_is_number(label) and label != number for label, number in classes.items())
-        reported = f"Numbers in column {column} are the names of the model's classes, which are digits."
+        reported = f"Numbers in column {column} are used as class names, since the model's class names are digits."
         return classes, (reported,) if names is None and moved else ()
     if not _says_nothing(model):
         return None, ()
     if all(name.strip().isdecimal() and int(name) < len(model) for name in spoken.values()):
-        reported = (
-            f"The config names no classes, so labels of {column} that are digits are taken as numbers of classes."
-        )
+        reported = f"The config names no classes: digits in column {column} are used as class indices."
         return {label: int(name) for label, name in spoken.items()}, (reported,)
     if names is not None and len(names) <= len(model):
-        reported = f"The config names no classes, so labels of {column} are taken in their order: {_listed(names)}."
+        reported = (
+            f"The config names no classes: the labels of column {column} are used in their order: {_listed(names)}."
+        )
         return {label: int(label) for label in spoken}, (reported,)
     return None, ()
 
@@ -141,16 +141,16 @@ def _refuse_no_label(value: object, column: str) -> Any:
     if value is None or (isinstance(value, Real) and math.isnan(value)):
         raise UsageError(
             f"column {column} has a sample without a label",
-            hint="Leave such samples out of the data set, or give --columns another column.",
+            hint="Remove such samples from the dataset, or choose a different column with --columns.",
         )
-    what = f"the number {value}, and classes are whole numbers" if isinstance(value, Real) else _kind_words(value)
+    what = f"the number {value}, but class indices are integers" if isinstance(value, Real) else _kind_words(value)
     raise UsageError(
-        f"column {column} holds {what}", hint="Give one label a sample: the name or the number of a class."
+        f"column {column} contains {what}", hint="Provide one label per sample: the name or index of a class."
     )
 
 
 def _kind_words(value: object) -> str:
-    return f"{type(value).__name__} {str(value)[:_LONGEST_VALUE]} where one label is expected"
+    return f"{type(value).__name__} {str(value)[:_LONGEST_VALUE]} instead of one label"
 
 
 def _by_name(model: Sequence[str], spoken: Mapping[object, str]) -> dict[Any, int] | None:
@@ -170,13 +170,13 @@ def _plain(name: str) -> str:
 def _unknown_labels(labels: Sequence[object], found: LabelMap) -> UsageError:
     if list(labels) == [-1]:
         return UsageError(
-            f"column {found.column} holds the label -1: the labels of this split are kept back",
-            hint="Give another --split.",
+            f"column {found.column} contains the label -1: the labels of this split are not public",
+            hint="Use a different --split.",
         )
     return UsageError(
-        f"labels of column {found.column} are not those of the model: {_listed(labels)}; the config has "
+        f"the labels of column {found.column} do not match the model: {_listed(labels)}; the config has "
         f"{_listed(found.model) or 'none'}",
-        hint="Give the data set the names of the config's id2label, or the config those of the data set.",
+        hint="Use the names of id2label in the dataset, or the names of the dataset in the config.",
     )
 
 

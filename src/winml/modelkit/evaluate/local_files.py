@@ -116,7 +116,7 @@ def read_saved(folder: Path) -> Mapping[str, datasets.Dataset]:
         table = _saved_table(folder)
         return {str(table.split or "train"): table}
     if not isinstance(splits, list) or not all(isinstance(name, str) and is_plain_name(name) for name in splits):
-        raise InputError(f"{folder / 'dataset_dict.json'}: 'splits' is no list of names of folders beside it")
+        raise InputError(f"{folder / 'dataset_dict.json'}: 'splits' is not a list of folder names beside it")
     return {name: _saved_table(folder / name) for name in splits}
 
 
@@ -128,7 +128,7 @@ def _saved_table(folder: Path) -> datasets.Dataset:
     for entry in files if isinstance(files, list) else [None]:
         name = entry.get("filename") if isinstance(entry, dict) else None
         if not isinstance(name, str):
-            raise InputError(f"{folder / 'state.json'}: '_data_files' is no list of objects with a 'filename'")
+            raise InputError(f"{folder / 'state.json'}: '_data_files' is not a list of objects with a 'filename'")
         try:
             file_below(folder, name)
         except ForeignNameError as error:
@@ -144,9 +144,9 @@ def _read_json(path: Path) -> dict[str, object]:
         file_below(path.parent, path.name)
         value = read_json_file(path)
     except (JsonError, ForeignNameError) as error:
-        raise InputError(f"{path}: {error}", hint="Save the data set again with save_to_disk.") from error
+        raise InputError(f"{path}: {error}", hint="Save the dataset again with save_to_disk.") from error
     if not isinstance(value, dict):
-        raise InputError(f"{path}: is no JSON object", hint="Save the data set again with save_to_disk.")
+        raise InputError(f"{path}: not a JSON object", hint="Save the dataset again with save_to_disk.")
     return value
 
 
@@ -199,8 +199,8 @@ def _batch_rows(path: Path, most_bytes: int) -> int:
     declared = max(sum(group.total_byte_size for group in groups), footer.num_rows * row_bytes)
     if declared > most_bytes:
         raise ValueError(
-            f"{path.name} declares {size_words(declared)} of values in a file of {size_words(path.stat().st_size)}; "
-            f"at most {size_words(most_bytes)} are read"
+            f"{path.name} declares {size_words(declared)} of values in a file of "
+            f"{size_words(path.stat().st_size)}; the maximum is {size_words(most_bytes)}"
         )
     chunks = [group.column(number) for group in groups for number in columns]
     # Each row may repeat the largest text that is stored once.
@@ -216,7 +216,7 @@ def _limited(generate: Callable[..., Iterator[Any]], most_bytes: int) -> Callabl
         for key, table in generate(*arguments, **keywords):
             size += table.nbytes
             if size > most_bytes:
-                raise ValueError(f"holds more than the {size_words(most_bytes)} of values that are read of such files")
+                raise ValueError(f"contains more than {size_words(most_bytes)} of values, the maximum for such files")
             yield key, table
 
     return limited
@@ -276,20 +276,20 @@ def read_layout(folder: Path, config: str | None, words: str) -> FolderLayout:
     splits = _splits(entry, by_name, words)
     kind = _kind(path for paths in splits.values() for path in paths)
     if kind is None:
-        raise UsageError(f"{words}: holds no sample", hint=DATA_SET_FORMATS)
+        raise UsageError(f"{words}: no samples", hint=DATA_SET_FORMATS)
     notes = []
     for path, reason in refused.items():
         if kind == "images" and path.suffix.lower() in IMAGE_SUFFIXES:
-            notes.append(f"{path.relative_to(folder).as_posix()} {reason} and is left out")
+            notes.append(f"{path.relative_to(folder).as_posix()} {reason} and is skipped")
         elif _is_read(path, kind):
             raise InputError(
                 f"{words}: {path.relative_to(folder).as_posix()} {reason}",
-                hint="Only regular files below the folder are read: put a copy there, or take it away.",
+                hint="Only regular files below the folder are read: put a copy there, or remove it.",
             )
     read = {split: tuple(path for path in paths if _is_read(path, kind)) for split, paths in splits.items()}
     options, ignored = _options(entry, kind)
     if ignored:
-        notes.append(f"{MODEL_CARD_NAME} says {', '.join(map(repr, ignored))} of the files, which is not read")
+        notes.append(f"{MODEL_CARD_NAME} sets {', '.join(map(repr, ignored))} for the files, which is ignored")
     if kind == "csv" and _counted(read, ".tsv") > _counted(read, ".csv"):
         options.setdefault("sep", "\t")
     return FolderLayout(
@@ -305,9 +305,7 @@ def _card_value(folder: Path, key: str, words: str) -> Any:
     try:
         return front_matter_value(folder / MODEL_CARD_NAME, key, _MOST_CARD_BYTES)
     except FrontMatterError as error:
-        raise InputError(
-            f"{words}: {MODEL_CARD_NAME} in the folder: {error}", hint="Mend it, or take it away."
-        ) from error
+        raise InputError(f"{words}: {MODEL_CARD_NAME} in the folder: {error}", hint="Correct or remove it.") from error
 
 
 def _config(configs: Any, name: str | None, words: str) -> Mapping[str, Any]:
@@ -315,19 +313,19 @@ def _config(configs: Any, name: str | None, words: str) -> Mapping[str, Any]:
     entries = configs if isinstance(configs, list) else [] if configs is None else [configs]
     if not all(isinstance(entry, Mapping) and isinstance(entry.get("config_name"), str) for entry in entries):
         raise InputError(
-            f"{words}: {MODEL_CARD_NAME} in the folder: 'configs' is no list of objects with a 'config_name'",
-            hint="Mend it, or take it away.",
+            f"{words}: {MODEL_CARD_NAME} in the folder: 'configs' is not a list of objects with a 'config_name'",
+            hint="Correct or remove it.",
         )
     names = ", ".join(entry["config_name"] for entry in entries)
     if name is not None:
         chosen = [entry for entry in entries if entry["config_name"] == name]
         if not chosen:
-            raise UsageError(f"{words}: has no configuration {name!r}", hint=f"Its configurations: {names or 'none'}.")
+            raise UsageError(f"{words}: no configuration {name!r}", hint=f"Its configurations: {names or 'none'}.")
         return dict(chosen[0])
     if len(entries) > 1:
         entries = [entry for entry in entries if entry["config_name"] == "default" or entry.get("default")]
         if not entries:
-            raise UsageError(f"{words}: has several configurations: {names}", hint="Give the files of one of them.")
+            raise UsageError(f"{words}: several configurations: {names}", hint="Pass the files of one of them.")
     return dict(entries[0]) if entries else {}
 
 
@@ -345,8 +343,9 @@ def _splits(entry: Mapping[str, Any], by_name: Mapping[str, Path], words: str) -
         )
         if not found[split]:
             raise InputError(
-                f"{words}: {MODEL_CARD_NAME} names {', '.join(map(str, patterns))}, and no such file is in the folder",
-                hint="Put the files there, or mend 'configs'.",
+                f"{words}: {MODEL_CARD_NAME} references {', '.join(map(str, patterns))}, but the folder has no "
+                "such file",
+                hint="Add the files, or correct 'configs'.",
             )
     return found
 
@@ -363,8 +362,8 @@ def _patterns(data_files: object, words: str) -> Iterator[tuple[str, list[Any]]]
     for split, patterns in pairs:
         if not isinstance(split, str) or not _SPLIT_NAME.fullmatch(split):
             raise InputError(
-                f"{words}: {MODEL_CARD_NAME}: 'data_files' has the split {split!r}, which is no name of one",
-                hint="Mend it, or take it away.",
+                f"{words}: {MODEL_CARD_NAME}: 'data_files' has the invalid split name {split!r}",
+                hint="Correct or remove it.",
             )
         yield split, patterns if isinstance(patterns, list) else [patterns]
 
@@ -378,8 +377,8 @@ def _checked_pattern(pattern: Any, words: str) -> str:
     text = PurePosixPath(pattern).as_posix() if isinstance(pattern, str) else ""
     if not stays_inside(text) or "::" in text or "://" in pattern:
         raise InputError(
-            f"{words}: {MODEL_CARD_NAME} names {pattern!r}, which is no name of files below the folder",
-            hint="Only files below the folder are read: put them there, and name them by their path in it.",
+            f"{words}: {MODEL_CARD_NAME} references {pattern!r}, which is not a path in the folder",
+            hint="Only files below the folder are read: put them there, and use relative paths.",
         )
     return text
 

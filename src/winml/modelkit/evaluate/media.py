@@ -60,7 +60,7 @@ class Unreadable:
 
 def install_hint() -> str:
     """Return how the libraries of data sets, media and metrics are installed."""
-    return f"Install what data sets need: {install_command('eval')}"
+    return f"Install the packages for datasets: {install_command('eval')}"
 
 
 def open_image(cell: object, folders: Sequence[Path] | None, place: str) -> Image | Unreadable:
@@ -79,7 +79,7 @@ def open_image(cell: object, folders: Sequence[Path] | None, place: str) -> Imag
         import PIL.Image
         import PIL.ImageOps
     except ImportError as error:
-        raise UsageError("pictures need Pillow, which is not installed", hint=install_hint()) from error
+        raise UsageError("images require Pillow, which is not installed", hint=install_hint()) from error
     source, name = (cell, place) if isinstance(cell, PIL.Image.Image) else _source_of(cell, folders, place)
     if isinstance(source, Unreadable):
         return source
@@ -118,7 +118,7 @@ def open_recording(cell: object, folders: Sequence[Path] | None, place: str) -> 
     try:
         import soundfile
     except (ImportError, OSError) as error:
-        raise UsageError(f"recordings need soundfile: {error}", hint=install_hint()) from error
+        raise UsageError(f"audio files require soundfile: {error}", hint=install_hint()) from error
     source, name = _source_of(cell, folders, place)
     if isinstance(source, Unreadable):
         return source
@@ -148,7 +148,7 @@ def resampled(recording: Recording, rate_hz: int) -> NDArray[np.float32]:
         from scipy.signal import resample_poly
     except ImportError as error:
         raise UsageError(
-            f"recordings of {recording.rate_hz} Hz for a model of {rate_hz} Hz need scipy, which is not installed",
+            f"resampling audio from {recording.rate_hz} Hz to {rate_hz} Hz requires scipy, which is not installed",
             hint=install_hint(),
         ) from error
     common = math.gcd(recording.rate_hz, rate_hz)
@@ -173,7 +173,7 @@ def _source_of(cell: object, folders: Sequence[Path] | None, place: str) -> tupl
     if isinstance(content, (bytes, bytearray)):
         return io.BytesIO(content), Path(path).name if isinstance(path, (str, Path)) else place
     if not isinstance(path, (str, Path)):
-        return Unreadable(place, f"holds {type(cell).__name__}, which is no file and no bytes"), place
+        return Unreadable(place, f"contains {type(cell).__name__}, neither a file nor bytes"), place
     path, name = Path(path), Path(path).name
     try:
         if folders is None:

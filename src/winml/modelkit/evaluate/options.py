@@ -75,15 +75,9 @@ def parse_limits(texts: Iterable[str], option: str) -> dict[str, float]:
         except ValueError:
             value = math.nan
         if not name or not equals or not math.isfinite(value):
-            raise UsageError(
-                f"{option} {text!r}: it is not METRIC=NUMBER", hint=f"Write it like {option} accuracy=0.9."
-            )
+            raise UsageError(f"{option} {text!r}: expected METRIC=NUMBER", hint=f"For example {option} accuracy=0.9.")
         if option == "--max-drop" and value < 0:
-            raise UsageError(
-                f"{option} {text}: is less than zero", hint="Write by how much worse it may be, such as 0.01."
-            )
+            raise UsageError(f"{option} {text}: expected zero or more", hint="State the maximum drop, such as 0.01.")
         if limits.setdefault(name, value) != value:
-            raise UsageError(
-                f"{option}: {name} is to be both {limits[name]:g} and {value:g}", hint="Give it one value."
-            )
+            raise UsageError(f"{option}: {name} has two values, {limits[name]:g} and {value:g}", hint="Set it once.")
     return limits

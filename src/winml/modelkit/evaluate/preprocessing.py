@@ -57,7 +57,7 @@ LONGEST_TEXT = 512
 take."""
 _STRIDE = 128
 """Tokens that two windows over a long context share. Chosen: that of transformers' pipeline for answering questions."""
-_ONE_AT_A_TIME = "pictures of other sizes are run one at a time, since the graph takes no mask beside them"
+_ONE_AT_A_TIME = "images of different sizes are run one at a time, since the graph takes no pixel mask"
 _GROWING = frozenset({"key", "value", "indexer"})
 """Kinds of states of a cache that hold one entry for every token."""
 _FAILURES = (ValueError, TypeError, LookupError, RuntimeError)
@@ -109,7 +109,7 @@ class _Cut:
         ):
             if rows:
                 verbs = "s are" if len(rows) > 1 else " is"
-                yield f"{len(rows)} {kind}{verbs} longer {most}: the rest is not read"
+                yield f"{len(rows)} {kind}{verbs} longer {most} and truncated"
 
 
 class Preprocessor:
@@ -158,8 +158,9 @@ class Preprocessor:
         if not kinds:
             displayed = ", ".join(f"{item.name} {item.words}" for item in inputs) or "nothing"
             raise UsageError(
-                f"{option}: the graph takes {displayed}; no tokenizer, image processor or feature extractor gives that",
-                hint="Give .npz files with one array per input.",
+                f"{option}: the graph takes {displayed}, which no tokenizer, image processor or feature "
+                "extractor provides",
+                hint="Use .npz files with one array per input.",
             )
         processors = {kind: open_processor(kind, folder, option) for kind in kinds}
         return cls(inputs, processors, longest_text or _longest_text(folder, processors.get("tokenizer")), option)
@@ -186,8 +187,8 @@ class Preprocessor:
         """
         if batch_size is not None and self.fixed_batch not in (None, batch_size):
             raise UsageError(
-                f"--batch-size {batch_size}: the graph takes batches of {self.fixed_batch}",
-                hint="Leave it out, or export with this size or with --dynamic-batch.",
+                f"--batch-size {batch_size}: the graph has a fixed batch size of {self.fixed_batch}",
+                hint="Omit it, or export with this size or with --dynamic-batch.",
             )
         size = self.fixed_batch or batch_size or 1
         numbered = enumerate(samples)
@@ -221,8 +222,8 @@ class Preprocessor:
                     created = self._recordings(processor, rows)
             except _FAILURES as error:
                 raise InputError(
-                    f"{self._option}: the {kind} fails on samples from {chunk[0][0]}: {' '.join(str(error).split())}",
-                    hint="Look at these samples, or give .npz files.",
+                    f"{self._option}: the {kind} failed on samples from {chunk[0][0]}: {' '.join(str(error).split())}",
+                    hint="Check these samples, or use .npz files.",
                 ) from error
             arrays |= created
         return arrays, rows
@@ -298,8 +299,8 @@ class Preprocessor:
                 makers = " and ".join(f"the {kind}" for kind in self.kinds)
                 raise UsageError(
                     f"{self._option}: the graph takes {item.name} {item.words}, which {makers} "
-                    f"{'do' if len(self.kinds) > 1 else 'does'} not give",
-                    hint="Give .npz files with one array per input.",
+                    f"{'do' if len(self.kinds) > 1 else 'does'} not provide",
+                    hint="Use .npz files with one array per input.",
                 )
             feeds[item.name] = _fitting(item, np.asarray(arrays[item.name])[taken], self._option)
         return Batch(feeds, tuple(rows[place] for place in places))
@@ -322,8 +323,8 @@ def _fitting(item: GraphInput, array: Array, option: str) -> Array:
     """
     if not item.takes_sizes(array.shape):
         raise UsageError(
-            f"{option}: the graph takes {item.name} {item.words}, the samples are {array_words(array)}",
-            hint="Export with these sizes, or give .npz files with one array per input.",
+            f"{option}: the graph takes {item.name} {item.words}, but the samples are {array_words(array)}",
+            hint="Export with these sizes, or use .npz files with one array per input.",
         )
     return array.astype(_numpy_dtype(item.dtype))
 
@@ -350,10 +351,10 @@ def _empty_state(item: GraphInput, tokens: Sequence[int | str | None], rows: int
     sizes = empty_state_sizes(item, tokens[0], rows)
     reads_one = tokens[1] == 1
     if reads_one or (item.cache in _GROWING and all(sizes)):
-        reported = "reads one token in each run" if reads_one else f"takes {item.name} {item.words}"
+        reported = "reads one token per run" if reads_one else f"takes {item.name} {item.words}"
         raise UsageError(
-            f"{option}: texts are read at once, with nothing before them; the graph {reported}",
-            hint="Export the model with --no-cache, or with the sizes of tokens and cache left open.",
+            f"{option}: each text is evaluated in one run without a KV cache, but the graph {reported}",
+            hint="Export the model with --no-cache, or with dynamic sequence and cache lengths.",
         )
     return np.zeros(sizes, _numpy_dtype(item.dtype))
 
@@ -380,8 +381,8 @@ def _longest_text(folder: Path, tokenizer: object) -> int:
 
 def _resized_note(size: Sequence[object], passed: Sequence[int]) -> str:
     return (
-        f"pictures are resized to {size[0]} x {size[1]}, which the graph takes; the image processor by itself gives "
-        f"{passed[0]} x {passed[1]}"
+        f"images are resized to {size[0]} x {size[1]}, the input size of the graph; the image processor is "
+        f"configured for {passed[0]} x {passed[1]}"
     )
 
 
@@ -408,17 +409,17 @@ def _room_for_context(tokenizer: Any, rows: Sequence[Row], longest: int, option:
         return int(room)
     first = next(row for row, length in zip(rows, lengths, strict=True) if length == max(lengths))
     raise InputError(
-        f"{option}: the question of sample {first.number}, counted from 0, has {max(lengths)} tokens; of the "
-        f"{longest} that are read at a time none is left for its context",
-        hint="Leave it out, or export with a longer sequence.",
+        f"{option}: the question of sample {first.number}, counted from 0, has {max(lengths)} tokens, which "
+        f"leaves no room for its context in a maximum of {longest}",
+        hint="Remove it, or export with a longer sequence.",
     )
 
 
 def _value(sample: Sample, role: str, option: str) -> Any:
     if sample.get(role) is None:
         raise UsageError(
-            f"{option}: a sample has no {role}; it has {', '.join(sample) or 'nothing'}",
-            hint=f"Say which column it is: --columns {role}=COLUMN.",
+            f"{option}: a sample has no {role}, only {', '.join(sample) or 'nothing'}",
+            hint=f"Set its column with --columns {role}=COLUMN.",
         )
     return sample[role]
 
@@ -427,8 +428,8 @@ def _text(sample: Sample, role: str, option: str) -> str:
     value = _value(sample, role, option)
     if not isinstance(value, str):
         raise UsageError(
-            f"{option}: {role} is to be a text, and a sample has {type(value).__name__}",
-            hint=f"Say which column it is: --columns {role}=COLUMN.",
+            f"{option}: {role} must be text, but a sample has {type(value).__name__}",
+            hint=f"Set its column with --columns {role}=COLUMN.",
         )
     return value
 
@@ -488,7 +489,7 @@ class SampleFeeds:
         """What was decided because nobody said, and what was left out; known once samples were read."""
         guessed = {role: column for role, column in self._roles.items() if role not in self.data_set.request.columns}
         columns = ", ".join(f"{role} is {column}" for role, column in guessed.items() if role != column)
-        found = f"columns of {self.data_set.name}: {columns}, by their names (--columns says otherwise)"
+        found = f"columns of {self.data_set.name}: {columns}, recognized by name (set others with --columns)"
         created = self._preprocessor.notes if self._preprocessor is not None else ()
         notes = (
             *self.data_set.notes,

@@ -55,7 +55,7 @@ def open_config(folder: Path) -> Any:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except UNREADABLE as error:
         raise InputError(
-            f"{folder / CHECKPOINT_CONFIG_NAME} cannot be read: {first_line(error)}", hint="Mend or replace it."
+            f"{folder / CHECKPOINT_CONFIG_NAME} cannot be read: {first_line(error)}", hint="Correct or replace it."
         ) from error
 
 
@@ -123,7 +123,7 @@ def processor_files(folder: Path) -> tuple[Path, ...]:
     return tuple(path for path in files if path.is_file())
 
 
-def open_processor(kind: ProcessorKind, folder: Path, option: str, *, instead: str = "or give .npz files") -> Any:
+def open_processor(kind: ProcessorKind, folder: Path, option: str, *, instead: str = "or use .npz files") -> Any:
     """Return the object of transformers that makes arrays.
 
     Args:
@@ -140,7 +140,7 @@ def open_processor(kind: ProcessorKind, folder: Path, option: str, *, instead: s
     if not any((folder / name).is_file() for name in about.files):
         article = "an" if kind[0] in "aeiou" else "a"
         raise UsageError(
-            f"{option}: {about.data} need {article} {kind}, and none lies beside the model in {folder}",
+            f"{option}: {about.data} require {article} {kind}, but there is none beside the model in {folder}",
             hint=f"Copy the checkpoint's {kind} files there ({', '.join(about.files)}), {instead}.",
         )
     if kind == "image processor":
@@ -154,7 +154,8 @@ def open_processor(kind: ProcessorKind, folder: Path, option: str, *, instead: s
             )
     except UNREADABLE as error:
         raise InputError(
-            f"the {kind} in {folder} cannot be read: {' '.join(str(error).split())}", hint="Mend or replace its files."
+            f"the {kind} in {folder} cannot be read: {' '.join(str(error).split())}",
+            hint="Correct or replace its files.",
         ) from error
 
 
@@ -181,7 +182,7 @@ def _require_pillow(option: str) -> None:
     try:
         import PIL.Image  # noqa: F401  # whether it can be
     except ImportError as error:
-        raise UsageError(f"{option}: pictures need Pillow, which is not installed", hint=install_hint()) from error
+        raise UsageError(f"{option}: images require Pillow, which is not installed", hint=install_hint()) from error
 
 
 LONGEST_TEXT_CHARACTERS: Final = 4_000_000
@@ -206,7 +207,7 @@ def tokenizer_call(source: Path | object, *texts: object, label: str = "") -> It
     characters = sum(map(_characters, texts))
     if characters > LONGEST_TEXT_CHARACTERS:
         raise InputError(
-            f"{start}the text has {characters} characters, and at most {LONGEST_TEXT_CHARACTERS} are tokenized",
+            f"{start}the text has {characters} characters; the maximum is {LONGEST_TEXT_CHARACTERS}",
             hint="Shorten it.",
         )
     try:
@@ -218,7 +219,7 @@ def tokenizer_call(source: Path | object, *texts: object, label: str = "") -> It
             raise
         raise InputError(
             f"{start}{_file(source)}: the tokenizers library cannot use it: {first_line(error)}",
-            hint="Mend or replace the file, or build the model again.",
+            hint="Correct or replace the file, or build the model again.",
         ) from error
 
 

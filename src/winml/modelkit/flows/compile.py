@@ -121,8 +121,8 @@ def _found_reference(task: GraphFileTask, work: Compilation) -> tuple[Path | Non
     if found is not None:
         return found, ()
     note = (
-        f"Compared with {task.source.name}, which is quantized: the float file that it was made from is not known "
-        "here. --reference FLOAT.onnx names it; then the result is judged beside what the quantized file reaches."
+        f"Compared with {task.source.name}, which is quantized, because its float source is unknown. With "
+        "--reference FLOAT.onnx, both are compared with the float source."
     )
     return None, (note,)
 
@@ -137,8 +137,9 @@ def _weight_notes(result: CompileResult, chosen: ChosenProvider) -> tuple[str, .
     more = f" and {len(modules) - 3} more modules" if len(modules) > 3 else ""
     command = f"winml quantize -m FLOAT.onnx -o QUANTIZED.onnx --mode qdq --ep {short_name(chosen.provider.name)}"
     note = (
-        f"{count_noun(len(weights), 'quantized weight')} stayed outside and become float on the CPU in each run "
-        f"(DequantizeLinear in {first}{more}). Quantize the float file for this provider: {command}."
+        f"{count_noun(len(weights), 'quantized weight')} remained outside the compiled parts and are "
+        f"dequantized on the CPU in every run (DequantizeLinear in {first}{more}). Quantize the float file for "
+        f"this provider: {command}."
     )
     return (note,)
 
@@ -205,12 +206,15 @@ class Compilation(GraphWork[CompileResult]):
         return result
 
     def _refuse_beyond_limits(self, result: CompileResult) -> None:
-        where = f"winml inspect {UNNAMED_FILE} --ep {short_name(self.chosen.provider.name)} shows what keeps nodes out"
+        where = (
+            f"winml inspect {UNNAMED_FILE} --ep {short_name(self.chosen.provider.name)} shows why nodes are not "
+            "supported"
+        )
         outside, parts = self.options.max_outside, self.options.max_parts
         if outside is not None and len(result.outside) > outside:
             raise LimitError(
-                f"{self.chosen.provider.name} leaves {count_noun(len(result.outside), 'node')} outside, more than "
-                f"--max-outside {outside}: {_outside_words(result.outside)}",
+                f"{self.chosen.provider.name} does not support {count_noun(len(result.outside), 'node')}, more "
+                f"than --max-outside {outside}: {_outside_words(result.outside)}",
                 hint=f"No file was written. {where}.{_weight_hint(result, self.chosen)}",
             )
         if parts is not None and len(result.parts) > parts:
@@ -260,9 +264,9 @@ class Compilation(GraphWork[CompileResult]):
         except (StageError, UsageError) as error:
             reason = unreadable_reason(provider)
             raise VerificationError(
-                f"{provider.provider.name} does not run what it compiled: "
+                f"{provider.provider.name} cannot run the compiled model: "
                 f"{error.message.replace(str(written), 'the result')}{f' ({reason})' if reason else ''}",
-                hint="No file was written. Where it is for another machine, --no-verify writes it all the same.",
+                hint="No file was written. If the file is for a different machine, use --no-verify to write it anyway.",
             ) from error
         least = DEFAULT_MIN_SQNR_DB if self.options.min_sqnr_db is None else self.options.min_sqnr_db
         if self.reference is None:
@@ -279,8 +283,9 @@ class Compilation(GraphWork[CompileResult]):
 
 
 _REMEDY = (
-    "No file was written. Name the processor with --ep-options, lower --min-sqnr, write it all the same with "
-    "--no-verify, or quantize the float file with more bits for the modules that suffer: winml quantize --per-module."
+    "No file was written. Set the processor with --ep-options, lower --min-sqnr, write it anyway with "
+    "--no-verify, or quantize the float file with more bits for the most affected modules: winml quantize "
+    "--per-module."
 )
 
 
@@ -296,13 +301,14 @@ def _outputs_of_reference(
         outputs = outputs_of_file(reference, draws)
     except (StageError, UsageError) as error:
         raise UsageError(
-            f"--reference {reference}: it is not what {source.name} was quantized from: {error.message}",
-            hint="Name the float file that it was made from, or leave --reference out.",
+            f"--reference {reference}: not the source of {source.name}: {error.message}",
+            hint="Pass its float source file, or omit --reference.",
         ) from error
     if set(outputs[0]) != set(expected[0]):
         raise UsageError(
-            f"--reference {reference} gives {', '.join(outputs[0])}, and {source.name} {', '.join(expected[0])}",
-            hint="Name the float file that it was made from, or leave --reference out.",
+            f"--reference {reference} returns {', '.join(outputs[0])}, but {source.name} returns "
+            f"{', '.join(expected[0])}",
+            hint="Pass its float source file, or omit --reference.",
         )
     return outputs
 
@@ -336,8 +342,8 @@ def _place_notes(record: Mapping[str, Any]) -> tuple[str, ...]:
     notes = []
     if "processor" in record:
         opened_for = f"{record['processor']} and ONNX Runtime {record['onnxruntime']}"
-        notes.append(f"The weights are laid out for {opened_for}: on another kind of processor, compile again.")
+        notes.append(f"The weight layout is for {opened_for}: compile again on a different kind of processor.")
     if "simulated_on" in record:
         device, place = record["device"], record["simulated_on"]
-        notes.append(f"There is no {device} here: {record['provider']} simulates it on the {place}.")
+        notes.append(f"This machine has no {device}: {record['provider']} simulates it on the {place}.")
     return tuple(notes)

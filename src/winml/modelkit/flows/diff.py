@@ -34,7 +34,7 @@ from winml.modelkit.results.comparison import ChangedModule, ComparedFile, Modul
 
 __all__ = ["diff_models"]
 
-NO_MODULE = "nodes of no module"
+NO_MODULE = "nodes without a module"
 
 
 def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> StructureDiff:
@@ -220,13 +220,15 @@ def _interface_changes(before: onnx.ModelProto, after: onnx.ModelProto) -> tuple
     changes = []
     for kind in ("input", "output"):
         old, new = _declared_values(before.graph, kind), _declared_values(after.graph, kind)
-        changes += [f"{kind} {name} {old[name]} is gone" for name in old if name not in new]
-        changes += [f"{kind} {name} {new[name]} is new" for name in new if name not in old]
+        changes += [f"{kind} {name} {old[name]} was removed" for name in old if name not in new]
+        changes += [f"{kind} {name} {new[name]} was added" for name in new if name not in old]
         changes += [
-            f"{kind} {name} was {old[name]}, is {new[name]}" for name in old if name in new and old[name] != new[name]
+            f"{kind} {name} changed from {old[name]} to {new[name]}"
+            for name in old
+            if name in new and old[name] != new[name]
         ]
         if [name for name in old if name in new] != [name for name in new if name in old]:
-            changes.append(f"the {kind}s are in another order")
+            changes.append(f"the order of the {kind}s changed")
     old_opsets = {entry.domain or "ai.onnx": entry.version for entry in before.opset_import}
     new_opsets = {entry.domain or "ai.onnx": entry.version for entry in after.opset_import}
     for domain, (left, right) in changed_counts(old_opsets, new_opsets).items():
@@ -251,5 +253,8 @@ def _declared_values(graph: onnx.GraphProto, kind: str) -> dict[str, str]:
 def _notes(before: OnnxTree, after: OnnxTree) -> tuple[str, ...]:
     if before.source == after.source:
         return ()
-    where = f"Modules are read from {before.source} before and from {after.source} after: they need not match."
-    return (f"{where} winml retag gives a file the tags of the file it was made from.",)
+    where = (
+        f"Modules come from {before.source} in the first file and from {after.source} in the second, so they may "
+        "not match."
+    )
+    return (f"{where} winml retag transfers tags from the source file.",)

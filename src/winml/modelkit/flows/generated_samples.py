@@ -66,15 +66,16 @@ def made_values(inputs: Sequence[GraphInput], folder: Path, count: int, run: Run
         InputError: its files are damaged.
     """
     fixed = with_fixed_sizes(inputs, run.sizes)
-    preprocessor = Preprocessor.of(folder, fixed, option="samples made for the comparison")
+    preprocessor = Preprocessor.of(folder, fixed, option="samples generated for the comparison")
     rows = preprocessor.fixed_batch or run.batch_size or 1
     ids = next((item for item in inputs if item.name == "input_ids"), None)
     tokenizer = preprocessor.processors.get("tokenizer")
     words = [] if tokenizer is None else vocabulary(tokenizer, None if ids is None else ids.value_range)
     if tokenizer is not None and len(words) < FEWEST_WORDS:
-        most = "" if ids is None or ids.value_range is None else f" among the ids up to {ids.value_range[1]:g} it takes"
+        most = "" if ids is None or ids.value_range is None else f" with ids up to {ids.value_range[1]:g}"
         raise UsageError(
-            f"the tokenizer beside the model has {len(words)} words{most}", hint="Give values: --input-data file.npz."
+            f"the tokenizer beside the model has {len(words)} usable words{most}",
+            hint="Pass values with --input-data file.npz.",
         )
 
     def sample(number: int) -> dict[str, Any]:
@@ -159,7 +160,7 @@ def _runs_of_texts(texts: Iterator[_Text], session: _RecordedSession) -> Iterato
             is_empty = False
             yield feeds
         if is_empty:
-            raise InputError(f"{session.name}: no run of the decoder has a value in every state of its cache")
+            raise InputError(f"{session.name}: no run of the decoder fills every tensor of its KV cache")
 
 
 class _Text:
@@ -226,7 +227,7 @@ def _encoder_of(source: Path, decoder: PartDescription) -> Path:
         described = read_part_description(path)
         if described is not None and (described.name, described.part_names) == (_ENCODER, decoder.part_names):
             return path
-    raise InputError(f"{source}: the encoder of this decoder is not beside it", hint="Name the folder of a build.")
+    raise InputError(f"{source}: no encoder beside this decoder", hint="Pass the folder of a build.")
 
 
 def encoder_feeds(inputs: Sequence[GraphInput], processors: Path, sizes: Mapping[str, int], seed: int) -> Arrays:

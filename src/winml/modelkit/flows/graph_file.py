@@ -71,7 +71,7 @@ EXTERNAL_BYTES = 32_000_000
 """Weights of this size on are written to a file of their own, which ONNX Runtime maps where it would parse and copy
 them: a session of bert-base is there 2.6 times as fast (measured). Chosen: below it, milliseconds are at stake."""
 
-ALREADY_NORMALIZED = "already normalized, and nothing else was asked for: the result is the source under another name"
+ALREADY_NORMALIZED = "already normalized, and no optimization was requested: the result is a copy of the source"
 
 _READING, _NORMALIZATION, _WRITING = "reading", "normalization", "writing and verification"
 
@@ -406,7 +406,7 @@ def _checked_structure(source: Path) -> tuple[onnx.ModelProto, MergedKeys, int]:
 
 
 def _inlined_notes(count: int) -> tuple[str, ...]:
-    return (f"{count_noun(count, 'function')} of modules were read as the nodes they stand for.",) if count else ()
+    return (f"{count_noun(count, 'function')} of modules were inlined.",) if count else ()
 
 
 def read_plain(source: Path, *, folds_constants: bool = True) -> tuple[ir.Model, tuple[str, ...]]:
@@ -472,7 +472,7 @@ def _lower_ir_version(model: ir.Model) -> tuple[str, ...]:
     if version <= newest:
         return ()
     model.ir_version = newest
-    return (f"IR version {version} was lowered to {newest}, the newest that the installed ONNX Runtime takes.",)
+    return (f"IR version {version} was lowered to {newest}, the newest that the installed ONNX Runtime supports.",)
 
 
 def _apply_work(work: GraphWork[ResultT], model: ir.Model, clock: StepClock) -> ResultT:

@@ -301,9 +301,9 @@ def _run_forward(resolved: ResolvedModel, part: ModelPart, request: ModelRequest
                 run.outputs, part.dimensions, lambda sizes: run_at(sizes).outputs or None, part.inputs
             )
             return _Forward(run.trace, outputs, WEIGHTLESS)
-    note = f"the forward does not run without values: {run.problem}"
+    note = f"the forward fails without values: {run.problem}"
     if not hierarchy:
-        return _Forward(None, None, "", (f"{note}; --hierarchy tries random weights",))
+        return _Forward(None, None, "", (f"{note}; --hierarchy runs it with random weights",))
     return _run_with_values(resolved, part.name, request, note)
 
 
@@ -321,9 +321,9 @@ def _run_with_values(resolved: ResolvedModel, name: str, request: ModelRequest, 
     size_bytes = sum(entry.size_bytes for entry in _parameter_sizes(resolved.model))
     if resolved.checkpoint is not None and size_bytes > MOST_STAND_IN_BYTES:
         raise CheckpointError(
-            f"{note}; random weights in their place would take {size_words(size_bytes)}, "
-            f"at most {size_words(MOST_STAND_IN_BYTES)} are made",
-            hint="Inspect without --hierarchy, or give a config with fewer layers: their modules are alike.",
+            f"{note}; random weights would take {size_words(size_bytes)}, more than the maximum of "
+            f"{size_words(MOST_STAND_IN_BYTES)}",
+            hint="Inspect without --hierarchy, or use a config with fewer layers: the modules of all layers are alike.",
         )
     weighted = load_resolved(resolved, dataclasses.replace(request, random_weights=True))
     loaded = next(part for part in weighted.parts if part.name == name)
@@ -336,15 +336,14 @@ def _run_with_values(resolved: ResolvedModel, name: str, request: ModelRequest, 
         except Exception as error:
             path = module_of_error(error, loaded.model)
             raise InputError(
-                f"the model refuses its inputs, in module {path or '(the root)'}: "
-                f"{type(error).__name__}: {first_line(error)}",
-                hint="Mend the config, or give sizes it takes with --shape-config.",
+                f"the forward fails in module {path or '(the root)'}: {type(error).__name__}: {first_line(error)}",
+                hint="Correct the config, or set supported sizes with --shape-config.",
             ) from error
         outputs = output_specs_of(_outputs_by_name(prepared.forward, flat), (), lambda _sizes: None)
     replaced = (
-        f"made {count_words(sum(entry.count for entry in _parameter_sizes(loaded.model)))} random weights instead"
+        f"{count_words(sum(entry.count for entry in _parameter_sizes(loaded.model)))} random weights were used instead"
     )
-    source = RANDOM_WEIGHTS if resolved.checkpoint is not None else "a forward with the factory's own weights"
+    source = RANDOM_WEIGHTS if resolved.checkpoint is not None else "a forward with the weights of the factory"
     return _Forward(trace, outputs, source, (f"{note}; {replaced}" if resolved.checkpoint is not None else note,))
 
 

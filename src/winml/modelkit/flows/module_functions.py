@@ -64,10 +64,8 @@ def source_notes(modules: GraphModules) -> list[str]:
     if modules.source == "winml tags":
         return []
     if not modules.modules:
-        return ["No node says which module it came from: all nodes were treated alike."]
-    return [
-        f"No node bears a tag: modules were read from {modules.source}, which may name them otherwise than PyTorch."
-    ]
+        return ["The nodes have no module information: all nodes were treated alike."]
+    return [f"No node has a tag: modules were read from {modules.source}, where names may differ from PyTorch."]
 
 
 def selected_nodes(
@@ -98,8 +96,8 @@ def selected_nodes(
     )
     if not names:
         raise UsageError(
-            f"no node is left of {', '.join(included) or 'the graph'} without {', '.join(excluded)}",
-            hint="Narrow --exclude, or widen --module.",
+            f"no node remains of {', '.join(included) or 'the graph'} after excluding {', '.join(excluded)}",
+            hint="Exclude fewer modules with --exclude, or select more with --module.",
         )
     return names, source_notes(modules)
 
@@ -121,7 +119,7 @@ def optimize_within(model: ir.Model, options: OptimizeOptions) -> OptimizeResult
     names, notes = selected_nodes(model, options.module, options.exclude)
     before = sum(1 for _ in model.graph)
     result = optimize(model, options, names)
-    left = f"Only {len(names)} of {before} nodes were given to the optimizer, those of the selected modules."
+    left = f"Only the {len(names)} of {before} nodes in the selected modules were optimized."
     return replace(result, notes=(*notes, left, *result.notes))
 
 
@@ -160,7 +158,7 @@ def refuse_no_functions(model: ir.Model, requested: str) -> Sequence[HasAddress]
     modules = graph_modules(model, model.graph.name or "graph")
     if modules.source != "winml tags":
         raise InputError(
-            "no node says which module it came from, so no module can become a function",
+            "the nodes have no module information, so no module can become a function",
             hint="Export it with winml export, or bring tags over from the file it was made of: winml retag.",
         )
     return chosen_modules(modules.modules, requested)
@@ -174,9 +172,9 @@ def refuse_old_runtime() -> None:
     """
     if newest_ir_version() < FIRST_IR_VERSION:
         raise InputError(
-            f"functions of modules need IR version {FIRST_IR_VERSION}, and the installed ONNX Runtime takes "
-            f"{newest_ir_version()} at most",
-            hint="Update ONNX Runtime, or leave --functions out.",
+            f"functions require IR version {FIRST_IR_VERSION}, and the installed ONNX Runtime supports at most "
+            f"{newest_ir_version()}",
+            hint="Update ONNX Runtime, or omit --functions.",
         )
 
 
@@ -214,10 +212,10 @@ def chosen_modules(modules: Iterable[HasAddress], requested: str) -> Sequence[Ha
     modules = list(modules)
     if requested not in (ALL, CLASSES):
         chosen = select(modules, requested)
-        reason = "it is the root: the graph itself stands for it"
+        reason = "it is the root, which is the graph itself"
     else:
         chosen = [module for module in modules if address.depth(module.tag) > 1]
-        reason = "the model has none but its root"
+        reason = "the model has no module but its root"
     if not any(address.depth(module.tag) > 1 for module in chosen):
         raise _none_error(requested, reason)
     return chosen
@@ -226,7 +224,7 @@ def chosen_modules(modules: Iterable[HasAddress], requested: str) -> Sequence[Ha
 def _none_error(requested: str, reason: str) -> UsageError:
     return UsageError(
         f"--functions {requested}: no module can become a function: {reason}",
-        hint="Choose others; winml inspect -H shows the tree.",
+        hint="Select other modules; winml inspect -H shows the tree.",
     )
 
 

@@ -134,7 +134,7 @@ def run_optimize_analyze_loop(
         WinMLError: as :func:`~winml.modelkit.optimize_onnx` raises.
     """
     if max_rounds < 1:
-        raise UsageError(f"max_rounds {max_rounds}: at least one round is needed", hint="Give a number from 1 up.")
+        raise UsageError(f"max_rounds {max_rounds}: at least one round is needed", hint="Set it to 1 or more.")
     options = parse_options(OptimizeOptions, flags, "run_optimize_analyze_loop")
     refuse_unknown_opset(options.opset)
     options.refuse_whole_graph_options()
@@ -183,9 +183,9 @@ class _Optimization(GraphWork[OptimizeResult]):
     def summary(self, result: OptimizeResult) -> str:
         """Return which capabilities fired."""
         if not self.is_requested:
-            return "nothing was asked for"
+            return "no optimization requested"
         fired = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
-        return fired or "no fusion found its pattern"
+        return fired or "no fusion applied"
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class SingleOptimization(_Optimization):
     def request_words(self) -> str:
         """The level, the opset and what is on."""
         if not self.is_requested:
-            return "nothing is requested"
+            return "nothing requested"
         opset = () if self.options.opset is None else (f"opset {self.options.opset}",)
         enabled = self.enabled_names()
         words = enabled if len(enabled) <= LISTED_CAPABILITIES else (f"{len(enabled)} capabilities",)
@@ -244,7 +244,7 @@ class SingleOptimization(_Optimization):
         try:
             return refuse_different(source, written, seed, sizes=self.sizes)
         except StageError as error:
-            error.hint = f"Give sizes of open dimensions that it takes with --shape-config. {error.hint}"
+            error.hint = f"Set supported sizes of dynamic dimensions with --shape-config. {error.hint}"
             raise
 
 
@@ -307,8 +307,8 @@ class _OptimizationInRounds(_Optimization):
 def _options_of_next_round(flags: Mapping[str, Any]) -> OptimizeOptions:
     if not isinstance(flags, Mapping):
         raise UsageError(
-            f"analyze returned {flags!r}, a {type(flags).__name__}: a mapping of flags or None was expected",
-            hint='Return the flags of the next round, such as {"level": "full"}, or None to go on with the same.',
+            f"analyze returned {flags!r}, a {type(flags).__name__}; expected a mapping of flags, or None",
+            hint='Return the flags of the next round, such as {"level": "full"}, or None to keep the current flags.',
         )
     options = parse_options(OptimizeOptions, dict(flags), "run_optimize_analyze_loop")
     refuse_unknown_opset(options.opset)
@@ -349,7 +349,7 @@ def check_optimization(
     notes = []
     if options.is_empty:
         options = options.model_copy(update={"level": "full"})
-        notes.append("No level was given and nothing enabled: this is what --level full would do.")
+        notes.append("No level or optimization was requested: this is the result of --level full.")
     options.refuse_whole_graph_options()
     path = Path(model)
     plain, read_notes = read_plain(path, folds_constants=options.folds_constants)
@@ -411,7 +411,7 @@ def _blocked(
             for name, size in sizes.items()
         }
     except StageError as error:
-        return {}, (f"What fixed sizes would change is unknown: {error.message}",)
+        return {}, (f"The effect of fixed sizes could not be determined: {error.message}",)
     blocked: defaultdict[str, list[BlockedFusion]] = defaultdict(list)
     for (capability, tag), count in missing.items():
         alone = [name for name in dimensions if (capability, tag) in by_dimension[name]]
@@ -421,7 +421,10 @@ def _blocked(
             blocked[capability].append(BlockedFusion(tag, retained, places, only_at_one=False))
         if count > retained:
             blocked[capability].append(BlockedFusion(tag, count - retained, places, only_at_one=True))
-    note = f"What open sizes keep from firing was found by fixing them: {words}; and those of 1 to {_OTHER_THAN_ONE}."
+    note = (
+        f"Optimizations that dynamic dimensions prevent were found by fixing the sizes: {words}; sizes of 1 to "
+        f"{_OTHER_THAN_ONE}."
+    )
     return {name: tuple(items) for name, items in blocked.items()}, (note,)
 
 

@@ -67,7 +67,7 @@ def pytorch_run(
     loaded = model.only_part if len(model.parts) == 1 else model.part_taking(feeds)
     if loaded is None:
         raise UsageError(
-            f"--baseline pytorch: no part of {request.model} takes {', '.join(feeds)}",
+            f"--baseline pytorch: no part of {request.model} has the inputs {', '.join(feeds)}",
             hint="Export the file again from this model.",
         )
     names = [spec.name for spec in loaded.inputs]
@@ -92,8 +92,8 @@ def pytorch_run(
         except Exception as error:
             passed = ", ".join(f"{name} {feeds[name].dtype}{list(feeds[name].shape)}" for name in names)
             raise MeasureError(
-                f"--baseline pytorch: the model refused {passed}: {type(error).__name__}: {first_line(error)}",
-                hint="Give sizes it takes with --shape-config.",
+                f"--baseline pytorch: the model cannot run on {passed}: {type(error).__name__}: {first_line(error)}",
+                hint="Set supported sizes with --shape-config.",
             ) from error
         yield run
 
@@ -153,8 +153,8 @@ def measure_model(
     )
     if result.decoding is None or options.run.sizes:
         return result
-    words = f"a decoder with a cache: one run is {result.decoding.words}; --generation measures prompts and steps"
-    return replace(result, notes=(*result.notes, f"{words} of several lengths, and --by-module shows both by module"))
+    words = f"a decoder with a KV cache: one run is {result.decoding.words}. --generation measures prompts and steps"
+    return replace(result, notes=(*result.notes, f"{words} of several lengths; --by-module shows both by module"))
 
 
 def _measured(
@@ -200,13 +200,14 @@ def _baseline_run(
         raise UsageError(
             f"--baseline {baseline.path} takes {', '.join(session.inputs) or 'no inputs'}, the model "
             f"{', '.join(feeds) or 'none'}",
-            hint="Compare models that take the same inputs.",
+            hint="Compare models with the same inputs.",
         )
     for item in graph_inputs(session):
         if not item.takes(feeds[item.name]):
             raise UsageError(
-                f"--baseline {baseline.path}: its input {item.name} takes {item.words}, the model is fed "
+                f"--baseline {baseline.path}: its input {item.name} takes {item.words}, the model receives "
                 f"{array_words(feeds[item.name])}",
-                hint="Compare models that take the same values; --shape-config sets the sizes that are open in MODEL.",
+                hint="Compare models with the same input types and sizes; --shape-config sets dynamic dimensions of "
+                "MODEL.",
             )
     yield "onnx", session.prepare(feeds, io_binding=options.io_binding)

@@ -263,7 +263,7 @@ class Pinning(GraphWork[_PinResult]):
             f"--shape-config: {'; '.join(words)}"
             if words
             else f"--shape-config: {source.name} does not run at {_size_words(requested)}: {refused.reason}",
-            hint="Give sizes the model takes.",
+            hint="Set sizes that the model supports.",
         )
 
 
@@ -311,6 +311,6 @@ def _input_specs(model: ir.Model) -> tuple[InputTensorSpec, ...]:
             reason = error.errors(include_url=False)[0]["msg"]
             raise InputError(
                 f"input {value.name}: {record['dtype']}{record['shape']}: {reason}",
-                hint="Only inputs whose rank and dtype are known, and whose open sizes have names, can be pinned.",
+                hint="Sizes can be fixed only for inputs with a known rank and dtype and named dynamic dimensions.",
             ) from None
     return tuple(specs)

@@ -129,7 +129,9 @@ def quality_values(session: Session, request: SampleRequest) -> SampleValues:
             session.run(made[0].feeds)
             return SampleValues(made, "processor", run.seed)
         except WinMLError as error:
-            note = f"Random values are compared, since the model takes no samples of its processor: {error.message}."
+            note = (
+                f"Compared on random values, since the model cannot run on samples of its processor: {error.message}."
+            )
     drawn = _random_values(session, request)
     if note:
         first = replace(drawn.values[0], notes=(*drawn.values[0].notes, note))

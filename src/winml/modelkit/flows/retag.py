@@ -154,8 +154,8 @@ def _refuse_output(before: Path, after: Path, target: Path, *, overwrite: bool) 
     refuse_inputs([target], [before])
     if target == after and not overwrite and after.exists():
         raise UsageError(
-            f"no output was given, and {after} itself is changed only when that is asked for",
-            hint="Name an output with -o, or use --overwrite.",
+            f"no output file; {after} is only changed in place with --overwrite",
+            hint="Set an output file with -o, or use --overwrite.",
         )
     refuse_existing([target], overwrite=overwrite)
 
@@ -168,8 +168,9 @@ def _refuse_module_functions(after: Path) -> None:
     """
     if functions := module_functions(read_structure(after, as_written=True)):
         raise InputError(
-            f"{after} holds {count_noun(len(functions), 'module')} as functions, whose nodes bear their tags already",
-            hint=f"Put them back into the graph first: winml optimize -m {after} -o flat.onnx",
+            f"{after} contains {count_noun(len(functions), 'module')} as functions, and the nodes of functions "
+            "already have tags",
+            hint=f"Inline them first: winml optimize -m {after} -o flat.onnx",
         )
 
 
@@ -181,15 +182,15 @@ def _refuse_unrelated(before: Path, after: Path, report: CarryReport) -> None:
     """
     if not report.is_known:
         raise InputError(
-            f"{before} bears no tags, so there are none to carry",
-            hint="Give the file that winml export wrote, before any other tool changed it.",
+            f"{before} has no tags to transfer",
+            hint="Pass the file that winml export wrote, before any other tool changed it.",
         )
     matched_nodes = report.matched
     if report.nodes and matched_nodes < RELATED_SHARE * report.nodes:
         raise InputError(
-            f"{after} has hardly anything in common with {before}: {matched_nodes} of its {report.nodes} nodes were "
-            "found again, by name or by value",
-            hint="Give the file it was made from.",
+            f"{after} does not match {before}: only {matched_nodes} of its {report.nodes} nodes correspond to "
+            "nodes there, by name or by value",
+            hint="Pass the source file it was made from.",
         )
 
 
@@ -203,4 +204,4 @@ def _sharing_notes(target: Path, after: Path, shared: tuple[Path, ...]) -> tuple
     if not shared or target == after:
         return ()
     names = ", ".join(file.name for file in shared)
-    return (f"its weights stay in {names}, which {after.name} names too",)
+    return (f"its weights remain in {names}, which {after.name} also references",)

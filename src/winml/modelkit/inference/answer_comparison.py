@@ -44,10 +44,10 @@ def _array_differences(ours: Answer, theirs: Answer) -> Iterator[tuple[float | N
     for name, array in ours.arrays.items():
         other = theirs.arrays[name]
         if array.shape != other.shape:
-            yield None, f"{name} has the shape {list(array.shape)} instead of {list(other.shape)}"
+            yield None, f"{name} has shape {list(array.shape)} instead of {list(other.shape)}"
         elif ours.kind == "segments":
             share = float((_labels(ours) != _labels(theirs)).mean())
-            yield share, f"{share:.2%} of the pixels have another label" if share > ALIKE else ""
+            yield share, f"{share:.2%} of the pixels have a different label" if share > ALIKE else ""
         else:
             largest = float(np.abs(np.asarray(other, np.float64)).max(initial=0)) or 1.0
             error = float(np.abs(np.asarray(array, np.float64) - other).max(initial=0)) / largest

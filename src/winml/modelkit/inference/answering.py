@@ -116,7 +116,7 @@ class TaskRunner:
         """
         if getattr(self._model, "config", None) is None:
             raise InputError(
-                f"{self._folder}: holds no config.json that transformers reads, which names the classes of the answer",
+                f"{self._folder}: no config.json for transformers, which names the classes",
                 hint="Copy the config of the checkpoint there, or pass tensors by name: --input NAME=@FILE.npy",
             )
         import transformers
@@ -161,7 +161,7 @@ class TaskRunner:
         """
         text, mask = inputs["text"], self._tokenizer.mask_token
         if mask not in text:
-            raise UsageError(f"text {text!r} has no mask", hint=f"Write {mask} where the model is to fill in a token.")
+            raise UsageError(f"text {text!r} has no mask", hint=f"Put {mask} where the model should predict a token.")
         with _explained(self._task), tokenizer_call(self._tokenizer, text):
             found = self._pipeline("tokenizer")(text, top_k=self._top)
         return Answer(
@@ -182,9 +182,8 @@ class TaskRunner:
         tokenizer, longest = self._tokenizer, self._longest_text()
         if not tokenizer.is_fast:
             raise UsageError(
-                f"question-answering: the tokenizer ({type(tokenizer).__name__}) does not say where in the text its "
-                "tokens are",
-                hint="Put a tokenizer.json beside the model: a fast tokenizer.",
+                f"question-answering: the tokenizer ({type(tokenizer).__name__}) does not provide token offsets",
+                hint="Put a fast tokenizer (tokenizer.json) beside the model.",
             )
         with tokenizer_call(tokenizer, question, context):
             rows = tokenizer(
@@ -267,8 +266,8 @@ class TaskRunner:
             if getattr(processor, "do_center_crop", None):
                 processor.do_center_crop = False
             self._notes[
-                f"images are resized to {height} x {width}, the size that the graph takes; the image processor alone "
-                f"makes {passed[0]} x {passed[1]}"
+                f"images are resized to {height} x {width}, the input size of the graph; the image processor is "
+                f"configured for {passed[0]} x {passed[1]}"
             ] = None
         return processor
 
@@ -337,7 +336,7 @@ class TaskRunner:
         for image in images:
             outputs = self._outputs(dict(processor(images=[image], return_tensors="np")))
             if (pooled := outputs.get("pooler_output")) is None:
-                notes = ("The model has no pooler_output: the mean of its last_hidden_state is taken.",)
+                notes = ("The model has no pooler_output: the mean of its last_hidden_state is used.",)
                 states = _named(outputs, "last_hidden_state")[0]
                 # [tokens, size], or [channels, height, width]
                 pooled = states.mean(0) if states.ndim == 2 else states.reshape(len(states), -1).mean(1)
@@ -352,14 +351,14 @@ class TaskRunner:
         rate_hz = int(self._extractor.sampling_rate)
         samples = resampled(recording, rate_hz)
         if recording.rate_hz != rate_hz:
-            self._notes[f"the recording of {recording.rate_hz} Hz is resampled to {rate_hz} Hz"] = None
+            self._notes[f"the audio is resampled from {recording.rate_hz} Hz to {rate_hz} Hz"] = None
         item = self._graph_inputs.get("input_values")
         length = item.shape[1] if item is not None and len(item.shape) == 2 else None
         if isinstance(length, int) and len(samples) != length:
             done = "cut" if len(samples) > length else "padded with silence"
-            self._notes[
-                f"the recording of {len(samples)} samples is {done} to {length}, the length that the graph takes"
-            ] = None
+            self._notes[f"the audio of {len(samples)} samples is {done} to {length}, the input length of the graph"] = (
+                None
+            )
             samples = np.pad(samples[:length], (0, max(0, length - len(samples))))
         return {"raw": samples, "sampling_rate": rate_hz}
 
@@ -482,8 +481,8 @@ def _several(value: Any) -> Sequence[Any]:
 def _named(outputs: Arrays, name: str) -> Array:
     if name not in outputs:
         raise InputError(
-            f"the model answers {', '.join(outputs)}; the task needs {name}",
-            hint="Give --task, or export the model again for this task.",
+            f"the model returns {', '.join(outputs)}, but the task needs {name}",
+            hint="Set --task, or export the model again for this task.",
         )
     return outputs[name]
 
@@ -508,6 +507,6 @@ def _explained(task: str) -> Iterator[None]:
         raise
     except UNREADABLE as error:
         raise InputError(
-            f"{task}: the pipeline of transformers fails: {first_line(error)}",
+            f"{task}: the transformers pipeline failed: {first_line(error)}",
             hint="Check that the processor files and the config beside the model are those of its checkpoint.",
         ) from error

@@ -133,8 +133,8 @@ class _BuiltModel(WinMLModel):
         name = next((name for name, value in load.items() if value is not None), None)
         if name is not None:
             raise UsageError(
-                f"{name} has no meaning for an ONNX file, and {path} is one",
-                hint="Leave it out, or name the checkpoint the file was made from.",
+                f"{name} does not apply to {path}, an ONNX file",
+                hint="Omit it, or pass the checkpoint that the file was exported from.",
             )
 
     @classmethod
@@ -143,7 +143,7 @@ class _BuiltModel(WinMLModel):
             return task or cls.main_task
         if canonical_task(task) != cls.main_task:
             raise TaskError(
-                f"{cls.__name__} is for {cls.main_task}, not {task}", hint="Use WinMLAutoModel, or leave task out."
+                f"{cls.__name__} is for {cls.main_task}, not {task}", hint="Use WinMLAutoModel, or omit task."
             )
         return task
 
@@ -178,8 +178,8 @@ class _BuiltModel(WinMLModel):
         task = described_model(path).get("task")
         if task is not None and canonical_task(task) != cls.main_task:
             raise TaskError(
-                f"{cls.__name__} is for {cls.main_task}, and the model was exported for {task}",
-                hint="Use WinMLAutoModel, which takes the class for it.",
+                f"{cls.__name__} is for {cls.main_task}, but the model was exported for {task}",
+                hint="Use WinMLAutoModel, which selects the matching class.",
             )
 
 
@@ -245,7 +245,7 @@ class _GeneratingModel(DecoderModel, _BuiltModel):
         """What the files beside the model say about generating."""
         if self.config is None:
             raise InputError(
-                f"{self.path}: transformers reads no config beside it, which its generation loop needs",
+                f"{self.path}: the generation loop of transformers needs a config beside the model",
                 hint="Build the model again without --no-tokenizer.",
             )
         return generation_config_beside(Path(self.path).parent, self.config, has_cache=self._has_cache)
@@ -272,7 +272,7 @@ _OF_LOOPS = {"use_cache", "return_dict", "past_key_values", "logits_to_keep"}
 
 
 def _make_class(name: str, task: str) -> type[_BuiltModel]:
-    words = f"A model for {task}: called like transformers' own, run by ONNX Runtime."
+    words = f"A model for {task} with the interface of transformers, run by ONNX Runtime."
     base = _GeneratingModel if task == _GENERATING_TASK else _BuiltModel
     return type(name, (base,), {"main_task": task, "__doc__": words, "__module__": "winml.modelkit"})
 

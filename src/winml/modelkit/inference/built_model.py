@@ -213,7 +213,7 @@ class WinMLModel(PipelineModel):
         if len(tensors) == 1 and isinstance(tensors[0], Mapping):
             return self._named_arrays((), {**tensors[0], **named})
         if len(tensors) > len(names):
-            raise UsageError(f"{len(tensors)} inputs were given, and the model takes {len(names)}: {', '.join(names)}")
+            raise UsageError(f"got {len(tensors)} inputs, but the model takes {len(names)}: {', '.join(names)}")
         values = {**dict(zip(names, tensors, strict=False)), **named}
         # What the model's own forward takes and the graph does not use changes no answer.
         unused = [name for name in values if name not in names and name in self._forward_parameters]
@@ -223,9 +223,7 @@ class WinMLModel(PipelineModel):
         values = {name: value for name, value in values.items() if name not in unused}
         unknown = [name for name in values if name not in names]
         if unknown:
-            raise UsageError(
-                f"the model has no input {unknown[0]!r}: it takes {', '.join(names)}", hint="Leave it out."
-            )
+            raise UsageError(f"the model has no input {unknown[0]!r}: it takes {', '.join(names)}", hint="Omit it.")
         arrays = {name: _as_array(value) for name, value in values.items()}
         for name in names:
             if name in _FILLERS and name not in arrays and (tokens := _tokens_of(name, arrays)) is not None:
@@ -279,11 +277,11 @@ class WinMLModel(PipelineModel):
             return
         tokens, side = next(iter(padding.items()))
         raise UsageError(
-            f"input {tokens!r} has {side.passed_length} tokens, the model was built for {side.graph_length}, and it "
-            f"does not leave the padding out of account: {worst.name} changes by {worst.relative_diff:.1%} with the "
-            "filler",
-            hint=f"Give {side.graph_length} tokens, or build the model for {side.passed_length}, or with their number "
-            "left open (config={'export': {'dynamic_sequence': True}}).",
+            f"input {tokens!r} has {side.passed_length} tokens, the model was built for {side.graph_length}, "
+            f"and padding affects its outputs: {worst.name} changes by {worst.relative_diff:.1%} with a "
+            "different padding value",
+            hint=f"Pass {side.graph_length} tokens, or build the model for {side.passed_length} tokens, or with a "
+            "dynamic number of tokens (config={'export': {'dynamic_sequence': True}}).",
         )
 
     def _is_rounding(self, outputs: Arrays, refilled: Arrays, names: Sequence[str]) -> bool:
@@ -313,9 +311,9 @@ class WinMLModel(PipelineModel):
         )
         if not fits:
             raise UsageError(
-                f"input {item.name!r} is {_array_words(passed[item.name])}, and the model was built for {item.words}",
-                hint=f"Bring it to this size ({self._fitting_ways(item, array)}), or build the model for another, or "
-                "with that dimension left open.",
+                f"input {item.name!r} is {_array_words(passed[item.name])}, but the model was built for {item.words}",
+                hint=f"Pad or resize it to this size ({self._fitting_ways(item, array)}), or build the model for a "
+                "different size or with this dimension dynamic.",
             )
         return _cast_to_graph(array, item)
 
@@ -325,7 +323,7 @@ class WinMLModel(PipelineModel):
         graph_length = item.shape[1] if len(item.shape) == 2 == array.ndim else None
         is_short = isinstance(graph_length, int) and array.shape[1] < graph_length
         is_tokens = item.name in _MASKS and _MASKS[item.name] in {entry.name for entry in self.inputs}
-        return f"short rows: load the model with pad_token_id=…; {ways}" if is_short and is_tokens else ways
+        return f"for short rows, load the model with pad_token_id=…; {ways}" if is_short and is_tokens else ways
 
     def _output_record(self, outputs: dict[str, torch.Tensor]) -> ModelOutput:
         fields = inspect.signature(self._output_class).parameters if self._output_class is not None else {}
@@ -388,7 +386,7 @@ def _cast_to_graph(array: Array, item: GraphInput) -> Array:
     if array.dtype == graph_dtype:
         return array
     if _is_float(array.dtype) != _is_float(graph_dtype):
-        raise UsageError(f"input {item.name!r} is {_array_words(array)}, and the model takes {item.words}")
+        raise UsageError(f"input {item.name!r} is {_array_words(array)}, but the model takes {item.words}")
     return array.astype(graph_dtype)
 
 

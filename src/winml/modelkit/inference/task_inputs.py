@@ -44,20 +44,20 @@ class RunTask:
 
 _TEXT = TaskInput("text", "text", "the text", "The house is old.")
 _IMAGE = TaskInput("image", "image", "the image", "photo.jpg")
-_AUDIO = TaskInput("audio", "audio", "the recording", "speech.wav")
+_AUDIO = TaskInput("audio", "audio", "the audio file", "speech.wav")
 
 RUN_TASKS: Mapping[str, RunTask] = {
     "text-classification": RunTask((
         _TEXT,
-        TaskInput("text_pair", "text", "the second text, of a model of pairs", "It is new.", is_required=False),
+        TaskInput("text_pair", "text", "the second text, for models of text pairs", "It is new.", is_required=False),
     )),
     "token-classification": RunTask((_TEXT,)),
     "question-answering": RunTask((
         TaskInput("question", "text", "the question", "What is old?"),
-        TaskInput("context", "text", "the text that holds the answer", "The house is old."),
+        TaskInput("context", "text", "the text that contains the answer", "The house is old."),
     )),
     "fill-mask": RunTask((
-        TaskInput("text", "text", "the text, with the mask token of the tokenizer in it", "The [MASK] is old."),
+        TaskInput("text", "text", "the text with the mask token of the tokenizer", "The [MASK] is old."),
     )),
     "feature-extraction": RunTask(
         (TaskInput("text", "text", "one text: its embedding; several: the similarity of each to the first",

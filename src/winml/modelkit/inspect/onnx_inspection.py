@@ -213,11 +213,11 @@ def _find_data_files(model_path: Path, weights: Iterable[Weight]) -> tuple[list[
         needed_bytes = max((use.end_bytes or 0 for use in uses), default=0)
         file = check_data_file(model_path.parent, name, needed_bytes)
         if file.problem == "outside":
-            notes.append(f"data file {name!r} is not inside the model's folder, where it belongs; it was not looked at")
+            notes.append(f"data file {name!r} is outside the model's folder; it was not read")
             continue
         files.append(FileInfo(file.path, file.size_bytes))
         if file.problem == "missing":
-            notes.append(f"data file {file.path} is missing: it holds {len(uses)} of the weights")
+            notes.append(f"data file {file.path} is missing: it contains {len(uses)} of the weights")
         elif file.problem == "cut off":
             notes.append(f"data file {file.path} is cut off: it has {file.size_bytes} bytes and needs {needed_bytes}")
     return files, notes
@@ -475,24 +475,25 @@ def _function_notes(inlined: int) -> list[str]:
     if not inlined:
         return []
     return [
-        f"{count_noun(inlined, 'function')} of the file stand for modules; all else is told of the graph without them"
+        f"{count_noun(inlined, 'function')} of the file represent modules; all other facts describe the inlined graph"
     ]
 
 
 def _cycle_notes(model: onnx.ModelProto) -> list[str]:
     words = cycle_words(model)
-    return [f"The graph is not valid, and nothing runs it: {words}."] if words else []
+    return [f"The graph is not valid and cannot run: {words}."] if words else []
 
 
 def _version_notes(model: onnx.ModelProto) -> list[str]:
     notes = []
     if model.ir_version > onnx.IR_VERSION:
         notes.append(
-            f"IR version {model.ir_version} is newer than {onnx.IR_VERSION}, the newest the installed onnx knows"
+            f"IR version {model.ir_version} is newer than {onnx.IR_VERSION}, the newest that the installed onnx "
+            "supports"
         )
     newest = onnx.defs.onnx_opset_version()
     notes += [
-        f"opset {entry.version} is newer than {newest}, the newest the installed onnx knows"
+        f"opset {entry.version} is newer than {newest}, the newest that the installed onnx supports"
         for entry in model.opset_import
         if entry.domain in ("", "ai.onnx") and entry.version > newest
     ]
@@ -503,13 +504,14 @@ def _duplicate_notes(model: onnx.ModelProto, nodes: Sequence[PlacedNode]) -> lis
     notes = []
     if repeated := _repeated_keys(model):
         notes.append(
-            f"the model's metadata has {', '.join(repeated)} more than once, which onnx.checker refuses; "
-            "the last one is shown"
+            f"the model's metadata has {', '.join(repeated)} more than once, which onnx.checker rejects; the "
+            "last one is used"
         )
     affected = sum(bool(_repeated_keys(node.proto)) for node in nodes)
     if affected:
         notes.append(
-            f"{affected} node(s) have a metadata key more than once; of a tag, the module that contains all counts"
+            f"{affected} node(s) have a metadata key more than once; for tags, the module that contains all of "
+            "them is used"
         )
     return notes
 

@@ -118,7 +118,7 @@ def _tagged_tree(properties: Sequence[Metadata], metadata: Metadata) -> OnnxTree
             sources[node_metadata.get(SOURCE_KEY) or "unknown"] += 1
             _add_module(modules, OnnxModule(node_metadata.get(MODULE_KEY, ""), tag, _class_of(tag)))
     if malformed:
-        notes.append(f"{malformed} node(s) carry a text that is no tag; they count as untagged")
+        notes.append(f"{malformed} node(s) have an invalid tag and count as untagged")
     coverage = Coverage(len(tags), sources.total(), dict(sources), _count_at_root(tags))
     return OnnxTree("winml tags", tuple(modules.values()), tuple(tags), coverage, tuple(notes))
 
@@ -134,7 +134,7 @@ def _recorded_modules(text: str | None) -> tuple[dict[str, OnnxModule], list[str
                 raise ValueError("not a tag")
             _add_module(modules, OnnxModule(str(entry["path"]), entry["tag"], str(entry["class"])))
     except (ValueError, TypeError, KeyError, RecursionError):
-        return {}, [f"{TREE_KEY} of the model is damaged; the tree is made of the tags of its nodes"]
+        return {}, [f"{TREE_KEY} of the model is damaged; the tree was built from the node tags"]
     return modules, []
 
 

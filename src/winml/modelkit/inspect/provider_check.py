@@ -55,7 +55,7 @@ __all__ = [
 # --- What can be done about a node that a provider does not run?
 
 
-_ON_CPU = "It runs on the CPU, and values are copied there and back"
+_ON_CPU = "It runs on the CPU, with copies to and from the device"
 _AT_THE_EDGE = ("consume a graph input", "produce a graph output", "generate a graph output")
 """How QNN says that it leaves a conversion of an input or an output to the CPU provider, as it does by default."""
 
@@ -76,21 +76,21 @@ def remedy_for(kind: FindingKind, what: str, path: Path, facts: GraphFacts, chos
 def _for_open_size(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:  # noqa: ARG001
     sizes = json.dumps({name: 1 for name in facts.open_places if name not in facts.sums})
     command = f"winml export -m {path} -o fixed.onnx --shape-config '{sizes}'"
-    return f"Fix the sizes, with those you need in place of 1: {command}"
+    return f"Fix the sizes (replace 1 by the sizes you need): {command}"
 
 
 def _for_unknown_size(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:  # noqa: ARG001
-    return f"{_ON_CPU}. Cut the graph there (winml extract), or write the model with sizes that do not depend on data."
+    return f"{_ON_CPU}. Split the graph there (winml extract), or rewrite the model without data-dependent sizes."
 
 
 def _for_operator(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:
     short = short_name(chosen.provider.name)
     domain, _, operator = what.rpartition(".")
     if domain == "com.microsoft":
-        return f"Optimize the export again for this provider, which leaves it out: winml optimize --ep {short}."
+        return f"Optimize the export again for this provider, without this operator: winml optimize --ep {short}."
     if not domain and (version := _version_composed_from(operator, facts)) is not None:
-        return f"Export with --opset {version - 1}: {operator} is written in simpler operators there."
-    return f"{_ON_CPU}. What fusing would change: winml optimize -m {path} --level full --ep {short} --check"
+        return f"Export with --opset {version - 1}, where {operator} is exported as simpler operators."
+    return f"{_ON_CPU}. To see what fusion would change: winml optimize -m {path} --level full --ep {short} --check"
 
 
 def _version_composed_from(operator: str, facts: GraphFacts) -> int | None:
@@ -124,14 +124,14 @@ def _for_dtype(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider)
     if "bfloat16" in what:
         return "Export again with --dtype fp32, or fp16."
     if "float16" in what:
-        return "Take the file before winml quantize --precision fp16, or export with --dtype fp32."
+        return "Use the file before winml quantize --precision fp16, or export with --dtype fp32."
     if "float32" in what:
-        return f"Take fewer bits: winml quantize -m {path} -o half.onnx --precision fp16"
-    return f"{_ON_CPU}: keep values of this type out of the large products."
+        return f"Use fewer bits: winml quantize -m {path} -o half.onnx --precision fp16"
+    return f"{_ON_CPU}: avoid values of this type in large MatMuls."
 
 
 def _for_refused(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:  # noqa: ARG001
-    return f"{_ON_CPU}. Give other --ep-options or another --device; winml compile names what stays outside."
+    return f"{_ON_CPU}. Use different --ep-options or a different --device; winml compile lists the unsupported nodes."
 
 
 def _for_graph(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:  # noqa: ARG001
@@ -139,7 +139,7 @@ def _for_graph(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider)
         return f"Convert it: winml optimize -m {path} --opset N."
     if short_name(chosen.provider.name) == "qnn":
         return PROCESSOR_HINT
-    return "Give other --ep-options or another --device; what its documentation lists follows."
+    return "Use different --ep-options or a different --device. The result below is from its documentation."
 
 
 _REMEDIES: Mapping[FindingKind, Callable[[str, Path, GraphFacts, ChosenProvider], str]] = {
@@ -152,7 +152,7 @@ _REMEDIES: Mapping[FindingKind, Callable[[str, Path, GraphFacts, ChosenProvider]
 }
 
 
-SAID_NOTHING = "the provider does not say why"
+SAID_NOTHING = "the provider states no reason"
 
 
 def checked_provider(ep: str, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
@@ -169,12 +169,12 @@ def checked_provider(ep: str, device: Device | None, options: Mapping[str, str])
     if device is not None and device not in provider.devices:
         raise UsageError(
             f"--device {device}: {provider.name} runs on {' or '.join(provider.devices)}",
-            hint="Leave --device out, or give another --ep.",
+            hint="Omit --device, or use a different --ep.",
         )
     if operator_table(short_name(provider.name)) is None:
         raise UsageError(
-            f"--ep {ep}: {provider.name} is not installed, and winml has no table of its operators",
-            hint=f"winml sys says how to install it. There are tables of {', '.join(documented_providers())}.",
+            f"--ep {ep}: {provider.name} is not installed, and winml has no operator table for it",
+            hint=f"winml sys shows how to install it. Operator tables exist for {', '.join(documented_providers())}.",
         )
     return ChosenProvider(provider, device or provider.devices[0], dict(options))
 
@@ -203,8 +203,9 @@ def check_provider(path: Path, ep: str, device: Device | None = None, options: M
     if judgement.table is not None:
         return judgement.by_document(judgement.table)
     raise StageError(
-        f"--ep {ep}: {judgement.chosen.provider.name} is installed and does not answer: {judgement.notes[-1]}",
-        hint="Give other --ep-options or another --device, or another --ep; winml sys names those installed.",
+        f"--ep {ep}: {judgement.chosen.provider.name} is installed but does not respond: {judgement.notes[-1]}",
+        hint="Use different --ep-options, a different --device, or a different --ep; winml sys lists the installed "
+        "ones.",
     )
 
 
@@ -260,13 +261,13 @@ class _NodeChecks:
         """Ask the provider; None where it opens no session and has no table."""
         if not reports_placement():
             self.notes.append(
-                f"ONNX Runtime {ort.__version__} does not tell which provider gets a node: 1.24 and later do."
+                f"ONNX Runtime {ort.__version__} does not report the provider of a node; this requires 1.24 or later."
             )
             return None
         with flat_file(self.path) as flat:
             assignment = find_assignment(flat, self.chosen)
         if assignment.problem:
-            self.notes.append(f"{self.chosen.provider.name} opened no session: {assignment.problem}")
+            self.notes.append(f"{self.chosen.provider.name} could not create a session: {assignment.problem}")
             if self.table is None:
                 return None
             self._add("graph", "the whole graph", assignment.problem, "", "")
@@ -277,7 +278,9 @@ class _NodeChecks:
                 self._leave(facts, assignment.reasons.get(assigned.name, "") if assigned.name else "")
         gone = len(self.facts.nodes) - len(assignment.nodes)
         if gone > 0:
-            self.notes.append(f"ONNX Runtime computes or joins {gone} nodes of the file before it asks a provider.")
+            self.notes.append(
+                f"ONNX Runtime folds or fuses {gone} nodes of the file before it assigns nodes to providers."
+            )
         taken = sum(node.is_taken for node in assignment.nodes)
         version = (
             f"{self.chosen.provider.name} {provider_version(self.chosen.provider)}, ONNX Runtime {ort.__version__}"
@@ -321,7 +324,7 @@ class _NodeChecks:
         left = 0
         opset = self.facts.opsets.get("", 1)
         if table.opsets is not None and not table.opsets[0] <= opset <= table.opsets[1]:
-            self._add("graph", f"opset {opset}", f"{table.opsets[0]} to {table.opsets[1]} are taken", "", "")
+            self._add("graph", f"opset {opset}", f"{table.opsets[0]} to {table.opsets[1]} are supported", "", "")
         for node in self.facts.nodes:
             refusals = list(self._documented_refusals(node, table))
             left += bool(refusals)
@@ -330,7 +333,7 @@ class _NodeChecks:
         self.notes += [table.caveat] if table.caveat else []
         if not self.is_present:
             self.notes.append(
-                "The provider is not installed here: this is what its documentation lists, not an answer."
+                "The provider is not installed: this result is from its documentation, not from the provider."
             )
         fit = self._fit(
             "document", f"{table.version}: {table.source}", len(self.facts.nodes), len(self.facts.nodes) - left
@@ -345,7 +348,7 @@ class _NodeChecks:
             return
         listed = table.operators[node.operator]
         if listed.devices and self.chosen.device not in listed.devices:
-            yield "operator", node.operator, f"it runs on the {' or '.join(listed.devices)} only"
+            yield "operator", node.operator, f"supported on {' or '.join(listed.devices)} only"
         dtype = node.inputs[0] if node.inputs else None
         if listed.types and dtype is not None and dtype not in (*listed.types, *table.casts):
             yield "dtype", _typed_name(node), f"the list has {', '.join(listed.types)}"
@@ -370,9 +373,9 @@ class _NodeChecks:
     def _size_findings(self, node: NodeFacts) -> Iterator[_Key]:
         names = sorted(node.open_names & self.open_places.keys())
         for name in names:
-            yield "open size", name, "the provider needs fixed sizes"
+            yield "open size", name, "the provider requires fixed sizes"
         if not names and node.has_unknown_size and not self.chosen.provider.takes_dynamic:
-            yield "unknown size", node.operator, "a size is known only when it runs, and the provider needs fixed ones"
+            yield "unknown size", node.operator, "a size depends on data, but the provider requires fixed sizes"
 
     def _add(self, kind: FindingKind, what: str, reason: str, module: str, name: str) -> None:
         self.found[kind, what, reason].append((module, name))
@@ -386,8 +389,8 @@ class _NodeChecks:
             return ""
         command = f"winml quantize -m {self.float_source or 'FLOAT.onnx'} -o QUANTIZED.onnx --mode qdq --ep {short}"
         return (
-            f"{_ON_CPU}: its QuantizeLinear and DequantizeLinear do not stand where {short} takes them. Quantize the "
-            f"float file for it: {command}"
+            f"{_ON_CPU}: its QuantizeLinear and DequantizeLinear nodes are not placed as {short} requires. "
+            f"Quantize the float file for this provider: {command}"
         )
 
     def _fit(self, basis: Basis, source: str, nodes: int, taken: int) -> ProviderFit:

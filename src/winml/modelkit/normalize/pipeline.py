@@ -74,7 +74,7 @@ def normalize(model: ir.Model, options: NormalizeOptions = NormalizeOptions()) -
             break
         changed = True
     else:
-        notes = (f"Normalization still found something to do after {MAX_ROUNDS} rounds.",)
+        notes = (f"Normalization did not converge after {MAX_ROUNDS} rounds.",)
     return StageResult(model, changed, (*notes, *_shape_notes(model)), measure_coverage(model))
 
 
@@ -122,9 +122,7 @@ def _shape_notes(model: ir.Model) -> tuple[str, ...]:
     ]
     if not shapeless:
         return ()
-    return (
-        f"{len(shapeless)} of {len(values)} values have no shape that onnx could infer, {shapeless[0].name} first.",
-    )
+    return (f"{len(shapeless)} of {len(values)} values have no inferred shape, the first is {shapeless[0].name}.",)
 
 
 INPUT_LIMIT_ELEMENTS = 8192

@@ -146,7 +146,7 @@ def rewrite_with_onnxruntime(
     return rewritten, report.notes
 
 
-_HINT = "Leave out the level and the enabled capabilities, or convert the operators it does not know."
+_HINT = "Omit the level and the enabled optimizations, or convert the unsupported operators."
 
 
 def _write_failure(error: OSError) -> OptimizeError:
@@ -155,11 +155,13 @@ def _write_failure(error: OSError) -> OptimizeError:
     if error.errno not in _DISK_FULL:
         return OptimizeError(
             f"the graph could not be written for ONNX Runtime: {reason}",
-            hint=f"Its weights must be readable, and {tempfile.gettempdir()} writable; TMPDIR names another place.",
+            hint=f"Its weights must be readable, and {tempfile.gettempdir()} writable. Set TMPDIR to use a different "
+            "folder.",
         )
     return OptimizeError(
-        f"no room for the graph on its way to ONNX Runtime: {reason}",
-        hint=f"It needs twice the size of the weights in {tempfile.gettempdir()}; TMPDIR names another place.",
+        f"no disk space to pass the graph to ONNX Runtime: {reason}",
+        hint=f"It needs twice the size of the weights in {tempfile.gettempdir()}. Set TMPDIR to use a different "
+        "folder.",
     )
 
 
@@ -284,7 +286,7 @@ class _Part:
         for value in cut.inputs:
             if value.type is None:
                 raise OptimizeError(
-                    f"the type of {value.name} is unknown, so its readers cannot be optimized by themselves",
+                    f"the type of {value.name} is unknown, so the selected modules cannot be optimized separately",
                     hint="Optimize without --module and --exclude.",
                 )
         model = cut_model(original, cut, keeps_sizes=True)

@@ -74,10 +74,13 @@ class OptimizeOptions(_Fields):
         named = [CAPABILITIES[name] for name in WHOLE_GRAPH if self._flag_of(CAPABILITIES[name])]
         if self.opset is not None or named:
             words = f"--enable-{named[0].flag} reads" if named else "--opset converts"
-            raise UsageError(f"{flag}: {words} the whole graph", hint="Do that in a call of its own.")
+            raise UsageError(
+                f"{flag} cannot be combined: {words} the whole graph", hint="Run them in separate commands."
+            )
         if self.is_empty:
             raise UsageError(
-                f"{flag} limits what is done, and nothing is", hint="Give a --level, or enable a capability by name."
+                f"{flag} selects modules, but no optimization is requested",
+                hint="Set a --level, or enable an optimization by name.",
             )
 
     def refuse_older_opset(self, opset: int) -> None:
@@ -101,10 +104,10 @@ class OptimizeOptions(_Fields):
             return
         needed = max(entry.since_opset for entry in idle)
         raise UsageError(
-            f"{', '.join(f'--enable-{entry.flag}' for entry in idle)}: execution provider {self.ep} runs no operator "
-            f"of opset {opset} that it would make",
-            hint=f"ONNX has one from opset {needed} on: --opset {needed} converts the graph first. Or leave it out, or "
-            "choose another provider.",
+            f"{', '.join(f'--enable-{entry.flag}' for entry in idle)}: execution provider {self.ep} does not "
+            f"support the resulting operators in opset {opset}",
+            hint=f"They are standard ONNX from opset {needed}: convert the graph with --opset {needed}, omit the "
+            "option, or use a different provider.",
         )
 
     def with_decoder_fusions(self) -> OptimizeOptions:
@@ -143,8 +146,8 @@ class OptimizeOptions(_Fields):
             return self._is_default(capability)
         if flag and not self._suits_provider(capability) and not capability.transformers:
             raise UsageError(
-                f"--enable-{capability.flag}: execution provider {self.ep} does not run the operators it makes",
-                hint=f"It suits {', '.join(capability.providers)}; leave it out, or choose another provider.",
+                f"--enable-{capability.flag}: execution provider {self.ep} does not support the resulting operators",
+                hint=f"Omit it, or use one of these providers: {', '.join(capability.providers)}.",
             )
         return flag
 

@@ -133,8 +133,8 @@ def _append_with_producers(target: ir.Node | None, graph: ir.Graph, placed: dict
         if following is not None:
             if following in waiting:
                 raise OptimizeError(
-                    f"node {following.name} ({following.op_type}) needs its own result",
-                    hint="Leave out an optimization.",
+                    f"node {following.name} ({following.op_type}) depends on its own output",
+                    hint="Disable an optimization.",
                 )
             waiting.add(following)
             stack.append((following, _producers_read_by(following, graph)))
@@ -285,7 +285,9 @@ def _provider_notes(model: ir.Model, options: OptimizeOptions) -> tuple[str, ...
     if not foreign:
         return ()
     words = f"{', '.join(foreign)} (com.microsoft)"
-    return (f"The graph has {words}, which {options.ep} is not known to run: another provider does, or none.",)
+    return (
+        f"The graph has {words}, which {options.ep} is not known to support: a different provider runs them, or none.",
+    )
 
 
 _CONTRIB = "com.microsoft:"
@@ -294,8 +296,9 @@ _CONTRIB = "com.microsoft:"
 def _refuse_lost_tags(before: Coverage, after: Coverage) -> None:
     if before.is_complete and before.nodes and not after.is_complete:
         raise OptimizeError(
-            f"optimizing left {after.nodes - after.tagged} of {after.nodes} nodes without a tag, where all had one",
-            hint="This is a mistake in winml: please report it.",
+            f"optimizing left {after.nodes - after.tagged} of {after.nodes} nodes without a tag, although all "
+            "had one before",
+            hint="This is a bug in winml: please report it.",
         )
 
 
@@ -304,7 +307,7 @@ def _refuse_changed_interface(before: _Interface, after: _Interface) -> None:
         raise OptimizeError(
             "optimizing changed inputs and outputs of the graph "
             f"from {_interface_words(before)} to {_interface_words(after)}",
-            hint="This is a mistake in winml: please report it.",
+            hint="This is a bug in winml: please report it.",
         )
 
 
@@ -337,8 +340,8 @@ def refuse_unknown_opset(target: int | None) -> None:
     newest = onnx.defs.onnx_opset_version()
     if target is not None and not OLDEST_OPSET <= target <= newest:
         raise UsageError(
-            f"opset {target}: no such version of ONNX's operators",
-            hint=f"Give one from {OLDEST_OPSET} to {newest}, which onnx {onnx.__version__} knows.",
+            f"opset {target}: ONNX has no such opset",
+            hint=f"Use an opset from {OLDEST_OPSET} to {newest}, the range that onnx {onnx.__version__} supports.",
         )
 
 
@@ -363,7 +366,7 @@ def convert_opset(model: ir.Model, target: int) -> tuple[ir.Model, tuple[str, ..
     if converted.opset_imports.get("") != target:
         raise OptimizeError(
             f"cannot convert opset {current_opset} to {target}: {reason}",
-            hint="Choose an opset nearer to the model's own, or export the model at the requested one.",
+            hint="Choose an opset nearer to that of the model, or export the model with the requested opset.",
         )
     return converted, carry_tags(model, converted).notes
 
@@ -389,7 +392,7 @@ def _convert_in_place(model: ir.Model, target: int) -> str:
         failures.append(_failure_reason(error))
     finally:
         logger.removeFilter(collect)
-    return failures[-1] if failures else "no converter knows both versions"
+    return failures[-1] if failures else "no converter supports both versions"
 
 
 def _failure_reason(error: BaseException) -> str:

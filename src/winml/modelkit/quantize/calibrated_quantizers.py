@@ -123,8 +123,8 @@ def factor_in_place(gram: Array) -> Array:
             corner = np.linalg.cholesky(gram[start:stop, start:stop][::-1, ::-1])[::-1, ::-1]
         except np.linalg.LinAlgError as error:
             raise QuantizeError(
-                "the products of the inputs on the calibration data have no Cholesky factor",
-                hint="Give more calibration data, or another --algorithm.",
+                "the Hessian of the inputs on the calibration data has no Cholesky factorization",
+                hint="Add calibration data, or use a different --algorithm.",
             ) from error
         gram[start:stop, start:stop] = corner
         gram[start:stop, :start] = 0

@@ -499,7 +499,7 @@ def _notes_on_floats(graph: ir.Graph) -> tuple[str, ...]:
     words = ", ".join(f"{count} {name}" for name, count in operators.most_common())
     count = count_noun(len(left), "weight")
     note = (
-        f"{count} of few bits written as floating-point numbers, since no operator that reads them takes codes "
+        f"{count} dequantized to floating point, since no operator that reads them supports quantized weights "
         f"({words}): {', '.join(list(left)[:3])}."
     )
     return (note,)
@@ -514,8 +514,9 @@ def loss_notes(nearest: Sequence[NearestWeight]) -> tuple[str, ...]:
     total = _decibels(sum(weight.signal for weight in written), sum(weight.lost for weight in written))
     count = count_noun(len(written), "weight")
     note = (
-        f"{count} in the nearest form, 8 bits in blocks of {_NEAREST_BLOCK_SIZE}, since ONNX Runtime's CPU provider "
-        f"has no operator for the codes: SQNR {total:.1f} dB of all, {ratios[0]:.1f} dB of the worst."
+        f"{count} requantized to 8 bits in blocks of {_NEAREST_BLOCK_SIZE}, since the CPU provider of ONNX "
+        f"Runtime has no operator for their format: SQNR {total:.1f} dB overall, {ratios[0]:.1f} dB for the "
+        "worst."
     )
     return (note,)
 

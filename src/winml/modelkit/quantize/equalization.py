@@ -129,7 +129,7 @@ def equalize(
         notes.append(
             f"Cross-layer equalization balanced {len(sites)} pairs of layers."
             if sites
-            else "Cross-layer equalization found no pair of layers with nothing but ReLU or pooling between them."
+            else "Cross-layer equalization changed nothing: no two layers are connected through ReLU or pooling only."
         )
     if options.smooth_quant is not None:
         sites = list(_sites(model, names))
@@ -155,13 +155,13 @@ def equalize(
 
 
 def _smoothing_words(strength: float, balanced: list[_Site], worse: int) -> str:
-    left = f" {worse} more were left: their layers would be less exact." if worse else ""
+    left = f" {worse} more were not balanced, since the error of their layers would increase." if worse else ""
     if not balanced:
         return f"SmoothQuant (strength {strength:g}) balanced no activation.{left}"
     inserted = sum(not site.makers for site in balanced)
     return (
-        f"SmoothQuant (strength {strength:g}) balanced {len(balanced)} activations: {len(balanced) - inserted} in the "
-        f"constants of the layer before, {inserted} by a Mul.{left}"
+        f"SmoothQuant (strength {strength:g}) balanced {len(balanced)} activations: {len(balanced) - inserted} "
+        f"in the weights of the preceding layer, {inserted} by a Mul node.{left}"
     )
 
 

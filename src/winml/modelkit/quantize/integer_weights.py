@@ -163,7 +163,7 @@ class WeightUse:
     def _error(self, fault: str) -> QuantizeError:
         return QuantizeError(
             f"weight {self.weight} {fault}: module {self.tag or '(unknown)'}, node {self.node}",
-            hint="Repair the checkpoint it comes from, or leave the module as it is with --exclude.",
+            hint="Repair the checkpoint, or --exclude the module.",
         )
 
 
@@ -203,7 +203,7 @@ def refuse_non_finite_weights(model: ir.Model, planned: Sequence[PlannedNode]) -
             raise QuantizeError(
                 f"{count} of {values.size} values of weight {weight.name} are NaN or infinite: module "
                 f"{item.tag or '(unknown)'}, node {item.name}",
-                hint="Repair the checkpoint it comes from, or leave the module as it is with --exclude.",
+                hint="Repair the checkpoint, or --exclude the module.",
             )
 
 
@@ -225,8 +225,5 @@ def shared_weight_notes(model: ir.Model, reached: Collection[str], quantized: ir
         readers = sorted({node.name or node.op_type for node, _ in rest.uses()})
         others = " and others" if len(readers) > 2 else ""
         size = size_words(rest.const_value.nbytes)
-        notes.append(
-            f"Weight {weight.name} ({size}) is kept as it was beside its quantized form, for "
-            f"{', '.join(readers[:2])}{others}."
-        )
+        notes.append(f"Weight {weight.name} ({size}) is also stored unquantized, for {', '.join(readers[:2])}{others}.")
     return tuple(notes)

@@ -81,9 +81,9 @@ def refuse_no_cache(model: ir.Model) -> None:
     """
     if next(attentions_over_cache(model.graph), None) is None:
         raise UsageError(
-            f"--kv-cache int8: the graph has no {_OPERATOR} over a KV cache in floating point",
-            hint="Build a decoder with its cache: winml build --kv-cache int8 fuses its attention; for a file, "
-            "winml optimize --enable-group-query-attention-fusion does.",
+            f"--kv-cache int8: the graph has no {_OPERATOR} node with a floating-point KV cache",
+            hint="Build a decoder with a KV cache: winml build --kv-cache int8 fuses its attention. For an ONNX "
+            "file, run winml optimize --enable-group-query-attention-fusion first.",
         )
 
 
@@ -113,7 +113,7 @@ def quantize_cache(model: ir.Model, maxima: Mapping[str, Array]) -> tuple[str, .
     record["kv_cache"] = {"precision": "int8", "attentions": len(found)}
     model.metadata_props[QUANTIZATION_KEY] = json.dumps(record, ensure_ascii=False)
     left = sum(node.op_type == _OPERATOR for node in model.graph) - len(found)
-    reason = "the graph reads it elsewhere, too, or it is no input."
+    reason = "other nodes read it too, or it is not an input."
     return (f"{count_noun(left, 'attention')} with a KV cache in floating point: {reason}",) if left else ()
 
 
@@ -123,7 +123,7 @@ def _registered(graph: ir.Graph, present: ir.Value, maxima: Mapping[str, Array],
     if not np.isfinite(largest).all():
         raise QuantizeError(
             f"--kv-cache int8: {present.name} has NaN or infinite values on the calibration samples",
-            hint="Give other samples: --calibration-data.",
+            hint="Use different samples: --calibration-data.",
         )
     # A channel that was always zero takes what other channels of its head take.
     filled = np.where(largest > 0, largest, largest.max(axis=1, keepdims=True))

@@ -74,14 +74,16 @@ def _read_budget(text: str) -> BitBudget:
         return BitBudget()
     found = _NUMBER.fullmatch(text.strip())
     if found is None or found[2] not in ("bit", "bits") or not float(found[1]):
-        raise UsageError(f"--budget {text!r}: expected bits of a weight, or smallest", hint="Such as --budget 4.5bits.")
+        raise UsageError(
+            f"--budget {text!r}: expected bits per weight, or smallest", hint="For example --budget 4.5bits."
+        )
     return BitBudget(mean_bits=float(found[1]))
 
 
 def _read_size(text: str) -> int:
     found = _NUMBER.fullmatch(text.strip())
     if found is None or found[2] not in _UNITS or not float(found[1]):
-        raise UsageError(f"--max-size {text!r}: expected a size", hint="Such as 900MB or 1.2GB.")
+        raise UsageError(f"--max-size {text!r}: expected a size", hint="For example 900MB or 1.2GB.")
     return round(float(found[1]) * _UNITS[found[2]])
 
 
@@ -90,8 +92,8 @@ def _read_drop(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", number)
     if name != "perplexity" or found is None:
         raise UsageError(
-            f"--max-drop {text!r}: expected perplexity and a share of that of the source",
-            hint="Such as --max-drop perplexity=2%. For other outputs, --min-sqnr says how near they have to be.",
+            f"--max-drop {text!r}: expected perplexity=SHARE, relative to the source",
+            hint="For example --max-drop perplexity=2%. For other outputs, use --min-sqnr.",
         )
     return float(found[1]) / (100 if found[2] else 1)
 
@@ -170,7 +172,7 @@ class QuantizeOptions(_Fields):
         """
         of_modes = {name: words for mode in self.modes() for name, words in MODES[mode].remedies.items()}
         fields = type(self).model_fields
-        of_cache = ["give data or more samples for the KV cache (--calibration-data, --samples)"]
+        of_cache = ["use data or more samples for the KV cache (--calibration-data, --samples)"]
         return [
             *(words for name, words in of_modes.items() if getattr(self, name) == fields[name].default),
             *(of_cache if self.kv_cache is not None and self.calibration_data is None else []),
@@ -230,20 +232,20 @@ class QuantizeOptions(_Fields):
         self._refuse_bits(requested)
         if self.symmetric is False and self.per_channel is not False and "qdq" in modes:
             raise UsageError(
-                "--asymmetric: integer kernels take one zero point for a weight, and qdq gives each channel a scale",
-                hint="Give --per-tensor with it, or leave it out.",
+                "--asymmetric: integer kernels take one zero point per weight, and qdq uses one scale per channel",
+                hint="Add --per-tensor, or omit it.",
             )
         searched = next((name for name in self._algorithms if name in ("hqq", "k_quant")), None)
         if self.symmetric and searched and "dynamic" not in modes and "qdq" not in modes:
             raise UsageError(
-                f"--symmetric: --algorithm {searched} finds a zero point for each block",
-                hint="Give --algorithm rtn with it, or leave it out.",
+                f"--symmetric: --algorithm {searched} uses a zero point for every block",
+                hint="Add --algorithm rtn, or omit it.",
             )
         is_four = any(way.weight_bits == 4 for way, mode in requested if mode == "weight-only")
         if "hqq" in self._algorithms and not is_four:
             raise UsageError(
-                "--algorithm hqq: ONNX Runtime has a form of it for weights in 4 bits only",
-                hint="Give --algorithm k_quant, or --precision int4.",
+                "--algorithm hqq: ONNX Runtime supports it for 4-bit weights only",
+                hint="Use --algorithm k_quant, or --precision int4.",
             )
 
     def _refuse_beside_budget(self) -> None:
@@ -262,21 +264,23 @@ class QuantizeOptions(_Fields):
             if is_stated:
                 names = {"--budget": self.budget, "--max-size": self.max_size, "--max-drop": self.max_drop}
                 name = next(name for name, stated in names.items() if stated is not None)
-                raise UsageError(f"{flag}: {name} chooses bits and blocks of each module", hint="Give one of them.")
+                raise UsageError(
+                    f"{flag}: {name} chooses the bits and block size of each module", hint="Use one of them."
+                )
         if self.max_drop is not None and budget.max_drop is None:
             other = "--budget" if self.budget is not None else "--max-size"
             raise UsageError(
-                f"--max-drop {self.max_drop}: {other} is a limit, too",
-                hint="Leave it out, or give --budget smallest.",
+                f"--max-drop {self.max_drop}: {other} is also a limit",
+                hint="Omit it, or use --budget smallest.",
             )
         if budget.max_drop is not None and self.calibration_data is None:
             raise UsageError(
-                f"--max-drop {self.max_drop}: no text is there to measure the perplexity on",
-                hint="Give --calibration-data, such as texts.jsonl; a quarter of it is held out.",
+                f"--max-drop {self.max_drop}: no text to measure the perplexity on",
+                hint="Pass --calibration-data, such as texts.jsonl; a quarter of it is held out.",
             )
         if budget.is_smallest and budget.max_drop is None and self.min_sqnr_db is None:
             raise UsageError(
-                "--budget smallest: nothing says what the outputs have to reach",
+                "--budget smallest: no quality limit",
                 hint="Add --min-sqnr, such as 25, or --max-drop, such as perplexity=2%.",
             )
 
@@ -288,8 +292,9 @@ class QuantizeOptions(_Fields):
                     name for name, other in PRECISIONS.items() if mode in other.modes and other.activation_bits in taken
                 )
                 raise UsageError(
-                    f"--precision {precision.name}: {self.ep} takes activations of {' or '.join(map(str, taken))} bits",
-                    hint=f"Give one of {fitting}.",
+                    f"--precision {precision.name}: {self.ep} supports activations with "
+                    f"{' or '.join(map(str, taken))} bits",
+                    hint=f"Use one of {fitting}.",
                 )
 
     def _refuse_unmeasured(self, modes: Sequence[Mode]) -> None:
@@ -299,8 +304,8 @@ class QuantizeOptions(_Fields):
         for name in ("calibration_data", "split", "columns", "method", "calibration_cache"):
             if value := getattr(self, name):
                 raise UsageError(
-                    f"{_words_of(name, value)} has no meaning for {' and '.join(modes)}",
-                    hint="Give --mode qdq, or --smooth-quant, which measures activations too; or leave it out.",
+                    f"{_words_of(name, value)} does not apply to {' and '.join(modes)}",
+                    hint="Use --mode qdq, or --smooth-quant, which calibrates activations too; or omit it.",
                 )
 
     def _refuse_unread(self, modes: Sequence[Mode]) -> None:
@@ -316,7 +321,7 @@ class QuantizeOptions(_Fields):
             default = type(self).model_fields[name].get_default(call_default_factory=True, validated_data={})
             if value != default and not set(readers) & set(modes):
                 raise UsageError(
-                    f"{_words_of(name, value)} has no meaning for {' and '.join(modes) or '--kv-cache alone'}",
+                    f"{_words_of(name, value)} does not apply to {' and '.join(modes) or '--kv-cache alone'}",
                     hint=self._way_to_read(name, readers),
                 )
 
@@ -324,13 +329,13 @@ class QuantizeOptions(_Fields):
         """Return what makes an option count that no mode in use reads."""
         ways = []
         if name in _OF_SAMPLES and "weight-only" in self.modes():
-            ways.append("--algorithm gptq, awq or auto, which find weights by samples")
+            ways.append("--algorithm gptq, awq or auto, which use calibration samples")
         if self.bit_budget is None:
             modes = ["qdq"] if name in CALIBRATION_OPTIONS else readers
             fitting = [mode for mode in modes if mode in self.base.modes]
             others = [way.name for way in PRECISIONS.values() if way.modes and way.modes[0] in modes]
             ways.append(f"--mode {' or '.join(fitting)}" if fitting else f"--precision {' or '.join(others)}")
-        return f"Give {', or '.join(ways)}; or leave it out." if ways else "Leave it out."
+        return f"Use {', or '.join(ways)}; or omit it." if ways else "Omit it."
 
     def mode_of(self, precision: Precision) -> Mode | None:
         """Return the way to a precision; None for float32.

@@ -300,8 +300,8 @@ def quantize(
     if not any(module.quantized for module in outcome):
         causes = dict.fromkeys(reason for module in outcome for reason in module.left)
         raise QuantizeError(
-            f"no node was quantized: {'; '.join(causes) or 'none of those to be changed has a weight'}",
-            hint="Choose another --mode or --precision.",
+            f"no node was quantized: {'; '.join(causes) or 'no selected node has a weight'}",
+            hint="Use a different --mode or --precision.",
         )
     quantized.metadata_props[QUANTIZATION_KEY] = json.dumps(
         _record(
@@ -396,7 +396,7 @@ def _run_engine(model: ir.Model, mode: Mode, task: EngineTask) -> ir.Model:
         # The quantizers of ONNX Runtime raise these for what they do not expect.
         raise QuantizeError(
             f"{task.precision.name} ({mode}): ONNX Runtime's quantizer failed: {error}",
-            hint="Exclude the modules it fails at with --exclude, or choose another --mode.",
+            hint="Exclude the failing modules with --exclude, or use a different --mode.",
         ) from error
 
 
@@ -415,7 +415,7 @@ def _module_outcomes(
         retained: dict[str, None] = {}
         for node in nodes:
             if node.name not in reached:
-                left[node.reason or f"{node.mode} left this {node.operator} as it was"] += 1
+                left[node.reason or f"{node.mode} did not change this {node.operator}"] += 1
                 weight = weights.get(node.name)
                 retained[float_name(weight.dtype.name if weight is not None and weight.dtype is not None else "")] = (
                     None

@@ -118,7 +118,7 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
         weight, is_inner = constant_weight(node), node.graph is not model.graph
         if weight is None and is_inner:
             continue
-        assert node.name, f"a {node.op_type} has no name"
+        assert node.name, f"a {node.op_type} node has no name"
         tag = modules.tag_of.get(node.name, "")
         requested, reason = precision_of(tag)
         mode = options.mode_of(requested)
@@ -134,8 +134,8 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
     plan = QuantizationPlan(tuple(planned), {key: frozenset(names) for key, names in others.items()})
     if not plan.groups():
         raise UsageError(
-            f"nothing is left to quantize: {_reasons(planned)}",
-            hint="Narrow --exclude, widen --include, or choose another --mode.",
+            f"no node to quantize: {_reasons(planned)}",
+            hint="Exclude fewer modules, include more, or use a different --mode.",
         )
     return plan
 
@@ -165,30 +165,30 @@ def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: Quant
     """Return why a mode cannot quantize a node; an empty text where it can."""
     rules = MODES[mode]
     if is_inner:
-        return f"{mode} leaves subgraphs and functions as they are"
+        return f"{mode} does not quantize subgraphs and functions"
     if weight is not None and weight.is_graph_input():
-        return "its weight is an input of the graph, which a run may replace"
+        return "its weight is a graph input, which may change at run time"
     if rules.changes_every_node and weight is not None and weight.dtype not in (None, ir.DataType.FLOAT):
-        return f"has {weight.dtype.name.lower()} weights already"
+        return f"already has {weight.dtype.name.lower()} weights"
     if rules.changes_every_node or weight is None:
         return ""
     if node.op_type not in rules.operators or node.domain not in ("", "ai.onnx"):
-        return f"{mode} has no form of {node.op_type}"
+        return f"{mode} does not support {node.op_type}"
     tensor = weight.const_value
     assert tensor is not None
     if not _is_read_as_weight(node, weight):
         place = 1 + next((index for index, value in enumerate(node.inputs) if _reads(value, weight)), 0)
         side = "on the left" if place == 1 else f"as input {place}"
-        return f"{mode} has no form of {node.op_type} with its weight {side}"
+        return f"{mode} does not support {node.op_type} with its weight {side}"
     if tensor.dtype.name not in rules.float_types:
-        return f"{mode} has no form of {node.op_type} with {tensor.dtype.name.lower()} weights"
+        return f"{mode} does not support {node.op_type} with {tensor.dtype.name.lower()} weights"
     for name, value in rules.fixed_attributes.get(node.op_type, {}).items():
         attribute = node.attributes.get(name)
         if attribute is not None and attribute.value != value:
-            return f"{mode} has no form of {node.op_type} with {name} {attribute.value:g}"
+            return f"{mode} does not support {node.op_type} with {name} {attribute.value:g}"
     rank = len(tensor.shape)
     if rank not in rules.channel_ranks.get(node.op_type, (rank,)) and options.per_channel is not False:
-        return f"{mode} has a scale for each channel of two dimensions only, not of {rank} (--per-tensor)"
+        return f"{mode} supports per-channel scales for 2 dimensions only, not for {rank} (use --per-tensor)"
     return ""
 
 
@@ -228,7 +228,7 @@ class _ModulePrecisions:
             return PRECISIONS[FLOAT32], "not included"
         for tags, precision in self._rules:
             if _is_within_any(tag, tags):
-                return precision, "left at fp32 by its rule" if not precision.modes else ""
+                return precision, "fp32 by its rule" if not precision.modes else ""
         return self._base, "" if self._base.modes else "left at fp32"
 
 
@@ -273,8 +273,8 @@ def refuse_quantized(model: ir.Model) -> None:
     for node in all_nodes(model):
         if node.op_type in QUANTIZED_OPERATORS:
             raise InputError(
-                f"the graph is quantized already: node {node.name or '?'} is a {node.op_type}",
-                hint="Quantize the floating-point file it was made from.",
+                f"the graph is already quantized: node {node.name or '?'} is a {node.op_type}",
+                hint="Quantize its floating-point source file.",
             )
 
 

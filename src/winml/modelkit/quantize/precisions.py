@@ -207,6 +207,6 @@ def mode_for(precision: Precision, mode: Mode | None) -> Mode | None:
         return mode or precision.modes[0]
     others = ", ".join(name for name, other in PRECISIONS.items() if mode in other.modes)
     raise UsageError(
-        f"--precision {precision.name} cannot be reached with --mode {mode}",
-        hint=f"{precision.name} goes with --mode {' or '.join(precision.modes)}; {mode} with {others}.",
+        f"--precision {precision.name} is not available with --mode {mode}",
+        hint=f"Use {precision.name} with --mode {' or '.join(precision.modes)}, and {mode} with {others}.",
     )

@@ -271,7 +271,7 @@ class _Rewriting:
             return self._scales[item.same_as]
         if item.limits is None and item.name not in self._task.ranges:
             raise QuantizeError(
-                f"the range of value {item.name} is not known", hint="Give calibration data that has it."
+                f"no calibration range for value {item.name}", hint="Use calibration data that covers it."
             )
         limits = item.limits or self._task.ranges[item.name]
         by_unit = self._task.placement.is_by_unit

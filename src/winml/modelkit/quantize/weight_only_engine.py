@@ -259,8 +259,8 @@ def algorithm_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str,
     if not rounded:
         return ()
     note = (
-        f"{rounded} of {len(searched)} weights were rounded to the nearest step (rtn) and not searched (hqq): ONNX "
-        "Runtime has kernels for zero points between the steps only in 4 bits, and not where rows are looked up."
+        f"{rounded} of {len(searched)} weights were rounded to nearest (rtn) instead of hqq: ONNX Runtime has "
+        "kernels for fractional zero points in 4 bits only, and not for embedding lookups."
     )
     return (note,)
 
@@ -273,10 +273,10 @@ def _solved_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str, .
     notes = []
     if counts and set(counts) != {options.algorithm}:
         words = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-        notes.append(f"Products by the algorithm that quantized their weights: {words}.")
+        notes.append(f"MatMuls by quantization algorithm: {words}.")
     if tables:
         verb = "table was" if tables == 1 else "tables were"
-        notes.append(f"{tables} {verb} rounded to the nearest step (rtn): rows are looked up and not multiplied.")
+        notes.append(f"{tables} {verb} rounded to nearest (rtn), since rows are looked up, not multiplied.")
     return tuple(notes)
 
 

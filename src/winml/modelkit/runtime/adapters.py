@@ -72,13 +72,15 @@ def adapter_beside(model: Path, name: str, metadata: Mapping[str, str]) -> Path:
     inputs = adapter_inputs_of(metadata)
     if inputs is None:
         raise UsageError(
-            f"--adapter {name}: {model} was built without adapters that can be switched",
+            f"--adapter {name}: {model} was built without switchable adapters",
             hint="Build it with --adapter NAME=PATH, where PATH is the folder of the adapter.",
         )
     found = {path.name.removesuffix(ADAPTER_SUFFIX): path for path in sorted(model.parent.glob(f"*{ADAPTER_SUFFIX}"))}
     if name not in found:
         guess = nearest(name, found)
-        known = f"Adapters there: {', '.join(found)}." if found else "No adapter is there: build the model again."
+        known = (
+            f"Available adapters: {', '.join(found)}." if found else "There is no adapter file: build the model again."
+        )
         raise UsageError(
             f"--adapter {name}: no {adapter_name(name)} beside {model}",
             hint=f"Did you mean {guess}? {known}" if guess else known,

@@ -71,13 +71,13 @@ class ChosenProvider:
         return tuple(dict.fromkeys((self.provider.name, *CPU)))
 
 
-PROCESSOR_HINT = "Name the processor it is for: --ep-options soc_model=N, by the number Qualcomm gives it."
+PROCESSOR_HINT = "Set the target SoC: --ep-options soc_model=N, with Qualcomm's number for it."
 
 
 def missing_option_hint(chosen: ChosenProvider, reason: str) -> str | None:
     """Return which option a failed provider most likely needs, by the reason it states; None where nothing shows it."""
     if chosen.provider.name == "QNNExecutionProvider" and "MEM_ALLOC" in reason and "soc_model" not in chosen.options:
-        return f"Without a processor's name QNN may take one with too little memory on chip. {PROCESSOR_HINT}"
+        return f"Without a target SoC, QNN may choose one with too little on-chip memory. {PROCESSOR_HINT}"
     return None
 
 
@@ -112,12 +112,12 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
     if chosen not in provider.devices:
         raise UsageError(
             f"--device {chosen}: {provider.name} runs on {' or '.join(provider.devices)}",
-            hint="Leave --device out, or give another --ep.",
+            hint="Omit --device, or use a different --ep.",
         )
     if options and not provider.has_options:
         raise UsageError(
             f"--ep-options {next(iter(options))}: {provider.name} has no options",
-            hint="Leave --ep-options out; winml perf takes the number of threads with --threads.",
+            hint="Omit --ep-options. winml perf sets the number of threads with --threads.",
         )
     is_plug_in = provider.name in installed_plug_ins()
     # A plug-in does not know which of its devices is the default.
@@ -135,9 +135,9 @@ def _choose_named(provider: ExecutionProvider, device: Device | None, options: M
     kind: Device = next(item for item in get_args(Device) if item == found)
     if device is not None and device != kind:
         raise UsageError(
-            f"--device {device}: {provider.name} finds the {kind} first, and winml does not know the option by which "
-            "it selects another",
-            hint="Leave --device out, and give that option with --ep-options.",
+            f"--device {device}: {provider.name} selects the {kind} by default, and winml does not know the "
+            "option that selects a different device",
+            hint="Omit --device, and set that option with --ep-options.",
         )
     return ChosenProvider(provider, kind, dict(options))
 
@@ -149,8 +149,9 @@ def _provider_for(device: Device) -> ExecutionProvider:
             return provider
     installable = [short for short, provider in EXECUTION_PROVIDERS.items() if _is_installable(provider, device)]
     raise UsageError(
-        f"--device {device}: no installed execution provider runs on it; ONNX Runtime has {_short_names(present)}",
-        hint=f"Those for it on this platform: {', '.join(installable) or 'none'}; winml sys says how to install them.",
+        f"--device {device}: no installed execution provider supports it; ONNX Runtime has {_short_names(present)}",
+        hint=f"Providers for it on this platform: {', '.join(installable) or 'none'}; winml sys shows how to install "
+        "them.",
     )
 
 
@@ -197,15 +198,15 @@ def choose_compiler(ep: str | None, device: Device | None, options: Mapping[str,
     """
     if ep is None:
         raise UsageError(
-            "no execution provider is named to compile for",
-            hint="Give one with --ep; winml compile --list shows which there are.",
+            "no execution provider to compile for",
+            hint="Set one with --ep; winml compile --list shows the available ones.",
         )
     refuse_uncompilable(ep)
     chosen = choose_provider(ep, device, options)
     if chosen.provider.compiles and not hasattr(ort, "ModelCompiler"):
         raise UsageError(
-            f"--ep {ep}: ONNX Runtime {ort.__version__} cannot write what a provider compiled",
-            hint="Update it: ModelCompiler came with version 1.23.",
+            f"--ep {ep}: ONNX Runtime {ort.__version__} cannot write compiled models",
+            hint="Update to version 1.23 or later, which has ModelCompiler.",
         )
     return chosen
 
@@ -218,6 +219,7 @@ def unreadable_reason(chosen: ChosenProvider) -> str:
     if not libraries or any("ir_frontend" in name for name in libraries):
         return ""
     return (
-        "the installed onnxruntime-openvino lacks OpenVINO's IR frontend (openvino_ir_frontend), with which its "
-        "CPU device reads a compiled part; the plug-in onnxruntime-ep-openvino, beside onnxruntime, has it"
+        "the installed onnxruntime-openvino lacks OpenVINO's IR frontend (openvino_ir_frontend), which its CPU "
+        "device needs to load compiled parts; the plug-in onnxruntime-ep-openvino, installed with onnxruntime, "
+        "includes it"
     )

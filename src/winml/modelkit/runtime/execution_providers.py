@@ -175,15 +175,15 @@ def _read_library(text: str) -> tuple[str, str, str]:
     written, equals, path = text.partition("=")
     if not equals or not written.strip() or not path.strip():
         raise UsageError(
-            f"--ep-library {text!r} is not NAME=PATH",
-            hint="Write it like qnn=libonnxruntime_providers_qnn.so; of a provider that winml does not know, "
-            "the name is that in ONNX Runtime: MyExecutionProvider=PATH.",
+            f"--ep-library {text!r}: expected NAME=PATH",
+            hint="For example qnn=libonnxruntime_providers_qnn.so. For a provider that winml does not know, use its "
+            "name in ONNX Runtime: MyExecutionProvider=PATH.",
         )
     short = written.strip().lower().removesuffix(_SUFFIX.lower())
     if short == "cpu":
-        raise UsageError(f"--ep-library {text}: every ONNX Runtime contains the CPU provider", hint="Leave it out.")
+        raise UsageError(f"--ep-library {text}: the CPU provider is part of every ONNX Runtime", hint="Omit it.")
     if not Path(path).is_file():
-        raise UsageError(f"--ep-library {text}: {path} is no file", hint="Give the path of the library of the plug-in.")
+        raise UsageError(f"--ep-library {text}: {path} is not a file", hint="Pass the path of the plug-in library.")
     own = _BUILT_IN.get(short)
     stem = written.strip()[: -len(_SUFFIX)] if written.strip().lower().endswith(_SUFFIX.lower()) else written.strip()
     return short, f"{stem}{_SUFFIX}" if own is None else own.name, str(Path(path).absolute())
@@ -242,7 +242,7 @@ def find_execution_provider(name: str) -> ExecutionProvider:
 
     guess = nearest(short, EXECUTION_PROVIDERS)
     hint = f"Did you mean {guess!r}?" if guess else f"Known: {', '.join(EXECUTION_PROVIDERS)}."
-    hint += " Of any other plug-in, name the library: --ep-library NAME=PATH."
+    hint += " For any other plug-in, pass the library: --ep-library NAME=PATH."
     raise UsageError(f"--ep {name}: no such execution provider", hint=hint)
 
 
@@ -271,8 +271,8 @@ def refuse_dynamic(ep: str | None, *, is_dynamic: bool, allow_dynamic: bool) -> 
     provider = find_execution_provider(ep)
     if is_dynamic and not provider.takes_dynamic and not allow_dynamic:
         raise UsageError(
-            f"--ep {ep}: {provider.name} needs fixed sizes, and dimensions are to be left open",
-            hint="Leave the dynamic options out, or add --allow-dynamic and fix the sizes later.",
+            f"--ep {ep}: {provider.name} requires fixed sizes, but dynamic dimensions were requested",
+            hint="Omit the dynamic options, or add --allow-dynamic and fix the sizes later.",
         )
 
 
@@ -285,9 +285,9 @@ def refuse_uncompilable(ep: str) -> None:
     provider = find_execution_provider(ep)
     if not provider.has_compiled_form:
         raise UsageError(
-            f"--ep {ep}: {provider.name} has no form for a file of what it compiled",
-            hint="Run the file as it is: the provider compiles it when a session opens. winml compile --list shows "
-            "those that have one.",
+            f"--ep {ep}: {provider.name} does not support compiled files",
+            hint="Run the file without compiling: the provider compiles it when a session is created. winml compile "
+            "--list shows the providers that support compiled files.",
         )
 
 
@@ -301,10 +301,10 @@ def parse_ep_options(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise UsageError(f"--ep-options {text!r} is not KEY=VALUE", hint="Write it like device_type=GPU.")
+            raise UsageError(f"--ep-options {text!r}: expected KEY=VALUE", hint="For example device_type=GPU.")
         if values.setdefault(key.strip(), value) != value:
             raise UsageError(
-                f"--ep-options: {key.strip()} is to be both {values[key.strip()]!r} and {value!r}",
-                hint="Give it one value.",
+                f"--ep-options: {key.strip()} has two values, {values[key.strip()]!r} and {value!r}",
+                hint="Set it once.",
             )
     return values

@@ -202,8 +202,8 @@ def _settled_shape(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int
     missing = [dimension for dimension in spec.shape if isinstance(dimension, str) and dimension not in sizes]
     if missing:
         raise UsageError(
-            f"input {spec.name!r}: dynamic dimension {missing[0]!r} has no size to draw values for",
-            hint=f"Give a number for {missing[0]!r}.",
+            f"input {spec.name!r}: no size for dynamic dimension {missing[0]!r}",
+            hint=f"Set a size for {missing[0]!r}.",
         )
     shape = tuple(sizes[dimension] if isinstance(dimension, str) else dimension for dimension in spec.shape)
     if math.prod(shape) * DRAWN_BYTES > LARGEST_BYTES:
@@ -211,8 +211,8 @@ def _settled_shape(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int
         dimension = spec.shape[axis]
         where = f"{dimension} {shape[axis]}" if isinstance(dimension, str) else f"size {shape[axis]} of axis {axis}"
         raise UsageError(
-            f"input {spec.name!r}: {where} asks for {math.prod(shape)} values, more than any memory holds",
-            hint="Give a smaller size.",
+            f"input {spec.name!r}: {where} requires {math.prod(shape)} values, which exceeds any memory",
+            hint="Use a smaller size.",
         )
     return shape
 
@@ -256,8 +256,8 @@ def _draw_integers(
     smallest, largest = (0, 1) if dtype == np.bool_ else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
     if first > last or first < smallest or last > largest:
         raise UsageError(
-            f"input {spec.name!r}: value range [{low:g}, {high:g}] is no range of {spec.dtype} values",
-            hint=f"Give whole numbers between {smallest} and {largest}.",
+            f"input {spec.name!r}: value range [{low:g}, {high:g}] is not a range of {spec.dtype} values",
+            hint=f"Use integers between {smallest} and {largest}.",
         )
     if spec.last_value is None or not first <= spec.last_value <= last or first == last:
         return generator.integers(first, last, shape, dtype=np.int64, endpoint=True).astype(dtype)

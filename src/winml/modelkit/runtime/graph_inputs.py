@@ -234,24 +234,24 @@ def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, 
         for name in _batch_names(inputs, batch_size):
             if by_name.setdefault(name, batch_size) != batch_size:
                 raise UsageError(
-                    f"--batch-size {batch_size}: --shape-config says {name} {by_name[name]}",
-                    hint="Give one of the two.",
+                    f"--batch-size {batch_size}: --shape-config sets {name} to {by_name[name]}",
+                    hint="Use one of the two.",
                 )
     chosen: dict[str, int] = {}
     sums = _all_sums(inputs)
     patches = {item.grid.patches: item.name for item in inputs if item.grid is not None}
     if passed := [name for name in patches if name in by_name]:
         raise UsageError(
-            f"--shape-config: {passed[0]} {by_name[passed[0]]}: it follows from the pictures that {patches[passed[0]]} "
-            "tells of",
-            hint=f"Leave {passed[0]} out, or give values: --input-data file.npz.",
+            f"--shape-config: {passed[0]} {by_name[passed[0]]}: it is determined by the image sizes in "
+            f"{patches[passed[0]]}",
+            hint=f"Omit {passed[0]}, or pass values with --input-data file.npz.",
         )
     for name in names:
         if name not in by_name and name not in sums and name not in patches:
             chosen[name] = _default_size(name, inputs, names)
     by_name |= _summed({**by_name, **chosen}, sums)
     words = ", ".join(f"{name} {size}" for name, size in chosen.items())
-    notes = (f"sizes chosen because none was given: {words} (--shape-config sets them)",) if chosen else ()
+    notes = (f"default sizes: {words} (change them with --shape-config)",) if chosen else ()
     return Sizes({**by_name, **chosen}, notes, chosen)
 
 
@@ -274,9 +274,7 @@ def _summed(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | str]]) -
     for name, total in known.items():
         if sizes.get(name, total) != total:
             terms = " + ".join(map(str, sums[name]))
-            raise UsageError(
-                f"--shape-config: {name} {sizes[name]}: it is {terms}, {total} here", hint=f"Leave {name} out."
-            )
+            raise UsageError(f"--shape-config: {name} {sizes[name]}: it is {terms}, {total} here", hint=f"Omit {name}.")
     return known
 
 
@@ -291,8 +289,8 @@ def _batch_names(inputs: Sequence[GraphInput], batch_size: int) -> list[str]:
         return []
     shapes = ", ".join(f"{item.name} {item.words}" for item in inputs)
     raise UsageError(
-        f"--batch-size {batch_size}: the graph leaves no batch dimension open: {shapes}",
-        hint="Leave it out, name the dimension in --shape-config, or export with this size or with --dynamic-batch.",
+        f"--batch-size {batch_size}: the graph has no dynamic batch dimension: {shapes}",
+        hint="Omit it, set the dimension in --shape-config, or export with this size or with --dynamic-batch.",
     )
 
 
@@ -305,8 +303,8 @@ def _default_size(name: str, inputs: Sequence[GraphInput], names: Sequence[str])
     example = ", ".join(f'"{open_name}": {default_size(open_name) or 8}' for open_name in names)
     where = next(item for item in inputs if name in item.keys)
     raise UsageError(
-        f"input {where.name} {where.words}: nothing says how large {name} is to be",
-        hint=f"Give sizes: --shape-config '{{{example}}}', or values: --input-data file.npz.",
+        f"input {where.name} {where.words}: the size of {name} is unknown",
+        hint=f"Set sizes with --shape-config '{{{example}}}', or pass values with --input-data file.npz.",
     )
 
 
@@ -323,8 +321,8 @@ def draw_feeds(
     for item in inputs:
         if item.dtype not in _DRAWN:
             raise UsageError(
-                f"input {item.name} takes {item.dtype}, of which no random values are made",
-                hint="Give values: --input-data file.npz.",
+                f"input {item.name} takes {item.dtype}, for which no random values can be generated",
+                hint="Pass values with --input-data file.npz.",
             )
     specs = [
         # Names and sizes are as foreign files have them, which the rules for our own would refuse.
@@ -387,7 +385,7 @@ def _fit_array(item: GraphInput, array: Array, source: str) -> Array:
     hint = (
         f'Convert it: array.astype("{item.dtype}").'
         if item.takes_sizes(array.shape) and item.dtype in _DRAWN
-        else "Give the array in this type and shape."
+        else "Pass an array with this dtype and shape."
     )
     raise UsageError(
         f"{source}: input {item.name!r} takes {item.words}, the file has {array_words(array)}",
@@ -413,7 +411,7 @@ def _check_shared_names(inputs: Sequence[GraphInput], feeds: Arrays, source: str
         if first_size != size:
             raise UsageError(
                 f"{source}: dimension {name} is {first_size} in {first_input!r} and {size} in {item!r}",
-                hint="The graph calls them the same, so they have to be of one size.",
+                hint="Dimensions with the same name must have equal sizes.",
             )
 
 
@@ -462,7 +460,7 @@ def _read_arrays(path: Path, source: str) -> dict[str, Array]:
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise UsageError(f"{source}: is no regular file", hint="Give a file that numpy.savez wrote.")
+            raise UsageError(f"{source}: not a regular file", hint="Pass a file written by numpy.savez.")
         with path.open("rb") as file:
             is_single = file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
             file.seek(0)
@@ -472,14 +470,14 @@ def _read_arrays(path: Path, source: str) -> dict[str, Array]:
                 return {name: content[name] for name in content.files}
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        raise UsageError(f"{source}: {reason}", hint="Give a file that numpy.savez wrote.") from None
+        raise UsageError(f"{source}: {reason}", hint="Pass a file written by numpy.savez.") from None
     except _DAMAGED as error:
         raise InputError(
-            f"{source}: is no .npz file, or damaged, or holds Python objects",
-            hint="Give a file that numpy.savez wrote from arrays of numbers or of text (dtype U).",
+            f"{source}: not an .npz file, or damaged, or contains Python objects",
+            hint="Pass a file written by numpy.savez with arrays of numbers or text (dtype U).",
         ) from error
     raise UsageError(
-        f"{source}: holds one array without a name",
+        f"{source}: contains one array without a name",
         hint='Save it with the name of the input: numpy.savez("inputs.npz", input_ids=array).',
     )
 
@@ -509,6 +507,7 @@ def _refuse_oversized(archive: zipfile.ZipFile, source: str) -> None:
             )
         if free is not None and total > free:
             raise InputError(
-                f"{source}: its arrays up to {name!r} take {size_words(total)}; {size_words(free)} of memory are free",
-                hint="Give fewer samples a file, or smaller ones.",
+                f"{source}: the arrays up to {name!r} need {size_words(total)}, but {size_words(free)} of "
+                "memory are free",
+                hint="Use fewer or smaller samples per file.",
             )

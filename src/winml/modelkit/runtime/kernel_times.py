@@ -92,8 +92,8 @@ def read_profile(path: Path, *, counted_runs: int | None = None) -> RunProfile:
     kernels = [event for event in events if event.get("cat") == "Node" and event["name"].endswith(KERNEL_SUFFIX)]
     if not runs or not kernels:
         raise MeasureError(
-            "the profile of ONNX Runtime names no kernel: the execution provider does not record them",
-            hint="Profile on another one: --ep cpu.",
+            "the ONNX Runtime profile contains no kernels: the execution provider does not record them",
+            hint="Profile on a different one: --ep cpu.",
         )
     skipped_runs = 0 if counted_runs is None else len(runs) - counted_runs
     inner_us = _inner_times(kernels)
@@ -116,10 +116,10 @@ def _read_events(path: Path) -> list[dict[str, Any]]:
             events = json.loads(_BARE_NAME.sub(lambda found: json.dumps(found[1]), text))
         except json.JSONDecodeError as error:
             if not text.rstrip().endswith("]"):
-                raise write_error(path, OSError(errno.ENOSPC, "ONNX Runtime wrote a part of it only")) from error
+                raise write_error(path, OSError(errno.ENOSPC, "ONNX Runtime wrote only a part of it")) from error
             raise MeasureError(
-                f"the profile that ONNX Runtime wrote is no JSON: {error}",
-                hint="Names of nodes may be why: a newer ONNX Runtime escapes them.",
+                f"the ONNX Runtime profile is not valid JSON: {error}",
+                hint="Node names may be the cause: newer versions of ONNX Runtime escape them.",
             ) from error
     return events
 
@@ -210,9 +210,8 @@ def read_device_profile(path: Path, *, counted_runs: int, provider: str) -> RunP
     parts = _executed_parts(path)
     if not parts:
         raise MeasureError(
-            f"the profile of {provider} names no node",
-            hint="Measure modules that are cut out, on the device: winml perf MODEL --module SELECTOR with the same "
-            "--ep.",
+            f"the profile of {provider} contains no node names",
+            hint="Measure extracted modules on the device: winml perf MODEL --module SELECTOR with the same --ep.",
         )
     in_cycles = any(row["Unit of Measurement"] == "CYCLES" for runs in parts for run in runs for row in run)
     unit = "CYCLES" if in_cycles else "US"

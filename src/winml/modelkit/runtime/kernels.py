@@ -70,16 +70,16 @@ def answered(question: Mapping[str, object], who: str, seconds: float) -> Iterat
                 process.wait(seconds)
             except subprocess.TimeoutExpired:
                 raise StageError(
-                    f"{who} did not answer within {seconds:g} s, and its process was ended",
-                    hint=f"{_last_line(log)} Give other --ep-options, or another --ep.".strip(),
+                    f"{who} did not respond within {seconds:g} s; its process was terminated",
+                    hint=f"{_last_line(log)} Use different --ep-options, or a different --ep.".strip(),
                 ) from None
             finally:
                 process.kill()  # nothing where it has ended
         reported = _read(output)
         if reported is None:
             raise StageError(
-                f"{who} ended its process before it answered",
-                hint=f"{_last_line(log)} Give other --ep-options, or another --ep.".strip(),
+                f"{who} terminated its process without a result",
+                hint=f"{_last_line(log)} Use different --ep-options, or a different --ep.".strip(),
             )
         yield reported, log
 
@@ -93,7 +93,7 @@ def _read(output: Path) -> dict[str, object] | None:
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((f"Its last words: {line.strip()[:200]}." for line in reversed(lines) if line.strip()), "")
+    return next((f"Last log line: {line.strip()[:200]}." for line in reversed(lines) if line.strip()), "")
 
 
 _NO_END = 2**31 - 1
@@ -153,11 +153,11 @@ class KernelTable:
             return None
         kernels = self.kernels.get((node.domain, node.op_type), ())
         if not kernels:
-            return "operator", "there is no kernel"
+            return "operator", "no kernel"
         fitting = [kernel for kernel in kernels if _is_for(kernel, schema.since_version)]
         if not fitting:
             newest = max(kernel.first for kernel in kernels)
-            return "operator", f"there is no kernel for its version {schema.since_version}, the newest is {newest}"
+            return "operator", f"no kernel for its version {schema.since_version}; the newest is {newest}"
         actual = _types_by_parameter(node, schema)
         if any(_takes(kernel, actual) for kernel in fitting):
             return None
@@ -256,7 +256,7 @@ def _type_words(kernels: Sequence[_Kernel], actual: Mapping[str, set[str]]) -> s
             allowed[name] |= types
     wrong = [types for name, types in allowed.items() if not actual.get(name, set()) <= types]
     if not wrong:
-        return "there is no kernel for these types together"
+        return "no kernel for this combination of types"
     return "kernels take " + "; ".join(", ".join(sorted(types)) for types in wrong)
 
 

@@ -194,8 +194,8 @@ def _catalogue_notes() -> Iterator[str]:
     with contextlib.suppress(OSError), catalogue() as catalog:
         for found in catalog.find_all_providers():
             yield (
-                f"Windows ML's catalogue has {found.name} {found.version} ({found.ready_state.name}); "
-                f"--ep-library {found.name}=PATH names its library"
+                f"the Windows ML catalog has {found.name} {found.version} ({found.ready_state.name}); load its "
+                f"library with --ep-library {found.name}=PATH"
             )
 
 
@@ -209,6 +209,6 @@ def _installation_notes() -> Iterator[str]:
     installed = [package for package in sorted(with_runtime) if _package_version(package) is not None]
     if len(installed) > 1:
         yield (
-            f"{' and '.join(installed)} are installed together and overwrite each other's files: keep one of them, "
-            "and install it again"
+            f"{' and '.join(installed)} are installed together and overwrite each other's files: uninstall all "
+            "but one, and reinstall that one"
         )

@@ -140,7 +140,7 @@ def open_model(path: Path, options: RunOptions, provider: ChosenProvider, **sess
         hint = (
             missing_option_hint(provider, error.message)
             or error.hint
-            or f"winml inspect {path} shows its operators and opsets; winml sys which ONNX Runtime this is."
+            or f"winml inspect {path} shows its operators and opsets; winml sys shows the ONNX Runtime version."
         )
         raise MeasureError(error.message, hint=hint) from error
     creation_ms = (time.perf_counter() - started) * 1000
@@ -164,13 +164,13 @@ def values_for(session: Session, options: RunOptions) -> Values:
         found = {name: size for name, size in options.fitting_sizes.items() if name not in options.sizes}
         sizes = settle_sizes(inputs, {**found, **options.sizes}, batch_size=options.batch_size)
         words = ", ".join(f"{name} {size}" for name, size in found.items())
-        note = f"sizes chosen because none was given, and the model runs at no larger ones that were tried: {words}"
-        notes = (*sizes.notes, *([f"{note} (--shape-config sets them)"] if found else []))
+        note = f"default sizes, reduced because the model fails at larger ones: {words}"
+        notes = (*sizes.notes, *([f"{note} (change them with --shape-config)"] if found else []))
         return Values(inputs, draw_feeds(inputs, sizes.by_name, options.seed), notes)
     if options.sizes or options.batch_size is not None:
         option = "--shape-config" if options.sizes else "--batch-size"
         raise UsageError(
-            f"{option}: --input-data {options.input_data} has values, and their sizes", hint="Give one of the two."
+            f"{option}: --input-data {options.input_data} already determines the sizes", hint="Use one of the two."
         )
     return Values(inputs, load_feeds(options.input_data, inputs), file=options.input_data)
 
@@ -262,8 +262,9 @@ def refuse_dynamic_inputs(provider: ChosenProvider, inputs: tuple[GraphInput, ..
     sums = {name for item in inputs for name in item.sums}
     if names and not provider.provider.takes_dynamic:
         raise UsageError(
-            f"--ep {options.ep}: {provider.provider.name} needs fixed sizes, and {options.shown} leaves some open",
-            hint=f"Fix them first: {fixing_command(options.shown, [name for name in names if name not in sums])}",
+            f"--ep {options.ep}: {provider.provider.name} requires fixed sizes, but {options.shown} has dynamic "
+            "dimensions",
+            hint=f"Fix the sizes first: {fixing_command(options.shown, [name for name in names if name not in sums])}",
         )
 
 
@@ -304,7 +305,7 @@ def refusals_explained(values: Values) -> Iterator[None]:
     except MeasureError:
         raise
     except StageError as error:
-        hint = "Give sizes it takes with --shape-config, or values with --input-data."
+        hint = "Set supported sizes with --shape-config, or pass values with --input-data."
         if values.file is not None:
-            hint = f"Give values it takes in {values.file}."
-        raise MeasureError(f"{error.message} (fed {values.words})", hint=hint) from error
+            hint = f"Correct the values in {values.file}."
+        raise MeasureError(f"{error.message} (inputs: {values.words})", hint=hint) from error

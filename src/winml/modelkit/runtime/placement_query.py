@@ -73,7 +73,7 @@ def _compilation(task: Mapping[str, Any]) -> dict[str, object]:
     except WinMLError as error:
         return {"refused_options": error.message}
     except ORT_ERRORS as error:
-        return {"refused_options": f"{name} does not take {task['options']}: {ort_reason(error)}"}
+        return {"refused_options": f"{name} does not accept {task['options']}: {ort_reason(error)}"}
     try:
         compiler = ort.ModelCompiler(options, task["model"], embed_compiled_data_into_model=task["embed"])
         compiler.compile_to_file(task["compile_to"])

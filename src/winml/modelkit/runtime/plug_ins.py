@@ -126,8 +126,8 @@ def register_plug_in(provider: ExecutionProvider) -> None:
     if offered and provider.name not in offered:
         other = ", ".join(sorted(offered))
         raise UsageError(
-            f"--ep-library: {Path(provider.library).name} offers {other}, not {provider.name}",
-            hint=f"Name it so: --ep-library {min(offered)}={provider.library} --ep {min(offered)}.",
+            f"--ep-library: {Path(provider.library).name} contains {other}, not {provider.name}",
+            hint=f"Use --ep-library {min(offered)}={provider.library} --ep {min(offered)}.",
         )
 
 
@@ -157,7 +157,7 @@ def refuse_misspelled_options(provider: ExecutionProvider, options: Mapping[str,
         names = {match.decode() for match in re.findall(rb"(?<![\w])[A-Za-z][A-Za-z0-9_]{3,48}(?![\w])", library)}
         if close := difflib.get_close_matches(key, names, n=1, cutoff=_MISSPELLED):
             raise UsageError(
-                f"--ep-options {key}={options[key]}: {path.name} knows no such option",
+                f"--ep-options {key}={options[key]}: {path.name} has no such option",
                 hint=f"Did you mean {close[0]}? The documentation of {provider.name} lists its options.",
             )
 
@@ -188,8 +188,8 @@ def _register(name: str, module: str) -> None:
         library = Path(importlib.import_module(module).get_library_path())
     except (ImportError, AttributeError) as error:
         raise StageError(
-            f"package {module}, which brings {name}, cannot be imported: {first_line(error)}",
-            hint="Install it again, in a version for the installed ONNX Runtime.",
+            f"package {module}, which contains {name}, cannot be imported: {first_line(error)}",
+            hint="Reinstall it in a version for the installed ONNX Runtime.",
         ) from error
     register_library(name, library)
 
@@ -206,9 +206,9 @@ def register_library(name: str, library: Path) -> None:
         ort.register_execution_provider_library(name, str(library))
     except ORT_ERRORS as error:
         raise StageError(
-            f"ONNX Runtime {ort.__version__} does not load {library.name} as the plug-in of {name}: "
-            f"{ort_reason(error)}",
-            hint="It may be for another version of ONNX Runtime or another processor; winml sys lists what is here.",
+            f"ONNX Runtime {ort.__version__} cannot load {library.name} as the plug-in of {name}: {ort_reason(error)}",
+            hint="It may be for a different version of ONNX Runtime or a different processor; winml sys shows what "
+            "is installed.",
         ) from error
 
 
@@ -232,7 +232,7 @@ def add_plug_in(options: ort.SessionOptions, name: str, provider_options: Mappin
     try:
         options.add_provider_for_devices([device], dict(provider_options))
     except ORT_ERRORS as error:
-        raise UsageError(f"{name} does not take {dict(provider_options)}: {ort_reason(error)}") from error
+        raise UsageError(f"{name} does not accept {dict(provider_options)}: {ort_reason(error)}") from error
 
 
 def named_providers(
@@ -279,10 +279,10 @@ def fitting_kind(provider: ExecutionProvider, present: Sequence[str], options: M
         UsageError: it finds none, or not the one that is selected and does not simulate it.
     """
     if not present:
-        taken = f"Its plug-in takes {provider.plug_in_devices} alone. " if provider.plug_in_devices else ""
+        taken = f"Its plug-in supports {provider.plug_in_devices} only. " if provider.plug_in_devices else ""
         raise UsageError(
-            f"{provider.name} finds no device of its own on this machine",
-            hint=f"{taken}winml sys lists the devices that providers offer.",
+            f"{provider.name} finds no supported device on this machine",
+            hint=f"{taken}winml sys lists the devices of every provider.",
         )
     selected = _selected_kinds(provider, options)
     if fitting := next((kind for kind in present if kind in selected), ""):
@@ -291,7 +291,7 @@ def fitting_kind(provider: ExecutionProvider, present: Sequence[str], options: M
         return present[0]
     raise UsageError(
         f"{provider.name} finds no {' or '.join(sorted(selected))} on this machine, which has {', '.join(present)}",
-        hint="Name one that is here with --device; winml sys lists the devices that providers offer.",
+        hint="Choose an available device with --device; winml sys lists the devices of every provider.",
     )
 
 

@@ -185,14 +185,14 @@ def _answer(process: subprocess.Popen[bytes], question: object, who: str, second
             is_timed, end = True, time.monotonic() + seconds
         if time.monotonic() > end:
             taken = limit if is_timed else _START_SECONDS
-            raise InputError(f"{who} takes more than {taken:g} s, and was ended")
+            raise InputError(f"{who} took more than {taken:g} s and was terminated")
         if _resident_bytes(process.pid) > resident_bytes:
-            raise InputError(f"{who} takes more than {resident_bytes / 1e9:g} GB of memory, and was ended")
+            raise InputError(f"{who} used more than {resident_bytes / 1e9:g} GB of memory and was terminated")
         exchanging.join(_CHECK_SECONDS)
     try:
         return json.loads(lines[0])
     except (IndexError, ValueError):
-        raise InputError(f"{who} ended its process without an answer") from None
+        raise InputError(f"{who} terminated its process without a result") from None
 
 
 def _resident_bytes(pid: int) -> int:

@@ -507,8 +507,8 @@ def _refuse_inactive(provider: str, session: ort.InferenceSession) -> None:
     """Refuse a session in which ONNX Runtime replaced the preferred provider by another."""
     if provider not in (active := session.get_providers()):
         raise StageError(
-            f"{provider} is installed but does not start here; ONNX Runtime would use {', '.join(active)}",
-            hint="Its driver or a library of its vendor is missing, or too old for this ONNX Runtime.",
+            f"{provider} is installed but cannot be initialized; ONNX Runtime would use {', '.join(active)}",
+            hint="Its driver or a vendor library is missing, or too old for this ONNX Runtime.",
         )
 
 
@@ -520,8 +520,8 @@ def _refuse_other_processor(name: str, reported: str | None) -> None:
         return  # what the file says is damaged
     if opened_for and opened_for != (here := instruction_sets()):
         raise StageError(
-            f"{name} is compiled for {opened_for}, and this processor is {here}",
-            hint="Compile it again here, from the file that it was made from: winml compile --ep cpu.",
+            f"{name} is compiled for {opened_for}, but this processor is {here}",
+            hint="Compile its source file again on this machine: winml compile --ep cpu.",
         )
 
 

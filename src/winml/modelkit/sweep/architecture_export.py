@@ -86,7 +86,7 @@ def find_small_model(order: ExportOrder, report_state: ReportState = lambda _sta
 
 def _find_small_config(order: ExportOrder, report_state: ReportState) -> Architecture:
     """Write the smallest config that PyTorch runs, and return the description of its model."""
-    unbuilt = Architecture(order.model_type, state_before="not built", problem="it did not end")
+    unbuilt = Architecture(order.model_type, state_before="not built", problem="it did not finish")
     report_state(unbuilt)
     try:
         content = _content(order)

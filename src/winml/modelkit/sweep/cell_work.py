@@ -66,7 +66,7 @@ def refuse_unknown_place(place: str) -> None:
     except (ImportError, ValueError) as error:
         raise UsageError(
             f"--artifacts {place}: {first_line(error)}",
-            hint="Install the package that fsspec needs for it, or name a folder.",
+            hint="Install the fsspec package for it, or use a folder.",
         ) from error
 
 
@@ -95,7 +95,9 @@ def upload(folder: Path, names: Sequence[str], place: str) -> None:
                     system.put_file(str(path), target)
     except Exception as error:
         # Every protocol has errors of its own.
-        raise WriteError(f"{place}: {first_line(error)}", hint="Choose another place with --artifacts.") from error
+        raise WriteError(
+            f"{place}: {first_line(error)}", hint="Choose a different location with --artifacts."
+        ) from error
 
 
 PRELOAD = (
@@ -226,7 +228,7 @@ class _CellWork:
 
         so_far = replace(self._so_far(), artifacts=self._artifacts())
         if words := _full_disk_words(error):
-            return replace(so_far, state="stopped", problem=f"the disk takes no more: {words}")
+            return replace(so_far, state="stopped", problem=f"the disk is full: {words}")
         if not isinstance(error, WinMLError):
             return replace(so_far, problem=f"internal error: {error_line(error)}", exit_code=1)
         if isinstance(error, ExportError):
@@ -280,7 +282,7 @@ class _CellWork:
                 os.replace(path, folder / path.name)  # noqa: PTH105
         self._report_small(architecture)
         if not architecture.is_attempted:
-            raise InputError(architecture.problem, hint="Leave it out of the plan.")
+            raise InputError(architecture.problem, hint="Remove it from the plan.")
         return folder / "config.json"
 
     def _report_small(self, architecture: Architecture) -> None:
@@ -293,7 +295,7 @@ class _CellWork:
         from winml.modelkit.sweep.architecture_export import tried_export
 
         if self.request is None:
-            raise InputError(f"{self.order.cell.model}: is exported already", hint="Take export out of --do.")
+            raise InputError(f"{self.order.cell.model}: already an ONNX file", hint="Remove export from --do.")
         config = self.order.cell.work.build.export
         assert config is not None  # refused with the plan
         attempt = tried_export(self.request, config, self.order.folder / "tmp" / BUILT_MODEL_NAME)
@@ -334,7 +336,7 @@ class _CellWork:
     def _only_file(self) -> Path:
         if self.path is None:
             raise InputError(
-                f"the model has several parts, and {self.step} runs one file", hint="Choose one: loader.submodel."
+                f"the model has several parts, but {self.step} takes one file", hint="Choose one with loader.submodel."
             )
         return self.path
 

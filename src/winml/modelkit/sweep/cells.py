@@ -83,7 +83,7 @@ def model_types(name: str, task: str | None = None) -> tuple[str, ...]:
         guess = nearest(name, list(CONFIG_MAPPING.keys()))
         raise UsageError(
             f"random:{name}: transformers has no model type {name!r}",
-            hint=f"Did you mean {guess!r}?" if guess else "random:* is every type.",
+            hint=f"Did you mean {guess!r}?" if guess else "Use random:* for all types.",
         )
     return (name,)
 
@@ -244,9 +244,9 @@ def refuse_foreign_sweep(path: Path) -> None:
     """
     names = (SWEEP_RESULTS_NAME, SWEEP_TABLE_NAME, SWEEP_PAGE_NAME)
     if not (path / SWEEP_PLAN_NAME).exists() and (there := [name for name in names if (path / name).exists()]):
-        raise OutputExistsError(f"{path / there[0]} is there, and no sweep wrote it", hint="Choose another folder.")
+        raise OutputExistsError(f"{path / there[0]} exists and is not from a sweep", hint="Choose a different folder.")
     if owned := [name for name in _OF_OTHERS if (path / name).exists()]:
-        raise OutputExistsError(f"{path} is the folder of another command: {owned[0]}", hint="Choose another folder.")
+        raise OutputExistsError(f"{path} belongs to a different command: {owned[0]}", hint="Choose a different folder.")
 
 
 @contextmanager

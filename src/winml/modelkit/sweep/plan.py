@@ -148,10 +148,12 @@ def read_plan(path: Path) -> tuple[SweepPlan, tuple[str, ...]]:
     try:
         lines = named_path(path).read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:
-        raise ConfigError(f"plan {path}: no such file", hint="Give a JSON plan, or a list of models.") from None
+        raise ConfigError(f"plan {path}: no such file", hint="Pass a JSON plan, or a list of models.") from None
     except (OSError, UnicodeDecodeError) as error:
-        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
-        raise ConfigError(f"plan {path}: cannot be read: {reason}", hint="Give a JSON plan, or a list.") from error
+        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise ConfigError(
+            f"plan {path}: cannot be read: {reason}", hint="Pass a JSON plan, or a list of models."
+        ) from error
     names = [re.sub(r"(^|\s)#.*", "", line).strip() for line in lines]
     return plan_from_record({"models": [name for name in names if name]}, f"plan {path}")
 
@@ -164,10 +166,10 @@ def plan_from_record(value: object, label: str) -> tuple[SweepPlan, tuple[str, .
     """
     plan = parse_options(SweepPlan, value, label)
     if not plan.models:
-        raise ConfigError(f"{label}: names no model", hint="Write one model a line: a path, a Hub id, random:bert.")
+        raise ConfigError(f"{label}: no model", hint="Write one model per line: a path, a Hub id, or random:bert.")
     for key, values in plan.set.items():
         if not values:
-            raise ConfigError(f"{label}: set: {key} has no value", hint="Give it at least one.")
+            raise ConfigError(f"{label}: set: {key} has no value", hint="Set at least one value.")
     models, notes = _each_once(plan.models, "the list of models")
     settings = {}
     for key, values in plan.set.items():
@@ -185,7 +187,7 @@ def _each_once(values: Sequence[object], where: str) -> tuple[tuple[Any, ...], t
         text = value.model_dump_json() if isinstance(value, ListedModel) else json.dumps(value)
         again += [value.model if isinstance(value, ListedModel) else str(value)] if text in retained else []
         retained.setdefault(text, value)
-    note = f"{where} names {again[0]} twice; each entry counts once ({len(again)} left out)" if again else ""
+    note = f"{where} lists {again[0]} twice; duplicates are ignored ({len(again)})" if again else ""
     return tuple(retained.values()), (note,) if note else ()
 
 
@@ -202,9 +204,9 @@ def parse_settings(texts: Iterable[str], option: str = "--set") -> dict[str, tup
     for text in texts:
         key, equals, values = (part.strip() for part in text.partition("="))
         if not key or not equals or not values:
-            raise UsageError(f"{option} {text!r}: it is not KEY=VALUE", hint="Write it like optim.level=none,full.")
+            raise UsageError(f"{option} {text!r}: expected KEY=VALUE", hint="For example optim.level=none,full.")
         if key in settings:
-            raise UsageError(f"{option}: {key} is given twice", hint="Give its values at once, with commas between.")
+            raise UsageError(f"{option}: {key} is set twice", hint="Set all its values at once, separated by commas.")
         settings[key] = tuple(_values(values))
     return settings
 
@@ -270,9 +272,7 @@ def _set_value(record: dict[str, Any], key: str, value: object, label: str) -> N
     place = record
     for name in outer:
         if not isinstance(place.setdefault(name, {}), dict):
-            raise ConfigError(
-                f"{label}: {key}: {name} is {place[name]!r} and has no keys", hint="Leave one of them out."
-            )
+            raise ConfigError(f"{label}: {key}: {name} is {place[name]!r} and has no keys", hint="Remove one of them.")
         place = place[name]
     place[last] = value
 
@@ -297,7 +297,7 @@ def refuse_unusable(plan: SweepPlan) -> None:
             plan_build(work.build, request_of("model", work))
             works.append(work)
     if "eval" in plan.do and any(work.build.eval is None for work in works):
-        raise UsageError("eval: no data set is named", hint="Name one: --set eval.dataset=FILE.")
+        raise UsageError("eval: no dataset", hint="Set one with --set eval.dataset=FILE.")
     known = {*ALWAYS_MEASURED, *(name for step in plan.do for name in MEASURES[step])}
     for name in (*plan.min, *plan.max):
         # A metric is known when the task of a model is.
@@ -310,12 +310,10 @@ def refuse_unusable(plan: SweepPlan) -> None:
 
 def _refuse_steps(plan: SweepPlan) -> None:
     if not plan.do:
-        raise UsageError("--do: no step is named", hint=f"Steps: {', '.join(STEPS)}.")
+        raise UsageError("--do: no step", hint=f"Steps: {', '.join(STEPS)}.")
     if "compare" in plan.do and "build" not in plan.do:
-        raise UsageError(
-            "--do compare: there is nothing to compare a model with unless it is built", hint="Add build to --do."
-        )
+        raise UsageError("--do compare: requires a build to compare with", hint="Add build to --do.")
     runs = [step for step in plan.do if step in ("perf", "eval")]
     unbuilt = [listed.model for listed in plan.listed if not is_onnx_path(listed.model)]
     if runs and unbuilt and "build" not in plan.do:
-        raise UsageError(f"--do {runs[0]}: {unbuilt[0]} is no ONNX file yet", hint="Add build to --do.")
+        raise UsageError(f"--do {runs[0]}: {unbuilt[0]} is not an ONNX file", hint="Add build to --do.")

@@ -52,7 +52,7 @@ def refuse_missing_ray(address: str) -> None:
         raise UsageError(f"--ray {address}: Ray is not installed", hint=f"Install it: {install_command('ray')}")
     if address != _AUTO and not _ADDRESS.fullmatch(address):
         raise UsageError(
-            f"--ray {address}: neither {_AUTO} nor HOST:PORT", hint="ray status shows the address of a cluster."
+            f"--ray {address}: expected {_AUTO} or HOST:PORT", hint="ray status shows the address of a cluster."
         )
 
 
@@ -105,12 +105,12 @@ def _connected(address: str) -> Iterator[Any]:
     """
     # Ray reports the use of a cluster to its maker unless it is told not to.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    hint = "Start one with ray start --head, or leave --ray out to work on this machine."
+    hint = "Start one with ray start --head, or omit --ray to run on this machine."
     if found := _ADDRESS.fullmatch(address):
         try:
             socket.create_connection((found[1].strip("[]"), int(found[2])), _CONNECT_SECONDS).close()
         except (OSError, OverflowError) as error:
-            raise StageError(f"--ray {address}: nothing answers there: {first_line(error)}", hint=hint) from error
+            raise StageError(f"--ray {address}: no response: {first_line(error)}", hint=hint) from error
     import ray
 
     try:
@@ -168,7 +168,7 @@ class _Tasks:
                     able = time.monotonic()
                 elif time.monotonic() - able > _CPU_SECONDS:
                     raise SweepStoppedError(
-                        f"--ray {self.queue.address}: the cluster has had no CPU for {_CPU_SECONDS:g} s",
+                        f"--ray {self.queue.address}: the cluster had no free CPU for {_CPU_SECONDS:g} s",
                         hint="Add a machine with ray start --address, and run the same command again.",
                     )
                 while waiting and len(running) < most:
@@ -204,15 +204,15 @@ class _Tasks:
         except self.ray.exceptions.RayTaskError as error:
             # What a model does wrong is a result: this is the machine's doing.
             problem = (
-                f"the machine {getattr(error, 'ip', None) or 'of the cluster'} cannot do it: "
+                f"the machine {getattr(error, 'ip', None) or 'of the cluster'} cannot run it: "
                 f"{first_line(error.cause or error)}; every machine needs {_needed(tool_versions())}"
             )
             return CellResult(cell.cell_id, cell.model, cell.settings, "stopped", problem=problem)
         except self.ray.exceptions.RayError as error:
             if tries < _MOST_TRIES:
-                self.listener.tell(f"{cell.model}: its worker was lost ({type(error).__name__}); it is tried again")
+                self.listener.tell(f"{cell.model}: its worker was lost ({type(error).__name__}); retried")
                 return None
-            problem = f"{_MOST_TRIES} workers were lost over it, the last by {type(error).__name__}"
+            problem = f"{_MOST_TRIES} workers were lost, the last one by {type(error).__name__}"
         return CellResult(cell.cell_id, cell.model, cell.settings, "failed", problem=problem, exit_code=1)
 
 
@@ -236,15 +236,15 @@ def _work(cell: Cell, place: Place, queue: RayQueue, requested: tuple[Path | Non
         name = next(iter(other))
         return CellResult(
             cell.cell_id, cell.model, cell.settings, "stopped",
-            problem=f"the machine {socket.gethostname()} has {name} {found.get(name, 'not at all')}, and not "
-            f"{other[name]} as this one: install {_needed(other)} there",
+            problem=f"the machine {socket.gethostname()} has {name} {found.get(name, 'not installed')}, but this one "
+                f"has {other[name]}: install {_needed(other)} there",
         )  # fmt: skip
     if marker is not None and not marker.is_file():
         # Before a folder of the name is made.
         return CellResult(
             cell.cell_id, cell.model, cell.settings, "stopped",
-            problem=f"the machine {socket.gethostname()} does not see {marker.parent}: share it, or name a URL with "
-            "--artifacts",
+            problem=f"the machine {socket.gethostname()} cannot access {marker.parent}: share it, or pass a URL with "
+                "--artifacts",
         )  # fmt: skip
     done = do_cell(cell, place, seconds=queue.seconds, resident_bytes=queue.resident_bytes, threads=_THREADS)
     return replace(done, node=f"{socket.gethostname()}:{_node_id()}")

@@ -172,7 +172,7 @@ def look_at_sweep(plan: SweepPlan, output: Path, options: SweepOptions) -> tuple
         WriteError: it cannot be written.
     """
     if output.is_file():
-        raise UsageError(f"-o {output}: is a file", hint="Name a folder.")
+        raise UsageError(f"-o {output}: this is a file", hint="Choose a folder.")
     refuse_early(plan, options)
     refuse_foreign_sweep(output)
     refuse_existing([output / SWEEP_PLAN_NAME], overwrite=True)
@@ -193,7 +193,7 @@ def _requested_queue(options: SweepOptions) -> tuple[QueueKind, str] | None:
     if options.queue is None:
         return None if options.ray is None else (QUEUES["ray"], options.ray)
     if options.ray is not None:
-        raise UsageError(f"--queue {options.queue}: --ray {options.ray} is a queue as well", hint="Give one of them.")
+        raise UsageError(f"--queue {options.queue}: --ray {options.ray} also selects a queue", hint="Use one of them.")
     name, equals, address = options.queue.partition("=")
     if not equals:
         raise UsageError(f"--queue {options.queue}: expected NAME=ADDRESS", hint=f"Names: {', '.join(QUEUES.names)}.")
@@ -260,7 +260,7 @@ def _do_cells(
             if result.state == "stopped":
                 raise SweepStoppedError(
                     f"{result.model}: {result.problem}; {len(results)} of {len(cells)} cells are finished",
-                    hint="Mend it, and run the same command again: it goes on from there.",
+                    hint="Fix the problem, and run the same command again to resume.",
                 )
             folder.keep(unfinished[result.cell_id], keeper.requests[result.cell_id], result)
             results[result.cell_id] = result
@@ -326,7 +326,7 @@ def _outcome(
 def _notes(plan: SweepPlan, queue: WorkQueue) -> tuple[str, ...]:
     if "perf" in plan.do and queue.jobs != 1:
         number = queue.jobs or "several"
-        return (f"{number} processes ran at a time: latencies are those of a busy machine",)
+        return (f"{number} processes ran in parallel: latencies are those of a busy machine",)
     return ()
 
 
@@ -353,4 +353,4 @@ def read_results(path: Path) -> SweepResult:
         retained = {name: record[name] for name in ("versions", "machine", "jobs", "bounds")}
         return SweepResult(record["folder"], record["plan"], cells, record["counts"]["total"], **retained)
     except (OSError, JsonError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path}: holds no results of a sweep", hint="Give the folder of a finished sweep.") from error
+        raise UsageError(f"{path}: no results of a sweep", hint="Pass the folder of a finished sweep.") from error

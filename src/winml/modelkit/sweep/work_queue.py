@@ -205,8 +205,8 @@ def _finished_cell(ending: Ending, bounds: Bounds) -> CellResult:
         return replace(result, seconds=seconds, peak_bytes=ending.peak_bytes)
     problem = {
         "time": f"took more than {bounds.seconds:g} s",
-        "memory": f"took more than {bounds.resident_bytes / 1e9:.1f} GB of memory; "
-        "allow more with --memory, or fewer at a time with --jobs",
+        "memory": f"took more than {bounds.resident_bytes / 1e9:.1f} GB of memory; raise the limit with --memory, or "
+        "run fewer in parallel with --jobs",
         "died": "the process died",
     }[ending.reason]
     so_far: CellResult = ending.last_message or order.pending

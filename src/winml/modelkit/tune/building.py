@@ -80,8 +80,8 @@ def exported_once(model: TunedModel, folder: Path, state: TuneState) -> TunedMod
         state.keep_exported(path)
     source = ModelRequest(model=str(path), seed=model.request.seed)
     note = (
-        f"A factory may return another model each time: all candidates were made from its export, "
-        f"{path}, and so is what the config makes."
+        "A factory may return a different model on every call: all candidates, and the model of the config, "
+        f"are made from its export {path}."
     )
     return TunedModel(source, model.export, identify_plan(plan_build(WinMLBuildConfig(), source)), note)
 
@@ -167,6 +167,6 @@ def _refuse_parts(result: BuildResult) -> None:
     if len(result.manifest.parts) > 1:
         files = ", ".join(path.name for path in result.part_paths.values())
         raise UsageError(
-            f"the model has several parts, and a tuning measures one file: {files}",
-            hint="Build it with winml build, and tune each part by itself: winml tune -m DIR/encoder.onnx -o tuned",
+            f"the model has several parts, but a tuning takes one file: {files}",
+            hint="Build it with winml build, and tune each part separately: winml tune -m DIR/encoder.onnx -o tuned",
         )

@@ -35,7 +35,7 @@ _PROVIDER_OPTIONS: Mapping[str, Mapping[str, tuple[str, Mapping[str, str]]]] = {
     # Read by ONNX Runtime 1.24 as the JSON itself, not as the path of a file. Its default computes in float32.
     "openvino": {
         "bf16": (
-            "in bfloat16 where the processor has it",
+            "in bfloat16 if the processor supports it",
             {"load_config": '{"CPU": {"INFERENCE_PRECISION_HINT": "bf16"}}'},
         )
     },
@@ -99,7 +99,7 @@ def plan_variations(best: Candidate, options: TuneOptions, machine: TuningMachin
         variations.append(_with_fixed_sizes(best, options.sizes_to_fix))
     if best.ep is None and is_requested("compile", options):
         sections = {**best.sections, "compile": {"ep": _RUN_BY_CPU}}
-        words = f"{best.words}; compiled for this processor, which opens sooner"
+        words = f"{best.words}; compiled for this processor, which loads faster"
         variations.append(replace(best, name=f"{best.name}+compiled", kind="compile", words=words, sections=sections))
     return tuple(variations)
 
@@ -110,7 +110,7 @@ def is_requested(kind: CandidateKind, options: TuneOptions) -> bool:
 
 
 def _forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
-    yield Candidate(PLAIN, PLAIN, "the export as it is")
+    yield Candidate(PLAIN, PLAIN, "the export, not optimized")
     for level in _LEVELS:
         yield Candidate(level, "level", f"optimized, level {level}", {"optim": {"level": level}})
     if options.ep not in (None, _RUN_BY_CPU):
@@ -137,20 +137,20 @@ def _forms_for_provider(options: TuneOptions, ep: str) -> Iterator[Candidate]:
     yield from complete
     yield from map(_part_of, complete)
     if ep in EXECUTION_PROVIDERS and EXECUTION_PROVIDERS[ep].devices[0] != "cpu":
-        yield Candidate("fp16", "float", "floats in 16 bits", {"quant": {"precision": "fp16"}})
+        yield Candidate("fp16", "float", "16-bit floats", {"quant": {"precision": "fp16"}})
     for name, (words, ep_options) in _PROVIDER_OPTIONS.get(ep, {}).items():
         yield Candidate(name, "provider", f"the export, run {words}", {}, "", ep, ep_options)
 
 
 def _part_of(complete: Candidate) -> Candidate:
-    words = f"{complete.words}; modules that cost too much stay in float"
+    words = f"{complete.words}; the most sensitive modules in float"
     return replace(complete, name=f"{complete.name}-part", words=words, part_of=complete.name)
 
 
 def _integer_forms(options: TuneOptions) -> Iterator[Candidate]:
     quant: dict[str, object] = {"precision": "int8", "mode": "dynamic"}
-    yield Candidate("dynamic-int8", "dynamic", "int8, ranges found in each run", {"quant": quant})
-    yield Candidate("qdq-int8", "qdq", "int8, ranges fixed beforehand", {"quant": _fixed_ranges(options)})
+    yield Candidate("dynamic-int8", "dynamic", "int8, activation ranges computed at run time", {"quant": quant})
+    yield Candidate("qdq-int8", "qdq", "int8, activation ranges from calibration", {"quant": _fixed_ranges(options)})
 
 
 def _fixed_ranges(options: TuneOptions) -> dict[str, object]:
@@ -161,12 +161,12 @@ def _fixed_ranges(options: TuneOptions) -> dict[str, object]:
 def _weight_forms(options: TuneOptions) -> Iterator[Candidate]:
     for block in (None, 16):
         quant: dict[str, object] = {"precision": "int8", "mode": "weight-only"}
-        name, words = "weights-int8", "weights in 8 bits by blocks"
+        name, words = "weights-int8", "8-bit weights by block"
         if block is not None:
             quant, name, words = {**quant, "block_size": block}, f"{name}-{block}", f"{words} of {block}"
         yield Candidate(name, "weight-only", words, {"quant": quant})
     if options.target == "size":
-        yield Candidate("weights-int4", "weight-only", "weights in 4 bits by blocks", {"quant": {"precision": "int4"}})
+        yield Candidate("weights-int4", "weight-only", "4-bit weights by block", {"quant": {"precision": "int4"}})
 
 
 def _float_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
@@ -176,7 +176,7 @@ def _float_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candi
         yield Candidate(f"{provider}-fp16", "float", words, {"quant": {"precision": "fp16"}}, ep=provider)
     if options.target == "size" or "float" in options.only:
         for precision in ("fp16", "bf16"):
-            yield Candidate(precision, "float", f"floats in 16 bits, {precision}", {"quant": {"precision": precision}})
+            yield Candidate(precision, "float", f"16-bit floats, {precision}", {"quant": {"precision": precision}})
 
 
 def _device_providers(machine: TuningMachine) -> list[str]:
@@ -193,7 +193,7 @@ def _provider_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Ca
             yield Candidate(
                 f"{provider}-{name}", "provider", f"the export, run by {provider} {words}", {}, "", provider, ep_options
             )
-        name, words = f"{provider}-qdq-int8", f"int8 with fixed ranges, run by {provider}"
+        name, words = f"{provider}-qdq-int8", f"int8 with calibrated ranges, run by {provider}"
         complete = Candidate(name, "provider", words, {"quant": _fixed_ranges(options)}, ep=provider)
         yield complete
         yield _part_of(complete)
@@ -201,7 +201,7 @@ def _provider_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Ca
 
 def _with_level(best: Candidate, level: str) -> Candidate:
     sections = {**best.sections, "optim": {"level": level}}
-    words = f"{best.words}; optimized before, level {level}"
+    words = f"{best.words}; optimized first, level {level}"
     return replace(best, name=f"{best.name}+{level}", kind="level", words=words, sections=sections)
 
 
@@ -220,7 +220,7 @@ def _thread_numbers(options: TuneOptions, machine: TuningMachine) -> Sequence[tu
 
 
 def _with_threads(best: Candidate, threads: int, callers: int) -> Candidate:
-    at_a_time = f", {callers} runs at a time" if callers > 1 else ""
+    at_a_time = f", {callers} parallel runs" if callers > 1 else ""
     words = f"{best.words}; {threads} {'thread' if threads == 1 else 'threads'}{at_a_time}"
     name = f"{best.name}+{threads}-threads"
     return replace(best, name=name, kind="threads", words=words, threads=threads, callers=callers)

@@ -33,7 +33,7 @@ def parse_kinds(texts: tuple[str, ...]) -> tuple[CandidateKind, ...]:
         if kind is None:
             guess = nearest(word, KINDS)
             raise UsageError(
-                f"--only {word!r}: there is no such kind of candidates",
+                f"--only {word!r}: no such kind of candidate",
                 hint=f"{f'Did you mean {guess}? ' if guess else ''}Kinds: {', '.join(KINDS)}.",
             )
         found[kind] = None

@@ -62,7 +62,7 @@ def placed_candidate(
 ) -> Candidate:
     """Return a candidate with more modules in float."""
     quant = {**best.sections["quant"], "per_module": {**in_float, **(rules or {})}}
-    words = f"{best.words}; {', '.join(in_float)} in float, which is faster"
+    words = f"{best.words}; {', '.join(in_float)} in float, because faster"
     sections = {**best.sections, "quant": quant}
     return replace(best, name=name, kind="placement", words=words, sections=sections, part_of="")
 

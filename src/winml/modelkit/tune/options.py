@@ -95,33 +95,32 @@ class TuneOptions(_Fields):  # type: ignore[misc]  # as above
         if self.max_drop and self.dataset is None:
             name = next(iter(self.max_drop))
             raise UsageError(
-                f"--max-drop {name}={self.max_drop[name]:g}: nothing says on which samples {name} is measured",
-                hint="Add --dataset with a file, a folder or a name at the Hub.",
+                f"--max-drop {name}={self.max_drop[name]:g}: no samples to measure {name} on",
+                hint="Add --dataset with a file, a folder or a name on the Hub.",
             )
         if self.dataset is not None and not self.max_drop:
             raise UsageError(
-                f"--dataset {self.dataset}: nothing says what is to be reached on it",
+                f"--dataset {self.dataset}: no quality limit for it",
                 hint="Add --max-drop with a metric of the task, such as accuracy=0.01.",
             )
         if self.dataset is None and (
             passed := [name for name in ("split", "columns", "samples") if getattr(self, name)]
         ):
-            raise UsageError(
-                f"--{passed[0]} has no meaning without --dataset", hint="Leave it out, or give a data set."
-            )
+            raise UsageError(f"--{passed[0]} requires --dataset", hint="Omit it, or pass a dataset.")
         if self.input_data is not None and (self.sizes or self.batch_size is not None):
             option = "--shape-config" if self.sizes else "--batch-size"
             raise UsageError(
-                f"{option}: --input-data {self.input_data} has values, and their sizes", hint="Give one of the two."
+                f"{option}: --input-data {self.input_data} already determines the sizes", hint="Use one of the two."
             )
         if "placement" in self.only and not {"dynamic", "qdq"} & set(self.only):
             raise UsageError(
-                "--only placement: it puts modules of a candidate with integers back into float, and none is tried",
+                "--only placement: it moves modules of quantized candidates back to float, but no quantized "
+                "candidate is tried",
                 hint="Add dynamic or qdq: --only qdq,placement.",
             )
         if self.ep_options and self.ep is None:
             raise UsageError(
-                f"--ep-options {next(iter(self.ep_options))}: no provider is named", hint="Add --ep, or leave it out."
+                f"--ep-options {next(iter(self.ep_options))}: no execution provider", hint="Add --ep, or omit it."
             )
         if self.ep is not None:
             choose_provider(self.ep, None, self.ep_options)

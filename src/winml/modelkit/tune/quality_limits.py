@@ -117,12 +117,12 @@ class QualityLimits:
         least = self.options.least_sqnr_db
         lower = facts.sqnr_db if facts.lower_sqnr_db is None else facts.lower_sqnr_db
         if least is not None and lower < least:
-            interval = "" if lower == facts.sqnr_db else f" (lower end {lower:.1f} dB)"
-            return f"SQNR {facts.sqnr_db:.1f} dB{interval} for {facts.output}, asked for {least:g}"
+            interval = "" if lower == facts.sqnr_db else f" (lower bound {lower:.1f} dB)"
+            return f"SQNR {facts.sqnr_db:.1f} dB{interval} for {facts.output}, minimum {least:g}"
         for metric, most in self.options.max_drop.items():
             if not facts.drops.get(metric, float("inf")) <= most + SLACK:
                 drop = facts.drops.get(metric)
-                return f"{metric} drops by {'an unknown amount' if drop is None else f'{drop:.4f}'}, at most {most:g}"
+                return f"{metric} drops by {'an unknown amount' if drop is None else f'{drop:.4f}'}, maximum {most:g}"
         return ""
 
     def find_rules(
@@ -184,4 +184,4 @@ class QualityLimits:
         best = (
             "" if form.worst is None else f": {form.worst.sqnr_db:.1f} dB with {len(listed.excluded)} modules in float"
         )
-        return f"no list of modules in float reaches {listed.target.words}{best}"
+        return f"no choice of float modules reaches {listed.target.words}{best}"

@@ -73,7 +73,7 @@ class Contestant:
             line = self._lines.get(timeout=LONGEST_S)
         except queue.Empty:
             self.close()
-            raise MeasureError(f"{self._name}: did not answer within {LONGEST_S:.0f} s") from None
+            raise MeasureError(f"{self._name}: did not respond within {LONGEST_S:.0f} s") from None
         if line is None:
             raise MeasureError(f"{self._name}: its process ended{self._last_words()}")
         output: dict[str, Any] = json.loads(line)

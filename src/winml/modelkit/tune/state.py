@@ -238,8 +238,8 @@ def _read_state(file: ResumableResults, *, overwrite: bool) -> dict[str, Any] | 
     if isinstance(earlier, OtherRequest) and not overwrite:
         words = f"{', '.join(earlier.changed)} changed" if earlier.changed else "it cannot be read"
         raise UsageError(
-            f"{file.path} belongs to another tuning: {words}",
-            hint="Repeat its options to go on, choose another folder, or start anew with --overwrite.",
+            f"{file.path} belongs to a different tuning: {words}",
+            hint="Repeat its options to resume, choose a different folder, or restart with --overwrite.",
         )
     return earlier
 
@@ -253,7 +253,7 @@ def refuse_foreign_folder(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise OutputExistsError(f"output {folder} is a file", hint="Name a folder: a tuning writes several files.")
+        raise OutputExistsError(f"output {folder} is a file", hint="Choose a folder: a tuning writes several files.")
     # What a killed command left unfinished is hidden; what it had finished is there once that is recovered.
     there = {path.name for path in folder.iterdir() if not path.name.startswith(PARTIAL_PREFIX)}
     there |= {path.name for path in waiting_files([folder / TUNE_STATE_NAME])}
@@ -264,7 +264,7 @@ def refuse_foreign_folder(folder: Path) -> None:
     if foreign:
         names = ", ".join(foreign[:3])
         raise OutputExistsError(
-            f"output {folder} holds files that no tuning wrote: {names}", hint="Choose a new or an empty folder."
+            f"output {folder} contains files that are not from a tuning: {names}", hint="Choose a new or empty folder."
         )
 
 

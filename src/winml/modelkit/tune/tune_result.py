@@ -116,7 +116,7 @@ class Answer:
         if out is not None:
             return out.status, out.reason
         if facts is None:
-            return "not tried", "the time was up (--budget)"
+            return "not tried", "time limit reached (--budget)"
         if candidate.name != PLAIN and (reason := self.limits.reason_wrong(facts)):
             return "wrong", reason
         if self.task_options.decides_by_size:
@@ -135,8 +135,8 @@ class Answer:
         form = _form_of(choice.winner)
         ratio = self._ratio("right", candidate.name, form)
         if ratio is None:
-            return "slower", "it was not in the last race"
-        return "slower", f"{_ratio_words(ratio, form)}, and {choice.winner} is faster than that"
+            return "slower", "not in the last race"
+        return "slower", f"{_ratio_words(ratio, form)}, but {choice.winner} is faster"
 
     def _winner(self, choice: Choice, built: BuildResult) -> Winner:
         candidate = next(item for item in self.candidates if item.name == choice.winner)
@@ -183,11 +183,11 @@ class Answer:
             words += _simpler_words(choice)
         if candidate.fixed_sizes:
             fixed = ", ".join(f"{name} {size}" for name, size in candidate.fixed_sizes.items())
-            words.append(f"its sizes are fixed ({fixed}): it runs at no others")
+            words.append(f"its sizes are fixed ({fixed}): it runs at these sizes only")
         if candidate.callers > 1:
-            words.append(f"with {candidate.callers} runs at a time, which winml perf does not time")
+            words.append(f"with {candidate.callers} parallel runs, which winml perf does not measure")
         if choice.winner == PLAIN and not choice.is_within_noise:
-            words.append("nothing that is right is better than the plain file")
+            words.append("no candidate within the quality limit is better than the plain file")
         return "; ".join(words)
 
     def _notes(self) -> Iterator[str]:
@@ -198,14 +198,20 @@ class Answer:
         ]
         if busy:
             yield (
-                f"Half of the turns of {', '.join(busy)} took more than 1.5 times the fastest: the machine seems busy. "
-                "Nothing was decided by their times, and the simpler one stands; a tuning in a new folder may tell "
-                "more when nothing else runs."
+                f"Half of the turns of {', '.join(busy)} took more than 1.5 times the fastest: the machine "
+                "seems busy. Their times were not used, and the simpler candidate was chosen. Repeat the "
+                "tuning in a new folder on an idle machine."
             )
         if self.state.values is not None and self.state.values["samples"]["source"] == "random":
-            yield "Outputs were compared on random values within the ranges the file states; --input-data takes others."
+            yield (
+                "Outputs were compared on random values in the ranges that the file states; --input-data takes "
+                "real inputs."
+            )
         if any(item.status == "not tried" and "--budget" in item.reason for item in self.skipped.values()):
-            yield "The time was up before the plan was done; the same command with another --budget goes on."
+            yield (
+                "The time limit was reached before all candidates were tried; repeat the command with a different "
+                "--budget to resume."
+            )
 
     def _last_series(self, name: str) -> list[float]:
         return next((times[name] for race in RACES if (times := self.state.turns(race)).get(name)), [])
@@ -228,26 +234,26 @@ def _ratio_words(ratio: Ratio, name: str) -> str:
 def _apart_words(ratio: Ratio) -> str:
     """Return what is known of a candidate that did not win, and was not found to be slower than the winner."""
     if ratio.is_disturbed:
-        return "undecided, since the machine was busy"
+        return "undecided, because the machine was busy"
     if ratio.is_within_noise:
         return f"within {100 * NOISE:g} %"
     if ratio.contains_one:
-        return "not told apart"
+        return "not distinguishable"
     if ratio.verdict == "faster":
-        return "faster in these turns, and slower than another that is not"
-    return f"the difference may be less than {100 * NOISE:g} %"
+        return "faster in these turns, but slower than a candidate that is not"
+    return f"the difference may be below {100 * NOISE:g} %"
 
 
 def _simpler_words(choice: Choice) -> Iterator[str]:
     """Yield why a winner that is not the best one won."""
     ratio = choice.ratio
     if ratio is None:
-        yield f"{choice.fastest} is smaller by no more than the noise, and the simpler one wins"
+        yield f"{choice.fastest} is smaller by no more than the noise, so the simpler one wins"
         return
     yield f"{choice.fastest} takes {ratio.value:.2f} of its time{_ratio_ends(ratio)}: {_apart_words(ratio)}"
     yield "the simpler one wins"
     if not ratio.is_within_noise:
-        yield "where nothing else runs, a tuning may tell them apart"
+        yield "on an idle machine, a tuning may distinguish them"
 
 
 def _with_front(rows: Sequence[TunedCandidate]) -> Iterator[TunedCandidate]:

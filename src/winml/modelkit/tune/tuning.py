@@ -114,13 +114,13 @@ class MixedVariants:
         complete = next((item for item in self.plan if item.name == candidate.part_of), None)
         facts = None if complete is None else self.state.facts(complete.name)
         if complete is None or self.state.failure(complete.name) is not None:
-            return Failure("not needed", f"{candidate.part_of} does not run")
+            return Failure("not needed", f"{candidate.part_of} failed")
         if facts is None:
-            return Failure("not tried", "the time was up (--budget)")
+            return Failure("not tried", "time limit reached (--budget)")
         if not self.limits.reason_wrong(facts):
-            return Failure("not needed", f"{complete.name} is right as a whole")
+            return Failure("not needed", f"{complete.name} is within the quality limit")
         if not self._beats_the_right(complete, facts):
-            return Failure("not needed", f"{complete.name} gains nothing over those that are right")
+            return Failure("not needed", f"{complete.name} is not better than the candidates within the quality limit")
         return None
 
     def find_rules(self, candidate: Candidate, plain: Path) -> bool:
@@ -272,16 +272,16 @@ class Contest:
             for item in forms:
                 if not self._is_right(item):
                     self._running.drop(item.name)
-            step.summary = f"{len(forms)} run, {sum(map(self._is_right, forms))} of them right"
+            step.summary = f"{len(forms)} measured, {sum(map(self._is_right, forms))} within the quality limit"
         with self.clock.step("modules in float") as step:
             parts = [item for item in self.plan if item.part_of and self._make_part(item)]
-            step.summary = f"{len(parts)} mixed forms"
+            step.summary = f"{len(parts)} mixed variants"
         with self.clock.step("race") as step:
             right = [item for item in self.plan if self.state.facts(item.name) and self._is_right(item)]
             # Of sizes nothing is left to find out: a few turns tell what the files take.
             race = self._race(RIGHT, right, self._rungs_of_right)
             best = self._named(self._choice(race).winner)
-            step.summary = f"{len(right)} right ones, {best.name} wins"
+            step.summary = f"{len(right)} within the quality limit, {best.name} wins"
         with self.clock.step("placement") as step:
             race, best, step.summary = self._race_placements(race, best)
         with self.clock.step("variations") as step:
@@ -338,7 +338,7 @@ class Contest:
         if self.state.failure(candidate.name) is not None:
             return False
         if self._is_over():
-            self._skipped[candidate.name] = Failure("not tried", "the time was up (--budget)")
+            self._skipped[candidate.name] = Failure("not tried", "time limit reached (--budget)")
             return False
         self._redraw_values()
         try:
@@ -364,7 +364,7 @@ class Contest:
             return False
         is_known = self.state.rules(candidate.name) is not None or self.state.failure(candidate.name) is not None
         if not is_known and (self._is_over() or not mixed.find_rules(candidate, self._model_of(self.plan[0]))):
-            self._skipped[candidate.name] = Failure("not tried", "the time was up (--budget)")
+            self._skipped[candidate.name] = Failure("not tried", "time limit reached (--budget)")
             return False
         return self.state.failure(candidate.name) is None and self._make(candidate)
 
@@ -402,18 +402,18 @@ class Contest:
         if options.decides_by_size or (options.ep is None and "placement" not in options.only):
             return race, best, "not requested"
         if not is_requested("placement", options) or "quant" not in best.sections or best.kind == "float":
-            return race, best, "no integers to place"
+            return race, best, "no quantized modules to place"
         rules = self._rules_of(best)
         groups = group_candidates(best, rules, self._model_of(best))
         self.placements = tuple(groups.values())
         created = {selector: item for selector, item in groups.items() if self._make(item) and self._is_right(item)}
         if not created:
-            return race, best, f"{len(groups)} groups of modules, none tried"
+            return race, best, f"{len(groups)} groups of modules, none measured"
         plain = [] if best.name == PLAIN else [self.plan[0]]
         groups_race = self._race(PLACEMENT, [*plain, best, *created.values()])
         faster = faster_in_float(times_of_runs(groups_race.times, groups_race.candidates), best.name, created)
         if not faster:
-            return race, best, f"{len(created)} groups of modules tried, none is faster in float"
+            return race, best, f"{len(created)} groups of modules measured, none faster in float"
         placed = created[faster[0]]
         if len(faster) > 1:
             placed = placed_candidate(best, rules, dict.fromkeys(faster, FLOAT32), f"{best.name}~placed")
@@ -468,8 +468,8 @@ def _simulation_note(options: TuneOptions) -> str:
     if not options.is_simulated:
         return ""
     return (
-        f"The device of {options.ep} is absent and simulated, so times say nothing of it: the smallest file within the "
-        "quality limit wins. The same command on the device decides by time."
+        f"The device of {options.ep} is absent and simulated, so times are meaningless: the smallest file "
+        "within the quality limit wins. Run the same command on the device to optimize for time."
     )
 
 
@@ -591,7 +591,7 @@ def tuned_request(model: str | os.PathLike[str], **load: Any) -> ModelRequest:
     if path is None:
         return ModelRequest(model=name, **load)
     if load := {name: value for name, value in load.items() if name != "seed"}:
-        raise UsageError(f"{next(iter(load))} has no meaning for {path}, which is an ONNX file", hint="Leave it out.")
+        raise UsageError(f"{next(iter(load))} does not apply to {path}, an ONNX file", hint="Omit it.")
     return ModelRequest(model=str(path))
 
 

@@ -81,8 +81,9 @@ def _telling(outputs: Arrays, displayed: str) -> dict[str, Array]:
     numbers = _numbers(outputs)
     if not any(np.any(np.isfinite(array) & (array != 0)) for array in numbers.values()):
         raise MeasureError(
-            f"{displayed} answers nothing but zeros, NaN or infinity on these values, so a wrong file would not show",
-            hint="Give values it has an answer to: --input-data file.npz.",
+            f"{displayed} returns only zeros, NaN or infinity on these inputs, so a wrong candidate could not "
+            "be detected",
+            hint="Pass inputs with meaningful outputs: --input-data file.npz.",
         )
     return numbers
 

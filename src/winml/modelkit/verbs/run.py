@@ -145,7 +145,7 @@ def _subject(request: RunRequest) -> RunSubject:
             hint="Omit --task, or build the model again for this task.",
         )
     name = request.task or stated
-    rule = "from --task" if request.task else "as the file says" if stated else ""
+    rule = "set by --task" if request.task else "from the file" if stated else ""
     passed = {key: value for key, value in named.items() if key in tensors and not _is_of_task(key, name, tensors)}
     if passed:
         if other := [key for key in named if key not in tensors]:

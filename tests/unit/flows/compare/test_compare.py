@@ -86,7 +86,7 @@ def test_model_that_draws_is_refused(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + torch.randn_like(x)
 
-    with pytest.raises(UsageError, match="Noisy answers"):
+    with pytest.raises(UsageError, match="Noisy returns different outputs"):
         compare_by_name(Noisy(), plain, inputs={"x": torch.ones(4, 8)}, names={"output": "y"})
 
 
@@ -138,15 +138,15 @@ def test_two_models_are_said_to_be_two(tmp_path: Path) -> None:
     ir.save(parse(header.format("b", "a = Abs (x) b = Neg (a) y = Tanh (b)")), one)
     ir.save(parse(header.format("c", "a = Relu (x) c = Exp (a) y = Sigmoid (c)")), other)
     result = compare_by_name(one, other)
-    (few,) = (note for note in result.notes if note.startswith("Few modules"))
+    (few,) = (note for note in result.notes if "few modules" in note)
     assert f"1 of 4 of {one}, 1 of 4 of {other}" in few
-    assert not any(note.startswith("Few") for note in compare_by_name(one, one).notes)
-    assert any(f"Outputs of {one} only: b; of {other} only: c. Two that mean" in note for note in result.notes)
+    assert not any("few modules" in note for note in compare_by_name(one, one).notes)
+    assert any(f"Outputs of {one} only: b; of {other} only: c. " in note for note in result.notes)
     ir.save(parse("m (float[4, 8] z) => (float[4, 8] y) { a = Relu (z) c = Exp (a) y = Sigmoid (c) }"), other)
     with pytest.raises(UsageError, match="takes x") as refused:
         compare_by_name(one, other)
     assert "--map" in refused.value.hint
-    assert "both sides" in refused.value.hint
+    assert "in common" in refused.value.hint
 
 
 def test_sizes_that_cannot_be_both_are_refused(tmp_path: Path) -> None:

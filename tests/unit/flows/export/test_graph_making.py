@@ -137,7 +137,7 @@ def test_exporter_whose_private_name_moved_is_told_and_the_other_is_taken(
     with pytest.raises(ExportError) as caught:
         export(Outer(nn.Linear(4, 4)), tmp_path, exporter="torchscript")
     assert moved == caught.value.message
-    assert caught.value.hint.startswith("Use exporter='dynamo' or another version of torch. What")
+    assert caught.value.hint.startswith("Use exporter='dynamo' or a different version of torch. ")
     result = export(Outer(nn.Linear(4, 4)), tmp_path)
     assert f"dynamo, opset 18 (TorchScript: {moved})" == result.only_part.exporter_words
 

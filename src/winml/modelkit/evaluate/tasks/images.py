@@ -275,7 +275,7 @@ def _post_processor(context: EvaluatorContext, method: str) -> Any:
     if found is None:
         raise UsageError(
             f"the image processor of the checkpoint ({type(processor).__name__}) has no {method}",
-            hint="Give another --task, or a checkpoint with the processor of its own family.",
+            hint="Use a different --task, or a checkpoint with the processor of its model family.",
         )
     return found
 
@@ -293,14 +293,14 @@ class _PixelEvaluator(Evaluator):
         classes = np.asarray(sample["mask"])
         if classes.ndim != 2:
             raise InputError(
-                f"its mask has {classes.shape[-1]} channels, and each pixel is to hold the number of its class",
-                hint="Give masks with one channel.",
+                f"its mask has {classes.shape[-1]} channels; expected one, with the class index of every pixel",
+                hint="Use masks with one channel.",
             )
         size = sample["image"].height, sample["image"].width
         if classes.shape != size:
             raise InputError(
-                f"its mask has {classes.shape[0]} x {classes.shape[1]} pixels, its picture {size[0]} x {size[1]}",
-                hint="Give each picture a mask of its own size.",
+                f"its mask has {classes.shape[0]} x {classes.shape[1]} pixels, but its image has {size[0]} x {size[1]}",
+                hint="Use masks with the size of their images.",
             )
         classes = classes.astype(np.int64)
         if not self.is_reduced:
@@ -324,7 +324,7 @@ def _pixel_evaluator(context: EvaluatorContext) -> _PixelEvaluator:
     processor = context.processor("image processor")
     is_reduced = bool(getattr(processor, "do_reduce_labels", False))
     notes = (
-        ("The image processor reduces labels: class 0 of the masks is not judged, the others count from 1.",)
+        ("The image processor reduces labels: class 0 of the masks is ignored, and class 1 becomes class 0.",)
         if is_reduced
         else ()
     )
@@ -400,8 +400,9 @@ def _box_evaluator(context: EvaluatorContext) -> _BoxEvaluator:
     if key is None or not all("bbox" in row for row in rows):
         found = ", ".join(sorted({str(name) for row in rows for name in row})) or "nothing"
         raise UsageError(
-            f"column {column} holds {found}; each object needs bbox (left, top, width, height) and {_CLASS_KEYS[0]}",
-            hint=f"Name the class of an object one of {', '.join(_CLASS_KEYS)}.",
+            f"column {column} contains {found}; each object requires bbox (left, top, width, height) and "
+            f"{_CLASS_KEYS[0]}",
+            hint=f"Store the class of an object under one of the keys {', '.join(_CLASS_KEYS)}.",
         )
     names = label_names(_inner_feature(context.data_set.features[column], key))
     values = (label for row in rows for label in row[key])

@@ -61,8 +61,8 @@ def _class_evaluator(context: EvaluatorContext) -> _ClassEvaluator:
     if problem in {"regression", "multi_label_classification"} or len(model) == 1:
         what = f"problem_type {problem}" if problem else "one label only"
         raise UsageError(
-            f"the config says {what}: the model does not choose one class of several",
-            hint="Only models that choose one class are judged by --task text-classification and its like.",
+            f"the config states {what}: the model does not predict exactly one class",
+            hint="Classification tasks, such as --task text-classification, require a model that predicts one class.",
         )
     column = context.columns["label"]
     names = label_names(context.data_set.features[column])
@@ -97,9 +97,7 @@ class _SpeechEvaluator(Evaluator):
     """A prediction is the text of the likeliest token of each frame."""
 
     tokenizer: Any
-    notes: tuple[str, ...] = (
-        "Texts are compared as they are: another case and other punctuation than those of the references are errors.",
-    )
+    notes: tuple[str, ...] = ("Texts are compared exactly: differences in case and punctuation count as errors.",)
 
     def reference(self, sample: Sample) -> str:
         return str(sample["reference"])
@@ -169,8 +167,8 @@ def task_definition(name: str) -> TaskDefinition:
     if name in TASK_DEFINITIONS:
         return TASK_DEFINITIONS[name]
     raise TaskError(
-        f"task {name}: there is no way to judge it yet",
-        hint=f"Tasks that can be judged: {', '.join(TASK_DEFINITIONS)}; give one with --task if the model serves it.",
+        f"task {name}: evaluation is not supported",
+        hint=f"Supported tasks: {', '.join(TASK_DEFINITIONS)}. Set one with --task if the model supports it.",
         candidates=tuple(TASK_DEFINITIONS),
     )
 
@@ -185,7 +183,7 @@ def chosen_metrics(task: TaskDefinition, names: tuple[str, ...], option: str = "
         if name not in task.metric_names:
             guess = nearest(name, task.metric_names)
             raise UsageError(
-                f"{option} {name}: is not a metric of {task.name}",
+                f"{option} {name}: not a metric of {task.name}",
                 hint=f"{f'Did you mean {guess}? ' if guess else ''}Its metrics: {', '.join(task.metric_names)}.",
             )
     return tuple(metric for metric in task.metrics if not names or metric.name in names)
@@ -200,5 +198,5 @@ def refuse_missing_libraries(metrics: Iterable[Metric]) -> None:
     for metric in metrics:
         if metric.library and importlib.util.find_spec(metric.library) is None:
             raise UsageError(
-                f"the metric {metric.name} needs {metric.library}, which is not installed", hint=install_hint()
+                f"the metric {metric.name} requires {metric.library}, which is not installed", hint=install_hint()
             )

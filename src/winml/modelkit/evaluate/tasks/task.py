@@ -138,8 +138,8 @@ def named_output(outputs: Outputs, *names: str) -> Array:
         if name in outputs:
             return outputs[name]
     raise InputError(
-        f"the model answers {', '.join(outputs)}; the task needs {' or '.join(names)}",
-        hint="Give --task, or export the model again for this task.",
+        f"the model returns {', '.join(outputs)}, but the task needs {' or '.join(names)}",
+        hint="Set --task, or export the model again for this task.",
     )
 
 
@@ -156,9 +156,9 @@ def refuse_slow_tokenizer(context: EvaluatorContext, needed: str) -> None:
     tokenizer = context.processor("tokenizer")
     if not getattr(tokenizer, "is_fast", False):
         raise UsageError(
-            f"the tokenizer of the checkpoint ({type(tokenizer).__name__}) does not say where in the text its tokens "
-            f"stand, and the model answers by {needed}",
-            hint="Put a tokenizer.json beside the model: a fast tokenizer.",
+            f"the tokenizer of the checkpoint ({type(tokenizer).__name__}) does not provide token offsets, "
+            f"which the predictions of the model require ({needed})",
+            hint="Put a fast tokenizer (tokenizer.json) beside the model.",
         )
 
 

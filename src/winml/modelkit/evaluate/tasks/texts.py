@@ -154,8 +154,8 @@ class _MaskedWordEvaluator(Evaluator):
             if len(tokens) == 1:
                 return int(tokens[0])
         raise UsageError(
-            f"the hidden word {word!r} is {len(tokens)} tokens of the model, and a mask stands for one",
-            hint="Take samples whose hidden word is one token.",
+            f"the masked word {word!r} has {len(tokens)} tokens; expected one token per mask",
+            hint="Use samples whose masked word is one token.",
         )
 
     def row_predictions(self, outputs: Outputs, batch: Batch) -> list[tuple[int, ...]]:
@@ -165,8 +165,8 @@ class _MaskedWordEvaluator(Evaluator):
             places = np.flatnonzero(tokens == self.tokenizer.mask_token_id)
             if len(places) != 1:
                 raise UsageError(
-                    f"{row.sample['text']!r} holds {len(places)} masks, and a sample has one to be filled",
-                    hint=f"Write {self.tokenizer.mask_token} where the word is hidden.",
+                    f"{row.sample['text']!r} contains {len(places)} masks; expected one",
+                    hint=f"Put {self.tokenizer.mask_token} in place of the masked word.",
                 )
             answers.append(tuple(np.argsort(-scores[places[0]], kind="stable")[:FIRST].tolist()))
         return answers
@@ -190,7 +190,7 @@ def _among_first(predictions: Sequence[tuple[int, ...]], references: Sequence[in
 def _masked_word_evaluator(context: EvaluatorContext) -> _MaskedWordEvaluator:
     tokenizer = context.processor("tokenizer")
     if getattr(tokenizer, "mask_token_id", None) is None:
-        raise UsageError("the tokenizer has no mask token, so no word can be hidden", hint="Give another --task.")
+        raise UsageError("the tokenizer has no mask token", hint="Use a different --task.")
     return _MaskedWordEvaluator(tokenizer)
 
 
@@ -315,7 +315,7 @@ class _TagEvaluator(Evaluator):
         """
         words, tags = len(sample["tokens"]), len(sample["tags"])
         if words != tags:
-            raise InputError(f"it has {words} words and {tags} tags", hint="Give each word one tag.")
+            raise InputError(f"a sample has {words} words but {tags} tags", hint="Provide one tag per word.")
         return [None if tag == _LEFT_OUT else self.labels.name(tag) for tag in sample["tags"]]
 
     def row_predictions(self, outputs: Outputs, batch: Batch) -> list[list[str]]:
@@ -348,8 +348,8 @@ def _tags_of(cell: object, column: str) -> Sequence[Any]:
     if isinstance(cell, Sequence) and not isinstance(cell, str):
         return cell
     raise UsageError(
-        f"column {column} holds {type(cell).__name__} where a list of tags is expected, one a word",
-        hint="Say which column it is: --columns tags=COLUMN.",
+        f"column {column} contains {type(cell).__name__}; expected a list with one tag per word",
+        hint="Set the column with --columns tags=COLUMN.",
     )
 
 
@@ -393,8 +393,8 @@ class Pooling:
         """
         if self.problem:
             raise UsageError(
-                f"{_MODULES} beside the model {self.problem}: embeddings would not be its own",
-                hint="Give an ONNX file whose output is sentence_embedding, or another model.",
+                f"{_MODULES} beside the model {self.problem}: the embeddings would differ from those of the model",
+                hint="Use an ONNX file with the output sentence_embedding, or a different model.",
             )
 
     def embedding(self, states: Array, mask: Array) -> Array:
@@ -428,7 +428,7 @@ class _SimilarityEvaluator(Evaluator):
             return float(sample["score"])
         except (TypeError, ValueError):
             raise UsageError(
-                f"the score {sample['score']!r} is no number", hint="Say which column holds it: --columns score=COLUMN."
+                f"the score {sample['score']!r} is not a number", hint="Set its column with --columns score=COLUMN."
             ) from None
 
     def row_predictions(self, outputs: Outputs, batch: Batch) -> list[Array]:
@@ -471,7 +471,7 @@ def read_pooling(folder: Path) -> Pooling:
     entries = [entry for entry in modules if isinstance(entry, Mapping)] if isinstance(modules, list) else []
     kinds = [str(entry.get("type", "")).rpartition(".")[2] for entry in entries]
     if "Pooling" not in kinds:
-        reported = "No file of sentence-transformers says how tokens become one embedding: their mean is taken."
+        reported = "No sentence-transformers file defines the pooling of token embeddings: mean pooling is used."
         return Pooling(("mean",), _other_modules(kinds), (reported,))
     stated = _read(folder, f"{entries[kinds.index('Pooling')].get('path')}/{_CONFIG}")
     modes, problem = _modes(stated if isinstance(stated, Mapping) else {})

@@ -110,8 +110,8 @@ def compare_models(
     """
     if reference is candidate and not isinstance(reference, (Path, ModelRequest)):
         raise UsageError(
-            f"both sides are one {type(reference).__name__}, the same object",
-            hint="Give a copy as one of them: copy.deepcopy(model).",
+            f"reference and candidate are the same {type(reference).__name__} object",
+            hint="Pass a copy as one of them: copy.deepcopy(model).",
         )
     with ExitStack() as stack:
         inverse = {name: original for original, name in options.names.items()}
@@ -362,7 +362,7 @@ def _missing_notes(pair: SidePair, missing: tuple[Sequence[str], Sequence[str]])
     words = [f"of {side.shown} only: {', '.join(names)}" for side, names in zip(sides, missing, strict=True) if names]
     if not words:
         return ()
-    advice = " Two that mean the same are compared with --map reference=candidate." if all(missing) else ""
+    advice = " To compare two outputs with different names, use --map reference=candidate." if all(missing) else ""
     return (f"Outputs {'; '.join(words)}.{advice}",)
 
 
@@ -378,7 +378,7 @@ def _by_module(
     file = next((side for side in (right, left) if isinstance(side, OnnxSide)), None)
     trees = {side.shown: side.tree.source for side in (left, right) if isinstance(side, OnnxSide) and side.tree}
     untagged = [
-        f"{displayed} bears no tags: modules were read from {source}."
+        f"{displayed} has no tags: modules were read from {source}."
         for displayed, source in trees.items()
         if source != "winml tags"
     ]
@@ -483,10 +483,10 @@ def _step_words(pair: SidePair, step: int) -> str:
     """Say what both are fed."""
     tokens = pair.draws[0][TOKEN_IDS].shape[1]
     if step == 0:
-        return f"At step 0: the prompt of {tokens} tokens."
+        return f"Compared at step 0: a prompt of {tokens} tokens."
     return (
-        f"At step {step}: token {step} of the text that {pair.reference.shown} writes greedily, with the cache of its "
-        "own runs before."
+        f"Compared at step {step}: token {step} of the text that {pair.reference.shown} generates greedily. "
+        "Each model uses the cache of its previous runs."
     )
 
 
@@ -498,9 +498,9 @@ def _refuse_without_ids(pair: SidePair, step: int) -> None:
     """
     if TOKEN_IDS not in pair.candidate.input_dtypes:
         raise UsageError(
-            f"--step {step}: {pair.candidate.shown} has no input {TOKEN_IDS!r}, to which the next token is fed",
-            hint="Only decoders that take token ids write a text here; compare others on values of a file "
-            "(--input-data), without --step.",
+            f"--step {step}: {pair.candidate.shown} has no input {TOKEN_IDS!r} for the next token",
+            hint="--step requires a decoder with token ids as input. Compare other models on the inputs of a file: "
+            "--input-data, without --step.",
         )
     if step and isinstance(pair.reference, OnnxSide):
         _refuse_without_scores(pair, [pair.names.get(name, name) for name in pair.reference.output_names], step)
@@ -509,8 +509,8 @@ def _refuse_without_ids(pair: SidePair, step: int) -> None:
 def _refuse_without_scores(pair: SidePair, outputs: Sequence[str], step: int) -> None:
     if SCORES not in outputs:
         raise UsageError(
-            f"--step {step}: {pair.reference.shown} has no output {SCORES!r}, from which the next token is taken",
-            hint="Say which output it is with --map, or compare without --step.",
+            f"--step {step}: {pair.reference.shown} has no output {SCORES!r} to select the next token from",
+            hint="Name the output with --map, or compare without --step.",
         )
 
 
@@ -536,4 +536,4 @@ def _states(pair: SidePair) -> Mapping[str, str]:
             states = {} if cache is None else {state.input: state.output for state in cache.states}
         if states:
             return states
-    raise UsageError("--step: the models have no cache", hint="Compare decoders that were exported with their cache.")
+    raise UsageError("--step: the models have no KV cache", hint="Compare decoders that were exported with a KV cache.")

@@ -51,7 +51,7 @@ def refuse_unknown_names(reference: Side, candidate: Side, names: Mapping[str, s
             is_turned = left in _names_of(candidate) and right in _names_of(reference)
             raise UsageError(
                 f"--map {left}={right}: {side.shown} has no input or output {name!r}",
-                hint=f"The name in REFERENCE comes first: --map {right}={left}."
+                hint=f"The name in REFERENCE is the first one: --map {right}={left}."
                 if is_turned
                 else f"It has {', '.join(known)}.",
             )
@@ -72,7 +72,7 @@ def refuse_other_inputs(reference: OnnxSide, candidate: OnnxSide, names: Mapping
         raise UsageError(
             f"{reference.shown} takes {', '.join(reference.input_names)}, "
             f"{candidate.shown} {', '.join(candidate.input_names)}",
-            hint="Say which is which with --map reference=candidate; inputs of one side only cannot be compared.",
+            hint="Match the inputs with --map reference=candidate. Models with unmatched inputs cannot be compared.",
         )
 
 
@@ -94,8 +94,8 @@ def fixed_sizes(
         if len(other.shape) != len(ours.shape) or _are_apart(other, ours):
             raise UsageError(
                 f"input {ours.name!r}: {reference.shown} takes {other.words}, {candidate.shown} {ours.words}",
-                hint="Only models that take the same sizes can be compared: export one of them with these dimensions "
-                "open, or in the sizes of the other.",
+                hint="Models can only be compared at equal input sizes: export one of them with these dimensions "
+                "dynamic, or with equal sizes.",
             )
         for key, size in zip(ours.keys, other.shape, strict=True):
             if isinstance(key, str) and isinstance(size, int):
@@ -107,10 +107,10 @@ def fixed_sizes(
         if requested.get(key, size) != size:
             raise UsageError(
                 f"--shape-config: {key} {requested[key]}, and {reference.shown} takes {size} only",
-                hint="Leave that size out: the one that is fixed is taken.",
+                hint="Omit this size: the fixed one is used.",
             )
     words = ", ".join(f"{key} {size}" for key, size in sizes.items())
-    return sizes, (f"sizes that {reference.shown} fixes: {words}",)
+    return sizes, (f"fixed sizes of {reference.shown}: {words}",)
 
 
 def _are_apart(left: GraphInput, right: GraphInput) -> bool:
@@ -126,8 +126,8 @@ def refuse_no_tree(side: OnnxSide) -> None:
     """
     if not side.boundaries:
         raise UsageError(
-            f"--by-module: nothing in {side.shown} says which module its nodes came from",
-            hint="Give it the tags of the file it was made from (winml retag), or compare without --by-module.",
+            f"--by-module: {side.shown} has no module information for its nodes",
+            hint="Transfer the tags of its source file with winml retag, or compare without --by-module.",
         )
 
 
@@ -148,8 +148,8 @@ def refuse_no_module(reference: Side, candidate: Side, matched: Sequence[Matched
     elif all(item.is_root for item in matched):
         return
     raise UsageError(
-        f"--by-module: no module of {reference.shown} is in {candidate.shown}",
-        hint="Compare forms of one model, or leave --by-module out.",
+        f"--by-module: {reference.shown} and {candidate.shown} have no module in common",
+        hint="Compare two variants of one model, or omit --by-module.",
     )
 
 
@@ -168,10 +168,10 @@ def refuse_random_outputs(pair: SidePair, worst: OutputFidelity, tolerance: floa
             continue
         again = measure_fidelity([side.outputs(values)], [side.outputs(values)], 0.0).worst
         if again.problem or again.relative_error > tolerance:
-            drawn = f": {', '.join(nodes[:_DISPLAYED_NODES])}" if nodes else ", or keeps something from call to call"
+            drawn = f": {', '.join(nodes[:_DISPLAYED_NODES])}" if nodes else ", or keeps state between calls"
             raise UsageError(
-                f"{side.shown} answers otherwise each time on the same values: it draws random numbers{drawn}",
-                hint="Compare models that draw nothing: switch dropout off, or make the noise an input.",
+                f"{side.shown} returns different outputs for the same inputs: it generates random numbers{drawn}",
+                hint="Compare deterministic models: disable dropout, or make the noise an input.",
             )
 
 
@@ -202,8 +202,10 @@ def few_shared_notes(reference: Side, candidate: Side) -> tuple[str, ...]:
     if not all(numbers) or shared >= _FEW * min(numbers):
         return ()
     counts = ", ".join(f"{shared} of {number} of {side.shown}" for side, number in zip(counted, numbers, strict=True))
-    meaning = "These look like two models, not like two forms of one, and how near their answers are may mean nothing"
-    return (f"Few modules are on both sides: {counts}. {meaning}; winml eval says how well each does a task.",)
+    meaning = "These seem to be different models, not two variants of one, so the output differences may be meaningless"
+    return (
+        f"The models have few modules in common: {counts}. {meaning}. Compare their quality on a task with winml eval.",
+    )
 
 
 def _shared(left: Mapping[str, str], right: Mapping[str, str]) -> int:
@@ -232,8 +234,8 @@ def folder_of_processors(
     folders = [folder for model in named if (folder := processor_folder(model)) is not None]
     if not folders and request is not None:
         raise UsageError(
-            f"{request.words}: samples need a tokenizer or image processor, and neither model lies in a folder",
-            hint="Give values in an .npz file.",
+            f"{request.words}: samples require a tokenizer or image processor, and neither model is in a folder",
+            hint="Pass inputs in an .npz file.",
         )
     return next((folder for folder in folders if processor_files(folder)), next(iter(folders), None))
 
@@ -251,4 +253,6 @@ def value_files(path: Path, option: str = "--input-data") -> list[Path]:
         return [path]
     if files := sorted(path.glob("*.npz")):
         return files
-    raise UsageError(f"{option} {path}: the folder has no .npz file", hint="Give an .npz file, or a folder of them.")
+    raise UsageError(
+        f"{option} {path}: no .npz file in this folder", hint="Pass an .npz file, or a folder of .npz files."
+    )

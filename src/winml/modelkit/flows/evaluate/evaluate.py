@@ -71,12 +71,14 @@ def _refuse_unreachable(option: str, limits: Mapping[str, float]) -> None:
         # Every metric of which more is better is a share, or a correlation.
         if option == "--min" and value > 1:
             raise UsageError(
-                f"{option} {name}={value:g}: {name} is at most 1",
-                hint=f"Write it as a share: {option} {name}={value / 100:g}." if value <= 100 else "Give a share.",
+                f"{option} {name}={value:g}: expected at most 1",
+                hint=f"State a fraction: {option} {name}={value / 100:g}."
+                if value <= 100
+                else "State a fraction from 0 to 1.",
             )
         if option == "--max-drop" and value < 0:
             raise UsageError(
-                f"{option} {name}={value:g}: is less than zero", hint="Write by how much worse it may be, such as 0.01."
+                f"{option} {name}={value:g}: expected zero or more", hint="State the maximum drop, such as 0.01."
             )
 
 
@@ -96,8 +98,8 @@ def refuse_limits_without_baseline(options: EvaluationOptions, baseline: Side | 
         if passed and baseline is None:
             name = next(iter(passed))
             raise UsageError(
-                f"{option} {name}={passed[name]:g} compares with a baseline, and there is none",
-                hint="Name one with --baseline: pytorch, an ONNX file, or a checkpoint folder.",
+                f"{option} {name}={passed[name]:g} needs a baseline, and there is none",
+                hint="Set --baseline to pytorch, an ONNX file or a checkpoint folder.",
             )
 
 
@@ -465,7 +467,7 @@ def _batch_size(preprocessor: Preprocessor, task: TaskDefinition, options: Evalu
     if options.batch_size is not None and preprocessor.fixed_batch not in (None, options.batch_size):
         raise UsageError(
             f"--batch-size {options.batch_size}: the graph takes batches of {preprocessor.fixed_batch}",
-            hint="Leave it out, or export with this size or with --dynamic-batch.",
+            hint="Omit it, or export with this size or with --dynamic-batch.",
         )
     return preprocessor.fixed_batch or options.batch_size or task.batch_size
 
@@ -509,7 +511,11 @@ def _evaluation(
         *baseline_notes,
         *data_set.notes,
         *prepared.evaluator.notes,
-        *(f"{item.name} is larger than a number can say; JSON has null." for item in metrics if math.isinf(item.value)),
+        *(
+            f"{item.name} is beyond the range of a number; the JSON record contains null."
+            for item in metrics
+            if math.isinf(item.value)
+        ),
         *(_sentence(note) for note in (*prepared.preprocessor.notes, data_set.unreadable_note) if note),
         *(side.busy_note for side in (ours, theirs) if side is not None and side.is_disturbed),
     )

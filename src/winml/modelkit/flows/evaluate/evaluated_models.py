@@ -43,7 +43,9 @@ _LABELED_TASKS = frozenset(
     {"image-classification", "image-segmentation", "object-detection", "text-classification", "token-classification"}
 )
 """Tasks whose answers are numbers of classes."""
-_BASELINE_HINT = "Give a baseline of the same checkpoint or fine-tuning, or judge each by itself: --baseline none."
+_BASELINE_HINT = (
+    "Choose a baseline with the same checkpoint or fine-tuning, or evaluate the model alone: --baseline none."
+)
 _OPTION = "--baseline"
 _DISPLAYED = 6
 """Labels of one side in a message. Chosen: enough to see which they are."""
@@ -99,8 +101,8 @@ def refuse_other_vocabulary(names: Sequence[str], model: Path, baseline: Path, d
     ours, theirs = (open_processor("tokenizer", folder, _OPTION).get_vocab() for folder in (model, baseline))
     if other := sum(ours.get(token) != number for token, number in theirs.items()) or abs(len(ours) - len(theirs)):
         raise UsageError(
-            f"{_OPTION} {displayed}: its tokenizer has {len(theirs)} tokens, {other} of them not as the model's "
-            f"{len(ours)}: both are fed what the model's tokenizer makes",
+            f"{_OPTION} {displayed}: its tokenizer has {len(theirs)} tokens, {other} of them different from the "
+            f"model's {len(ours)}: both models receive the tokens of the model's tokenizer",
             hint=_BASELINE_HINT,
         )
 
@@ -119,7 +121,7 @@ def _is_of_tokenizer(path: Path) -> bool:
     return path.name.startswith(("tokenizer", "vocab"))
 
 
-_HINT = "Name the checkpoint folder with --baseline, or judge the file alone: --baseline none."
+_HINT = "Set --baseline to the checkpoint folder, or evaluate the file alone: --baseline none."
 
 
 @dataclass(frozen=True)
@@ -186,10 +188,10 @@ def _onnx_model(path: Path, run: RunOptions, task: str | None) -> EvaluatedModel
     stated = _task_of(metadata)
     if task is None and stated is None:
         raise TaskError(
-            f"{run.shown} does not say what it is for", hint="Say it: --task, such as --task text-classification."
+            f"{run.shown} does not state its task", hint="Set it, for example with --task text-classification."
         )
     name = task_name(task or str(stated))
-    rule = "given by --task" if task else "as the file says"
+    rule = "set by --task" if task else "from the file"
     source = _source_of(metadata, run.shown)
     folder = files_folder(path)
     if not processor_files(folder) and source is not None and (beside := _checkpoint_folder(source)) is not None:
@@ -226,12 +228,12 @@ def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> E
     loaded = load_model(_without_cache(request, None if added else requested))
     info = loaded.info
     if info.task is None:
-        raise TaskError(f"{request.model} does not say what it is for", hint="Give a checkpoint of transformers.")
+        raise TaskError(f"{request.model} does not state its task", hint="Pass a transformers checkpoint.")
     beside = next((path for name, path in info.companions.items() if "/" not in name), None)
     folder = beside.parent if beside is not None else Path(request.model)
     side = stack.enter_context(opened_torch_side(loaded, None, shown=request.model))
-    note = "The model is a checkpoint: PyTorch runs it, and nothing is exported."
-    name, rule = (added, "given by --task") if added else (info.task, str(info.task_rule))
+    note = "The model is a checkpoint: it is evaluated in PyTorch, without an export."
+    name, rule = (added, "set by --task") if added else (info.task, str(info.task_rule))
     return EvaluatedModel(side, name, rule, folder, open_config(folder), None, (note, *_notes(loaded)))
 
 
@@ -258,8 +260,8 @@ def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -
     is_torch = not isinstance(subject.model, Path)
     if subject.has_baseline and subject.baseline is None and is_torch:
         raise UsageError(
-            f"--baseline pytorch: {model.side.name} is run in PyTorch itself",
-            hint="Name an ONNX file to compare it with, or judge the file and compare it with this checkpoint.",
+            f"--baseline pytorch: {model.side.name} already runs in PyTorch",
+            hint="Set --baseline to an ONNX file, or evaluate the ONNX file with this checkpoint as the baseline.",
         )
     if subject.has_baseline is False or (subject.baseline is None and is_torch):
         return None, ()
@@ -271,7 +273,7 @@ def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -
         return side, ()
     if baseline is None:
         if subject.has_baseline is None:
-            return None, ("There is no baseline: the checkpoint that the file was exported from is not on this disk.",)
+            return None, ("There is no baseline: the checkpoint of the export is not on this disk.",)
         assert isinstance(subject.model, Path)
         baseline = exported_from(_metadata(model.side), subject.run.shown, hint=_HINT)
     if (folder := _checkpoint_folder(baseline)) is not None:
@@ -290,8 +292,9 @@ def _refuse_other_task(baseline: Side, model: EvaluatedModel) -> None:
     stated, own = _task_of(_metadata(baseline)), _task_of(_metadata(model.side))
     if stated is not None and stated != own and task_name(stated) != model.task:
         raise UsageError(
-            f"--baseline {baseline.name}: is a model for {stated}, and {model.side.name} is judged for {model.task}",
-            hint="Name a baseline of the same task, or --baseline none.",
+            f"--baseline {baseline.name}: the baseline is a model for {stated}, and {model.side.name} is "
+            f"evaluated for {model.task}",
+            hint="Choose a baseline for the same task, or --baseline none.",
         )
 
 

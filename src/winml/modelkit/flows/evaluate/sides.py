@@ -97,8 +97,9 @@ class TorchSide:
         except Exception as error:
             passed = ", ".join(f"{name} {array_words(array)}" for name, array in arrays.items())
             raise MeasureError(
-                f"{self.name} refuses {passed}: {type(error).__name__}: {first_line(error)}",
-                hint="Its own PyTorch code fails on these samples; --baseline none judges the ONNX file alone.",
+                f"{self.name} cannot run on {passed}: {type(error).__name__}: {first_line(error)}",
+                hint="The PyTorch code of the model fails on these samples. Evaluate the ONNX file alone with "
+                "--baseline none.",
             ) from error
         return {name: to_numpy(tensor) for name, tensor in zip(self._names.output_names, outputs, strict=True)}
 
@@ -173,8 +174,9 @@ def _joined(first: GraphInput, second: GraphInput, displayed: str) -> GraphInput
     clash = any(isinstance(left, int) and isinstance(right, int) and left != right for left, right in pairs)
     if clash or len(first.shape) != len(second.shape):
         raise UsageError(
-            f"the model takes {first.name} {first.words}, the baseline {displayed} {second.words}: no sample fits both",
-            hint="Give a --baseline with the same sizes, or with open ones.",
+            f"the model takes {first.name} {first.words}, the baseline {displayed} {second.words}: no sample "
+            "fits both models",
+            hint="Choose a --baseline with the same sizes or with dynamic dimensions.",
         )
     shape = tuple(left if isinstance(left, int) else right for left, right in pairs)
     return replace(first, shape=shape)

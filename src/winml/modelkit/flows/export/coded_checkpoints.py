@@ -47,7 +47,7 @@ class CodesWork(GraphWork[CarriedCodes]):
     def summary(self, result: CarriedCodes) -> str:
         """Return how many nodes take codes."""
         count = sum(module.quantized for module in result.modules)
-        return f"{count} nodes take the codes of the checkpoint"
+        return f"{count} nodes use the quantized weights of the checkpoint"
 
     def late_notes(self, model: ir.Model) -> tuple[str, ...]:
         """Say what was lost of weights in the nearest form."""

@@ -247,15 +247,15 @@ class HTPExporter:
             refuse_unregistered(loaded.model, target.functions)
         if self.config.activations is not None and loaded.info.source_format is None:
             raise UsageError(
-                f"--activations {self.config.activations}: {loaded.info.name_or_path} has no weights in few bits",
-                hint="Leave it out. The option is for checkpoints that are published in few bits.",
+                f"--activations {self.config.activations}: {loaded.info.name_or_path} has no quantized weights",
+                hint="Omit it. The option is for quantized checkpoints.",
             )
         for part in loaded.requested_parts:
             if self.config.exporter == "dynamo" and part.open_grids is not None:
                 raise UsageError(
-                    f"--dynamo: part {part.name} reads the sizes of its pictures from {part.open_grids}, which only "
-                    "TorchScript follows",
-                    hint="Leave --dynamo out.",
+                    f"--dynamo: part {part.name} takes image sizes as values of {part.open_grids}, which only "
+                    "the TorchScript exporter supports",
+                    hint="Omit --dynamo.",
                 )
         is_dynamic = any(part.dimensions for part in loaded.requested_parts)
         try:
@@ -272,13 +272,13 @@ class HTPExporter:
             names = ", ".join(part.name for part in loaded.parts)
             raise UsageError(
                 f"output_tensors describes the outputs of one graph, and the model has several parts: {names}",
-                hint="Leave output_tensors out.",
+                hint="Omit output_tensors.",
             )
 
 
 _OPEN_CACHE = (
-    "A graph with a cache is open by default, and a size of this one has no key in --shape-config. Give --no-cache, or "
-    "add --allow-dynamic and fix the sizes later."
+    "A graph with a KV cache has dynamic dimensions by default, and one of this graph has no key in "
+    "--shape-config. Pass --no-cache, or add --allow-dynamic and fix the sizes later."
 )
 
 
@@ -324,7 +324,7 @@ def _frozen_notes(sizes: Mapping[str, int], parts: Sequence[ModelPart]) -> list[
         # Within the positions of any model that takes the first.
         other = json.dumps({key: size // 2 if size > 1 else 2})
         notes.append(
-            f"{key} ({', '.join(dict.fromkeys(axes))}) is fixed to {size}: left open, it froze in the export. "
-            f"Another size: --shape-config '{other}'."
+            f"{key} ({', '.join(dict.fromkeys(axes))}) is fixed to {size}: as a dynamic dimension, it was "
+            f"frozen by the exporter. For a different size: --shape-config '{other}'."
         )
     return notes

@@ -80,10 +80,10 @@ __all__ = [
 # --- Captures a part as a graph: with the exporter chosen first, or with the other one where that fails.
 
 
-_WEIGHTS_LOADED = "The weights were loaded: without them no exporter makes a graph of the model."
+_WEIGHTS_LOADED = "The weights were loaded: the export without weights failed."
 _DISPLAYED_CHANGES = 4
 _ABSENT = object()
-_FIX_SIZE = "Fix the size (leave the dynamic option out, or give a number in --shape-config)."
+_FIX_SIZE = "Fix the size: omit the dynamic option, or set a number in --shape-config."
 
 
 def capture_graph(
@@ -189,7 +189,8 @@ def _named_failure(name: ExporterName, error: ExportError | ImportError | Attrib
         other = "--dynamo" if name == "torchscript" else "--no-dynamo"
         failure = ExportError(
             f"{missing}, which the exporter {EXPORTER_WORDS[name]} needs",
-            hint=f"Use {other} or another version of {missing.partition(' ')[0]}. What takes an ONNX file still works.",
+            hint=f"Use {other} or a different version of {missing.partition(' ')[0]}. Commands that take an ONNX "
+            "file still work.",
         )
         failure.__cause__ = error
         return failure
@@ -331,11 +332,11 @@ def name_output_axes(
         size = shapes[item.output][item.axis]
         place = f"{item.requested_by}: axis {item.axis} of {item.output}"
         if isinstance(size, int):
-            notes.append(f"{place} is always {size}: no open size of the inputs changes it.")
+            notes.append(f"{place} is always {size}: it depends on no dynamic dimension of the inputs.")
         elif item.name in (UNNAMED, size):
             continue
         elif item.name in dimensions or size in dimensions:
-            notes.append(f"{place} is {size}, and is called so instead of {item.name}.")
+            notes.append(f"{place} equals {size} and has this name instead of {item.name}.")
         else:
             shapes[item.output] = _with_name(shapes[item.output], item.axis, item.name)
     return replace(proof, output_shapes=shapes or None, notes=(*proof.notes, *notes))
@@ -358,7 +359,7 @@ def _refuse_unknown(item: OutputAxis, shapes: Mapping[str, _Shape], inputs: Sequ
     if item.output not in shapes:
         guess = nearest(item.output, [*inputs, *shapes])
         raise UsageError(
-            f"{item.requested_by}: the model has no input and no output {item.output!r}",
+            f"{item.requested_by}: the model has no input or output {item.output!r}",
             hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Its inputs: {', '.join(inputs)}. "
             f"Its outputs: {', '.join(shapes)}.",
         )
@@ -425,7 +426,7 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         proof = name_output_axes(
             name_sums(proof, part.inputs), part.output_axes, names, [item.name for item in part.dimensions]
         )
-        at_other_shapes = f", run at {len(proof.draws)} other shapes" if proof.draws else ""
+        at_other_shapes = f", run at {len(proof.draws)} more shapes" if proof.draws else ""
         step.summary = f"{len(tree)} modules traced of {tree.registered} registered{at_other_shapes}"
     with clock.step("ONNX export") as step:
         capture, used = capture_graph(prepared, tensors, tree, run.config, exporter)
@@ -493,7 +494,7 @@ def bounded_graph(
     )
     part = replace(prepared.part, dimensions=dimensions)
     _describe_model(tagged_graph.model, run, part, tagged_graph.tree, tagged_graph.exporter)
-    notes = (f"{name} is bounded to {size}: {reason}" for name, size in most.items())
+    notes = (f"{name} is limited to {size}: {reason}" for name, size in most.items())
     return replace(tagged_graph, proof=proof, dimensions=dimensions, notes=(*tagged_graph.notes, *notes))
 
 
@@ -511,7 +512,7 @@ def _bounded(
         least, most = max(least, dimension.min), min(most, dimension.max or most)
         if least == most and dimension.min != dimension.max:
             error = ExportError(
-                f"{dimension.name} cannot be left open: the graph follows no size but {most}", hint=_FIX_SIZE
+                f"{dimension.name} cannot be dynamic: the graph supports size {most} only", hint=_FIX_SIZE
             )
             error.frozen = (dimension.name,)
             raise error
@@ -520,7 +521,7 @@ def _bounded(
         if item != dimension:
             sizes = f"to sizes from {least}" if item.max is None else f"to sizes from {least} to {most}"
             notes.append(
-                f"{item.name} is bounded {sizes}: torch.export found that the forward goes another way beyond."
+                f"{item.name} is limited {sizes}: torch.export found that the forward takes a different branch beyond."
             )
     names = {dimension.name for dimension in dimensions}
     sums = [
@@ -528,8 +529,8 @@ def _bounded(
             "size",
             name,
             value=f"up to {most}",
-            message=f"{name} may be no more than {most}, as the sum of its parts: torch.export found that the forward "
-            "goes another way beyond.",
+            message=f"{name} is limited to {most}, as the sum of its parts: torch.export found that the forward "
+            "takes a different branch beyond.",
         )
         for name, (_, most) in bounds.items()
         if name not in names and most != sys.maxsize
@@ -587,8 +588,8 @@ def _shared_state_written(name: str) -> Assumption:
     return Assumption(
         "first_call",
         value=name,
-        message=f"The forward writes into {name}, which belongs to no module and is not put back: the file may hold "
-        "what it held when the export ran.",
+        message=f"The forward changes {name}, which belongs to no module and cannot be restored: the file may contain "
+        "its value at export time.",
     )
 
 
@@ -624,8 +625,8 @@ def _state_retained(
     if is_same:
         return ()
     names = ", ".join(changes[:_DISPLAYED_CHANGES]) + (", …" if len(changes) > _DISPLAYED_CHANGES else "")
-    note = f"The forward keeps {names} from call to call, and PyTorch answers a second call otherwise."
-    words = f"{note} The file answers every call as PyTorch does the first."
+    note = f"The forward keeps state between calls ({names}), so in PyTorch a second call returns different outputs."
+    words = f"{note} The file always returns the outputs of a first call."
     return (Assumption("first_call", value=", ".join(changes), message=words),)
 
 
@@ -649,12 +650,12 @@ def _with_output_names(draw: Draw, forward: FlatForward, config: WinMLExportConf
         raise UsageError(
             f"output_tensors describes {len(specs)} outputs, the model returns {len(draw.reference)}: "
             f"{', '.join(draw.reference)}",
-            hint="Describe them all, in this order, or leave output_tensors out.",
+            hint="Describe all outputs in this order, or omit output_tensors.",
         )
     for spec, (name, value) in zip(specs, draw.reference.items(), strict=True):
         actual = OutputTensorSpec.model_construct(name=name, shape=value.shape, dtype=str(value.dtype))
         if problem := spec.disagreement(actual):
-            raise UsageError(f"output_tensors: {spec.name}: {problem}", hint="Correct it, or leave it out.")
+            raise UsageError(f"output_tensors: {spec.name}: {problem}", hint="Correct it, or omit it.")
     forward.rename_outputs([spec.name for spec in specs])
     return replace(draw, reference=dict(zip(forward.output_names, draw.reference.values(), strict=True)))
 
@@ -707,5 +708,5 @@ def _bounds_record(run: ExportRun, part: ModelPart) -> dict[str, object]:
 
 
 def _capture_notes(capture: Capture) -> tuple[str, ...]:
-    unused = (f"Nothing in the graph reads input {name}." for name in capture.unused_inputs)
+    unused = (f"Input {name} is unused: no node of the graph reads it." for name in capture.unused_inputs)
     return (*capture.notes, *unused)

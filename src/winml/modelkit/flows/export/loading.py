@@ -87,7 +87,7 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
             _take_values_out(model)
     except NotDeferrableError as reason:
         loaded = load_resolved(resolved, request, progress)
-        note = f"the weights are held in memory: transformers needs their values to load them ({reason})"
+        note = f"the weights are loaded into memory: transformers needs their values ({reason})"
         return dataclasses.replace(loaded, model_notes=(*loaded.model_notes, note))
 
     def with_weights() -> nn.Module:
@@ -238,7 +238,7 @@ def _load(request: ModelRequest, config: WinMLExportConfig, *, is_handed_over: b
         if part.stored is not None and (refusal := _refusal_without_values(part)) is not None:
             if config.verify:
                 refuse_verification_beyond_memory(weight_bytes, available_bytes())
-            note = f"The weights were loaded: without them the model does not run ({refusal.module or 'the root'})."
+            note = f"The weights were loaded: the forward fails without them in {refusal.module or 'the root'}."
             complete = load_resolved(resolved, request)
             parts = tuple(
                 replace(item, notes=seen.notes) for item, seen in zip(complete.parts, loaded.parts, strict=True)
@@ -291,7 +291,7 @@ def _closing_sizes_by_default(loaded: LoadedModel) -> dict[str, int]:
 
 
 def _closing_note(sizes: Mapping[str, int], ep: str | None) -> str:
-    return f"Sizes are fixed, as --ep {ep} needs them. Other ones: --shape-config '{json.dumps(dict(sizes))}'."
+    return f"Sizes are fixed, as --ep {ep} requires. To change them: --shape-config '{json.dumps(dict(sizes))}'."
 
 
 def closing_sizes(parts: Sequence[ModelPart]) -> dict[str, int] | None:

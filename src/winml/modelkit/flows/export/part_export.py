@@ -73,7 +73,7 @@ __all__ = [
 
 
 _LEAVE_IT_TO_DYNAMO = (
-    "Without --no-dynamo, dynamo is tried as well, which follows sizes that TorchScript takes as numbers. "
+    "Without --no-dynamo, the dynamo exporter is tried too: it supports dynamic sizes that TorchScript freezes. "
 )
 
 
@@ -120,7 +120,7 @@ def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter
         if second is not None and prepared.part.open_grids is None:
             retried_graph = make_tagged_graph(run, prepared, second)
             if retried_graph.exporter != second:
-                first.hint = f"{first.hint} Tried as well: {retried_graph.exporter.reason}."
+                first.hint = f"{first.hint} Also tried: {retried_graph.exporter.reason}."
             else:
                 try:
                     return _write_part(run, result, prepared, retried_graph)
@@ -159,7 +159,7 @@ def _leaner(run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph) -
     idle = idle_weight_bytes(tagged_graph.model) if can_be_other else 0
     if not idle or run.config.exporter != "auto" or tagged_graph.exporter.name != "torchscript":
         return tagged_graph
-    reason = f"TorchScript keeps {size_words(idle)} of weights of which only sizes are read"
+    reason = f"TorchScript would store {size_words(idle)} of weights of which only the shapes are read"
     other = make_tagged_graph(run, prepared, ExporterUse("dynamo", reason, SECOND_TRY_S))
     return tagged_graph if idle_weight_bytes(other.model) else other
 
@@ -245,7 +245,7 @@ def _with_functions(
         is_last = part is run.loaded.requested_parts[-1]
         if is_last and not any(earlier.functions for earlier in result.parts):
             raise
-        return tagged_graph.model, f"Part {part.name} has no functions: {error.message}."
+        return tagged_graph.model, f"Part {part.name} was written without functions: {error.message}."
 
 
 def _function_words(exported: ExportedPart, functions: ModuleFunctions | str | None) -> ExportedPart:
@@ -292,7 +292,9 @@ def _verify_adapters(
     names = ", ".join(str(adapter.name) for adapter in adapters)
     needed = sum(4 * parameter.numel() for parameter in prepared.model.parameters())
     if needed > (available_bytes() or needed):
-        return (f"Not compared with adapters ({names}): the weights take {size_words(needed)} in PyTorch.",)
+        return (
+            f"Not verified with adapters ({names}): the comparison needs {size_words(needed)} of memory in PyTorch.",
+        )
     written = _written_graph(prepared.part, tagged_graph, staged)
     least = None if tagged_graph.handed is None else tagged_graph.handed.least_sqnr_db
     with temporary_folder() as folder, with_values(prepared) as weighted:
@@ -300,7 +302,7 @@ def _verify_adapters(
         for adapter, file in zip(adapters, files, strict=True):
             with adapter_merged(weighted.model, adapter):
                 verify_with_adapter(written, weighted, folder / file, str(adapter.name), least)
-    return (f"Compared with PyTorch with each adapter merged as well: {names}.",)
+    return (f"Also compared with PyTorch with each adapter merged: {names}.",)
 
 
 def _written_graph(part: ModelPart, tagged_graph: TaggedGraph, staged: Path) -> WrittenGraph:
@@ -371,7 +373,8 @@ def _verified_on_copy(
             if not error.is_graph_wrong:
                 return None
             error.message = (
-                f"{error.message} (on a copy with drawn weights: the model's own give one answer to all inputs)"
+                f"{error.message} (on a copy with random weights, since with its own weights the model returns "
+                "the same outputs for all inputs)"
             )
             raise
 
@@ -400,8 +403,8 @@ def _refuse_other_weights(model: ir.Model, prepared: PreparedPart) -> None:
             own, written = to_numpy(value.detach()), tensor.numpy()
             if not np.array_equal(written.astype(np.float64), own.astype(np.float64), equal_nan=True):
                 raise VerificationError(
-                    f"the file holds other values than the model for parameter {name!r}",
-                    hint="No file was written; please report it.",
+                    f"the values of parameter {name!r} in the file differ from the model",
+                    hint="No file was written. This is a bug in winml: please report it.",
                     is_graph_wrong=True,
                 )
 
@@ -443,7 +446,7 @@ def _measured_text(run: ExportRun, prepared: PreparedPart, fidelity: FidelityInf
     sample = _text_sample(parts, decoder, None if run.handover is None else run.handover.processors, run.seed)
     text = measure_text_together(parts, prepared, run.staged, run.seed, sample)
     if isinstance(text, str):
-        run.inputs(decoder).notes.append(f"The parts were not compared together: {text}.")
+        run.inputs(decoder).notes.append(f"The parts were not compared as a whole: {text}.")
         return replace(fidelity, is_part_alone=True)
     is_whole = len(run.staged) == len(parts)
     fidelity = replace(fidelity, together=text, parts=len(parts), has_encoder_of_source=not is_whole)
@@ -480,7 +483,7 @@ def _exported_part(
     compared = () if fidelity is None else (f"Compared with PyTorch: {fidelity_words(fidelity)}.",)
     skipped = () if comparison else ("Not verified: the file was not compared with the model (--no-verify).",)
     if part.dimensions and not comparison:
-        skipped = (*skipped, "Not checked: whether the open dimensions stay open (--no-verify).")
+        skipped = (*skipped, "Not verified: whether the dynamic dimensions work at different sizes (--no-verify).")
     model, exporter, handed = tagged_graph.model, tagged_graph.exporter, tagged_graph.handed
     checked_sizes = tagged_graph.proof.other_sizes(tagged_graph.draw.sizes) if comparison else {}
     return ExportedPart(
@@ -594,7 +597,7 @@ def words_of_text_together(
             sample = _text_sample(loaded.parts, decoder, processor_folder(request), request.seed)
             text = measure_text_together(loaded.parts, prepared, paths, request.seed, sample)
     if isinstance(text, str):
-        return f"not compared together: {text}"
+        return f"not compared as a whole: {text}"
     # Of scores that are zero everywhere, a wrong graph would give the same.
     fidelity = FidelityInfo(
         (),

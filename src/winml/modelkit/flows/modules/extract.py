@@ -219,9 +219,9 @@ class _CutWriter:
             return RefusedModule(item.identity, error.message.replace(str(staged), f"{stem}.onnx"))
         if not worst.relative_diff <= CUT_MODULE_THRESHOLD:
             raise VerificationError(
-                f"{item.identity.words}: cut out, output {worst.name} differs from the whole model by "
-                f"{worst.relative_diff:.1e} of scale; tolerance {CUT_MODULE_THRESHOLD:.0e}",
-                hint="Nothing was written. Please report it.",
+                f"{item.identity.words}: output {worst.name} of the extracted module differs from the whole "
+                f"model by {worst.relative_diff:.1e} of its largest value; tolerance {CUT_MODULE_THRESHOLD:.0e}",
+                hint="No file was written. This is a bug in winml: please report it.",
             )
         return ExtractedModule(
             identity=item.identity,
@@ -372,8 +372,8 @@ def _tagged_modules(path: Path) -> tuple[OnnxModule, ...]:
     tree = read_tree([node.proto for node in read_contents(structure).nodes], metadata, path.stem)
     if tree.source != "winml tags":
         raise InputError(
-            f"{path}: its nodes bear no tags, so nothing says which module they came from",
-            hint="Export the model with winml export, or bring tags over from the file it was made of: winml retag.",
+            f"{path}: the nodes have no tags, so their modules are unknown",
+            hint="Export the model with winml export, or transfer tags from the source file with winml retag.",
         )
     return tree.modules
 

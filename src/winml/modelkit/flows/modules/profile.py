@@ -265,8 +265,8 @@ def profile_modules(
         measured = read_profile(profile_path, counted_runs=len(result.latency.samples_ms))
         if not executed_path.is_file():
             raise MeasureError(
-                "ONNX Runtime did not write the graph it executed, so its kernels cannot be named",
-                hint="Profile on another execution provider: --ep cpu.",
+                "ONNX Runtime did not write the graph it executed, so kernels cannot be matched to nodes",
+                hint="Profile on a different execution provider: --ep cpu.",
             )
         executed = read_structure(executed_path)
     result = replace(result, model_bytes=path.stat().st_size)
@@ -298,10 +298,9 @@ def _profile_on_device(
     name = provider.provider.name
     if not provider.provider.node_profile:
         raise UsageError(
-            f"--by-module: {name} runs the parts that it compiles as one kernel each, and records no time of their "
-            "nodes",
-            hint="Measure modules that are cut out, on the device: "
-            f"winml perf {options.shown} --module SELECTOR --ep {short_name(name)}",
+            f"--by-module: {name} runs each compiled part as one kernel and records no times of nodes",
+            hint=f"Measure extracted modules on the device: winml perf {options.shown} --module SELECTOR --ep "
+            f"{short_name(name)}",
         )
     with temporary_folder() as folder, flat_file(path) as flat:
         written = folder / _PROFILE
@@ -364,7 +363,10 @@ def _device_notes(profile: ModuleProfile, kernels: RunProfile, provider: ChosenP
     if own:
         nodes = len({kernel.node for kernel in own})
         outside_ms = sum(kernel.self_us for kernel in own) / len(kernels.run_us) / 1000
-        yield f"{count_noun(nodes, 'node')} ran outside, {outside_ms:.3f} ms in each run, and are not in these times"
+        yield (
+            f"{count_noun(nodes, 'node')} ran outside the compiled parts ({outside_ms:.3f} ms per run) and are not "
+            "included in these times"
+        )
 
 
 def _write_tree_tags(model: ir.Model, tree: OnnxTree) -> None:
@@ -399,7 +401,7 @@ def _module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
     tree = read_tree(protos, metadata, model_path.stem)
     if tree.source == "none":
         raise UsageError(
-            f"{model_path}: nothing says which module its nodes came from",
+            f"{model_path}: the nodes have no module information",
             hint="Export it with winml export, or bring tags over from the file it was made of: winml retag.",
         )
     return tree
@@ -426,7 +428,7 @@ def _charge_to_modules(
         [(module.tag, module.path, module.class_name) for module in tree.modules],
         fused,
     )
-    profiled_on = "measured with profiling on, which takes time of its own: compare shares, not these times"
+    profiled_on = "measured with profiling, which adds overhead: compare shares, not times"
     notes = (*result.notes, profiled_on, *tree.notes, *_source_notes(tree), *carried.notes)
     return ProfiledModules(
         result=replace(result, notes=notes),
@@ -441,7 +443,7 @@ def _charge_to_modules(
 def _source_notes(tree: OnnxTree) -> tuple[str, ...]:
     if tree.source == "winml tags":
         return ()
-    return (f"the file bears no tags of winml; modules were read from its {tree.source}",)
+    return (f"the file has no winml tags; modules were read from its {tree.source}",)
 
 
 def _tags_by_name(executed: ir.Model, carried: CarryReport) -> dict[str, str]:
@@ -489,7 +491,7 @@ def _leading_parts(name: str) -> list[str]:
     return [address.SEPARATOR.join(parts[:length]) for length in range(len(parts) - 1, 1, -1)]
 
 
-_STEPS = ("modules cut", "activations recorded", "modules measured")
+_STEPS = ("modules extracted", "activations recorded", "modules measured")
 
 Progress = Callable[[int, float], None]
 
@@ -591,7 +593,7 @@ class _CutMeasurement:
                 write_cut(self.cuts, item, self.recording, path)
                 worst = compare_with_recording(path, item, self.recording)
                 if not worst.relative_diff <= CUT_MODULE_THRESHOLD:
-                    reason = f"alone, output {worst.name} is off by {worst.relative_diff:.1e} of scale"
+                    reason = f"run alone, output {worst.name} differs by {worst.relative_diff:.1e} of its largest value"
                     return replace(failed, error=reason)
                 cut = open_model(path, self.options, self.provider)
                 run = cut.session.prepare(feeds, io_binding=self.options.io_binding)

@@ -421,9 +421,9 @@ def _refuse_not_finite(model: ir.Model, session: Session, sample: Arrays, suspec
             continue
         what = "NaN" if np.isnan(values).any() else "infinite"
         raise QuantizeError(
-            f"value {name} of {_maker_words(model, name)} is {what} at {count} of {values.size} places "
+            f"value {name} of {_maker_words(model, name)} is {what} at {count} of {values.size} positions "
             f"(sample {number} of the calibration data), so it has no range",
-            hint="Give data the model takes with --calibration-data, or --exclude the module.",
+            hint="Pass suitable data with --calibration-data, or --exclude the module.",
         )
 
 
@@ -436,9 +436,9 @@ def _refuse_missing_ranges(model: ir.Model, ranges: Ranges) -> None:
     for name, (low, high) in ranges.items():
         if low > high:
             raise QuantizeError(
-                f"no value of {name} of {_maker_words(model, name)} was seen: its arrays are empty in every sample of "
-                "the calibration data",
-                hint="Give arrays with at least one element in every dimension with --calibration-data.",
+                f"no value of {name} of {_maker_words(model, name)} was recorded: its arrays are empty in every "
+                "calibration sample",
+                hint="Pass --calibration-data in which every dimension has at least one element.",
             )
 
 

@@ -169,7 +169,7 @@ def choose_bits(
         base = base.model_copy(update={"calibration_data": None, "split": None, "columns": {}})
     if not graph.modules.modules:
         raise UsageError(
-            f"{run.shown}: nothing says which module its nodes came from",
+            f"{run.shown}: the nodes have no module information",
             hint="Export it with winml export, or bring tags over from the file it was made of: winml retag.",
         )
     study = _Study(graph, base, _Request(options, run, tools))
@@ -390,8 +390,8 @@ class _Study:
             if budget.max_bytes is not None:
                 whole = least + self._float_bytes - self._unit_bytes
                 raise UsageError(
-                    f"--max-size {budget.words}: all weights take {size_words(whole)} with the fewest bits; those that "
-                    "no form with few bits exists for are counted as they are",
+                    f"--max-size {budget.words}: all weights take {size_words(whole)} with the fewest bits; "
+                    "weights that cannot be quantized are counted in their present size",
                     hint=f"Allow {size_words(whole)} or more.",
                 )
             raise UsageError(
@@ -433,8 +433,9 @@ class _Study:
                 f"--min-sqnr {options.min_sqnr_db:g}" if options.max_drop is None else f"--max-drop {options.max_drop}"
             )
             raise QuantizeError(
-                f"{limit}: no form of the model that is smaller than the source reaches it",
-                hint="Ask for less, or --exclude the modules that lose most: winml quantize --sensitivity.",
+                f"{limit}: no variant smaller than the source reaches it",
+                hint="Lower the requirement, or --exclude the most sensitive modules, which winml quantize "
+                "--sensitivity lists.",
             )
         return best
 

@@ -77,11 +77,12 @@ HELD_OUT = 4
 """Chosen: three quarters of the samples find nearly the same blocks."""
 DECODING_SAMPLES = 128
 """Runs of a decoder, most of which read one token. Chosen: as many tokens as one sample of an encoder has."""
-_SOURCES = {"decoding": "runs while it continues texts", "processor": "its processor", "random": "random values"}
+_SOURCES = {"decoding": "runs while it generates text", "processor": "its processor", "random": "random values"}
 _KINDS_OF_SAMPLES = {
-    "decoding": "runs of the decoder while it continues texts of its tokenizer, or of random tokens without one",
-    "processor": "samples made for the processor of the model",
-    "random": "sets of random values",
+    "decoding": "decoder runs while it generates text from prompts of its tokenizer, or from random tokens without a "
+    "tokenizer",
+    "processor": "samples generated for the processor of the model",
+    "random": "samples of random values",
 }
 """Where samples come from without data → in words."""
 
@@ -138,8 +139,8 @@ class Calibration:
         there = len(npz_files(self._path))
         if requested is not None and there < requested:
             raise UsageError(
-                f"{OPTION} {self._path}: holds {there} samples, and --samples asks for {requested}",
-                hint="Give more data, or ask for fewer.",
+                f"{OPTION} {self._path}: {there} samples, but --samples requests {requested}",
+                hint="Add data, or reduce --samples.",
             )
         return requested or min(there, MOST_SAMPLES)
 
@@ -159,8 +160,9 @@ class Calibration:
         if self.has_data:
             return self._sample_feeds.notes if self._sample_feeds is not None else ()
         note = (
-            f"The {self._found} come from {self.count} {_KINDS_OF_SAMPLES[self._kind]}, not from data: real "
-            "data may give other answers than the comparison shows. Give --calibration-data before you use the result."
+            f"The {self._found} come from {self.count} {_KINDS_OF_SAMPLES[self._kind]}, not from data: on real "
+            "data the loss may differ from this comparison. Use --calibration-data for a result that you "
+            "deploy."
         )
         return (note,)
 
@@ -234,8 +236,8 @@ class Calibration:
             if type(error) is not StageError or not self.has_data:
                 raise
             reason = error.message.partition(f"{OBSERVED_NAME}: ")[2] or error.message
-            hint = "Give values that the model takes: its own code or config says which."
-            raise QuantizeError(f"{OPTION} {self._name}: the model does not run on it: {reason}", hint=hint) from error
+            hint = "Pass values that are valid for the model; see its code or config."
+            raise QuantizeError(f"{OPTION} {self._name}: the model cannot run on it: {reason}", hint=hint) from error
 
     def read_samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
         """Yield one array per input for each sample that is not held out.
@@ -349,7 +351,7 @@ class Calibration:
             for number in range(self.count):
                 yield draw_feeds(inputs, sizes, self.seed + number)
         except UsageError as error:
-            hint = f"Give values: {OPTION} folder; or sizes: --shape-config."
+            hint = f"Pass values with {OPTION} FOLDER, or sizes with --shape-config."
             raise UsageError(f"random values for calibration: {error.message}", hint=hint) from error
 
 
@@ -377,7 +379,7 @@ def refuse_missing_data(calibration: Calibration) -> None:
     """
     refuse_missing_files(calibration.options)
     if not calibration.count:
-        raise UsageError(f"{OPTION} {calibration.options.calibration_data}: holds no sample", hint=FORMATS)
+        raise UsageError(f"{OPTION} {calibration.options.calibration_data}: no samples", hint=FORMATS)
 
 
 class CalibrationStatistics:
@@ -422,7 +424,7 @@ class CalibrationStatistics:
         if isinstance(found, OtherRequest) and named is not None:
             raise UsageError(
                 f"{CACHE_OPTION} {path}: {_reason_against(found)}",
-                hint="Name another file: this one stays as it is.",
+                hint="Use a different file. This one was not changed.",
             )
 
     def ranges(self, model: ir.Model, values: Sequence[MeasuredValue]) -> Ranges:
@@ -506,5 +508,5 @@ def _key(name: str, form: str) -> str:
 def _reason_against(found: OtherRequest) -> str:
     changed = found.changed
     if not changed:
-        return "is no file of activation statistics that this version reads"
-    return "holds statistics of another model" if "model" in changed else "holds statistics of other samples"
+        return "is not a file of activation statistics that this version can read"
+    return "has statistics of a different model" if "model" in changed else "has statistics of different samples"

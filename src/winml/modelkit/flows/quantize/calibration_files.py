@@ -30,9 +30,9 @@ CalibrationKind = Literal["arrays", "texts", "data set"]
 OPTION = "--calibration-data"
 CACHE_OPTION = "--calibration-cache"
 FORMATS = (
-    "Give an .npz file or a folder of them (numpy.savez, one array per input of the graph, one file a sample); a text: "
-    ".txt (one a line), .csv or .jsonl; a .json, .parquet or .arrow file; a folder of them, of images or of "
-    "recordings, or one that save_to_disk wrote; or the name of a data set of the Hub."
+    "Pass an .npz file or a folder of .npz files (numpy.savez, one array per graph input, one file per "
+    "sample); text: .txt (one per line), .csv or .jsonl; a .json, .parquet or .arrow file; a folder of such "
+    "files, of images, of audio files, or from save_to_disk; or the name of a dataset on the Hub."
 )
 """What is read, for hints."""
 
@@ -84,8 +84,8 @@ def refuse_missing_files(options: QuantizeOptions) -> None:
     kind = None if data is None else calibration_kind(data)
     passed = f"--split {options.split}" if options.split is not None else "--columns" if options.columns else ""
     if passed and kind in (None, "arrays"):
-        what = "random values" if kind is None else f"{OPTION} {data}, which holds arrays by input"
-        raise UsageError(f"{passed} has no meaning for {what}", hint="Leave it out, or give a data set.")
+        what = "random values" if kind is None else f"{OPTION} {data}, which contains arrays by input"
+        raise UsageError(f"{passed} does not apply to {what}", hint="Omit it, or pass a dataset.")
     refuse_unknown_roles(options.columns)
     if kind == "data set":
         refuse_missing_datasets(f"{OPTION} {data}")

@@ -48,14 +48,14 @@ def held_out_evaluator(calibration: Calibration, session: Session, max_drop: flo
     _refuse_others(session)
     if next(calibration.held_out_samples(graph_inputs(session)), None) is None:
         raise UsageError(
-            f"--max-drop perplexity: {calibration.words.partition(',')[0]} are too few to hold some out",
-            hint="Give four samples or more with --calibration-data.",
+            f"--max-drop perplexity: {calibration.words.partition(',')[0]} are too few to hold out a quarter",
+            hint="Pass at least four samples with --calibration-data.",
         )
     value = scores(session)[PERPLEXITY.name]
     if not math.isfinite(value):
         raise InputError(
             f"{session.name}: its perplexity on the data is {value}",
-            hint="Give texts with several tokens each, of the language of the model: --calibration-data.",
+            hint="Pass texts of several tokens in the language of the model with --calibration-data.",
         )
     target = MetricTarget(PERPLEXITY.name, value * (1 + max_drop), PERPLEXITY.is_higher_better)
     return VariantEvaluator(target, scores, {"max_drop": max_drop, "data": calibration.request()}), value
@@ -66,8 +66,8 @@ def _refuse_others(session: Session) -> None:
     if TOKEN_IDS not in inputs or SCORES not in outputs:
         raise UsageError(
             f"--max-drop perplexity: {session.name} takes {', '.join(inputs)} and returns {', '.join(outputs)}; "
-            f"a perplexity needs {TOKEN_IDS} and {SCORES}",
-            hint="Give --budget smallest --min-sqnr, such as 25.",
+            f"perplexity requires {TOKEN_IDS} and {SCORES}",
+            hint="Use --budget smallest with --min-sqnr, such as 25.",
         )
 
 
@@ -78,8 +78,8 @@ def _texts(session: Session, calibration: Calibration) -> Iterator[tuple[Array, 
         if scores.shape[:2] != feeds[TOKEN_IDS].shape:
             raise UsageError(
                 f"--max-drop perplexity: {TOKEN_IDS} is {list(feeds[TOKEN_IDS].shape)}, and {SCORES} is "
-                f"{list(scores.shape)}; a perplexity needs scores of each token",
-                hint="Export the model with the scores of all tokens, or give --budget smallest --min-sqnr.",
+                f"{list(scores.shape)}; perplexity requires scores of every token",
+                hint="Export the model with the scores of all tokens, or use --budget smallest with --min-sqnr.",
             )
         yield from zip(*_without_padding(scores, feeds), strict=True)
 

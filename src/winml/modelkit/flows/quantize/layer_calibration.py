@@ -383,8 +383,8 @@ class _LayerRun:
         except StageError as error:
             reason = error.message.partition(f"{_LAYER}: ")[2] or error.message
             raise QuantizeError(
-                f"the model does not run on the calibration data: {reason}",
-                hint="Give values that the model takes: --calibration-data.",
+                f"the model cannot run on the calibration data: {reason}",
+                hint="Pass values that are valid for the model with --calibration-data.",
             ) from error
 
 
@@ -486,7 +486,7 @@ class _LayerSolver:
                         raise QuantizeError(
                             f"an input of {_words(groups[names][0])} is NaN or infinite (sample {sample + 1} of the "
                             "calibration data)",
-                            hint="Give data the model takes with --calibration-data, or --exclude the module.",
+                            hint="Pass suitable data with --calibration-data, or --exclude the module.",
                         )
                     rows = _without_padding(arrays[name], run.mask(sample))
                     (sums.judged if is_judging else sums.fitted).add(rows)
@@ -588,7 +588,7 @@ def _matrix(weight: BlockWeight) -> Array:
     if not math.isfinite(float(np.abs(matrix).max(initial=0))):
         raise QuantizeError(
             f"{_words(weight)} has values that are NaN or infinite",
-            hint="Repair the checkpoint it comes from, or leave the module as it is with --exclude.",
+            hint="Repair the checkpoint, or --exclude the module.",
         )
     return matrix.T if weight.matrix.is_transposed else matrix
 

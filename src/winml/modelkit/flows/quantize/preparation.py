@@ -35,7 +35,7 @@ def prepare(model: ir.Model, options: QuantizeOptions) -> tuple[ir.Model, list[s
     notes: list[str] = []
     least = max((MODES[mode].least_opset for _, mode in options.requested_modes()), default=0)
     if model.opset_imports.get("", least) < least:
-        notes.append(f"Opset {model.opset_imports['']} was raised to {least}, which quantized operators need.")
+        notes.append(f"Opset {model.opset_imports['']} was raised to {least}, which the quantized operators require.")
         model, reported = convert_opset(model, least)
         # Conversion makes constants and nodes without names.
         notes += [*reported, *normalize(model).notes]
@@ -54,7 +54,7 @@ def _fuse_for_provider(model: ir.Model, options: QuantizeOptions) -> tuple[ir.Mo
         return model, []
     fused = optimize(model, parse_options(OptimizeOptions, dict.fromkeys(names, True), "fusing"))
     counts = ", ".join(f"{name} {count}" for name, count in fused.fired.items() if count)
-    words = f"Operators that {options.ep} takes as one were joined: {counts}."
+    words = f"Operators that {options.ep} supports as one were fused: {counts}."
     return fused.model, [*([words] if counts else []), *fused.notes]
 
 
@@ -64,5 +64,5 @@ def _fold_normalizations(model: ir.Model) -> tuple[ir.Model, list[str]]:
         return model, []
     folded = optimize(model, parse_options(OptimizeOptions, dict.fromkeys(_FOLDING, True), "folding"))
     count = sum(folded.fired.values())
-    words = f"{count} batch normalizations were computed into the weights of the layers before them."
+    words = f"{count} batch normalizations were folded into the weights of the preceding layers."
     return folded.model, [*([words] if count else []), *folded.notes]

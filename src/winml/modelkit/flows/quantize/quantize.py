@@ -75,21 +75,28 @@ def kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[s
         signed_weights: Whether weights became signed integers.
     """
     if "dynamic" in modes:
-        yield "ONNX Runtime fuses integer products when it opens the file: winml optimize before gains no time."
+        yield (
+            "ONNX Runtime fuses the integer MatMuls when it loads the file; running winml optimize first would not "
+            "make it faster."
+        )
     if INTEGER_ACTIVATIONS.isdisjoint(modes):
         return
     has_dot_products = has_integer_dot_products()
     if has_dot_products and is_x86() and not signed_weights:
         yield (
-            "Unsigned weights do not use this processor's 8-bit dot products (VNNI), signed ones do: --precision int8 "
-            "is faster."
+            "Unsigned weights do not use the 8-bit dot products (VNNI) of this processor, signed weights do: "
+            "--precision int8 is faster."
         )
     if has_dot_products is False:
-        words = "This processor has no 8-bit dot products (VNNI): 8 bits gain less time here than where there are some."
+        words = (
+            "This processor has no 8-bit dot products (VNNI): int8 is less of a speedup here than on processors "
+            "with VNNI."
+        )
         if is_x86() and signed_weights:
             words += (
-                " Sums of signed weights saturate on it unless ONNX Runtime's session options set "
-                "session.x64quantprecision to 1, as winml does; where you cannot, use --precision uint8."
+                " Sums of signed weights saturate on it unless the ONNX Runtime session option "
+                "session.x64quantprecision is 1, as winml sets it. If you cannot set it, use --precision "
+                "uint8."
             )
         yield words
 
@@ -307,14 +314,15 @@ class Quantization(GraphWork[QuantizeResult]):
             self._choose_bits(FloatGraph.of(model, modules))
         if any((precision.activation_bits or 0) > 8 for precision, _ in self.options.requested_modes()):
             self.notes.append(
-                "ONNX Runtime's CPU provider has no integer kernels for 16-bit activations and computes in float32 "
-                "between the conversions: slower than the source. The file is for providers that have them, as QNN."
+                "ONNX Runtime's CPU provider has no integer kernels for 16-bit activations and computes in "
+                "float32 between the conversions, slower than the source. The file is for providers with such "
+                "kernels, such as QNN."
             )
         others = [mode for mode in self.options.modes() if mode not in ("qdq", "float")]
         if placement_for(self.options.ep).takes_qdq_alone and others:
             self.notes.append(
-                f"{self.options.ep} takes few bits as Q/DQ alone: what {' and '.join(others)} writes runs on the CPU "
-                "beside it. --mode qdq (--precision w8a8 or w8a16) is for it."
+                f"{self.options.ep} supports quantization as Q/DQ only: nodes quantized with "
+                f"{' and '.join(others)} run on the CPU instead. Use --mode qdq (--precision w8a8 or w8a16)."
             )
         if not self.options.modes() and self.options.kv_cache is not None:
             result = QuantizeResult(model, changed=True, notes=(), coverage=measure_coverage(model))
@@ -348,7 +356,7 @@ class Quantization(GraphWork[QuantizeResult]):
         if self.search is not None and self.search.resumed:
             found.append(f"{self.search.resumed} of {self.search.measured} measurements")
         if found:
-            yield f"Taken over from an interrupted run: {', '.join(found)}."
+            yield f"Resumed from an interrupted run: {', '.join(found)}."
 
     def _cache_maxima(self) -> Mapping[str, Array]:
         """Return the largest absolute values of each channel of keys and values that the source answers to samples."""
@@ -383,7 +391,9 @@ class Quantization(GraphWork[QuantizeResult]):
         cache = "" if self.options.kv_cache is None else f", KV cache {self.options.kv_cache}"
         search = self.search
         bits = (
-            "" if search is None else f", {search.form}: {search.mean_bits:.2f} bits ({search.measured} forms measured)"
+            ""
+            if search is None
+            else f", {search.form}: {search.mean_bits:.2f} bits ({search.measured} variants measured)"
         )
         return f"{result.quantized} nodes quantized{left}{cache}{bits}"
 
@@ -397,8 +407,8 @@ class Quantization(GraphWork[QuantizeResult]):
         needed, available = sum(file.stat().st_size for file in (source, *external_files(source))), available_bytes()
         if available is not None and needed > available:
             self.notes.append(
-                f"Not verified: to compare, the source has to be run, which takes its {size_words(needed)}, and "
-                f"{size_words(available)} of memory are available."
+                f"Not verified: the comparison runs the source, which needs {size_words(needed)} of memory; "
+                f"{size_words(available)} are available."
             )
             return None
         remedies = self.options.remedies()
@@ -427,7 +437,7 @@ def _size_notes(before: GraphSummary, after: GraphSummary) -> tuple[str, ...]:
     if after.size_bytes < LEAST_SAVING * before.size_bytes:
         return ()
     sizes = f"{size_words(after.size_bytes)} of {size_words(before.size_bytes)}"
-    return (f"The file is hardly smaller than its source ({sizes}): see what was left, and why.",)
+    return (f"The file is hardly smaller than its source ({sizes}): see which nodes were not quantized, and why.",)
 
 
 def _range_notes(model: ir.Model) -> tuple[str, ...]:
@@ -435,4 +445,4 @@ def _range_notes(model: ir.Model) -> tuple[str, ...]:
     count = clipped_values(model)
     if not count:
         return ()
-    return (f"{count} value(s) of weights were beyond the range of float16 and became its end, 65504.",)
+    return (f"{count} weight value(s) were beyond the range of float16 and were clipped to 65504.",)

@@ -142,8 +142,9 @@ def take_samples(graph: FloatGraph, request: SampleRequest, threads: int | None)
             outputs.append(_numbers(session.run(item.feeds)))
     if not any(np.any(np.isfinite(array) & (array != 0)) for output in outputs for array in output.values()):
         raise StageError(
-            f"{options.shown} answers nothing but zeros, NaN or infinity on these values, so no damage would show",
-            hint="Give values it has an answer to: --input-data file.npz.",
+            f"{options.shown} returns only zeros, NaN or infinity on these inputs, so a loss of precision "
+            "cannot be measured",
+            hint="Pass inputs with meaningful outputs: --input-data file.npz.",
         )
     names = [name for name in outputs[0] if any(np.isfinite(output[name]).any() for output in outputs)]
     left_out = tuple(name for name in outputs[0] if name not in names and any(output[name].size for output in outputs))
@@ -235,7 +236,7 @@ class QuantizedVariants:
             outputs = list(itertools.islice(self._outputs(session, None if rest is None else start), count))
             scores = dict(self.evaluator.scores(session)) if is_judged and self.evaluator is not None else {}
         except StageError as error:
-            return MeasuredVariant(None, result.quantized, size, f"does not run: {error.message}")
+            return MeasuredVariant(None, result.quantized, size, f"cannot run: {error.message}")
         self._add_cost(measured=1, session_s=opened - created, runs_s=time.perf_counter() - opened)
         about = replace(self._samples.about, count=len(outputs))
         found = measure_fidelity(self._samples.answers[: len(outputs)], outputs, 0.0, about)
@@ -278,7 +279,7 @@ class QuantizedVariants:
         return result
 
     def _session(self, model: ir.Model) -> Session:
-        return self._graph.sessions.open(model, threads=self._threads, name="the quantized form")
+        return self._graph.sessions.open(model, threads=self._threads, name="the quantized variant")
 
     def _add_cost(self, **added: float) -> None:
         with self._counting:
@@ -291,7 +292,7 @@ class QuantizedVariants:
 # never used. Measures nothing.
 
 
-_HINT = "Repeat those options to go on, or start anew with --overwrite."
+_HINT = "Repeat these options to resume, or restart with --overwrite."
 
 
 def form_key(nodes: Iterable[str]) -> str:
@@ -358,11 +359,11 @@ class MeasuredVariants:
             return {}
         if not earlier.changed:
             raise UsageError(
-                f"{file.path} is in the way: it holds no measurements that can be read",
-                hint="Remove it, or start anew with --overwrite.",
+                f"{file.path} exists and is not a readable file of measurements",
+                hint="Remove it, or restart with --overwrite.",
             )
         words = ", ".join(f"{key} was {then!r}, now {now!r}" for key, (then, now) in earlier.changed.items())
-        raise UsageError(f"{file.path} holds measurements of a run with other options: {words}", hint=_HINT)
+        raise UsageError(f"{file.path} has measurements of a run with different options: {words}", hint=_HINT)
 
 
 # --- Which parts of a model are quantized alone, and which rules keep some of them in float?
@@ -423,8 +424,8 @@ def list_parts(
             parts.append(ModulePart(module, "own nodes", own, is_unit=True, inner=tuple(inner)))
     if not any(part.nodes for part in parts):
         raise UsageError(
-            f"{f'--module {selector}' if selector else 'the modules of the file'}: none of them has a node to quantize",
-            hint="Choose modules with weights; winml inspect shows the tree.",
+            f"{f'--module {selector}' if selector else 'the modules of the file'}: no node can be quantized",
+            hint="Select modules with weights; winml inspect shows the tree.",
         )
     return tuple(parts)
 
@@ -433,8 +434,8 @@ def _chosen_modules(modules: GraphModules, depth: int | None, selector: str | No
     levels = max((address.depth(module.tag) for module in modules.modules), default=0)
     if depth is not None and depth > levels:
         raise UsageError(
-            f"--depth {depth}: the tree of modules has {levels} level(s)",
-            hint=f"Give 1 to {levels}, or leave it out for all.",
+            f"--depth {depth}: the module tree has {levels} level(s)",
+            hint=f"Set 1 to {levels}, or omit it for all levels.",
         )
     chosen = select(modules.modules, selector) if selector is not None else modules.modules
     return {module.tag: module for module in chosen if depth is None or address.depth(module.tag) <= depth}

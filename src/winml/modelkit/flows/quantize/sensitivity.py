@@ -132,7 +132,7 @@ class ExcludeSearch:
                 break  # none at all was tried first
             fewer = tuple(other for other in found.excluded if other is not unit)
             name = unit.module.path or unit.module.tag
-            tried = self._try_units(fewer, f"{name}{' (own nodes)' if unit.inner else ''} put back")
+            tried = self._try_units(fewer, f"{name}{' (own nodes)' if unit.inner else ''} in float")
             found = tried if tried.is_met else found
         return found
 
@@ -148,7 +148,7 @@ class ExcludeSearch:
 
 
 _NAME = "quantization_sensitivity"
-_READING, _REFERENCE, _MODULES, _SEARCH = "reading", "float answers", "modules", "exclude list"
+_READING, _REFERENCE, _MODULES, _SEARCH = "reading", "float outputs", "modules", "exclude list"
 
 Progress = Callable[[int, float], None]
 
@@ -216,7 +216,7 @@ def quantization_sensitivity(
         study = _Study(graph, options, plan, parts, forms, selecting, retained)
         with clock.step(_MODULES) as step:
             study.measure_modules(sensitivity.jobs, progress, _first_samples(sensitivity, evaluator, samples))
-            step.summary = f"{forms.cost.measured} forms measured"
+            step.summary = f"{forms.cost.measured} variants measured"
         found = times = None
         if target is not None:
             with clock.step(_SEARCH) as step:
@@ -329,7 +329,7 @@ def _planned_parts(
 ) -> tuple[QuantizationPlan, tuple[ModulePart, ...]]:
     if not graph.modules.modules:
         raise UsageError(
-            f"{source}: nothing says which module its nodes came from",
+            f"{source}: the nodes have no module information",
             hint="Export it with winml export, or bring tags over from the file it was made of: winml retag.",
         )
     plan = plan_quantization(graph.model, options, graph.modules)
@@ -592,20 +592,19 @@ def _notes(study: _Study, samples: Samples) -> Iterator[str]:
     if quick := sum(form.samples < study.forms.samples or form.is_estimate for form in forms):
         estimates = sum(form.is_estimate for form in forms)
         yield (
-            f"{quick} of the modules, not the most sensitive ones, were ranked on {_FEW_SAMPLES} samples; {estimates} "
-            f"of these are estimates from their parts. --samples {study.forms.samples} measures each module on all "
-            "samples."
+            f"{quick} less sensitive modules were ranked on {_FEW_SAMPLES} samples; {estimates} of these are "
+            f"estimates from their parts. --samples {study.forms.samples} measures every module on all samples."
         )
     if graph.modules.source != "winml tags":
-        yield f"The file bears no tags of winml; modules were read from its {graph.modules.source}."
+        yield f"The file has no winml tags; modules were read from its {graph.modules.source}."
     if samples.about.source == "random":
-        yield "Measured on random values within the ranges the file states; --input-data takes real ones."
+        yield "Measured on random values in the ranges that the file states; --input-data takes real inputs."
     if retained.resumed:
-        yield f"{retained.resumed} forms had been measured by a run that was interrupted."
+        yield f"{retained.resumed} variants were measured by an interrupted run."
     if any(not np.isfinite(array).all() for output in samples.answers for array in output.values()):
-        yield "The float model itself answers with NaN or infinity; the comparison leaves these values out."
+        yield "The float model returns NaN or infinity; these values are excluded from the comparison."
     if samples.left_out:
-        yield f"The float model answers nothing finite for {', '.join(samples.left_out)}, which is not compared."
+        yield f"The float model returns no finite values for {', '.join(samples.left_out)}, which is not compared."
 
 
 def _result(

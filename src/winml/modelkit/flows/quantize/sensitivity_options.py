@@ -71,9 +71,9 @@ def parse_target(text: str) -> FidelityTarget:
     if metric is None or not equals:
         guess = nearest(name, metrics)
         raise UsageError(
-            f"--target {text!r}: {f'no metric is called {name!r}' if equals else 'it is not METRIC=NUMBER'}",
-            hint=f"{f'Did you mean {guess}? ' if guess else ''}Metrics: {', '.join(metrics)}; such as sqnr_db=30. "
-            "Those of a task, such as accuracy=0.9, need --dataset.",
+            f"--target {text!r}: {f'no metric is named {name!r}' if equals else 'expected METRIC=NUMBER'}",
+            hint=f"{f'Did you mean {guess}? ' if guess else ''}Metrics: {', '.join(metrics)}, for example "
+            "sqnr_db=30. Task metrics such as accuracy=0.9 require --dataset.",
         )
     try:
         value = float(number)
@@ -85,5 +85,7 @@ def parse_target(text: str) -> FidelityTarget:
         or (metric == "relative_error" and value <= 0)
     ):
         expected = {"sqnr_db": "decibels", "cosine": "a number from -1 to 1", "relative_error": "a number above 0"}
-        raise UsageError(f"--target {text!r}: {metric} is {expected[metric]}", hint="Such as sqnr_db=30, cosine=0.99.")
+        raise UsageError(
+            f"--target {text!r}: expected {expected[metric]}", hint="For example sqnr_db=30 or cosine=0.99."
+        )
     return FidelityTarget(metric, value)

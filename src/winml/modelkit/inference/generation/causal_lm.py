@@ -135,7 +135,7 @@ class DecoderModel(GenerationMixin):
         config = config_beside(folder / "model.onnx")
         if config is None:
             raise InputError(
-                f"{folder}: transformers reads no config there, which its generation loop needs",
+                f"{folder}: the generation loop of transformers needs a config there",
                 hint="Build the model again without --no-tokenizer.",
             )
         self.config = config
@@ -148,17 +148,20 @@ class DecoderModel(GenerationMixin):
     def _refuse_inputs(self, tokens: Any, use_cache: bool | None, return_dict: bool | None, other: Any) -> None:
         passed = [name for name, value in other.items() if value is not None]
         if tokens is None or passed:
-            problem = f"input {passed[0]!r} is given" if passed else "no input_ids are given"
+            problem = f"unexpected input {passed[0]!r}" if passed else "missing input_ids"
             raise UsageError(
-                f"{problem}, and {self.graph.name} takes {', '.join(item.name for item in self.graph.inputs)}",
-                hint="Give input_ids, and attention_mask where rows are filled up.",
+                f"{problem}: {self.graph.name} takes {', '.join(item.name for item in self.graph.inputs)}",
+                hint="Pass input_ids, and attention_mask if rows are padded.",
             )
         if return_dict is False:
-            raise UsageError("return_dict=False: the answer is a record", hint="Leave it out, or read its fields.")
+            raise UsageError(
+                "return_dict=False is not supported: the result is a record",
+                hint="Omit it, and read the fields of the result.",
+            )
         if use_cache and not self.graph.has_cache:
             raise UsageError(
-                f"use_cache=True, and {self.graph.name} has no cache",
-                hint="Leave it out, or build the model again without --no-cache.",
+                f"use_cache=True, but {self.graph.name} has no KV cache",
+                hint="Omit it, or build the model again without --no-cache.",
             )
 
 
@@ -187,7 +190,9 @@ def generation_config_beside(folder: Path, config: PretrainedConfig, *, has_cach
     try:
         found = GenerationConfig.from_dict(passed) if path.is_file() else GenerationConfig.from_model_config(config)
     except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: transformers refuses it: {first_line(error)}", hint="Correct it there.") from error
+        raise InputError(
+            f"{path}: transformers rejects it: {first_line(error)}", hint="Correct it in this file."
+        ) from error
     found.use_cache = has_cache
     return found
 
@@ -212,8 +217,8 @@ def generation_call(model: DecoderModel, **arguments: Any) -> Any:
         if _comes_from_graph(error):
             raise
         raise InputError(
-            f"{folder / GENERATION_CONFIG_NAME}: transformers' generation loop refuses it: {first_line(error)}",
-            hint="Correct or remove the key in question.",
+            f"{folder / GENERATION_CONFIG_NAME}: the generation loop of transformers rejects it: {first_line(error)}",
+            hint="Correct or remove this key.",
         ) from error
 
 

@@ -74,9 +74,9 @@ class DecoderPrompt:
             retained = np.full_like(logits, -np.inf)
             if outside := [token for token in allowed if not 0 <= token < len(logits)]:
                 raise InputError(
-                    f"{GENERATION_CONFIG_NAME}: token {outside[0]} is to stand at position {position}, and the model "
-                    f"has {len(logits)} tokens",
-                    hint="Correct it there (forced_bos_token_id, forced_decoder_ids, lang_to_id and the like).",
+                    f"{GENERATION_CONFIG_NAME}: token {outside[0]} is forced at position {position}, but the "
+                    f"vocabulary has {len(logits)} tokens",
+                    hint="Correct it in this file (forced_bos_token_id, forced_decoder_ids, lang_to_id and the like).",
                 )
             retained[list(allowed)] = logits[list(allowed)]
             return retained
@@ -115,7 +115,7 @@ def read_decoder_prompt(folder: Path, text: TextTokens | None = None) -> tuple[D
         start, settings = text.first, replace(settings, eos_token_ids=text.ends or settings.eos_token_ids)
     if start is None:
         raise InputError(
-            f"{folder}: nothing says which token a text begins with (decoder_start_token_id)",
+            f"{folder}: no decoder_start_token_id, the first token of a text",
             hint=f"Add it to {GENERATION_CONFIG_NAME}, or build the model again with its files beside it.",
         )
     stated = passed if (folder / GENERATION_CONFIG_NAME).is_file() else config
@@ -151,15 +151,15 @@ def read_prompt(folder: Path, **requested: object) -> dict[int, tuple[int, ...]]
     language, task = passed.get("language"), passed.get("task")
     if passed.get("return_timestamps"):
         raise InputError(
-            f"{folder / GENERATION_CONFIG_NAME}: return_timestamps is {passed['return_timestamps']}, and text is "
-            "written without times",
+            f"{folder / GENERATION_CONFIG_NAME}: return_timestamps is {passed['return_timestamps']}, but text "
+            "is generated without timestamps",
             hint="Set it to false.",
         )
     is_named = language is not None or task is not None
     if is_named and passed.get("is_multilingual") is False:
         raise InputError(
-            f"{folder}: language {language!r} and task {task!r} are asked of a model that is not multilingual",
-            hint=f"Leave them out of {GENERATION_CONFIG_NAME}.",
+            f"{folder}: language {language!r} and task {task!r} require a multilingual model",
+            hint=f"Remove them from {GENERATION_CONFIG_NAME}.",
         )
     forced = passed.get("forced_decoder_ids") or _read_config(folder).get("forced_decoder_ids")
     pairs = () if is_named else forced or ()
@@ -191,8 +191,8 @@ def _token_of(name: object, known: Mapping[str, int], key: str, folder: Path) ->
     found = next((known[item] for item in names if item in known), None)
     if found is None:
         raise InputError(
-            f"{folder}: {key} is {name!r}, and {key}s of the model are {', '.join(list(known)[:8]) or 'not named'}",
-            hint=f"Name one of them in {GENERATION_CONFIG_NAME} (lang_to_id, task_to_id).",
+            f"{folder}: {key} is {name!r}; the model supports {', '.join(list(known)[:8]) or 'not named'}",
+            hint=f"Use a supported value in {GENERATION_CONFIG_NAME} (lang_to_id, task_to_id).",
         )
     return found
 

@@ -53,7 +53,7 @@ def recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedProm
     seconds = read_processor_files(folder).window_seconds
     recording = _opened(prompt.text)
     if not len(recording.samples):
-        raise InputError(f"--audio {Path(prompt.text)}: holds no samples", hint="Give a recording, such as WAV.")
+        raise InputError(f"--audio {Path(prompt.text)}: contains no samples", hint="Pass an audio file, such as WAV.")
     is_long = seconds is not None and len(recording.samples) > seconds * recording.rate_hz
     prompt = replace(prompt, recording=recording)
     if not (with_times or is_long):
@@ -66,9 +66,9 @@ def recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedProm
     if own_loop(config) is None or not has_times:
         requested = "--timestamps" if with_times else f"--audio {Path(prompt.text)} is longer than {seconds:g} s"
         raise UsageError(
-            f"{requested}: {folder} tells no times (no_timestamps_token_id in {GENERATION_CONFIG_NAME}, and a model "
-            f"type with a loop for them in {CHECKPOINT_CONFIG_NAME})",
-            hint="Leave --timestamps out." if with_times else "Give it in pieces of that length.",
+            f"{requested}: the model in {folder} does not generate timestamps (requires no_timestamps_token_id "
+            f"in {GENERATION_CONFIG_NAME}, and a model type with a loop for them in {CHECKPOINT_CONFIG_NAME})",
+            hint="Omit --timestamps." if with_times else "Split it into files of at most this length.",
         )
     return replace(prompt, tokenizer=TimedText(prompt.tokenizer, with_times=with_times))
 
@@ -119,7 +119,9 @@ def recorded_tokens(graphs: EncoderDecoder, prompt: PreparedPrompt, timed: Timed
 def _opened(path: str) -> Recording:
     opened = open_recording(path, None, path)
     if isinstance(opened, Unreadable):
-        raise InputError(f"--audio {Path(path)}: does not open: {opened.reason}", hint="Give a recording, such as WAV.")
+        raise InputError(
+            f"--audio {Path(path)}: cannot be opened: {opened.reason}", hint="Pass an audio file, such as WAV."
+        )
     return opened
 
 
@@ -155,8 +157,8 @@ def prepare_encoder_decoder(
         named = next((f"--{key}" for key, value in passed.items() if value and key != medium_option), "nothing")
         advice = "Run the parts with WinMLAutoModel."
         if medium_option is not None:
-            advice = f"Give --{medium_option}." if content is None else f"Leave {named} out."
-        raise UsageError(f"{named} is given, and {encoder.name} takes {', '.join(names)}", hint=advice)
+            advice = f"Use --{medium_option}." if content is None else f"Omit {named}."
+        raise UsageError(f"{named} does not apply: {encoder.name} takes {', '.join(names)}", hint=advice)
     folder = files_folder(decoder)
     tokenizer = read_tokenizer(folder)
     described = read_part_description(decoder)
@@ -165,14 +167,14 @@ def prepare_encoder_decoder(
     settings = settings.updated(**requested).fitted(prompt_tokens, part_position_limit(decoder, folder))
     tokens = tuple(tokenizer.encode(content)) if medium_option == "prompt" else ()
     if medium_option == "prompt" and not tokens:
-        raise UsageError("the prompt is empty", hint="Give a text.")
+        raise UsageError("the prompt is empty", hint="Pass a text.")
     limit = part_position_limit(encoder, folder, ENCODER)
     if limit is not None and len(tokens) > limit:
         raise UsageError(
-            f"the prompt has {len(tokens)} tokens, and the encoder has {limit} positions", hint="Shorten it."
+            f"the prompt has {len(tokens)} tokens, but the encoder has {limit} positions", hint="Shorten it."
         )
     if medium_option != "prompt" and not Path(content).is_file():
-        raise UsageError(f"--{medium_option} {content}: no such file", hint="Give the path of one.")
+        raise UsageError(f"--{medium_option} {content}: no such file", hint="Pass the path of an existing file.")
     prompt = PreparedPrompt(
         decoder, content, tokens, settings, tokenizer, encoder=encoder, beginning=beginning, medium=medium_option
     )
@@ -224,7 +226,7 @@ def _arrays(inputs: tuple[GraphInput, ...], prompt: PreparedPrompt) -> dict[str,
 
     opened: Any = prompt.recording or open_image(prompt.text, None, prompt.text)
     if isinstance(opened, Unreadable):
-        raise InputError(f"--{prompt.medium} {prompt.text}: does not open: {opened.reason}")
+        raise InputError(f"--{prompt.medium} {prompt.text}: cannot be opened: {opened.reason}")
     preprocessor = Preprocessor.of(files_folder(prompt.model), inputs, option=f"--{prompt.medium}")
     (batch,) = preprocessor.batches([{str(prompt.medium): opened}])
     return dict(batch.feeds)

@@ -54,7 +54,7 @@ def _loaded_model(request: ModelRequest, prompt: PreparedPrompt) -> Any:
     if not hasattr(model, "generate"):
         raise UsageError(
             f"--reference {request.model}: {type(model).__name__} does not generate",
-            hint="Name a checkpoint for text-generation.",
+            hint="Pass a text-generation checkpoint.",
         )
     model.generation_config = generation_config_beside(files_folder(prompt.model), model.config, has_cache=True)
     model.tokenizer_folder = files_folder(prompt.model)

@@ -171,9 +171,7 @@ class EncoderDecoderModel(DecoderModel):
             StageError: ONNX Runtime fails.
         """
         if decoder_input_ids is None:
-            raise UsageError(
-                "no decoder_input_ids are given", hint="Give the tokens of the decoder, or call generate()."
-            )
+            raise UsageError("missing decoder_input_ids", hint="Pass the tokens of the decoder, or call generate().")
         passed = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
         self._refuse_unknown(passed, attention_mask, return_dict=kwargs.get("return_dict"))
         if past_key_values is None:
@@ -193,12 +191,15 @@ class EncoderDecoderModel(DecoderModel):
             unknown.append("attention_mask")
         if unknown:
             raise UsageError(
-                f"input {unknown[0]!r} is given, and the encoder takes {', '.join(sorted(names))}, the decoder "
-                "decoder_input_ids",
-                hint="Leave it out: every token of the decoder counts.",
+                f"unexpected input {unknown[0]!r}: the encoder takes {', '.join(sorted(names))}; the decoder "
+                "takes decoder_input_ids",
+                hint="Omit it: no decoder token is masked.",
             )
         if return_dict is False:
-            raise UsageError("return_dict=False: the answer is a record", hint="Leave it out, or read its fields.")
+            raise UsageError(
+                "return_dict=False is not supported: the result is a record",
+                hint="Omit it, and read the fields of the result.",
+            )
 
     __call__ = forward  # type: ignore[assignment]  # an encoder-decoder's own names
 
@@ -279,8 +280,8 @@ def _looping_model(loop: type, model: Any) -> Any:
             """Let the general loop write a piece; what it keeps is not handed on."""
             if settings.get("output_attentions") or settings.get("return_token_timestamps"):
                 raise UsageError(
-                    "times of single tokens are asked for, and the graphs give no attentions",
-                    hint="Ask for return_timestamps, which are those of segments.",
+                    "token-level timestamps require attentions, which the graphs do not return",
+                    hint="Use return_timestamps=True for timestamps of segments.",
                 )
             if "attention_mask" not in {item.name for item in self.graphs.inputs}:
                 # It tells how long each recording is, which is read before.
@@ -288,8 +289,9 @@ def _looping_model(loop: type, model: Any) -> Any:
             displayed = settings.pop("decoder_attention_mask", None)
             if displayed is not None and not torch.as_tensor(displayed).bool().all():
                 raise UsageError(
-                    "the tokens before a piece are of several lengths, and the decoder takes no mask over them",
-                    hint="Give one recording at a time, or leave out condition_on_prev_tokens.",
+                    "the previous tokens of the segments have different lengths, but the decoder takes no mask "
+                    "for them",
+                    hint="Pass one audio file at a time, or omit condition_on_prev_tokens.",
                 )
             output = super().generate(*inputs, **settings)
             if not isinstance(output, ModelOutput):

@@ -122,7 +122,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
     for key, neutral in UNSUPPORTED.items():
         if key in record and record[key] != neutral:
             raise UsageError(
-                f"{path}: {key} is {record[key]!r}, and this way to choose tokens is not supported",
+                f"{path}: {key} is {record[key]!r}, a decoding strategy that is not supported",
                 hint=f"Remove {key} from the file.",
             )
     return record
@@ -137,7 +137,7 @@ def check_kinds(record: Mapping[str, object], path: Path) -> None:
     try:
         parse_options(_GenerationConfig, dict(record), str(path))
     except ConfigError as error:
-        raise InputError(error.message, hint="Correct it there, or remove the key.") from None
+        raise InputError(error.message, hint="Correct or remove this key.") from None
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def read_record(path: Path) -> dict[str, Any]:
     except JsonError as error:
         raise InputError(f"{path}: {error}", hint=error.hint or "Build the model again.") from error
     if not isinstance(record, dict):
-        raise InputError(f"{path}: is no JSON object", hint="Build the model again.")
+        raise InputError(f"{path}: not a JSON object", hint="Build the model again.")
     return record
 
 
@@ -305,9 +305,9 @@ class GenerationSettings:
         if self.max_length is not None:
             if prompt_tokens >= self.max_length:
                 raise UsageError(
-                    f"the prompt has {prompt_tokens} tokens, and {GENERATION_CONFIG_NAME} says max_length "
-                    f"{self.max_length}, which counts the prompt",
-                    hint="State --max-new-tokens, which takes its place, or shorten the prompt.",
+                    f"the prompt has {prompt_tokens} tokens, but max_length in {GENERATION_CONFIG_NAME} is "
+                    f"{self.max_length}, which includes the prompt",
+                    hint="Set --max-new-tokens, which overrides it, or shorten the prompt.",
                 )
             limited = replace(self, max_new_tokens=self.max_length - prompt_tokens, max_length=None)
             return limited.fitted(prompt_tokens, positions)
@@ -316,16 +316,16 @@ class GenerationSettings:
         room = positions - prompt_tokens
         if room < 1:
             raise UsageError(
-                f"the prompt has {prompt_tokens} tokens, and the model has {positions} positions",
-                hint="Shorten it: at least one position is needed for the answer.",
+                f"the prompt has {prompt_tokens} tokens, but the model has {positions} positions",
+                hint="Shorten it to leave at least one position for the generated text.",
             )
         if self.max_new_tokens <= room:
             return self
         if not self.is_default_length:
             raise UsageError(
-                f"--max-new-tokens {self.max_new_tokens}: with a prompt of {prompt_tokens} the text may "
-                f"have {prompt_tokens + self.max_new_tokens} tokens, and the model has {positions} positions",
-                hint=f"Ask for {room} or fewer.",
+                f"--max-new-tokens {self.max_new_tokens}: with a prompt of {prompt_tokens} the text may have "
+                f"{prompt_tokens + self.max_new_tokens} tokens, but the model has {positions} positions",
+                hint=f"Set it to {room} or fewer.",
             )
         return replace(self, max_new_tokens=room)
 
@@ -364,7 +364,7 @@ def read_settings(folder: Path) -> GenerationSettings:
         eos_token_ids=tuple(token for token in ids if isinstance(token, int) and not isinstance(token, bool)),
         for_transformers=other or None,
         notes=tuple(
-            f"{folder / GENERATION_CONFIG_NAME}: {key} is ignored: it changes no token"
+            f"{folder / GENERATION_CONFIG_NAME}: {key} is ignored: it does not affect the generated tokens"
             for key in sorted(passed.keys() & _NOTED)
         ),
     )

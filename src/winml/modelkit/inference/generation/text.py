@@ -113,7 +113,7 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     names = {CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, "vocab.json", "tokenizer.model", "spiece.model"}
     if not any((folder / name).is_file() for name in names - {CHECKPOINT_CONFIG_NAME}):
         raise InputError(
-            f"{folder}: holds no tokenizer ({TOKENIZER_NAME})",
+            f"{folder}: no tokenizer ({TOKENIZER_NAME})",
             hint="Copy the tokenizer files of the checkpoint there, or build the model again without --no-tokenizer.",
         )
     return _TokenizerOfTransformers(folder)
@@ -218,8 +218,8 @@ def chat_prompt(folder: Path, message: str, system: str | None = None) -> str:
     template = _chat_template(folder, config)
     if template is None:
         raise UsageError(
-            f"{folder}: has no chat template ({_TEMPLATE_NAME})",
-            hint="Leave out --chat: the model goes on with any text.",
+            f"{folder}: no chat template ({_TEMPLATE_NAME})",
+            hint="Omit --chat: without it, the model continues the text as it is.",
         )
     before = [] if system is None else [{"role": "system", "content": system}]
     return rendered_chat(folder, template, [*before, {"role": "user", "content": message}], _special_tokens(config))
@@ -253,16 +253,16 @@ def rendered_chat(
             resident_bytes=_LIMIT_BYTES,
         )
     except InputError as error:
-        error.hint = "Leave out --chat, or replace the template."
+        error.hint = "Omit --chat, or replace the template."
         raise
     if "error" in output:
-        raise InputError(f"{folder}: its chat template fails: {output['error']}")
+        raise InputError(f"{folder}: the chat template failed: {output['error']}")
     text = str(output["text"])
     if len(text) > LONGEST_TEXT_CHARACTERS:
         raise InputError(
-            f"{folder}: its chat template makes {len(text)} characters of the message, and at most "
-            f"{LONGEST_TEXT_CHARACTERS} are tokenized",
-            hint="Leave out --chat, or replace the template.",
+            f"{folder}: the chat template expands the message to {len(text)} characters; the maximum is "
+            f"{LONGEST_TEXT_CHARACTERS}",
+            hint="Omit --chat, or replace the template.",
         )
     return text
 

@@ -221,8 +221,8 @@ class ImagePositions:
         grids = [name for name in passed if name.endswith("grid_thw") and passed[name] is not None]
         if grids and passed.get(KINDS) is None:
             raise UsageError(
-                f"{grids[0]} is given, and no {KINDS}: which tokens stand for pictures is not known",
-                hint="Give all that the processor of the model makes of the text and the pictures.",
+                f"{grids[0]} requires {KINDS}, which marks the image tokens",
+                hint="Pass all outputs of the model's processor for the text and the images.",
             )
         positions = self._model._prepare_position_ids_for_generation(tokens, dict(passed))
         several: torch.Tensor = positions[-self._rows :].expand(self._rows, *tokens.shape[:1], -1)

@@ -66,7 +66,7 @@ def prepare_vision_language(
     else:
         tokens = tuple(tokenizer.encode(text))
     if not tokens:
-        raise UsageError("the prompt is empty, and this model begins with no token of its own", hint="Give a text.")
+        raise UsageError("the prompt is empty, and the model has no start token", hint="Pass a text.")
     settings = settings.fitted(len(tokens), part_position_limit(files[DECODER], folder))
     kinds, positions = created.pop(TOKEN_TYPES, None), created.pop(POSITIONS, None)
     displayed = VisionLanguageFiles(files[VISION], files[EMBEDDING], created if images else {}, kinds, positions)
@@ -117,10 +117,12 @@ def _opened_image(path: str) -> Any:
     from winml.modelkit.evaluate.media import Unreadable, open_image
 
     if not Path(path).is_file():
-        raise UsageError(f"--image {path}: no such file", hint="Give the path of a picture.")
+        raise UsageError(f"--image {path}: no such file", hint="Pass the path of an existing image.")
     image = open_image(path, None, path)
     if isinstance(image, Unreadable):
-        raise InputError(f"--image {path}: does not open: {image.reason}", hint="Give a picture, such as PNG or JPEG.")
+        raise InputError(
+            f"--image {path}: cannot be opened: {image.reason}", hint="Pass an image, such as PNG or JPEG."
+        )
     return image.convert("RGB")
 
 
@@ -140,8 +142,8 @@ def _processed(
             )
     except _FAILURES as error:
         raise InputError(
-            f"--image: the processor in {folder} fails: {first_line(error)}",
-            hint="Give one picture for each place in the prompt.",
+            f"--image: the processor in {folder} failed: {first_line(error)}",
+            hint="Pass one image for each image placeholder in the prompt.",
         ) from error
     arrays = {name: np.asarray(value) for name, value in created.items()}
     names = [value.name for value in read_structure(files[VISION]).graph.input]
@@ -173,7 +175,7 @@ def _open_processor(folder: Path) -> Any:
     except UNREADABLE as error:
         raise InputError(f"{folder}: its processor cannot be read: {first_line(error)}", hint=_COPY_HINT) from error
     if not hasattr(processor, "image_processor"):
-        raise InputError(f"{folder}: holds no processor for pictures and text", hint=_COPY_HINT)
+        raise InputError(f"{folder}: no processor for images and text", hint=_COPY_HINT)
     return processor
 
 
@@ -218,7 +220,9 @@ def _chat_text(processor: Any, folder: Path, text: str, count: int, system: str 
     templates = (getattr(holder, "chat_template", None) for holder in (processor, processor.tokenizer))
     template = next((one.get("default") if isinstance(one, dict) else one for one in templates if one), None)
     if not template:
-        raise UsageError(f"{folder}: has no chat template", hint="Leave out --chat: the model goes on with any text.")
+        raise UsageError(
+            f"{folder}: no chat template", hint="Omit --chat: without it, the model continues the text as it is."
+        )
     messages = [{"role": "user", "content": content}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})

@@ -39,8 +39,8 @@ from winml.modelkit.runtime.sessions import Session
 __all__ = ["measure_encoder_decoder_generation", "measure_generation", "prepare_prompt", "write_text", "write_texts"]
 
 _NO_CACHE = (
-    "This model has no cache: every token runs the whole text again, which gets slower with each.",
-    "Build it again without --no-cache for one that has.",
+    "This model has no KV cache: every token recomputes the whole text, so generation slows down with its length.",
+    "Build it again without --no-cache to get one.",
 )
 
 
@@ -97,7 +97,7 @@ def prepare_prompt(
     text = chat_prompt(folder, prompt, system) if is_chat else prompt
     tokens = tuple(tokenizer.encode(text, with_special=not is_chat))
     if not tokens:
-        raise UsageError("the prompt is empty, and this model begins with no token of its own", hint="Give a text.")
+        raise UsageError("the prompt is empty, and the model has no start token", hint="Pass a text.")
     settings = settings.fitted(len(tokens), position_limit(folder))
     return PreparedPrompt(model, text, tokens, settings, tokenizer, reader=reader)
 
@@ -245,8 +245,8 @@ def measure_generation(
     session_ms = (time.perf_counter() - started) * 1000
     if not graph.has_cache:
         raise UsageError(
-            f"--generation: {displayed} has no cache, so a step costs what its whole text costs",
-            hint="Leave --generation out, or build the model again without --no-cache.",
+            f"--generation: {displayed} has no KV cache, so every step recomputes the whole text",
+            hint="Omit --generation, or build the model again without --no-cache.",
         )
     limit = position_limit(files_folder(path))
     lengths = [length for length in LENGTHS if limit is None or length < limit] or [1]
@@ -316,7 +316,7 @@ def measure_encoder_decoder_generation(
         (PromptTime(1, first_ms, begun(1).size_bytes()),),
         steps,
         per_token,
-        (f"The first token is that of the encoder on {shapes} and of the decoder on one token.",),
+        (f"The time to the first token includes the encoder on {shapes} and the decoder on one token.",),
     )
 
 

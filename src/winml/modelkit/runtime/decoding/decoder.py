@@ -224,18 +224,19 @@ class DecoderGraph:
         self.held = _held_tokens(session, self._growing_axes)
         if self.held is not None and MASK not in self._by_name:
             raise InputError(
-                f"{session.name} has a cache of a fixed {self.held} tokens and takes no {MASK}, which would hide those "
-                "that are not there yet",
-                hint="Build the model with past_sequence_length left open.",
+                f"{session.name} has a KV cache with a fixed {self.held} tokens and no {MASK} to mask the empty "
+                "positions",
+                hint="Build the model with a dynamic past_sequence_length.",
             )
 
         self.adds_in_place = self.held is None and _adds_in_place(session, self.states)
         self._prompt = None if prompt is None else DecoderGraph(prompt)
         if self._prompt is not None and (self.held is None or self.held != self._prompt.held):
             raise InputError(
-                f"{session.name} holds {self.held or 'any number of'} tokens in its cache, and {self._prompt.name} "
-                f"{self._prompt.held or 'any number'}: they are not of one build",
-                hint="Build the model again, both parts at once.",
+                f"{session.name} holds {self.held or 'any number of'} tokens in its KV cache, but "
+                f"{self._prompt.name} holds {self._prompt.held or 'any number'}: these are not parts of one "
+                "build",
+                hint="Build both parts again in one build.",
             )
 
     @property
@@ -320,8 +321,8 @@ class DecoderGraph:
         rest = count % step
         if rest and past and self.length != 1:
             raise UsageError(
-                f"{count} tokens are given after {past} in the cache, and {self.name} reads {step} in each run",
-                hint=f"Give a multiple of {step}, or build the model with --prompt-length {step}.",
+                f"got {count} tokens after {past} in the KV cache, but {self.name} reads {step} in every run",
+                hint=f"Pass a multiple of {step} tokens, or build the model with --prompt-length {step}.",
             )
         alone = [(place, place + 1, self) for place in range(rest if past else 0)]
         first = [(0, rest, longest)] if rest and not past else []
@@ -336,8 +337,8 @@ class DecoderGraph:
         room = self.most_tokens
         if room is not None and count > room:
             raise UsageError(
-                f"the text has {count} tokens, and {self.name} was built for {room}: {self.held} in the cache and "
-                f"{self.length} in a run",
+                f"the text has {count} tokens, but {self.name} was built for {room}: {self.held} in the KV "
+                f"cache and {self.length} per run",
                 hint="Shorten the text, or build the model with a longer past_sequence_length (--shape-config).",
             )
 
@@ -378,14 +379,14 @@ class DecoderGraph:
             filled = self.length  # to the right, where no token before sees it
         if count > filled:
             raise UsageError(
-                f"{count} tokens are given, and {self.name} was built for {filled}",
-                hint="Build the model with the sequence left open: --dynamic-seq-len.",
+                f"got {count} tokens, but {self.name} was built for {filled}",
+                hint="Build the model with a dynamic sequence length: --dynamic-seq-len.",
             )
         mask = np.ones((rows, past + count), np.int64) if mask is None else np.asarray(mask)
         if mask.shape != (rows, past + count):
             raise UsageError(
-                f"attention_mask is {array_words(mask)}; expected [{rows}, {past + count}]: {past} tokens of the cache "
-                f"and {count} new ones"
+                f"attention_mask is {array_words(mask)}; expected [{rows}, {past + count}]: {past} tokens in "
+                f"the KV cache and {count} new ones"
             )
         if self.has_cache and MASK not in self._by_name:
             _refuse_padding(mask, self.name)
@@ -424,8 +425,8 @@ class DecoderGraph:
         array = np.ascontiguousarray(array.astype(item.dtype, copy=False))
         if not item.takes_sizes(array.shape):
             raise UsageError(
-                f"input {item.name!r} is {array_words(array)}, and {self.name} was built for {item.words}",
-                hint="Give that many rows and tokens, or build the model with these sizes left open.",
+                f"input {item.name!r} is {array_words(array)}, but {self.name} was built for {item.words}",
+                hint="Pass that many rows and tokens, or build the model with dynamic sizes.",
             )
         return array
 
@@ -434,22 +435,22 @@ class DecoderGraph:
             return
         if not isinstance(cache, GraphCache) or not cache.is_of(self):
             raise UsageError(
-                f"past_key_values is {_cache_words(cache)}, and {self.name} takes its own only",
-                hint="Start without one, and hand on the past_key_values of the answer.",
+                f"past_key_values is {_cache_words(cache)}; {self.name} accepts only a cache that it returned",
+                hint="Start without a cache, then pass the returned past_key_values.",
             )
         # All states have as many rows.
         for name, value in itertools.islice(cache.values.items(), 1):
             cached_rows = value.shape()[self.batch_axes[name]]
             if cached_rows != rows:
                 raise UsageError(
-                    f"{rows} rows of tokens are given, and the cache is of {cached_rows}",
-                    hint="Start without a cache, or give as many rows as before.",
+                    f"got {rows} rows of tokens, but the KV cache has {cached_rows}",
+                    hint="Start without a cache, or pass as many rows as before.",
                 )
 
     def _refuse_other_graphs(self) -> None:
         if self.fed_input not in self._by_name or SCORES not in self._session.outputs:
             raise InputError(
-                f"{self.name} does not generate: it takes {', '.join(self._by_name) or 'nothing'} and answers "
+                f"{self.name} does not generate: it takes {', '.join(self._by_name) or 'nothing'} and returns "
                 f"{', '.join(self._session.outputs)}; expected {self.fed_input} and {SCORES}",
                 hint="Build the model for text-generation.",
             )
@@ -457,9 +458,9 @@ class DecoderGraph:
         known = {*self._value_inputs, MASK, POSITIONS, TOKEN_TYPES, *self.states, *self.encoded}
         if other := [name for name in self._by_name if name not in known]:
             raise InputError(
-                f"{self.name} takes {other[0]!r}, of which nothing says what a step is to feed it",
-                hint="Name the folder where it is one part of a model. An encoder-decoder generates with a cache only: "
-                "leave out --no-cache.",
+                f"{self.name} takes {other[0]!r}, and the values for it are unknown",
+                hint="If it is one part of a model, pass the folder. An encoder-decoder requires a KV cache to "
+                "generate: build it without --no-cache.",
             )
 
 
@@ -478,8 +479,8 @@ def _refuse_padding(mask: Array, name: str) -> None:
     """
     if not mask.all():
         raise UsageError(
-            f"the rows are of several lengths, and {name} takes no attention_mask that would hide the padding",
-            hint="Give rows of one length, or one row at a time.",
+            f"the rows have different lengths, but {name} takes no attention_mask to mask the padding",
+            hint="Pass rows of equal length, or one row at a time.",
         )
 
 
@@ -492,8 +493,8 @@ def _refuse_scores_of_texts(session: Session) -> None:
     shape = session.output_shapes[SCORES]
     if shape and len(shape) != 3:
         raise InputError(
-            f"{session.name} does not generate: {SCORES} are {list(shape)}, scores of the whole text; expected those "
-            "of each token, [batch, tokens, vocabulary]",
+            f"{session.name} does not generate: {SCORES} has shape {list(shape)}, scores of the whole text; "
+            "expected scores of each token, [batch, tokens, vocabulary]",
             hint="Build the model for text-generation.",
         )
 
@@ -606,6 +607,6 @@ def text_tokens(decoder: Session) -> TextTokens | None:
 
 def _unrelated(giver: Session, taker: Session) -> InputError:
     return InputError(
-        f"{giver.name} and {taker.name} do not say how they belong together",
-        hint="Build both again with this version of winml, from one model.",
+        f"{giver.name} and {taker.name} have no metadata that connects them",
+        hint="Build both again from one model with this version of winml.",
     )

@@ -113,9 +113,9 @@ class EncoderDecoder:
     def _refuse_padding(self, name: str, passed: int, length: int) -> None:
         if self._unpaddable is not None:
             raise UsageError(
-                f"input {name!r} has a length of {passed}, and {self._encoder.name} was built for {length}: padding "
-                f"would change the answer, because {self._unpaddable}",
-                hint=f"Give exactly {length}{_other_length(name, passed)}.",
+                f"input {name!r} has a length of {passed}, but {self._encoder.name} was built for {length}: "
+                f"padding would change the outputs, because {self._unpaddable}",
+                hint=f"Pass exactly {length}{_other_length(name, passed)}.",
             )
 
     @functools.cached_property
@@ -128,10 +128,10 @@ class EncoderDecoder:
         from winml.modelkit.graph.files.reading import read_structure
 
         if all(item.name != MASK for item in self.inputs):
-            return "the graph takes no mask that hides it"
+            return "the graph takes no mask for it"
         nodes = read_structure(Path(self._encoder.name)).graph.node
         is_normalized = any(node.op_type in _NORMS_OVER_LENGTHS for node in nodes)
-        return "the model normalizes over the whole length" if is_normalized else None
+        return "the model normalizes over the full length" if is_normalized else None
 
     def _fitted(self, item: GraphInput, passed: Arrays) -> Array:
         array = passed.get(item.name)
@@ -140,13 +140,13 @@ class EncoderDecoder:
             array = np.ones(tokens.shape[:2], np.int64)
         if array is None:
             raise UsageError(
-                f"input {item.name!r} is not given, and {self._encoder.name} takes {item.words}",
+                f"missing input {item.name!r}: {self._encoder.name} takes {item.words}",
                 hint=f"Its inputs: {', '.join(other.name for other in self.inputs)}.",
             )
         array = np.ascontiguousarray(np.asarray(array).astype(item.dtype, copy=False))
         if not item.takes_sizes(array.shape):
             raise UsageError(
-                f"input {item.name!r} is {array_words(array)}, and {self._encoder.name} was built for {item.words}",
+                f"input {item.name!r} is {array_words(array)}, but {self._encoder.name} was built for {item.words}",
                 hint=self._way_out(item, array),
             )
         return array
@@ -154,8 +154,8 @@ class EncoderDecoder:
     def _way_out(self, item: GraphInput, array: Array) -> str:
         if self._length is not None and item.shape[1:2] == (self._length,) and array.shape[1] > self._length:
             most = "exactly" if self._unpaddable else "at most"
-            return f"Give {most} {self._length}{_other_length(item.name, array.shape[1])}."
-        return "Give that size, or build the model with it left open."
+            return f"Pass {most} {self._length}{_other_length(item.name, array.shape[1])}."
+        return "Pass that size, or build the model with a dynamic size."
 
 
 def _other_length(name: str, length: int) -> str:

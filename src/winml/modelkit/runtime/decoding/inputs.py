@@ -165,8 +165,8 @@ def decoder_tokens(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -
     if positions is not None and length > limit:
         raise UsageError(
             f"--shape-config: {axes.tokens if tokens is not None else axes.past[0]} {length}: the model has "
-            f"{limit + 1} positions, and a step after {length} tokens needs {length + 1}",
-            hint=f"Give {limit} or fewer.",
+            f"{limit + 1} positions, but a step after {length} tokens needs {length + 1}",
+            hint=f"Use {limit} or fewer.",
         )
     return length
 
@@ -218,8 +218,8 @@ def prompt_before(inputs: Sequence[GraphInput], requested: Mapping[str, int], st
     axes = _open_axes(inputs)
     if axes is None:
         raise UsageError(
-            f"--step {steps}: the model has no cache, or takes a fixed number of tokens",
-            hint="Compare a decoder that was exported with its cache and open sizes.",
+            f"--step {steps}: the model has no KV cache, or takes a fixed number of tokens",
+            hint="Compare a decoder that was exported with a KV cache and dynamic sizes.",
         )
     passed = sizes_by_key(inputs, requested)
     positions = next((item.value_range for item in inputs if item.name == POSITIONS), None)
@@ -227,9 +227,9 @@ def prompt_before(inputs: Sequence[GraphInput], requested: Mapping[str, int], st
     tokens = passed.get(axes.tokens, max(min(_PROMPT, room - steps), 1))
     if tokens + steps > room and positions is not None:
         raise UsageError(
-            f"--step {steps}: after a prompt of {tokens} tokens the text has {tokens + steps}, and the model has "
-            f"{room} positions",
-            hint=f"Give a step of {max(room - tokens, 0)} or less.",
+            f"--step {steps}: after a prompt of {tokens} tokens the text has {tokens + steps} tokens, but the "
+            f"model has {room} positions",
+            hint=f"Use --step {max(room - tokens, 0)} or less.",
         )
     return DecoderRun(tokens, 0)
 
@@ -332,8 +332,8 @@ def state_feeds(session: Session) -> dict[str, str]:
     for name, output in feeds.items():
         if output not in session.outputs:
             raise InputError(
-                f"{session.name} takes the cache {name!r} and does not give {output!r}, its next value",
-                hint="Export it with the cache as inputs and outputs.",
+                f"{session.name} takes the KV cache {name!r} but does not return its next value {output!r}",
+                hint="Export it with the KV cache as inputs and outputs.",
             )
     return feeds
 

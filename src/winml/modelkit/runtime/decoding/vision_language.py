@@ -86,8 +86,8 @@ class TokenEmbedder:
         for item in self.image_inputs:
             if item.name not in passed:
                 raise UsageError(
-                    f"input {item.name!r} is not given, and {self._vision.name} takes {item.words}",
-                    hint="Give what the processor of the model makes of a picture.",
+                    f"missing input {item.name!r}: {self._vision.name} takes {item.words}",
+                    hint="Pass the outputs of the model's processor for an image.",
                 )
             feeds[item.name] = np.ascontiguousarray(passed[item.name].astype(item.dtype, copy=False))
         feeds = self._one_in_each_row(feeds, passed.get(PIXEL_MASK))
@@ -101,8 +101,8 @@ class TokenEmbedder:
         for item in self.image_inputs:
             if odd := [piece[item.name] for piece in pieces if not item.takes_sizes(piece[item.name].shape)]:
                 raise UsageError(
-                    f"input {item.name!r} is {array_words(odd[0])}, and {self._vision.name} was built for {item.words}",
-                    hint="Give that size, or build the model with it left open.",
+                    f"input {item.name!r} is {array_words(odd[0])}, but {self._vision.name} was built for {item.words}",
+                    hint="Pass that size, or build the model with a dynamic size.",
                 )
         outputs = [self._vision.run(piece, list(self._seen)) for piece in pieces]
         if not outputs:
@@ -130,8 +130,8 @@ class TokenEmbedder:
             displayed = mask.reshape(-1, *mask.shape[2:])[is_real] if is_of_rows else mask
             if not displayed.all():
                 raise UsageError(
-                    f"{PIXEL_MASK} hides pixels, and {self._vision.name} sees all of them",
-                    hint="Give pictures that fill the size the model sees: the processor divides or resizes them.",
+                    f"{PIXEL_MASK} masks pixels, but {self._vision.name} does not support masked pixels",
+                    hint="Pass images of the full input size: the processor splits or resizes them.",
                 )
         return {**feeds, item.name: pixels}
 
@@ -161,10 +161,9 @@ class TokenEmbedder:
                 vectors = array.size // array.shape[-1]
                 if vectors != places:
                     raise UsageError(
-                        f"the tokens hold {places} places for images, and the model makes {vectors} vectors of those "
-                        "given",
-                        hint="Let the processor of the model make tokens and pixels of the same text and pictures; "
-                        "after a cache, give the pixels of the new pictures.",
+                        f"the tokens have {places} image placeholders, but the images result in {vectors} embeddings",
+                        hint="Create tokens and pixels from the same text and images with the model's processor; "
+                        "after a KV cache, pass the pixels of new images only.",
                     )
         return self._embedding.run({TOKEN_IDS: tokens, **features})
 
@@ -225,7 +224,7 @@ class VisionLanguageDecoder(DecoderGraph):
         if passed.shape != values.shape[:2]:
             raise UsageError(
                 f"{TOKEN_TYPES} is {array_words(passed)}; expected one for each token, {list(values.shape[:2])}",
-                hint="Give what the processor of the model makes of the same text and pictures.",
+                hint="Pass the outputs of the model's processor for the same text and images.",
             )
         return passed
 
