@@ -204,9 +204,8 @@ def report_error(error: WinMLError) -> int:
 def report_click_error(error: click.ClickException) -> int:
     """Tell a wrong use of the command line, with the verb whose help shows the right one."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        # Nothing was asked for: the help is the whole answer.
-        for line in error.format_message().splitlines():
-            tell(line)
+        # Nothing is requested: the help is the whole output. click removes its styles where no terminal displays them.
+        click.echo(error.format_message(), err=True)
         return error.exit_code
     context = getattr(error, "ctx", None)
     tell(f"error: {error.format_message()}")
