@@ -48,11 +48,11 @@ FIXED_SIZES = r"(--shape-config '.*?')"
 
 REMEDIES = (
     Remedy("export -m bert -o m.onnx --ep qnn --dynamic-batch --no-verify", "add (--allow-dynamic)"),
-    Remedy("build -m bert -o new --ep qnn", "(--no-compile) leaves"),
+    Remedy("build -m bert -o new --ep qnn", "(--no-compile) skips"),
     Remedy("build -m bert -o new --ep-options a=b --compile", "(winml compile --list)"),
     Remedy("build -m file.onnx -o new --ep dml --compile", "(winml compile --list)"),
-    Remedy("build -m file.onnx -o new --ep cpu --ep-options a=b", "Leave (--ep-options) out"),
-    Remedy("""build -m file.onnx -o new -c '{"compile": {"ep": "vitisai"}}'""", "(--no-compile) leaves"),
+    Remedy("build -m file.onnx -o new --ep cpu --ep-options a=b", "Omit (--ep-options)"),
+    Remedy("""build -m file.onnx -o new -c '{"compile": {"ep": "vitisai"}}'""", "(--no-compile) skips"),
     Remedy(
         """build -m file.onnx -o new --shape-config '{"batch": 1}'""",
         "first: (winml export .*?);",
@@ -60,29 +60,33 @@ REMEDIES = (
     ),
     Remedy("build -m file.onnx -o new --batch-size 2", "first: (winml export .*?);", "file.onnx=fixed.onnx"),
     Remedy("build -m bert", "or (--use-cache)"),
-    Remedy("build -m bert -o new --layout genai", "(?i)leave (--layout) out"),
-    Remedy("build -m bert -o new --submodel decoder", "Leave (--submodel) out"),
+    Remedy("build -m bert -o new --layout genai", "Remove (--layout)"),
+    Remedy("build -m bert -o new --submodel decoder", "Remove (--submodel)"),
     Remedy("optimize -m file.onnx -o o.onnx --ep qnn --enable-gelu-fusion", "(--opset 20)"),
-    Remedy("compile -m file.onnx -o c.onnx --ep cpu --ep-options a=b", "Leave (--ep-options) out"),
+    Remedy("compile -m file.onnx -o c.onnx --ep cpu --ep-options a=b", "Omit (--ep-options)"),
     Remedy("compile -m file.onnx -o there.onnx --ep cpu", "Use (--overwrite)"),
     Remedy("perf plain.onnx --iterations 2", FIXED_SIZES),
-    Remedy("perf file.onnx --iterations 2 --device npu --ep cpu", "Leave (--device) out"),
+    Remedy("perf file.onnx --iterations 2 --device npu --ep cpu", "Omit (--device)"),
     Remedy("perf file.onnx --iterations 2 --depth 2", "Add (--by-module)"),
     Remedy("perf file.onnx --iterations 2 --depth 2", "omit (--depth)"),
-    Remedy("quantize -m file.onnx -o q.onnx -p int4 --mode qdq", "goes with (--mode [a-z-]+)"),
+    Remedy("quantize -m file.onnx -o q.onnx -p int4 --mode qdq", "int4 with (--mode [a-z-]+)"),
     Remedy(
         "quantize -m file.onnx -o q.onnx -p int8 --mode weight-only --algorithm k_quant --symmetric",
-        "Give (--algorithm rtn)",
+        "Use (--algorithm rtn)",
     ),
-    Remedy("quantize -m file.onnx -o q.onnx -p int8 --mode weight-only --algorithm hqq", "Give (--algorithm k_quant)"),
+    Remedy(
+        "quantize -m file.onnx -o q.onnx -p int8 --mode weight-only --algorithm k_quant --symmetric",
+        "omit (--symmetric)",
+    ),
+    Remedy("quantize -m file.onnx -o q.onnx -p int8 --mode weight-only --algorithm hqq", "Use (--algorithm k_quant)"),
     Remedy("quantize -m file.onnx -o q.onnx -p int8 --mode weight-only --algorithm hqq", "or (--precision int4)"),
     Remedy("export -m file.onnx -o m.onnx", FIXED_SIZES),
     Remedy("export -m bert/config.json -o m.onnx --no-verify", "Add (--random-weights)"),
-    Remedy("export -m bert -o m.onnx --no-verify --revision main", "Leave (--revision) out"),
-    Remedy("export -m bert -o m.onnx --no-verify --logits last", "Leave (--logits) out"),
-    Remedy("export -m nets.py:noise -o m.onnx --no-verify --task fill-mask", "Leave (--task) out"),
-    Remedy("export -m nets.py:noise -o m.onnx --no-verify --random-weights", "Leave (--random-weights) out"),
-    Remedy("export -m nets.py:noise -o m.onnx --no-verify --dtype fp16", "Leave (--dtype) out"),
+    Remedy("export -m bert -o m.onnx --no-verify --revision main", "Remove (--revision)"),
+    Remedy("export -m bert -o m.onnx --no-verify --logits last", "Remove (--logits)"),
+    Remedy("export -m nets.py:noise -o m.onnx --no-verify --task fill-mask", "Remove (--task)"),
+    Remedy("export -m nets.py:noise -o m.onnx --no-verify --random-weights", "Remove (--random-weights)"),
+    Remedy("export -m nets.py:noise -o m.onnx --no-verify --dtype fp16", "Remove (--dtype)"),
     Remedy("generate llama -p the", "first: (winml build .*)", "llama=built"),
     Remedy("inspect file.onnx --ep migraphx", "(winml sys)"),
 )
@@ -185,7 +189,7 @@ def _followed(words: list[str], advice: re.Match[str], then: str) -> Outcome:
         for done in {"--shape-config", "--batch-size"}.intersection(advised, kept):
             kept = _without(kept, done)
         return run_here(*kept)
-    if advice[0].lower().startswith(("leave ", "omit ")):
+    if advice[0].lower().startswith(("remove ", "omit ")):
         return run_here(*_without(words, advised[0]))
     return run_here(*_without(words, advised[0]), *advised)
 

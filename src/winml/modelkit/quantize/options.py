@@ -239,7 +239,7 @@ class QuantizeOptions(_Fields):
         if self.symmetric and searched and "dynamic" not in modes and "qdq" not in modes:
             raise UsageError(
                 f"--symmetric: --algorithm {searched} uses a zero point for every block",
-                hint="Add --algorithm rtn, or omit it.",
+                hint="Use --algorithm rtn, or omit --symmetric.",
             )
         is_four = any(way.weight_bits == 4 for way, mode in requested if mode == "weight-only")
         if "hqq" in self._algorithms and not is_four:
