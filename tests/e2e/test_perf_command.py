@@ -192,8 +192,8 @@ def example_inputs():
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
-        ({}, "checkpoint of the export"),
-        ({"winml.model": "no json"}, "checkpoint of the export"),
+        ({}, "net.onnx does not record"),
+        ({"winml.model": "no json"}, "net.onnx does not record"),
         ({"winml.model": '{"name_or_path": "owner/name"}'}, "owner/name"),
         ({"winml.model": '{"name_or_path": "evil.py:build"}'}, "evil.py:build"),
     ],
