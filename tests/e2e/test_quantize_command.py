@@ -63,7 +63,7 @@ def test_summary_shows_each_module_left_ones_first() -> None:
     lines = outcome.out.splitlines()
     assert ["precision", "quantized"] == [line.split()[0] for line in lines[:2]]
     assert "1 of 2 nodes" in lines[1]
-    assert any("at fp32" in line for line in lines)
+    assert any(line.startswith("left ") and "fp32" in line for line in lines)
     table = [line.split() for line in lines[-2:]]
     assert [["/M/Gemm", "fp32", "fp32"], ["/M/MatMul", "int8", "int8"]] == [row[:3] for row in table]
 
@@ -90,7 +90,7 @@ def test_quiet_says_nothing() -> None:
         (["-o", "out.txt"], 2, "out.txt"),
         (["-o", "out.onnx", "--min-sqnr", "nan"], 2, "nan is"),
         (["-o", "out.onnx", "--per-tensor", "--precision", "int4"], 2, "--per-tensor"),
-        (["-o", "out.onnx", "--min-sqnr", "120"], 3, "too little"),
+        (["-o", "out.onnx", "--min-sqnr", "120"], 3, "minimum 120 dB"),
         (["-m", "missing.onnx", "-o", "out.onnx"], 2, "missing.onnx"),
         (["-m", "convolution.onnx", "-o", "out.onnx"], 2, "Conv (--mode qdq"),
         (["-m", "integer.onnx", "-o", "out.onnx"], 1, "already quantized"),
