@@ -92,7 +92,7 @@ def test_16_bit_activations_are_told_to_be_slow_here(workplace: Workplace) -> No
         (("--mode", "qdq", "--calibration-data", "gone.npz"), 2, "--calibration-data gone.npz"),
         (("--calibration-data", "samples"), 2, "--calibration-data samples"),
         (("--mode", "qdq", "--asymmetric"), 2, "zero point"),
-        (("--mode", "qdq", "--calibration-data", "samples", "--samples", "9"), 2, "holds 2 samples"),
+        (("--mode", "qdq", "--calibration-data", "samples", "--samples", "9"), 2, "2 samples, but --samples"),
     ],
 )
 def test_failure_writes_nothing(workplace: Workplace, arguments: tuple[str, ...], code: int, words: str) -> None:
