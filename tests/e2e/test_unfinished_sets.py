@@ -67,7 +67,7 @@ def test_reader_is_told_once_and_changes_nothing(unfinished: Path, code: int, ar
     before = states(unfinished)
     done = run_here(*arguments)
     assert code == done.code, done.err
-    assert 1 == sum("in place" in line for line in done.err.splitlines()), done.err
+    assert 1 == sum("unfinished files" in line for line in done.err.splitlines()), done.err
     assert "report.md" in done.err
     assert before == states(unfinished)
 
