@@ -34,7 +34,7 @@ def test_perf_output_is_the_answer_as_json(here: Path, small_file: Path) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("-o", "{file}", "--overwrite"), "must stay"),
+        (("-o", "{file}", "--overwrite"), "is the input"),
         (("--overwrite",), "--overwrite"),
         (("-o", "a.json", "--by-module", "--trace", "a.json"), "a.json"),
     ],
@@ -86,7 +86,7 @@ def test_inspect_class_stands_for_a_model_or_beside_one(small_bert: Path) -> Non
     alone = json.loads(run_here("inspect", "--model-class", "BertForMaskedLM", "-f", "json").out)
     beside = json.loads(run_here("inspect", "-m", small_bert, "--model-class", "BertForMaskedLM", "-f", "json").out)
     for record in (alone["model"], beside["model"]):
-        assert ("BertForMaskedLM", "fill-mask", "given by --model-class") == (
+        assert ("BertForMaskedLM", "fill-mask", "from --model-class") == (
             record["class"],
             record["task"],
             record["task_rule"],
