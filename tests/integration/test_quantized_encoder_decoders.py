@@ -36,7 +36,7 @@ def test_parts_in_int4_are_compared_together(checkpoint: Path, tmp_path: Path) -
     assert encoder is not None
     assert decoder is not None
     assert "all parts together SQNR" in decoder.summary
-    assert "least 1.0 dB" in decoder.summary
+    assert "minimum 1.0 dB" in decoder.summary
     # What came of both is said where both were run.
     assert "compared without the remaining parts" in encoder.summary
     for path in result.part_paths.values():
