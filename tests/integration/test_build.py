@@ -628,7 +628,7 @@ def test_model_without_its_data_is_refused(tmp_path: Path, untagged: onnx.ModelP
 
 @pytest.mark.parametrize(
     ("config", "words"),
-    [({"optimise": {}}, "optimise"), ({"export": None}, "no ONNX file"), ({"auto": False}, "input_tensors")],
+    [({"optimise": {}}, "optimise"), ({"export": None}, "not an ONNX file"), ({"auto": False}, "input_tensors")],
 )
 def test_config_that_cannot_be_built_is_refused(
     bert: Path, tmp_path: Path, config: Mapping[str, Any], words: str
@@ -640,7 +640,7 @@ def test_config_that_cannot_be_built_is_refused(
 
 def test_folder_of_the_model_is_refused(bert: Path, first: BuildResult) -> None:
     """The input is never written over."""
-    with pytest.raises(UsageError, match="model itself"):
+    with pytest.raises(UsageError, match="source model"):
         build_hf_model(str(bert), bert)
     with pytest.raises(UsageError, match="would replace"):
         build_onnx_model(first.model_path, first.folder)
@@ -649,6 +649,6 @@ def test_folder_of_the_model_is_refused(bert: Path, first: BuildResult) -> None:
 def test_foreign_file_is_refused_before_the_model_is_loaded(bert: Path, tmp_path: Path) -> None:
     """It is not ours to replace, with or without rebuild."""
     (tmp_path / "export.onnx").write_text("mine")
-    with pytest.raises(OutputExistsError, match="no build"):
+    with pytest.raises(OutputExistsError, match="not written by a build"):
         build_hf_model(str(bert), tmp_path, rebuild=True)
     assert "mine" == (tmp_path / "export.onnx").read_text()

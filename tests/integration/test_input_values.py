@@ -279,7 +279,7 @@ def test_value_that_is_only_asserted_speaks_against_no_file(tmp_path: Path) -> N
     result = export_pytorch(Around(checked), tmp_path / "checked.onnx", inputs, config=config)
     assert result.only_part.verification is not None
     assert result.only_part.verification.is_verified
-    assert any("input n." in note for note in result.notes)
+    assert any("Input n " in note for note in result.notes), result.notes
     assert not any("reads the value of a tensor" in note for note in result.notes)
     with pytest.raises(VerificationError, match="fixed n"):
         export_pytorch(Around(kept), tmp_path / "kept.onnx", inputs, config=config)
@@ -340,4 +340,4 @@ def test_float_branch_names_the_inputs_and_the_line(tmp_path: Path) -> None:
             export_pytorch(
                 Branch(), tmp_path / "model.onnx", inputs, config=WinMLExportConfig(exporter="torchscript"), seed=seed
             )
-        assert "torch.where" in caught.value.hint or "the values" in caught.value.hint
+        assert any(words in caught.value.hint for words in ("torch.where", "branches on tensor values"))

@@ -473,7 +473,7 @@ def test_weights_outside_are_named_as_a_browser_fetches_them(with_data: Path, bu
     (tmp_path / "onnx" / "model.onnx_data").write_text("mine")
     outcome = run_here("build", "-m", with_data.parent / "model.onnx", "-o", tmp_path, "--layout", "transformers.js")
     assert 2 == outcome.code
-    assert "exists already" in outcome.err
+    assert "model.onnx_data exists" in outcome.err
 
 
 @needs_reader("transformers.js")

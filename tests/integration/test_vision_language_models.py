@@ -113,7 +113,7 @@ def test_generate_shown_pictures_writes_what_pytorch_writes(
     model: Any = WinMLModelForImageTextToText.from_pretrained(checkpoint / "onnx")
 
     assert reference.generate(**given, **settings).tolist() == model.generate(**given, **settings).tolist()
-    with pytest.raises(UsageError, match=r"32 places .* 16 vectors"):
+    with pytest.raises(UsageError, match=r"32 .* 16 embeddings"):
         model(input_ids=given["input_ids"], pixel_values=given["pixel_values"][:1])
 
 
@@ -160,7 +160,7 @@ def test_other_forms_write_what_pytorch_writes(kind: str, tmp_path: Path) -> Non
             model(**{**given, "token_type_ids": given["token_type_ids"][:, 1:]})
     if "pixel_attention_mask" in given:
         given["pixel_attention_mask"][0, 0, 0, 0] = 0
-        with pytest.raises(UsageError, match="pixel_attention_mask hides pixels"):
+        with pytest.raises(UsageError, match="pixel_attention_mask"):
             model(**given)
 
 
@@ -257,7 +257,7 @@ def test_second_turn_sees_its_own_picture(checkpoint: Path, exported: ExportResu
     # float32 against float32.
     torch.testing.assert_close(got[..., kept], expected[..., kept], rtol=1e-4, atol=1e-5)
     del second["pixel_values"], second["attention_mask"]
-    with pytest.raises(UsageError, match=r"16 places.*0 vectors"):
+    with pytest.raises(UsageError, match=r"16 .* 0 embeddings"):
         model(**second, past_key_values=begun.past_key_values)
 
 
