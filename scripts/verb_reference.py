@@ -50,7 +50,7 @@ def _section(name: str, command: click.Command, level: int = 2) -> Iterator[str]
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         yield f"{textwrap.fill(_prose(paragraph), _LONGEST_LINE, break_on_hyphens=False)}\n"
     usage = " ".join([name, *command.collect_usage_pieces(context)])
-    yield f"```text\n{usage}\n```\n"
+    yield f"```console\n{usage}\n```\n"
     for group, params in grouped_options(command, context).items():
         yield f"{'#' * (level + 1)} {group}\n"
         yield from _table(params, context)

@@ -24,6 +24,7 @@ _RUNS = [path for path in _PAGES if re.search(r"^```(sh|python|text)$", path.rea
 NOT_RUN = {
     "docs/guide/build": 1,
     "README": 2,
+    "benchmarks/README": 1,
     "docs/coming_from/optimum": 1,
     "docs/guide/compile": 3,
     "docs/guide/data_sets": 1,
@@ -79,9 +80,11 @@ def test_pages_show_commands_in_blocks_that_are_run(page: Path) -> None:
     """No indented block, and no command in a block of another kind."""
     text = page.read_text(encoding="utf-8")
     assert [] == re.findall(r"^\n    +(\S.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.MULTILINE)
-    kinds = {"sh", "text", "python", "json", "html", "toml", "mermaid", "bash", "zsh", "fish", "powershell"}
+    kinds = {"sh", "text", "python", "json", "html", "toml", "mermaid", "bash", "zsh", "fish", "powershell", "console"}
     assert set() == {block.kind for block in blocks_of(text)} - kinds
     of_shells = [block.text for block in blocks_of(text) if block.kind in {"bash", "zsh", "fish", "powershell"}]
+    usages = [block.text for block in blocks_of(text) if block.kind == "console"]
+    assert [] == [usage for usage in usages if not re.fullmatch(r"winml [a-z ]+ \[OPTIONS\].*\n", usage)]
     assert [] == [shown for shown in of_shells if re.search(r"^(\$ )?winml ", shown, re.MULTILINE)]
     assert text.count("\n```") == 2 * len(blocks_of(text))
 

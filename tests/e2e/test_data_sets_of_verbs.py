@@ -147,7 +147,7 @@ def test_build_of_a_checkpoint_makes_arrays_by_its_own() -> None:
         (("sentences.parquet", "--samples", "9"), 2, "5 samples"),
         (("sentences.parquet", "--columns", "text=id"), 2, "has int"),
         (("pictures",), 2, "image, label"),
-        (("bert/model.onnx",), 2, ".onnx file"),
+        (("bert/model.onnx",), 2, " .onnx "),
     ],
 )
 def test_data_that_does_not_fit_is_refused(arguments: tuple[str, ...], code: int, words: str) -> None:

@@ -172,7 +172,8 @@ def test_types_operators_and_interface_are_told(before: Path, tmp_path: Path) ->
         model.graph.inputs[0].shape = ir.Shape(["batch", 40])
 
     diff = diff_models(before, saved(build(open_batch), tmp_path / "open.onnx"))
-    assert diff.interface == ("input x was float[2, 40], is float[batch, 40]",)
+    (change,) = diff.interface
+    assert re.search(r"\bx\b.*float\[2, 40\].*float\[batch, 40\]", change)
 
 
 def test_command_answers_for_people_programs_and_comments(before: Path, tmp_path: Path) -> None:

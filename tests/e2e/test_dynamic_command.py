@@ -95,11 +95,11 @@ REFUSALS = {
     "an axis with two names": (("--dynamic-axes", "x:0=a x:0=b"), ("named both 'a' and 'b'",)),
     "a provider that needs fixed sizes": (
         ("--dynamic-batch", "--ep", "qnn"),
-        ("QNNExecutionProvider needs fixed sizes", "--allow-dynamic"),
+        ("--ep qnn", "QNNExecutionProvider", "--allow-dynamic"),
     ),
     "a name in a shape for such a provider": (
         ("--shape-config", '{"sequence_length": "s"}', "--ep", "qnn"),
-        ("QNNExecutionProvider needs fixed sizes",),
+        ("--ep qnn", "QNNExecutionProvider", "--allow-dynamic"),
     ),
     "a provider nobody knows": (("--ep", "qnm"), ("no such execution provider", "Did you mean 'qnn'")),
     "an example that is no example": (

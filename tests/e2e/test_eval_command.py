@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -147,7 +148,7 @@ def test_build_judges_its_result_and_keeps_what_it_found(folder: Path, tmp_path:
     assert "f1 0." in again.out
     for wrong, problem in (
         ({"metrics": ["wer"]}, "eval.metrics wer: not a metric of text-classification"),
-        ({"baseline": "none", "max_drop": {"f1": 0.1}}, "eval.max_drop f1=0.1 compares with a baseline"),
+        ({"baseline": "none", "max_drop": {"f1": 0.1}}, "eval.baseline"),
         ({"min": {"accuracy": 90}}, "eval.min accuracy=90: expected at most 1"),
     ):
         asked = {"loader": {"task": "text-classification"}, "eval": {**section, **wrong}}
@@ -252,8 +253,9 @@ def test_tuning_judges_candidates_by_what_a_metric_loses(tmp_path: Path) -> None
     assert ({"accuracy": 1.0}, {"accuracy": 0.0}) == (plain.scores, plain.drops)
     assert ({"accuracy": 0.0}, {"accuracy": 1.0}) == (lost.scores, lost.drops)
     assert "" == judge.reason_wrong(plain)
-    assert "accuracy drops by 1.0000, at most 0.01" == judge.reason_wrong(lost)
-    assert "accuracy drops by an unknown amount, at most 0.01" == judge.reason_wrong(facts)
+    for judged, numbers in ((lost, ["1.0000", "0.01"]), (facts, ["0.01"])):
+        reason = judge.reason_wrong(judged)
+        assert ("accuracy", numbers) == (reason.split()[0], re.findall(r"[\d.]+", reason))
 
 
 def test_empty_data_is_refused(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ OPTIONS = {
     "zero batch": (("--batch-size", "0"), ("--batch-size", "0 is not in the range", "--help")),
     "misspelled option": (("--batchsize", "2"), ("--batchsize", "Did you mean", "'--batch-size'")),
     "no class after all": (("--torch-module", ""), ("'--torch-module'", "the text is empty", "--help")),
-    "a word beside classes": (("--torch-module", "Linear,all"), ("--torch-module Linear,all", "'all' stands alone")),
+    "a word beside classes": (("--torch-module", "Linear,all"), ("--torch-module Linear,all", "'all'")),
     "no inputs after all": (("--input-specs", " "), ("'--input-specs'", "the text is empty", "--help")),
     "revision of a folder": (("--revision", "main"), ("--revision main", "has no revisions")),
     "two batch sizes": (

@@ -97,10 +97,10 @@ def test_list_shows_what_is_on_where(workplace: Workplace) -> None:
     [
         (["-o", "out.onnx", "--enable-glu-fusion"], 2, "--enable-gelu-fusion"),
         (["-o", "out.onnx", "--ep", "qmn"], 2, "'qnn'"),
-        (["-o", "out.onnx", "--ep", "qnn", "--enable-attention-fusion"], 2, "the operators"),
+        (["-o", "out.onnx", "--ep", "qnn", "--enable-attention-fusion"], 2, "cpu, cuda, dml"),
         (["-o", "out.onnx", "--ep", "qnn", "--enable-gelu-fusion"], 2, "--opset 20"),
         (["-o", "out.onnx", "--config", '{"optim": {"gelu_fuson": true}}'], 2, "'gelu_fusion'"),
-        (["-o", "model.onnx", "--level", "full", "--overwrite"], 2, "must stay"),
+        (["-o", "model.onnx", "--level", "full", "--overwrite"], 2, "input model.onnx"),
         (["-o", "out.txt", "--level", "full"], 2, "out.txt"),
         (["-o", "out.onnx", "--opset", "13"], 1, "opset 17 to 13"),
     ],
