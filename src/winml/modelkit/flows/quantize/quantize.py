@@ -75,10 +75,7 @@ def kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[s
         signed_weights: Whether weights became signed integers.
     """
     if "dynamic" in modes:
-        yield (
-            "ONNX Runtime fuses the integer MatMuls when it loads the file; running winml optimize first would not "
-            "make it faster."
-        )
+        yield "ONNX Runtime fuses the integer MatMuls when it loads the file."
     if INTEGER_ACTIVATIONS.isdisjoint(modes):
         return
     has_dot_products = has_integer_dot_products()
