@@ -204,8 +204,9 @@ def report_error(error: WinMLError) -> int:
 def report_click_error(error: click.ClickException) -> int:
     """Tell a wrong use of the command line, with the verb whose help shows the right one."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        # Nothing is requested: the help is the whole output. click removes its styles where no terminal displays them.
-        click.echo(error.format_message(), err=True)
+        # Nothing is requested: the help is the whole output.
+        for line in click.unstyle(error.format_message()).splitlines():
+            tell(line)
         return error.exit_code
     context = getattr(error, "ctx", None)
     tell(f"error: {error.format_message()}")
