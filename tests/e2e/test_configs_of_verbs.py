@@ -151,7 +151,7 @@ def test_export_takes_a_whole_config_or_its_section_and_options_win(here: Path, 
     sized = exported("-m", small_bert, "-c", json.dumps({"input_tensors": [inputs]}), "--batch-size", "3")
     assert [3, 64] == sized["inputs"][0]["shape"]
     _refused("export", "-o", "n.onnx", words="no model")
-    _refused("export", "-m", small_bert, "-c", '{"export": null}', "-o", "n.onnx", words="export is null")
+    _refused("export", "-m", small_bert, "-c", '{"export": null}', "-o", "n.onnx", words="is null")
     _refused("export", "-m", small_bert, "--opset", "3", "-o", "n.onnx", words="--opset")
 
 

@@ -91,7 +91,7 @@ def test_inspect_model_type_needs_no_checkpoint(workplace: Workplace, model_type
         ("[]", "JSON object"),
         (
             {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}},
-            "needs custom code",
+            "custom code",
         ),
     ],
 )

@@ -34,7 +34,7 @@ def test_perf_output_is_the_answer_as_json(here: Path, small_file: Path) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("-o", "{file}", "--overwrite"), "is the input"),
+        (("-o", "{file}", "--overwrite"), "the input"),
         (("--overwrite",), "--overwrite"),
         (("-o", "a.json", "--by-module", "--trace", "a.json"), "a.json"),
     ],

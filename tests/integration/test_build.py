@@ -628,7 +628,7 @@ def test_model_without_its_data_is_refused(tmp_path: Path, untagged: onnx.ModelP
 
 @pytest.mark.parametrize(
     ("config", "words"),
-    [({"optimise": {}}, "optimise"), ({"export": None}, "not an ONNX file"), ({"auto": False}, "input_tensors")],
+    [({"optimise": {}}, "optimise"), ({"export": None}, "not an ONNX"), ({"auto": False}, "input_tensors")],
 )
 def test_config_that_cannot_be_built_is_refused(
     bert: Path, tmp_path: Path, config: Mapping[str, Any], words: str
@@ -649,6 +649,6 @@ def test_folder_of_the_model_is_refused(bert: Path, first: BuildResult) -> None:
 def test_foreign_file_is_refused_before_the_model_is_loaded(bert: Path, tmp_path: Path) -> None:
     """It is not ours to replace, with or without rebuild."""
     (tmp_path / "export.onnx").write_text("mine")
-    with pytest.raises(OutputExistsError, match="not written by a build"):
+    with pytest.raises(OutputExistsError, match="written by"):
         build_hf_model(str(bert), tmp_path, rebuild=True)
     assert "mine" == (tmp_path / "export.onnx").read_text()

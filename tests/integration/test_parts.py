@@ -339,7 +339,7 @@ def test_foreign_file_with_the_name_of_a_part_is_refused(tmp_path: Path) -> None
     """Nobody knew the names before the model was loaded; the file stays as it was, and nothing else is left."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "decoder.onnx").write_text("mine")
-    with pytest.raises(OutputExistsError, match="not written by a build"):
+    with pytest.raises(OutputExistsError, match="written by"):
         run_build(plan_for(tmp_path), tmp_path / "out", stages=stages_of())
     assert ["decoder.onnx"] == [path.name for path in (tmp_path / "out").iterdir()]
     assert "mine" == (tmp_path / "out" / "decoder.onnx").read_text()
@@ -351,7 +351,7 @@ def test_foreign_file_is_refused_where_the_export_of_the_parts_is_reused(tmp_pat
     without = dataclasses.replace(plan, config=plan.config.model_copy(update={"optim": None}))
     run_build(without, out, stages=stages_of())
     (out / "optimized_encoder.onnx").write_text("mine")
-    with pytest.raises(OutputExistsError, match="not written by a build"):
+    with pytest.raises(OutputExistsError, match="written by"):
         run_build(plan, out, stages=stages_of())
     assert "mine" == (out / "optimized_encoder.onnx").read_text()
 

@@ -222,7 +222,7 @@ def test_file_is_not_optimized_onto_itself(tmp_path: Path) -> None:
     content = source.read_bytes()
     (tmp_path / "there").mkdir()
     for output in (source, tmp_path / "there" / ".." / "in.onnx"):
-        with pytest.raises(UsageError, match="is the input"):
+        with pytest.raises(UsageError, match="the input"):
             optimize_onnx(source, output, level="full", overwrite=True)
     (tmp_path / "linked.onnx").hardlink_to(source)
     optimize_onnx(source, tmp_path / "linked.onnx", level="full", overwrite=True)

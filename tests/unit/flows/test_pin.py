@@ -81,7 +81,7 @@ def test_unknown_name_existing_output_and_no_model_are_refused(dynamic: Path, tm
     (tmp_path / "other.onnx").touch()
     with pytest.raises(OutputExistsError):
         pin_model(dynamic, tmp_path / "other.onnx", {"tokens": 5})
-    with pytest.raises(UsageError, match="is the input"):
+    with pytest.raises(UsageError, match="the input"):
         pin_model(dynamic, dynamic, {"tokens": 5}, overwrite=True)
     with pytest.raises(ModelPathError, match="no such"):
         pin_model(tmp_path / "missing.onnx", tmp_path / "static.onnx", {"tokens": 5})

@@ -185,7 +185,7 @@ def test_graph_without_scopes_is_quantized_as_a_whole(names: list[str], tmp_path
         node.name = name
     result = quantized(model, tmp_path)
     assert 2 == result.quantized
-    assert any("no module information" in note for note in result.notes)
+    assert any("module information" in note for note in result.notes)
 
 
 def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:

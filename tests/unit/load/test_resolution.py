@@ -71,7 +71,7 @@ def test_resolve_own_code_is_not_run_without_the_flag(resolve: object, tmp_path:
     """No way around the flag, whichever question is asked."""
     (tmp_path / "config.json").write_text(json.dumps(OWN_CODE), encoding="utf-8")
     (tmp_path / "own.py").write_text("raise SystemExit('run')", encoding="utf-8")
-    with pytest.raises(RemoteCodeError, match="needs custom code"):
+    with pytest.raises(RemoteCodeError, match="custom code"):
         resolve(ModelRequest(str(tmp_path)))  # type: ignore[operator]
 
 

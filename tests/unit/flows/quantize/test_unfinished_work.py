@@ -76,7 +76,7 @@ def written_by(source: Path, name: str, options: dict[str, Any]) -> tuple[bytes,
     ("options", "moment", "note"),
     [
         ({**SOLVING, "algorithm": "gptq"}, "layer 2 of 4", "2 of 4 layers"),
-        (SEARCH, "module 1 of", "20 of 20 layers in 5 walks, "),
+        (SEARCH, "module 1 of", "20 of 20 layers"),
     ],
     ids=["walk", "search"],
 )
