@@ -41,8 +41,8 @@ __all__ = [
     "onnx_file",
     "onnx_file_in",
     "part_files",
+    "readable_file",
     "refuse_unknown_parts",
-    "without_links",
 ]
 
 
@@ -168,16 +168,29 @@ def onnx_file(name: str) -> Path | None:
         return _built_model(path)
     if path.suffix.lower() != MODEL_SUFFIX:
         return None
-    if not path.is_file():
-        remote = None if path.exists() else hub_file(name.strip())
-        if remote is not None:
-            return without_links(remote.local_path())
+    found = readable_file(name.strip())
+    if not found.is_file():
         problem = "is not a regular file" if path.exists() else "no such file"
         raise ModelPathError(f"{path}: {problem}", hint="Pass the path of an ONNX file.")
-    return without_links(path)
+    return found
 
 
-def without_links(path: Path) -> Path:
+def readable_file(name: str | os.PathLike[str]) -> Path:
+    """Return the file on this disk that the name of an ONNX file means, there or not: fetched from the Hub, no links.
+
+    Raises:
+        HubError: it cannot be fetched.
+        InputError: it is a link, and no ONNX file, or a data file is missing.
+        WriteError: the cache cannot be written.
+    """
+    path = named_path(name)
+    remote = None if path.exists() else hub_file(name)
+    if remote is not None:
+        path = remote.local_path()
+    return _without_links(path) if path.is_file() else path
+
+
+def _without_links(path: Path) -> Path:
     """Return a file whose data files are no links: the file itself, or a copy of it and its data in winml's cache.
 
     In the Hub cache every file is a link to a blob. onnx_ir follows no link from a model to its data, symbolic or hard,

@@ -254,8 +254,8 @@ def list_cache(older_than: timedelta | None = None) -> CacheContents:
     chosen = [build for build in builds if older_than is None or now - build.written > older_than]
     chosen.sort(key=lambda build: build.written, reverse=True)
     notes = (path for name in NOTE_FOLDERS for path in _notes(root / name))
-    linked = (root / COPIES_FOLDER).rglob("*")
-    return CacheContents(root, tuple(chosen), 0 if older_than is not None else stored_bytes((*notes, *linked)))
+    copies = (root / COPIES_FOLDER).rglob("*")
+    return CacheContents(root, tuple(chosen), 0 if older_than is not None else stored_bytes((*notes, *copies)))
 
 
 def remove_builds(contents: CacheContents) -> CacheContents:
@@ -278,8 +278,8 @@ def remove_builds(contents: CacheContents) -> CacheContents:
         for path in _notes(root / name)
         if is_empty or (name == "stages" and not _leads_somewhere(path))
     ]
-    linked = [*(root / COPIES_FOLDER).rglob("*")] if is_empty else []
-    freed = stored_bytes((*dead_notes, *linked))
+    copies = [*(root / COPIES_FOLDER).rglob("*")] if is_empty else []
+    freed = stored_bytes((*dead_notes, *copies))
     if is_empty:
         shutil.rmtree(root / COPIES_FOLDER, ignore_errors=True)
     for path in dead_notes:

@@ -394,13 +394,9 @@ def find_source(request: FileRequest[Any]) -> FoundFolder | Path:
         )
     if model.suffix.lower() != MODEL_SUFFIX or (model.exists() and not model.is_symlink()):
         return model
-    from winml.modelkit.found_models import without_links
-    from winml.modelkit.load.checkpoints.hub import hub_file
+    from winml.modelkit.found_models import readable_file
 
-    remote = None if model.exists() else hub_file(model)
-    if remote is not None:
-        return without_links(remote.local_path())
-    return without_links(model) if model.is_file() else model
+    return readable_file(model)
 
 
 def only_part(found: FoundFolder, words: str) -> Path:

@@ -257,7 +257,7 @@ def _refuse_inputs(
     if missing:
         raise UsageError(
             f"input {missing[0].name!r} is missing: {task} takes {', '.join(known)}",
-            hint=example_command(request.name, definition),
+            hint=_run_command(request.name, definition),
         )
 
 
@@ -284,8 +284,20 @@ def _refuse_save(request: RunRequest, definition: RunTask, what: str) -> None:
 # --- What does it take?
 
 
-def example_command(name: str, definition: RunTask) -> str:
-    """Return a command that runs a model on inputs of its task."""
+def example_command(name: str, task: str, definition: RunTask | None) -> str | None:
+    """Return a command that runs a model on inputs of its task; None where only tensors can be passed.
+
+    Args:
+        name: The model, as it is written on a command line.
+        task: Its task, as :func:`~winml.modelkit.inference.task_inputs.run_task` names it.
+        definition: What the task takes, if it is known.
+    """
+    if task == "text-generation":
+        return f'winml generate {name} -p "Once upon a time"'
+    return None if definition is None else _run_command(name, definition)
+
+
+def _run_command(name: str, definition: RunTask) -> str:
     return " ".join(["winml run", name, *(_example(item) for item in definition.inputs if item.is_required)])
 
 
@@ -361,9 +373,7 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
         for item in (definition.inputs if definition is not None else ())
     )
     by_name = " ".join(f"--input {item.name}=@{item.name}.npy" for item in tensors)
-    example = f"winml run {request.name} {by_name}" if definition is None else example_command(request.name, definition)
-    if task == "text-generation":
-        example = f'winml generate {request.name} -p "Once upon a time"'
+    example = example_command(request.name, task or "", definition) or f"winml run {request.name} {by_name}"
     return RunSchema(request.name, task, inputs, tuple(tensors), tuple(outputs), example)
 
 

@@ -231,11 +231,7 @@ def _next_command(result: BuildResult) -> str:
     path = parts.get(DECODER) or next(iter(parts.values()))
     inputs = tuple(value.name for value in read_structure(path).graph.input)
     try:
-        task, definition = run_task(described_model(path).get("task") or "", inputs)
+        command = example_command(folder, *run_task(described_model(path).get("task") or "", inputs))
     except TaskError:  # a script's model: it has no task
-        return f"winml run {folder} --schema"
-    if definition is not None:
-        return example_command(folder, definition)
-    if task == "text-generation":
-        return f'winml generate {folder} -p "Once upon a time"'
-    return f"winml run {folder} --schema"
+        command = None
+    return command or f"winml run {folder} --schema"

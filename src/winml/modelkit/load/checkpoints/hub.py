@@ -72,10 +72,7 @@ class HubFile:
             return self._fetch()
 
     def _fetch(self) -> Path:
-        import huggingface_hub
-
-        listing = huggingface_hub.HfApi().model_info(self.repository, revision=self.revision, files_metadata=True)
-        sizes = {sibling.rfilename: sibling.size or 0 for sibling in listing.siblings or ()}
+        sizes = _listed_sizes(self.repository, self.revision)
         if self.path not in sizes:
             files = [name for name in sorted(sizes) if name.lower().endswith(MODEL_SUFFIX)]
             more = len(files) - _DISPLAYED_NAMES
@@ -213,14 +210,19 @@ def _fetch_snapshot(
     import huggingface_hub
 
     with _hub_errors(repository, revision, "folder"):
-        listing = huggingface_hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
-        # Sizes are missing where a server does not tell them.
-        sizes = {sibling.rfilename: sibling.size or 0 for sibling in listing.siblings or ()}
-        file_names = _files_to_fetch(sizes, needs_weights, needs_code)
+        file_names = _files_to_fetch(_listed_sizes(repository, revision), needs_weights, needs_code)
         if progress is not None:
             progress(f"downloading {len(file_names)} files of {repository}")
         # By name, not by the commit of the listing: only then is it found in the cache by that name again.
         return Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=file_names))
+
+
+def _listed_sizes(repository: str, revision: str | None) -> dict[str, int]:
+    """Return every file of a repository → bytes; 0 where the server does not tell them."""
+    import huggingface_hub
+
+    listing = huggingface_hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
+    return {sibling.rfilename: sibling.size or 0 for sibling in listing.siblings or ()}
 
 
 @contextlib.contextmanager
