@@ -135,7 +135,7 @@ def test_text_is_streamed_and_the_rest_is_told_on_stderr(built: Path) -> None:
     """A prompt from stdin; stdout is the text alone."""
     outcome = run_here("generate", built, "-p", "-", "--max-new-tokens", "5", stdin=PROMPT)
     assert (0, answer(built, "-p", PROMPT, "--max-new-tokens", "5")["text"] + "\n") == (outcome.code, outcome.out)
-    assert "5 tokens after" in outcome.err
+    assert "5 new tokens" in outcome.err
     assert "tokens/s" in outcome.err
 
 
@@ -145,7 +145,7 @@ def test_several_prompts_are_answered_one_after_the_other(built: Path) -> None:
     alone = [run_here("generate", built, "-p", text, "--max-new-tokens", "6", "-q").out for text in (PROMPT, other)]
     both = run_here("generate", built, "-p", PROMPT, "-p", other, "--max-new-tokens", "6", "--reference")
     assert 0 == both.code, both.err
-    assert "".join(alone) == both.out
+    assert f"==> {PROMPT} <==\n{alone[0]}==> {other} <==\n{alone[1]}" == both.out
     outcome = run_here("generate", built, "-p", PROMPT, "-p", other, "--max-new-tokens", "6", "--format", "json")
     record = json.loads(outcome.out)
     assert alone == [f"{entry['text']}\n" for entry in record["texts"]]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 __all__ = ["__version__", "install_command"]
 
 __version__ = "0.2.0"
@@ -11,17 +14,33 @@ __version__ = "0.2.0"
 def install_command(extra: str) -> str:
     """Return the command that installs the packages of an extra, wherever winml itself came from.
 
-    The extra is not named in it: winml may have been installed from a folder or a wheel, and be on no package index.
+    Names the extra where winml was installed from a folder that is still there, and otherwise its packages: a wheel may
+    be on no package index.
 
     Args:
         extra: Name of the extra, such as ``eval``.
     """
-    from importlib.metadata import PackageNotFoundError, requires
+    from importlib.metadata import PackageNotFoundError, distribution
 
     try:
-        requirements = requires("winml-modelkit") or ()
+        found = distribution("winml-modelkit")
     except PackageNotFoundError:
         return f"pip install '.[{extra}]', in the folder of winml's source code"
-    parts = (line.replace('"', "'").partition(";") for line in requirements)
+    if (folder := _source_folder(found.read_text("direct_url.json"))) is not None:
+        return f'pip install "{folder}[{extra}]"'
+    parts = (line.replace('"', "'").partition(";") for line in found.requires or ())
     packages = [package.strip() for package, _, marker in parts if f"extra == '{extra}'" in marker]
     return " ".join(["pip install", *(f'"{package}"' for package in packages)])
+
+
+def _source_folder(direct_url: str | None) -> Path | None:
+    """Return the folder that an installation is from, by what pip wrote of it; None where there is none now."""
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    record = json.loads(direct_url or "{}")
+    url = urlsplit(record.get("url", ""))
+    if url.scheme != "file" or "dir_info" not in record:
+        return None
+    folder = Path(url2pathname(url.path))
+    return folder if (folder / "pyproject.toml").is_file() else None

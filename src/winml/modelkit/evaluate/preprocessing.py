@@ -163,7 +163,7 @@ class Preprocessor:
                 hint="Use .npz files with one array per input.",
             )
         processors = {kind: open_processor(kind, folder, option) for kind in kinds}
-        return cls(inputs, processors, longest_text or _longest_text(folder, processors.get("tokenizer")), option)
+        return cls(inputs, processors, longest_text or text_limit(folder, processors.get("tokenizer")), option)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -373,10 +373,16 @@ def _text_arguments(samples: Sequence[Sample], option: str) -> tuple[list[Any], 
     return texts, {"text_pair": [_text(sample, "text_pair", option) for sample in samples]}
 
 
-def _longest_text(folder: Path, tokenizer: object) -> int:
-    """Return the tokens of a text that are read, by the tokenizer and the files of a model."""
+def text_limit(folder: Path, tokenizer: object, *, at_most: int = LONGEST_TEXT) -> int:
+    """Return the tokens of a text that are read, by the tokenizer and the files of a model.
+
+    Args:
+        folder: Where the config is.
+        tokenizer: That of transformers; None: the files alone say it.
+        at_most: The limit where neither states a smaller one.
+    """
     limits = (getattr(tokenizer, "model_max_length", None), position_count(folder), sentence_length(folder))
-    return min([LONGEST_TEXT, *(int(limit) for limit in limits if limit is not None)])
+    return min([at_most, *(int(limit) for limit in limits if limit is not None)])
 
 
 def _resized_note(size: Sequence[object], passed: Sequence[int]) -> str:

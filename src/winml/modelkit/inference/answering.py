@@ -20,6 +20,7 @@ import torch
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError, WinMLError, first_line
 from winml.modelkit.evaluate.media import Recording, resampled
+from winml.modelkit.evaluate.preprocessing import text_limit
 from winml.modelkit.evaluate.processors import UNREADABLE, ProcessorKind, open_processor, tokenizer_call
 from winml.modelkit.evaluate.tasks.texts import best_span, cosine, read_pooling
 from winml.modelkit.export.tensors import to_numpy
@@ -33,6 +34,8 @@ _TOP = 5
 """Chosen: as transformers' pipelines do; a list that is read at a glance."""
 _BEFORE_TEXT = 4
 """Specified by Whisper: tokens of start, language, task and times."""
+_UNLIMITED = 1 << 20
+"""Chosen: tokens of a text that are read where nothing states a limit."""
 _SHOWN_VALUES = 8
 """Values of a tensor in an answer. Chosen: they fit on a line."""
 
@@ -98,7 +101,19 @@ class TaskRunner:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        return self._open("tokenizer")
+        """The tokenizer; where it cuts texts, it cuts them to what the model reads."""
+        tokenizer = self._open("tokenizer")
+        item = self._graph_inputs.get("input_ids")
+        fixed = item.shape[-1] if item is not None and isinstance(item.shape[-1], int) else _UNLIMITED
+        tokenizer.model_max_length = text_limit(self._folder, tokenizer, at_most=fixed)
+        return tokenizer
+
+    def _note_cut(self, *texts: str) -> None:
+        """Note that a text, or a pair, is longer than what the model reads."""
+        with tokenizer_call(self._tokenizer, texts):
+            count = len(self._tokenizer(*texts, verbose=False)["input_ids"])
+        if count > (limit := self._tokenizer.model_max_length):
+            self._notes[f"a text of {count} tokens is cut to {limit}, the maximum of the model"] = None
 
     @cached_property
     def _extractor(self) -> Any:
@@ -131,12 +146,14 @@ class TaskRunner:
     def text_classes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes of a text, or of a pair."""
         pair = {"text_pair": inputs["text_pair"]} if inputs.get("text_pair") else {}
+        self._note_cut(inputs["text"], *pair.values())
         with _explained(self._task), tokenizer_call(self._tokenizer, inputs["text"]):
-            found = self._pipeline("tokenizer")({"text": inputs["text"], **pair}, top_k=self._top)
+            found = self._pipeline("tokenizer")({"text": inputs["text"], **pair}, top_k=self._top, truncation=True)
         return _classes(found)
 
     def entities(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the entities of a text: neighbouring tokens of one class together."""
+        self._note_cut(inputs["text"])
         with _explained(self._task), tokenizer_call(self._tokenizer, inputs["text"]):
             found = self._pipeline("tokenizer")(inputs["text"], aggregation_strategy="simple")
         return Answer(
@@ -162,8 +179,9 @@ class TaskRunner:
         text, mask = inputs["text"], self._tokenizer.mask_token
         if mask not in text:
             raise UsageError(f"text {text!r} has no mask", hint=f"Put {mask} where the model should predict a token.")
+        self._note_cut(text)
         with _explained(self._task), tokenizer_call(self._tokenizer, text):
-            found = self._pipeline("tokenizer")(text, top_k=self._top)
+            found = self._pipeline("tokenizer")(text, top_k=self._top, tokenizer_kwargs={"truncation": True})
         return Answer(
             "labels",
             tuple(
@@ -179,7 +197,8 @@ class TaskRunner:
             UsageError: the tokenizer does not say where in the text its tokens stand.
         """
         question, context = inputs["question"], inputs["context"]
-        tokenizer, longest = self._tokenizer, self._longest_text()
+        tokenizer = self._tokenizer
+        longest = tokenizer.model_max_length
         if not tokenizer.is_fast:
             raise UsageError(
                 f"question-answering: the tokenizer ({type(tokenizer).__name__}) does not provide token offsets",
@@ -208,13 +227,6 @@ class TaskRunner:
                 best = AnswerEntry(text=context[begin:stop], score=score, start=begin, end=stop)
         return Answer("spans", (best,))
 
-    def _longest_text(self) -> int:
-        item = self._graph_inputs.get("input_ids")
-        if item is not None and isinstance(item.shape[-1], int):
-            return item.shape[-1]
-        stated = position_limit(self._folder), self._tokenizer.model_max_length
-        return min(size for size in (*stated, 1 << 20) if size is not None)
-
     def _outputs(self, inputs: Mapping[str, Any]) -> Arrays:
         with torch.inference_mode():
             found = self._model(**{name: torch.as_tensor(np.asarray(value)) for name, value in inputs.items()})
@@ -228,8 +240,9 @@ class TaskRunner:
         """
         pooling, embeddings = read_pooling(self._folder), []
         for text in _several(inputs["text"]):
+            self._note_cut(text)
             with tokenizer_call(self._tokenizer, text):
-                row = self._tokenizer(text, truncation=True, max_length=self._longest_text())
+                row = self._tokenizer(text, truncation=True)
             outputs = self._outputs({name: [value] for name, value in row.items()})
             if "sentence_embedding" in outputs:
                 embeddings.append(outputs["sentence_embedding"][0].astype(np.float64))
@@ -242,6 +255,7 @@ class TaskRunner:
     def written_text(self, inputs: Mapping[str, Any]) -> Answer:
         """Return what an encoder-decoder writes."""
         settings = read_settings(self._folder).fitted(1, position_limit(self._folder))
+        self._note_cut(inputs["text"])
         with tokenizer_call(self._tokenizer, inputs["text"]):
             row = self._tokenizer(inputs["text"], return_tensors="pt", truncation=True)
         passed = {name: row[name] for name in ("input_ids", "attention_mask") if name in row}

@@ -432,15 +432,26 @@ def _percent(share: float) -> str:
     return "100 %" if share == 1 else f"{math.floor(share * 10_000) / 100:.2f} %"
 
 
-_ENDS = {"eos": "ended by the model", "stop": "ended by stop_strings or max_time", "length": "as long as it may become"}
+_ENDS = {
+    "eos": "ended by the model",
+    "stop": "ended by --stop, stop_strings or max_time",
+    "length": "at the maximum",
+}
 
 
-def generated_lines(result: GeneratedText) -> Iterator[str]:
-    """Yield a line for times and memory, one for each note, and what PyTorch wrote."""
+def generated_lines(result: GeneratedText, number: int | None = None) -> Iterator[str]:
+    """Yield a line for times and memory, one for each note, and what PyTorch wrote.
+
+    Args:
+        result: The text.
+        number: Of the prompt, where there are several of one model.
+    """
     rate = result.tokens_per_second
+    count = len(result.prompt_tokens)
     words = [
-        f"{len(result.tokens)} tokens after {len(result.prompt_tokens)} ({_ENDS[result.end]})",
-        f"session {result.session_ms / 1000:.2f} s",
+        *([f"prompt {number}"] if number is not None else []),
+        f"{len(result.tokens)} new tokens ({_ENDS[result.end]}) after {count} of the prompt",
+        *([f"session {result.session_ms / 1000:.2f} s"] if number in {None, 1} else []),
         f"first token {result.first_token_ms:.0f} ms",
         *([f"{rate:.1f} tokens/s"] if rate is not None else []),
         *([f"cache {size_words(result.cache_bytes)}"] if result.cache_bytes is not None else []),

@@ -9,6 +9,9 @@ from winml.modelkit.results.inference import AnswerEntry, InferenceResult, RunSc
 
 __all__ = ["inference_document", "schema_document"]
 
+_WIDTH = 60
+"""Characters of a text in a table. Chosen: it fits a terminal with a column of scores."""
+
 
 def inference_document(result: InferenceResult) -> doc.Document:
     """Describe the answer as people read it, and how it compares with PyTorch."""
@@ -46,8 +49,8 @@ def _answer(result: InferenceResult) -> doc.Block:
             return doc.Table(columns, [[entry.label or "", entry.share, entry.score] for entry in entries])
         case "similarity":
             first = result.inputs.get("text") or result.inputs.get("image") or [""]
-            columns = doc.columns(f"similarity to {first[0]!r}", ("cosine", "score"))
-            return doc.Table(columns, [[entry.text or "", entry.score] for entry in entries])
+            columns = doc.columns(f"similarity to {_short(first[0])!r}", ("cosine", "score"))
+            return doc.Table(columns, [[_short(entry.text or ""), entry.score] for entry in entries])
         case "embedding":
             entry = entries[0]
             values = entry.values or ()
@@ -55,6 +58,16 @@ def _answer(result: InferenceResult) -> doc.Block:
         case _:
             columns = doc.columns("output", "type", "minimum", "maximum", "first values")
             return doc.Table(columns, [_tensor_row(entry) for entry in entries])
+
+
+def _short(text: str) -> str:
+    """Return the start of a text, on one line.
+
+    >>> _short("one\n two")
+    'one two'
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= _WIDTH else f"{line[:_WIDTH]} …"
 
 
 def _box(entry: AnswerEntry) -> str:
@@ -76,7 +89,9 @@ def _summary(result: InferenceResult) -> Iterator[doc.Field]:
         yield "answer", "nothing found above the threshold"
     if result.task is not None:
         yield "task", f"{result.task} ({result.task_rule})"
-    yield "time", f"{result.run_ms:.0f} ms on {result.provider}, after {result.session_ms:.0f} ms to open the model"
+    prepared = "" if result.task is None else ", input and output processing included"
+    yield "time", f"{result.run_ms:.0f} ms for the first run{prepared}; {result.session_ms:.0f} ms to open the model"
+    yield "provider", result.provider
     yield from doc.note_fields(result.notes)
     reference = result.reference
     if reference is not None:

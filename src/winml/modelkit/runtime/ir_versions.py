@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 
+from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.reading import read_referring, read_structure
 from winml.modelkit.graph.files.wire_format import varint
 from winml.modelkit.runtime.host import saturates_integer_sums
@@ -83,9 +84,11 @@ def open_with_outputs(
 
     Raises:
         ModelPathError: the file cannot be read.
+        InputError: it, or a data file it names, is damaged or missing.
         StageError: ONNX Runtime cannot load the graph.
     """
     file = path.resolve()  # data lies beside the file that a link leads to
+    external_files(file)  # raises where one is missing
     model = read_referring(file)
     model.ir_version = min(model.ir_version, newest_ir_version())
     for name in names:

@@ -134,9 +134,6 @@ def open_model(path: Path, options: RunOptions, provider: ChosenProvider, **sess
             **session_options,
         )
     except StageError as error:
-        from winml.modelkit.graph.files.placing import external_files
-
-        external_files(path)  # raises where a data file is the cause
         hint = (
             missing_option_hint(provider, error.message)
             or error.hint

@@ -107,6 +107,7 @@ class Session:
 
         Raises:
             UsageError: a provider is not part of the installed ONNX Runtime.
+            InputError: the file, or a data file it names, is damaged or missing.
             StageError: ONNX Runtime cannot load the graph, or not on the preferred provider; names the file and its
                 reason. Or its weights are laid out for another kind of processor.
             WriteError: the graph as it is executed cannot be written.
@@ -149,6 +150,10 @@ class Session:
                 raise write_error(
                     Path(optimized_path), OSError(errno.ENOSPC, "ONNX Runtime could not write it")
                 ) from error
+            if self._path is not None:
+                from winml.modelkit.graph.files.placing import external_files  # imports onnx
+
+                external_files(self._path)  # raises where the file or one of its data files is the cause
             raise StageError(f"ONNX Runtime cannot load {self.name}: {ort_reason(error)}") from error
         _refuse_inactive(providers[0], self._session)
         _refuse_other_processor(self.name, self.metadata.get(COMPILE_KEY))

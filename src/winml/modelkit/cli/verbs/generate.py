@@ -152,8 +152,8 @@ def command(**options: Any) -> None:
     if options["format_"] == "json":
         records = [result.as_record() for result in results]
         print_json(records[0] if len(records) == 1 else {"schema_version": 1, "texts": records})
-    for result in results:
-        _tell_result(result, options)
+    for number, result in enumerate(results, 1):
+        _tell_result(result, number if len(results) > 1 else None, options)
     for result in results:
         if result.reference is not None and result.reference.difference is not None:
             raise VerificationError(
@@ -296,7 +296,10 @@ def _checkpoint(files: Mapping[str, Path], reference: str | None, adapter: str |
 def _write(
     prompts: list[PreparedPrompt], checkpoint: ModelRequest | None, adapter: Path | None, options: Mapping[str, Any]
 ) -> list[GeneratedText]:
-    """Generate the texts: on stdout, each ended by a line break, unless the whole answer is one JSON object."""
+    """Generate the texts: on stdout, each ended by a line break, unless the whole answer is one JSON object.
+
+    Several have their prompts as headings, as ``head`` shows several files.
+    """
     from winml.modelkit.inference.generation.writing import write_texts
     from winml.modelkit.runtime.devices import choose_provider
 
@@ -315,14 +318,17 @@ def _write(
     with wait, library_output_to_stderr():
         if not options["quiet"]:
             wait.enter_context(shown_wait("generating"))
-        for result in write_texts(
+        texts = write_texts(
             prompts,
             provider,
             threads=options["threads"],
             show=show if is_table else lambda _piece: None,
             adapter=adapter,
-        ):
-            results.append(result)
+        )
+        for prompt in prompts:
+            if is_table and len(prompts) > 1 and not options["quiet"]:
+                show(f"==> {' '.join(prompt.text.split())} <==\n")
+            results.append(next(texts))
             if is_table:
                 show("\n")
         if checkpoint is not None:
@@ -332,10 +338,10 @@ def _write(
     return results
 
 
-def _tell_result(result: GeneratedText, options: dict[str, object]) -> None:
+def _tell_result(result: GeneratedText, number: int | None, options: dict[str, object]) -> None:
     if options["quiet"]:
         return
     from winml.modelkit.report.comparison import generated_lines
 
-    for line in generated_lines(result):
+    for line in generated_lines(result, number):
         tell(line)

@@ -20,6 +20,7 @@ from types import TracebackType
 
 from winml.modelkit.errors import InputError, OutputExistsError, UsageError, WriteError, first_line
 from winml.modelkit.file_names import (
+    BUILD_MANIFEST_NAME,
     BUILT_MODEL_NAME,
     JOURNAL_NAME,
     MODEL_SUFFIX,
@@ -184,9 +185,12 @@ def _refuse_files(paths: Iterable[Path], waiting: Collection[Path] = ()) -> None
     for path in paths:
         if os.path.lexists(path) or path in waiting:
             finished = " (finished by a command that was killed; the next command that writes here puts it in place)"
+            is_built = (path.parent / BUILD_MANIFEST_NAME).is_file() and path.suffix == MODEL_SUFFIX
             raise OutputExistsError(
                 f"output {path} exists already{finished if path in waiting else ''}",
-                hint="Use --overwrite to replace it, or choose another output path.",
+                hint="It belongs to a build, whose other files are of its model: choose another output path."
+                if is_built
+                else "Use --overwrite to replace it, or choose another output path.",
             )
 
 
