@@ -51,14 +51,15 @@ def test_session_runs_again_and_again() -> None:
         assert [-1, -2] == outputs
 
 
-def test_session_of_a_broken_file_names_it(tmp_path: Path) -> None:
+def test_session_of_a_broken_file_names_it_and_the_reason(tmp_path: Path) -> None:
     """The message holds its path, or that of the data file that is missing."""
     path = tmp_path / "broken.onnx"
     path.write_bytes(b"not a model")
     with pytest.raises(InputError, match=r"broken\.onnx"):
         Session(path)
     model = onnx.load_model_from_string(_one_node_model("Identity", np.float32, [1]))
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "weight"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(1, np.float32), "weight"))
+    model.graph.node[0].input[0] = "weight"
     onnx.save(model, path, save_as_external_data=True, location="broken.data", size_threshold=0)
     (tmp_path / "broken.data").unlink()
     with pytest.raises(InputError, match=r"broken\.data"):

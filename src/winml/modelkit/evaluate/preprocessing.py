@@ -47,6 +47,7 @@ __all__ = [
     "recording",
     "sentence",
     "vocabulary",
+    "text_limit",
 ]
 
 Sample = Mapping[str, Any]

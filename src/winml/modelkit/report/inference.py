@@ -61,7 +61,7 @@ def _answer(result: InferenceResult) -> doc.Block:
 
 
 def _short(text: str) -> str:
-    """Return the start of a text, on one line.
+    r"""Return the start of a text, on one line.
 
     >>> _short("one\n two")
     'one two'
