@@ -53,17 +53,17 @@ def compared(expected: list[float], actual: list[float], dtype: str = "float32",
     ("info", "words"),
     [
         (None, "skipped: this file was not compared with the model"),
-        (compared([1], [1]), "ONNX Runtime equals PyTorch (largest difference 0.0e+00 of scale, tolerance 1e-04)"),
+        (compared([1], [1]), "ONNX Runtime equals PyTorch (largest relative difference 0.0e+00, tolerance 1e-04)"),
         (
             compared([1], [1.5]),
-            "not equal: output 'y', sample 1 (largest difference 5.0e-01 of scale, tolerance 1e-04)",
+            "not equal: output 'y', sample 1 (largest relative difference 5.0e-01, tolerance 1e-04)",
         ),
         (compared([1], [1], "int64"), "ONNX Runtime equals PyTorch (equal)"),
         (compared([4], [6], "int64"), "not equal: output 'y', sample 1 (largest difference 2, tolerance 0)"),
         (compared([1], [np.nan]), "not equal: output 'y', sample 1: NaN or infinity in different places"),
         (
             compared([9], [9]),
-            f"inconclusive: {NO_SIGNAL} (largest difference 0.0e+00 of scale, tolerance 1e-04)",
+            f"inconclusive: {NO_SIGNAL} (largest relative difference 0.0e+00, tolerance 1e-04)",
         ),
         (compared([0], [0], other=0), f"inconclusive: the model returns only zeros, {HIDDEN}"),
         (

@@ -64,7 +64,7 @@ tried is equal bit for bit."""
 
 CHANNEL_UNITS = 8
 """Units in the last place of the largest value by which no channel is refused: rounding of the largest values reaches
-the others. Chosen: of 36 architectures the largest difference is 2e-6 of scale, or 17 units; channels that are computed
+the others. Chosen: of 36 architectures the largest relative difference is 2e-6, or 17 units; channels that are computed
 alike share it, and are told from a wrong one by ``OUTLIER_FACTOR``."""
 
 OUTLIER_FACTOR = 30
@@ -398,7 +398,7 @@ class GenerationInfo(Record):
     stopped_after: int | None = None
     """Steps after which rounding alone decides what the reference answers; None where no such step was met."""
     differs_in_pieces: float | None = field(default=None, metadata=entry(omit_none=True))
-    """By how much of scale the scores after a prompt are off where the reference reads it in two runs; None: they are
+    """Relative difference of the scores after a prompt where the reference reads it in two runs; None: they are
     equal, or it was not tried."""
 
     @property
@@ -406,8 +406,8 @@ class GenerationInfo(Record):
         """What is to be known of prompts."""
         if self.differs_in_pieces is None:
             return ()
-        difference = f"{self.differs_in_pieces:.1e} of scale"
-        return (f"Read a prompt in one run: in two, the logits of PyTorch itself differ by {difference}.",)
+        difference = f"{self.differs_in_pieces:.1e}"
+        return (f"Read a prompt in one run: in two, the logits of PyTorch itself differ (relative difference {difference}).",)
 
     @property
     def words(self) -> str:

@@ -103,7 +103,7 @@ def samples_words(samples: QualitySamples) -> str:
 def difference_words(verification: VerificationInfo) -> str:
     """Return by how much the result differs from its source, where it differs most."""
     worst = verification.worst
-    how = worst.problem or f"largest difference {worst.relative_diff:.1e} of scale, tolerance {worst.threshold:.0e}"
+    how = worst.problem or f"largest relative difference {worst.relative_diff:.1e}, tolerance {worst.threshold:.0e}"
     return f"output {worst.name!r}, sample {worst.draw}: {how.replace('PyTorch returns', 'the source returns')}"
 
 
@@ -117,6 +117,6 @@ def equality_words(verification: VerificationInfo | None) -> str:
     if worst.threshold == 0:
         return "outputs equal those of the source"
     return (
-        f"outputs equal those of the source (largest difference {worst.relative_diff:.1e} of scale, "
+        f"outputs equal those of the source (largest relative difference {worst.relative_diff:.1e}, "
         f"tolerance {worst.threshold:.0e})"
     )

@@ -119,7 +119,7 @@ def _extract_fields(result: ExtractResult) -> Iterator[doc.Field]:
         yield "", f"{_tensor_words(module.inputs)} → {_tensor_words(module.outputs)}"
     if result.modules:
         worst = max(module.relative_diff for module in result.modules)
-        equal = "bit for bit" if worst == 0 else f"largest difference {worst:.1e} of scale"
+        equal = "bit for bit" if worst == 0 else f"largest relative difference {worst:.1e}"
         yield "verified", f"each answers its recorded inputs as the whole model does ({equal})"
     for refused in result.refused:
         yield "refused", f"{refused.identity.words} ({refused.identity.class_name}): {refused.reason}"
@@ -145,7 +145,7 @@ def pinned_document(result: PinnedModel, source: str) -> doc.Document:
     verified = "skipped: the files were not compared"
     if result.verification:
         worst = result.verification.worst.relative_diff
-        verified = f"equals {source} at these sizes (largest difference {worst:.1e} of scale)"
+        verified = f"equals {source} at these sizes (largest relative difference {worst:.1e})"
     fields: list[doc.Field] = [
         ("pinned", ", ".join(f"{name} {size}" for name, size in result.sizes.items())),
         *([("open", ", ".join(result.still_open))] if result.still_open else []),

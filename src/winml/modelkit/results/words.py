@@ -54,7 +54,7 @@ def verification_words(verification: VerificationInfo | None) -> str:
     worst = verification.worst
     if worst.problem:
         return f"not equal: output {worst.name!r}, sample {worst.draw}: {worst.problem}"
-    bound = f"largest difference {worst.relative_diff:.1e} of scale, tolerance {worst.threshold:.0e}"
+    bound = f"largest relative difference {worst.relative_diff:.1e}, tolerance {worst.threshold:.0e}"
     if worst.computed_in:
         bound = f"{bound} for {worst.computed_in} inside"
     if worst.threshold == 0:
@@ -99,8 +99,8 @@ def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]
     if verification is None:
         return ()
     set_aside_notes = [
-        f"Sample {item.draw} is not compared: rounding alone changes {item.name!r} in PyTorch by "
-        f"{item.relative_diff:.1e} of scale. Another random input replaces it."
+        f"Sample {item.draw} is not compared: rounding alone changes {item.name!r} in PyTorch (relative "
+        f"difference {item.relative_diff:.1e}). Another random input replaces it."
         for item in verification.set_aside
     ]
     outputs_with_nan = {item.name: item for item in reversed(verification.comparisons) if item.nan_count}

@@ -84,7 +84,7 @@ class GeneratedText:
     steps: tuple[TextStep, ...]
     """The prompt, one step for each further token, the second prompt."""
     differs_in_pieces: float | None = None
-    """By how much of scale the scores are off where PyTorch reads the prompt in two runs; None: not beyond rounding."""
+    """Relative difference of the scores where PyTorch reads the prompt in two runs; None: not beyond rounding."""
 
     @classmethod
     def of_runs(cls, runs: Sequence[tuple[Array, Array]]) -> GeneratedText:
@@ -249,7 +249,7 @@ def _torch_output_after(part: ModelPart, model: nn.Module, run: TextStep, cache:
 
 
 def _difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -> float | None:
-    """Return by how much of scale the scores after a prompt are off where PyTorch reads it in two runs.
+    """Return the relative difference of the scores after a prompt where PyTorch reads it in two runs.
 
     None where that is rounding, where it is known of the cache, or where the model reads no such runs.
     """

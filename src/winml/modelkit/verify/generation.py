@@ -149,7 +149,7 @@ def _refuse_wrong(text: GeneratedText, doubt: _Doubt, is_rounding: Callable[[Dra
     """
     problem = doubt.compared.problem
     if problem or not is_rounding(doubt.draw):
-        raise _unequal(text, doubt.number, problem or f"they differ by {doubt.compared.relative_diff:.1e} of scale")
+        raise _unequal(text, doubt.number, problem or f"relative difference {doubt.compared.relative_diff:.1e}")
 
 
 class _Graph:

@@ -490,7 +490,7 @@ def _compared_or_reason(
     comparisons = compare_outputs([draw.reference], [output], computed_in=computed_in).comparisons
     for item in comparisons:
         if not item.is_equal:
-            return f"Output {item.name!r}: {item.problem or f'differs by {item.relative_diff:.1e} of scale'}."
+            return f"Output {item.name!r}: {item.problem or f'relative difference {item.relative_diff:.1e}'}."
     return comparisons
 
 

@@ -541,10 +541,14 @@ def _difference(draw: Draw, run_file: Callable[[Draw], Arrays], computed_in: Seq
     if not unequal:
         return None
     worst = max(unequal, key=lambda item: bool(item.problem))
-    size = worst.problem or f"the file differs from PyTorch by {worst.relative_diff:.1e} of scale"
+    words = (
+        f"{worst.problem} (output {worst.name!r})"
+        if worst.problem
+        else f"output {worst.name!r} differs from PyTorch (relative difference {worst.relative_diff:.1e})"
+    )
     names = () if worst.problem else tuple(item.name for item in unequal)
     is_nan = any(_count_nan(output[item.name]) > _count_nan(draw.reference[item.name]) for item in unequal)
-    return _Difference(f"{size} (output {worst.name!r})", names, is_nan)
+    return _Difference(words, names, is_nan)
 
 
 def _hides_rows(varied: Varied) -> bool:
