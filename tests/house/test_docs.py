@@ -112,7 +112,9 @@ def test_changelog_version_is_the_package_version() -> None:
 def test_changelog_fragments_are_named_after_their_issue() -> None:
     """Each fragment is ``NNN.change.md`` (or a sibling kind) and says something."""
     fragments = [path for path in repository_files() if path.parent.name == "changelog.d" and path.name != "README.md"]
-    assert [] == [p.name for p in fragments if not re.fullmatch(r"\d+\.(change|breaking|deprecation|highlight)\.md", p.name)]
+    assert [] == [
+        p.name for p in fragments if not re.fullmatch(r"\d+\.(change|breaking|deprecation|highlight)\.md", p.name)
+    ]
     assert [] == [path.name for path in fragments if not path.read_text(encoding="utf-8").strip()]
 
 

@@ -174,6 +174,10 @@ def test_answer_of_a_task_is_that_of_the_pipeline(task: str, folder: Path, monke
     assert task == found["task"]
     assert found["reference"]["is_same"], found["reference"]
     assert found["entries"]
+    if "--text" in case.arguments:
+        long = answer(model, "--text", " ".join([*case.arguments[1].split()[::-1], TEXT] * 200), "--reference")
+        assert long["reference"]["is_same"], long["reference"]
+        assert 1 == sum("is cut to" in note for note in long["notes"])
     if save:
         assert Image.open(f"{task}.png").size == Image.open("photo.png").size
         assert np.any(np.asarray(Image.open(f"{task}.png").convert("RGB")) != np.asarray(Image.open("photo.png")))

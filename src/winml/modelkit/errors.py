@@ -45,13 +45,13 @@ _LIBRARIES = frozenset({"huggingface_hub", "onnx", "onnx_ir", "onnxruntime", "on
 
 
 class WinMLError(Exception):
-    """Root of the tree: catch it to catch all of them.
+    """Base of all errors of winml.
 
     Attributes:
-        message: What failed, with which value, and what was expected.
+        message: What failed, the value, and what was expected.
         hint: What to do next, or an empty string.
         step: Which step of the flow failed (``step 4 of 8, ONNX export``), or an empty string.
-        frozen: Names of open dimensions that the graph or the model does not follow, where that is the failure.
+        frozen: Names of open dimensions that the graph or the model does not support, if that is the failure.
     """
 
     exit_code: ClassVar[int] = 1
@@ -98,7 +98,7 @@ class OutputExistsError(UsageError):
 
 
 class InputError(WinMLError):
-    """The request is right, but a file it names is missing, damaged or unsafe."""
+    """A file that the request names is missing, damaged or unsafe."""
 
 
 class HubError(InputError):
@@ -118,12 +118,12 @@ class StageError(WinMLError):
 
 
 class ExportError(StageError):
-    """A torch module could not be turned into a graph.
+    """A torch module could not be exported.
 
     Attributes:
-        operator: The operator the exporter lacks, such as ``aten::diff``, where that is the reason.
-        module: Dotted path of the module in whose forward it failed, where known.
-        is_by_value: Whether the forward decides by the value of a tensor that the exporter does not have.
+        operator: The unsupported operator, such as ``aten::diff``, if that is the reason.
+        module: Dotted path of the module whose forward failed, if known.
+        is_by_value: Whether the forward branches on the value of a tensor that the exporter does not have.
     """
 
     def __init__(self, message: str, *, hint: str = "", operator: str | None = None, module: str | None = None) -> None:
@@ -142,7 +142,7 @@ class OptimizeError(StageError):
 
 
 class QuantizeError(StageError):
-    """A graph could not be quantized: an engine failed, or had no form for any node."""
+    """A graph could not be quantized: an engine failed, or supports no node."""
 
 
 class CompileError(StageError):
@@ -164,14 +164,14 @@ class LimitError(WinMLError):
 
 
 class VerificationError(WinMLError):
-    """Two models that should give equal outputs do not, or the reference outputs cannot be compared.
+    """Two models that should have equal outputs do not, or the outputs cannot be compared.
 
     Attributes:
-        is_graph_wrong: Whether the graph is the likely cause, and neither the reference nor the inputs.
-        inputs: Values by input on which the outputs differ, as arrays or tensors, where both models answered.
-        most: Name of an open dimension → largest size up to which both answer the same, where only larger ones differ.
-        is_silent: Whether all that was compared is equal, and no output depends on the inputs: a wrong graph would not
-            have shown.
+        is_graph_wrong: Whether the graph is the likely cause, not the reference or the inputs.
+        inputs: Input values for which the outputs differ, by name, if both models ran.
+        most: Name of an open dimension → largest size with equal outputs, if only larger sizes differ.
+        is_silent: Whether all outputs are equal but none depends on the inputs, so that a wrong graph would
+            go unnoticed.
     """
 
     exit_code = 3

@@ -51,7 +51,7 @@ class FoundModel:
     """What a name means, for a verb that runs ONNX files."""
 
     name: str
-    """As the user wrote it."""
+    """As passed by the user."""
     path: Path | None = None
     """The ONNX file; None where it is still to be exported."""
     request: ModelRequest | None = None
@@ -126,7 +126,7 @@ def chosen_parts(name: str, submodel: Sequence[str] = (), *, beside_weights: boo
     """Return the files of the parts that are meant, where a name is the folder of several parts; else nothing.
 
     Args:
-        name: As the user wrote it.
+        name: As passed by the user.
         submodel: The parts that are meant; empty: all.
         beside_weights: See :func:`part_files`.
 
@@ -253,7 +253,7 @@ def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:
     Empty where the name means anything else: a file, a checkpoint, a model of one part, or nothing that can be used.
 
     Args:
-        name: As the user wrote it.
+        name: As passed by the user.
         beside_weights: Also those that were exported into the folder of their checkpoint.
 
     Raises:

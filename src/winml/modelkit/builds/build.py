@@ -440,7 +440,7 @@ def run_build(
         plan: What is to be done.
         folder: Where; made if it is missing.
         cache: What goes with a folder that is part of the cache.
-        rebuild: Run every stage, whatever is there.
+        rebuild: Run every stage, also those that are up to date.
         stages: The stages, in order.
         listener: Who is told.
 

@@ -69,30 +69,29 @@ def build_hf_model(
     listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
     **load: Any,
 ) -> BuildResult:
-    """Build a PyTorch or Hugging Face model: export it, optimize it, and write down what was done.
+    """Build a PyTorch or Hugging Face model: export, optimize, quantize and compile it, as the config states.
 
-    Results of earlier builds in the folder are reused stage by stage, as long as model, options and libraries are the
-    same.
+    Results of earlier builds in the folder are reused stage by stage while model, options and libraries are the same.
 
     Args:
         model: Hub id, checkpoint folder, config.json, ``file.py:factory`` or ``package.module:factory``.
         output: Folder to build in; None: a folder of the cache, one for each model and config.
-        config: What every stage is to do: a config, its JSON object, or the path of a file with one.
-        precision: Bits of the result, such as ``int8``; wins over that of the config.
-        verify: Compare what each stage makes with what it was made from.
-        rebuild: Run every stage, whatever is there.
+        config: Options of every stage: a config, its JSON object, or the path of a file with one.
+        precision: Precision of the result, such as ``int8``; overrides the config.
+        verify: Compare the result of each stage with its input.
+        rebuild: Run every stage, also those that are up to date.
         with_companions: Copy config, tokenizer and processor files of the checkpoint beside the result.
-        deploy_only: Leave only the files that are deployed in the folder, and the manifest; see ``deploy`` in it.
-        listener: Who is told about progress.
+        deploy_only: Keep only the files to deploy and the manifest, which lists them in ``deploy``.
+        listener: Receives the progress.
         **load: How the model is loaded, with the names of the command's options, such as ``task`` or ``dtype``; all of
             them are fields of :class:`~winml.modelkit.load.load_options.LoadOptions`.
 
     Raises:
-        ConfigError: a keyword nobody knows, or a value of the wrong kind.
-        UsageError: the request is wrong, or the folder holds files no build wrote.
-        InputError: model files, the Hub, or the user's code did not deliver.
+        ConfigError: an unknown keyword, or a value of the wrong kind.
+        UsageError: the request is wrong, or the folder contains files that no build wrote.
+        InputError: model files, the Hub or the user's code failed.
         StageError: a stage failed; finished stages are kept for the next build.
-        VerificationError: a stage's result does not answer as its input does.
+        VerificationError: the outputs of a stage's result differ from those of its input.
     """
     check_load_keywords(load, "build_hf_model")
     passed = passed_build_config(config, listener, precision=precision)
@@ -118,7 +117,7 @@ def build_onnx_model(
     deploy_only: bool = False,
     listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
 ) -> BuildResult:
-    """Build from an ONNX file, whoever made it; see :func:`build_hf_model` for the arguments and errors."""
+    """Build from an ONNX file, of any origin; see :func:`build_hf_model` for the arguments and errors."""
     request = ModelRequest(model=os.fspath(model))
     if Path(request.model).suffix.lower() != ".onnx":
         raise UsageError(f"{request.model}: does not end in .onnx", hint="build_hf_model builds PyTorch models.")
@@ -193,7 +192,7 @@ def exported_model(
         UsageError: the request is wrong.
         InputError: files, the Hub, or the user's code did not deliver.
         ExportError: the model cannot be exported.
-        VerificationError: ONNX Runtime and PyTorch disagree.
+        VerificationError: the outputs of ONNX Runtime and PyTorch differ.
         WriteError: the cache cannot be written to.
     """
     from winml.modelkit.graph.bundle import only_part  # imports onnx

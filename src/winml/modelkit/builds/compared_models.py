@@ -33,24 +33,24 @@ def compare_models(
     submodel: Sequence[str] = (),
     **changes: Any,
 ) -> ModelComparison:
-    """Run two models on the same values, and compare their answers; with ``by_module`` module by module.
+    """Run two models on the same inputs and compare their outputs; with ``by_module``, module by module.
 
     Args:
-        reference: What is right: an ONNX file, the folder of a build, a checkpoint or Hub id, or a live module.
-        candidate: What is compared with it.
-        options: What both are fed, and what is compared; None: the defaults.
-        inputs: Example inputs of a live module, where its own config does not say what it takes.
-        submodel: Of a folder with several parts, those to compare; empty: all.
+        reference: The reference: an ONNX file, a build folder, a checkpoint or Hub id, or a module.
+        candidate: The model that is compared with it.
+        options: Inputs, and what is compared; None: the defaults.
+        inputs: Example inputs of a module whose config does not determine them.
+        submodel: Parts to compare, of a folder with several; empty: all.
         **changes: Fields of :class:`CompareOptions`, on top of ``options``: ``by_module=True``.
 
     Returns:
-        How near the outputs are and, by module, where the models part; of several parts, also each by itself.
+        The differences of outputs and, by module, where they begin; with several parts, also of each part.
 
     Raises:
-        UsageError: an unknown field, inputs or outputs do not match, values do not fit, no module or part is on both
-            sides, or a model answers otherwise each time.
+        UsageError: an unknown field, inputs or outputs that do not match, values that do not fit, no common module or
+            part, or a model whose outputs change from run to run.
         InputError: a file is damaged.
-        StageError: one of them cannot be run.
+        StageError: one of the models cannot be run.
     """
     from winml.modelkit.flows.compare import compare as flow
 
@@ -139,8 +139,8 @@ def found_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) ->
     """Return what is compared with what: the parts of one name where a side is a folder of several.
 
     Args:
-        reference: As the user wrote it.
-        candidate: As the user wrote it.
+        reference: As passed by the user.
+        candidate: As passed by the user.
         submodel: The parts that are asked for; empty: all that both have.
 
     Raises:

@@ -49,14 +49,14 @@ def evaluate_model(
     progress: Callable[[int, float], None] | None = None,
     **flags: Any,
 ) -> Evaluation:
-    """Judge a model by the samples of a data set, beside a baseline that is run on the same ones.
+    """Evaluate a model on a dataset, and compare it with a baseline on the same samples.
 
     Args:
         model: ONNX file, folder of a build, or a checkpoint, which PyTorch runs.
         dataset: File or folder; or ``name``, ``owner/name`` or ``owner/name:config`` at the Hub.
-        options: All that is asked for, in place of ``dataset`` and fields among ``flags``; None: as these say.
+        options: Complete options, in place of ``dataset`` and ``flags``; None: those in ``flags``.
         on_step: Called when a step starts and when it ends.
-        progress: Called with the number of samples that are done, and their share.
+        progress: Called with the number and the share of finished samples.
         **flags: Fields of :class:`~winml.modelkit.evaluate.options.EvaluationOptions`, such as ``metrics`` and ``min``;
             ``ep``, ``device``, ``ep_options`` and ``threads`` of an ONNX file; ``model_class``, ``revision`` and
             ``trust_remote_code`` of a checkpoint.
@@ -65,10 +65,10 @@ def evaluate_model(
         Metrics with intervals, agreement and latency; whether limits are met stands in ``is_good_enough``.
 
     Raises:
-        UsageError: a flag nobody knows, a task that cannot be judged, a metric that is not of it, a missing column, or
-            labels that are not the model's.
+        UsageError: an unknown flag, a task without evaluation, a metric of another task, a missing column, or labels
+            that are not those of the model.
         InputError: a file is missing or damaged.
-        StageError: a model cannot be loaded, or refuses a sample.
+        StageError: a model cannot be loaded, or cannot run a sample.
     """
     from winml.modelkit.errors import ConfigError, UsageError
     from winml.modelkit.flows.evaluate.evaluate import evaluate
@@ -182,7 +182,7 @@ def evaluate_build(
     Raises:
         UsageError: the task cannot be judged, a column is missing, or labels are not the model's.
         InputError: a file is missing or damaged.
-        StageError: a model cannot be loaded, or refuses a sample.
+        StageError: a model cannot be loaded, or cannot run a sample.
     """
     from winml.modelkit.flows.evaluate.evaluate import evaluate
     from winml.modelkit.flows.evaluate.evaluated_models import Subject

@@ -65,7 +65,7 @@ class BuildPlan:
     skip_pre_normalization: bool = False
     """Leave an ONNX file as it is where the optimizer is asked for nothing."""
     verify: bool = True
-    """Compare what each stage makes with what it was made from."""
+    """Compare the result of each stage with its input."""
     with_companions: bool = True
     """Copy config, tokenizer and processor files of the checkpoint beside the result."""
     is_deployed: bool = True

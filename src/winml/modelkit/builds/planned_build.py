@@ -70,7 +70,7 @@ def planned_build(
     Args:
         plan: The build.
         output: Folder to build in; None: that of the cache.
-        rebuild: Run every stage, whatever is there.
+        rebuild: Run every stage, also those that are up to date.
         requested: What is requested where ``plan`` is the first form of it that is tried.
 
     Raises:

@@ -161,7 +161,7 @@ class BuildJob:
     """The model it starts from."""
     stages: tuple[Stage, ...]
     rebuild: bool
-    """Run every stage, whatever is there."""
+    """Run every stage, also those that are up to date."""
     store: StageStore | None
     """Results of other builds."""
     on_step: Callable[[StepEvent], None] | None

@@ -97,7 +97,7 @@ def _modules(ctx: click.Context) -> Iterable[str]:
 
 
 def _parts(ctx: click.Context) -> Iterable[str]:
-    """Return the names of the parts of the model, where it has several."""
+    """Return the names of the parts of the model, where the model has several parts."""
     files = _files(ctx)
     return files if len(files) > 1 else ()
 

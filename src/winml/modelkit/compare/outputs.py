@@ -407,7 +407,8 @@ class GenerationInfo(Record):
         if self.differs_in_pieces is None:
             return ()
         difference = f"{self.differs_in_pieces:.1e}"
-        return (f"Read a prompt in one run: in two, the logits of PyTorch itself differ (relative difference {difference}).",)
+        words = f"the logits of PyTorch itself differ (relative difference {difference})"
+        return (f"Read a prompt in one run: in two, {words}.",)
 
     @property
     def words(self) -> str:

@@ -46,8 +46,8 @@ __all__ = [
     "picture",
     "recording",
     "sentence",
-    "vocabulary",
     "text_limit",
+    "vocabulary",
 ]
 
 Sample = Mapping[str, Any]

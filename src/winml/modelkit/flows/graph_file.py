@@ -106,7 +106,7 @@ class GraphFileTask:
     verify: bool = True
     """Compare the result with the source in ONNX Runtime."""
     seed: int = 0
-    """Seed of the values compared on."""
+    """Seed of the inputs that outputs are compared on."""
     skip_normalization: bool = False
     """Take the graph for normalized although no stamp says so; the result then bears no stamp either."""
     external_data: bool | None = None
@@ -269,7 +269,7 @@ def transform_file(
     Raises:
         UsageError: the output exists, is a directory, or is data that the source names.
         InputError: the file is no ONNX model or not a valid one, its data is missing, or it is compiled already.
-        NormalizeError: the graph could not be brought into its plain form.
+        NormalizeError: the graph could not be normalized.
         StageError: the work failed; or the source itself does not run, so the result cannot be compared with it.
         VerificationError: the result does not answer as the source does; no file was written.
         WriteError: the output cannot be written.
@@ -420,7 +420,7 @@ def read_plain(source: Path, *, folds_constants: bool = True) -> tuple[ir.Model,
 
     Raises:
         InputError: the file is no ONNX model or not a valid one, its data is missing, or it is compiled already.
-        NormalizeError: the graph could not be brought into its plain form.
+        NormalizeError: the graph could not be normalized.
     """
     external_files(source)  # raises our errors, where a library would raise its own
     _, merged, inlined = _checked_structure(source)

@@ -107,30 +107,29 @@ def run_optimize_analyze_loop(
     on_step: Callable[[StepEvent], None] | None = None,
     **flags: Any,
 ) -> OptimizationLoop:
-    """Optimize an ONNX file in rounds, until a round finds nothing more to do.
+    """Optimize an ONNX file in rounds, until a round changes nothing.
 
-    What one change leaves behind may be what another looks for, so that a second round can find more. After each round
-    the graph is compared with the one before it, module by module; whoever wants to decide by that what is tried next
-    gives ``analyze``. The graph stays in memory between rounds; the file is compared with ``model`` and written once.
+    One change may enable another, so that a second round can find more. After each round the changes by module are
+    reported to ``analyze``, which may choose the flags of the next round. The graph stays in memory between rounds; the
+    file is compared with ``model`` and written once.
 
     Args:
-        model: The file; it stays as it is.
+        model: The file; it is not changed.
         output: The ``.onnx`` file to write.
-        max_rounds: Rounds at most, from 1.
-        analyze: Called after each round; returns the flags of the next in place of those so far (``{}`` for no flag at
-            all), or None to go on with the same.
-        overwrite: Replace a file that is there already.
+        max_rounds: Maximum number of rounds, at least 1.
+        analyze: Called after each round; returns the flags of the next round (``{}``: none), or None to keep them.
+        overwrite: Replace an existing file.
         verify: Compare the result with ``model`` in ONNX Runtime.
         external_data: As for :func:`~winml.modelkit.optimize_onnx`.
-        seed: Seed of the values compared on.
+        seed: Seed of the inputs that outputs are compared on.
         on_step: Called when a step starts and when it ends.
         **flags: As for :func:`~winml.modelkit.optimize_onnx`; those of the first round.
 
     Returns:
-        The record of the optimization, and that of every round. The file is in place.
+        The record of the optimization, and that of every round; the file is written.
 
     Raises:
-        UsageError: a flag nobody knows, an output that exists, or no round.
+        UsageError: an unknown flag, an output that exists, or no round.
         WinMLError: as :func:`~winml.modelkit.optimize_onnx` raises.
     """
     if max_rounds < 1:
@@ -332,17 +331,17 @@ _FiredIn = Mapping[str, Mapping[str, int]]
 def check_optimization(
     model: str | os.PathLike[str], *, options: OptimizeOptions | None = None, **flags: Any
 ) -> OptimizationCheck:
-    """Find out what optimizing a file would do; nothing is written and no result compared.
+    """Report what optimizing a file would do; nothing is written or compared.
 
     Args:
         model: The file.
-        options: What is to be done; None: as ``flags`` say. Where nothing is, what the level ``full`` does.
+        options: Options; None: those in ``flags``. Without any, the level ``full``.
         **flags: As for :func:`~winml.modelkit.optimize_onnx`.
 
     Raises:
-        UsageError: a flag nobody knows or that goes with no other, or a selector names no module.
+        UsageError: an unknown flag, or one that contradicts another, or a selector names no module.
         InputError: the file is no ONNX model, its data is missing, or it is compiled already.
-        NormalizeError: the graph could not be brought into its plain form.
+        NormalizeError: the graph could not be normalized.
         OptimizeError: an engine could not read the graph, or failed.
     """
     options = options_of(OptimizeOptions, options, flags, "check_optimization")

@@ -109,7 +109,7 @@ class Baseline:
     """What a model is compared with: an ONNX file, or the PyTorch model it was exported from."""
 
     name: str
-    """As the user wrote it."""
+    """As passed by the user."""
     path: Path | None = None
     """The ONNX file; None for PyTorch."""
     request: ModelRequest | None = None

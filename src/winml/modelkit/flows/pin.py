@@ -120,17 +120,17 @@ def pin_model(
     """Fix open dimensions of an ONNX file and write the result.
 
     Args:
-        source: The file; it stays as it is.
+        source: The file; it is not changed.
         output: The ``.onnx`` file to write.
         sizes: Size by name in the file, by ``input:axis``, or by key of ``--shape-config``. Names left out stay open.
-        overwrite: Replace a file that is there already.
+        overwrite: Replace an existing file.
         verify: Compare with ``source`` at these sizes.
         seed: Seed of the inputs compared on.
 
     Raises:
         UsageError: a name the file does not have, or an output that exists or would replace its data.
         InputError: the file is no ONNX model.
-        NormalizeError: the graph could not be brought into its plain form.
+        NormalizeError: the graph could not be normalized.
         VerificationError: the result does not answer as ``source`` does; no file was written.
     """
     return pin_file(

@@ -146,11 +146,11 @@ class InputTensorSpec(_TensorSpec):
     """Values at the start of each entry of the first axis, as runs of (value, count): image placeholder tokens, or all
     values, such as the size of a grid. The values do not occur elsewhere, unless in ``value_range``."""
     cache: CacheSlot | None = None
-    """Which tensor of a cache it takes; None for any other input."""
+    """The tensor of the KV cache that it takes; None for other inputs."""
     sums: Mapping[str, tuple[Dimension, ...]] = {}
     """Name in the shape → the sizes whose sum it is: a mask is as long as the cache and the tokens together."""
     grid: GridSlot | None = None
-    """How many patches it tells of, where it holds the grids of pictures."""
+    """Number of patches, if the input contains the grids of images."""
 
     @pydantic.field_validator("value_range")
     @classmethod
@@ -204,7 +204,7 @@ class StatedInput(pydantic.BaseModel):
     sums: Mapping[str, tuple[int | str, ...]] = {}
     """Name in the shape → the sizes whose sum it is."""
     grid: GridSlot | None = None
-    """How many patches it tells of, where it holds the grids of pictures."""
+    """Number of patches, if the input contains the grids of images."""
 
     @pydantic.field_validator("value_range", "first_values", "cache", "sums", "grid", mode="wrap")
     @classmethod

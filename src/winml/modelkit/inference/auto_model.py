@@ -204,7 +204,7 @@ def _generates(parts: Collection[str]) -> bool:
 
 
 class WinMLAutoModel(_BuiltModel):
-    """Any model: what is loaded is of the class for its task."""
+    """Loads a built model as the class for its task."""
 
     @classmethod
     def _open_parts(cls, parts: Mapping[str, Path], **options: Any) -> WinMLModel:

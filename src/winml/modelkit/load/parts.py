@@ -35,7 +35,7 @@ class ModelInfo(Record):
     """What is known about a model besides its weights."""
 
     name_or_path: str
-    """As the user wrote it."""
+    """As passed by the user."""
     class_name: str = field(metadata=entry("class"))
     """Class of the model."""
     library: str
@@ -175,10 +175,10 @@ class LoadedModel:
 
     @property
     def only_part(self) -> ModelPart:
-        """The part of a model that has one.
+        """The part, if the model has one.
 
         Raises:
-            UsageError: it has several.
+            UsageError: the model has several parts.
         """
         return only_part(self.parts)
 

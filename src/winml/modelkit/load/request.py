@@ -126,7 +126,7 @@ class ModelSource:
 
     kind: SourceKind
     name: str
-    """As the user wrote it."""
+    """As passed by the user."""
     path: Path | None = None
     """The checkpoint folder, the config file, or the script file; None for a Hub id and for a package module."""
     module: str | None = None

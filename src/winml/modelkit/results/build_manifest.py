@@ -173,10 +173,10 @@ class BuildManifest(Options):
 
     @property
     def only_part(self) -> PartRecord:
-        """The part of a model that has one.
+        """The part, if the model has one.
 
         Raises:
-            UsageError: it has several.
+            UsageError: the model has several parts.
         """
         return only_part(self.parts)
 
@@ -231,13 +231,13 @@ class BuildResult(Record):
     folder: Path
     manifest: BuildManifest = field(metadata=entry(inline=True))
     notes: tuple[str, ...] = field(metadata=entry(skip=True))
-    """What the user should know, one sentence each."""
+    """Notes, one sentence each."""
     evaluation: Evaluation | None = field(default=None, metadata=entry(omit_none=True))
-    """How well the result does its task, where the config asks for that."""
+    """Evaluation of the result, if the config requests one."""
 
     @property
     def model_path(self) -> Path:
-        """The model, the result of the last stage, of a model of one part."""
+        """The model file of the last stage, if the model has one part."""
         return self.folder / self.manifest.model[0].name
 
     @property

@@ -87,7 +87,7 @@ class ModelComparison:
     divergence: int | None = None
     """Position in ``modules`` of the first whose error is its own."""
     tolerance: float = 0.0
-    """Relative error of a module that counts as rounding."""
+    """Relative error of a module that is considered rounding."""
     step: int | None = None
     """Token of a text at which decoders were compared; None: not at one."""
     notes: tuple[str, ...] = ()

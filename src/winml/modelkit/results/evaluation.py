@@ -86,7 +86,7 @@ class EvaluatedSide(Record):
     """One model that was run."""
 
     name: str
-    """As the user wrote it."""
+    """As passed by the user."""
     kind: Literal["onnx", "pytorch"]
     latency_ms: Summary = field(metadata=entry("latency_per_sample_ms"))
     """Of one sample: its share of each run it was in, those of the first run left out where there are more."""

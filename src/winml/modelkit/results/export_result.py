@@ -166,18 +166,18 @@ class ExportedPart:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """Everything there is to tell about one export.
+    """The result of an export.
 
-    What belongs to a graph is in its part: ``result.only_part.coverage`` of a model of one part.
+    Values of one graph are in its part: ``result.only_part.coverage`` if the model has one part.
     """
 
     model: ModelInfo
     parts: tuple[ExportedPart, ...]
-    """In the order in which they run."""
+    """In the order of execution."""
     started: datetime
     tool_version: str
     model_notes: tuple[str, ...] = ()
-    """What the user should know of the whole model, one sentence each."""
+    """Notes on the whole model, one sentence each."""
     companions: Companions = field(default_factory=Companions)
     """Config, tokenizer and processor files that were put beside the model."""
 
@@ -195,10 +195,10 @@ class ExportResult:
 
     @property
     def only_part(self) -> ExportedPart:
-        """The part of a model that has one.
+        """The part, if the model has one.
 
         Raises:
-            UsageError: it has several.
+            UsageError: the model has several parts.
         """
         return only_part(self.parts)
 
@@ -219,7 +219,7 @@ class ExportResult:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know, one sentence each; of several parts, with the name of the part."""
+        """Notes, one sentence each; with several parts, with the name of the part."""
         is_single = len(self.parts) == 1
         part_notes = (note if is_single else f"{part.name}: {note}" for part in self.parts for note in part.notes)
         return (*self.model_notes, *part_notes, *self.companions.notes)

@@ -79,7 +79,7 @@ class ModulePerfResult:
     """The outcome of one measurement of modules on their own."""
 
     model: str
-    """As the user wrote it."""
+    """As passed by the user."""
     selector: str
     tool_version: str
     onnxruntime_version: str

@@ -82,7 +82,7 @@ class PerfResult:
     """The outcome of one measurement."""
 
     model: str
-    """As the user wrote it."""
+    """As passed by the user."""
     model_bytes: int
     """Size of the model file, without its data files."""
     tool_version: str

@@ -274,7 +274,7 @@ class QuantizationSensitivity(Record, schema_version=SCHEMA_VERSION):
     """The damage that each module does when it alone is quantized."""
 
     model: str
-    """As the user wrote it."""
+    """As passed by the user."""
     tool_version: str
     onnxruntime_version: str
     precision: str

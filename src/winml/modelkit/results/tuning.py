@@ -189,32 +189,32 @@ class Winner(Record):
 
 @dataclass(frozen=True)
 class TuneResult(Record, schema_version=SCHEMA_VERSION):
-    """Everything there is to tell about one tuning."""
+    """The result of a tuning."""
 
     model: str
-    """As the user wrote it."""
+    """As passed by the user."""
     tool_version: str
     onnxruntime_version: str
     target: TuneTarget
     limits: Mapping[str, Any]
-    """What a candidate has to reach: ``min_sqnr_db``, ``max_drop`` and ``dataset``."""
+    """Limits of a candidate: ``min_sqnr_db``, ``max_drop`` and ``dataset``."""
     machine: Mapping[str, Any]
-    """What the plan depends on: cores, instructions, providers, versions."""
+    """Cores, instruction sets, providers and versions that the plan depends on."""
     measured_shapes: Mapping[str, Sequence[int]]
     """Input → its shape in the runs."""
     batch_size: int
     block: int
-    """Runs of each in a row in one turn."""
+    """Consecutive runs of a candidate in one turn."""
     winner: Winner
     candidates: tuple[TunedCandidate, ...]
     """In the order of the plan."""
     resumed: int
-    """Candidates whose measurements an interrupted run had kept."""
+    """Candidates whose measurements are from an interrupted run."""
     steps: tuple[StepTiming, ...] = ()
     notes: tuple[str, ...] = ()
 
     def candidate(self, name: str) -> TunedCandidate:
-        """Return the candidate of a name; there is one."""
+        """Return the candidate with this name."""
         return next(item for item in self.candidates if item.candidate.name == name)
 
     @property

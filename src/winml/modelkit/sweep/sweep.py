@@ -98,26 +98,26 @@ def sweep_models(
     options: SweepOptions = SweepOptions(),
     listener: SweepListener | None = None,
 ) -> SweepResult:
-    """Do the same with many models in many configurations, each in a process of its own.
+    """Export, build, measure and compare many models in many configurations, each in its own process.
 
     Processes are started as :mod:`multiprocessing` does: a script calls it below ``if __name__ == "__main__":``.
 
     Args:
         models: A plan: the path of one or of a list of models, the JSON object of one, or the models themselves.
-        output: Folder of the sweep; what an earlier run finished in it is not done again.
-        set: Key of the config → the values it takes in turn, such as ``{"quant.precision": ["fp32", "int8"]}``.
-        do: Steps: ``export``, ``build``, ``perf``, ``eval``, ``compare``; ``build`` where nothing is said.
-        min: Measure → the least it has to be in every cell.
-        max: Measure → the most it may be in every cell.
-        options: Bounds, processes, cluster.
-        listener: Who is told how it goes on.
+        output: Folder of the sweep; cells that an earlier run finished are not run again.
+        set: Key of the config → its values, such as ``{"quant.precision": ["fp32", "int8"]}``.
+        do: Steps: ``export``, ``build``, ``perf``, ``eval``, ``compare``; default ``build``.
+        min: Measure → its minimum in every cell.
+        max: Measure → its maximum in every cell.
+        options: Limits, number of processes, cluster.
+        listener: Receives the progress.
 
     Returns:
-        The table: one row for each model in each configuration, failures among them.
+        The table: one row for each model in each configuration, failures included.
 
     Raises:
         UsageError: the plan is wrong, a key of the config is unknown, or another sweep works in the folder.
-        SweepStoppedError: the disk is full, or no machine of a cluster does the work.
+        SweepStoppedError: the disk is full, or no machine of the cluster responds.
         WriteError: the folder cannot be written to.
     """
     if isinstance(models, (str, os.PathLike)):
@@ -207,7 +207,7 @@ def run_sweep(
 
     Raises:
         UsageError: another sweep works in the folder, or there is no such model type.
-        SweepStoppedError: the disk is full, or no machine of a cluster does the work.
+        SweepStoppedError: the disk is full, or no machine of the cluster responds.
         WriteError: the folder cannot be written to.
     """
     cells = cells_of(plan)

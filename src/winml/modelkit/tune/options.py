@@ -32,7 +32,7 @@ else:
 
 
 class TuneOptions(_Fields):  # type: ignore[misc]  # as above
-    """What is looked for, among what, and how right it has to be."""
+    """Options of a tuning: candidates, limits and measurement."""
 
     model_config = pydantic.ConfigDict(allow_inf_nan=False)
 
@@ -47,7 +47,7 @@ class TuneOptions(_Fields):  # type: ignore[misc]  # as above
 
     @property
     def least_sqnr_db(self) -> float | None:
-        """The ratio that is asked for; None: none."""
+        """The requested minimum SQNR; None: none."""
         return DEFAULT_MIN_SQNR_DB if self.min_sqnr_db is None and not self.max_drop else self.min_sqnr_db
 
     @pydantic.field_validator("ep")
@@ -58,7 +58,7 @@ class TuneOptions(_Fields):  # type: ignore[misc]  # as above
 
     @property
     def is_simulated(self) -> bool:
-        """Whether the device is absent and simulated, so that times say nothing."""
+        """Whether the device is simulated, so that times are meaningless."""
         return self.ep is not None and bool(choose_provider(self.ep, None, self.ep_options).stand_in)
 
     @property
@@ -73,7 +73,7 @@ class TuneOptions(_Fields):  # type: ignore[misc]  # as above
 
     @property
     def evaluation(self) -> EvaluationOptions | None:
-        """What judges a candidate by the samples of a data set; None without one."""
+        """Evaluates a candidate on the dataset; None without one."""
         if self.dataset is None:
             return None
         return EvaluationOptions(

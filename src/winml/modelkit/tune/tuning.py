@@ -488,30 +488,30 @@ def tune_model(
     progress: Callable[[int, float], None] | None = None,
     **flags: Any,
 ) -> TuneResult:
-    """Find the fastest file of a model on this machine that is still right.
+    """Find the fastest variant of a model on this machine that keeps a quality.
 
-    What was measured is kept in the folder; the same call goes on from it, and returns at once where all is done.
+    Measurements are stored in the folder: the same call continues them, and returns at once if all are finished.
 
     Args:
         model: Hub id, checkpoint folder, ``file.py:factory``, ONNX file, or folder of a build.
         output: Folder of the tuning; the winner is the build in ``best`` below it.
-        options: What is looked for; None: as ``flags`` say.
+        options: Limits and candidates; None: those in ``flags``.
         export: How a checkpoint is exported; None: as :func:`~winml.modelkit.build_hf_model` does.
-        overwrite: Start anew where the folder belongs to another tuning.
+        overwrite: Start again if the folder belongs to another tuning.
         on_step: Called when a step starts and when it ends.
-        progress: Called in a race after each turn, with its number and the share that is done.
+        progress: Called after each turn of a race, with its number and the finished share.
         **flags: Fields of :class:`~winml.modelkit.tune.options.TuneOptions`, such as ``min_sqnr_db``; and how a
             checkpoint is loaded, as :func:`~winml.modelkit.build_hf_model` takes it.
 
     Returns:
-        Every candidate with what it takes and how right it is, and the winner.
+        Every candidate with its time, size and quality, and the winner.
 
     Raises:
-        ConfigError: a flag nobody knows, or a value of the wrong kind.
+        ConfigError: an unknown flag, or a value of the wrong kind.
         UsageError: the request is wrong, the model has several parts, or the folder holds something else.
         InputError: files of the model are damaged.
         StageError: the model cannot be exported, or does not run.
-        VerificationError: ONNX Runtime and PyTorch disagree.
+        VerificationError: the outputs of ONNX Runtime and PyTorch differ.
     """
     requested, request = _parsed_flags(options, model, flags)
     requested.refuse_contradictions()
@@ -555,7 +555,7 @@ def look_at_tuning(
         request: The model.
         options: What is looked for.
         folder: That of the tuning.
-        overwrite: Start anew where the folder belongs to another tuning.
+        overwrite: Start again if the folder belongs to another tuning.
 
     Raises:
         UsageError: the request is wrong, or the folder belongs to another tuning.

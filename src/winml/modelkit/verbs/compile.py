@@ -122,15 +122,15 @@ def compile_onnx(
     on_step: Callable[[StepEvent], None] | None = None,
     **flags: Any,
 ) -> CompiledFile:
-    """Compile an ONNX file for an execution provider; its nodes go on saying which module they came from.
+    """Compile an ONNX file for an execution provider. Its module tags are preserved.
 
     Args:
-        model: The file; it stays as it is.
+        model: The file; it is not changed.
         output: The ``.onnx`` file to write.
-        options: What it is compiled for; None: as ``flags`` say.
-        overwrite: Replace a file that is there already.
+        options: Target and limits; None: those in ``flags``.
+        overwrite: Replace an existing file.
         verify: Open the result, run it on the provider, and compare it with ``model``.
-        seed: Seed of the values compared on.
+        seed: Seed of the inputs that outputs are compared on.
         sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
         reference: The float file that ``model`` was quantized from; None: the one that ``model`` names.
         on_step: Called when a step starts and when it ends.
@@ -138,16 +138,16 @@ def compile_onnx(
             ``max_parts``, ``min_sqnr_db``.
 
     Returns:
-        The record of the compilation. The file is in place.
+        The record of the compilation; the file is written.
 
     Raises:
         UsageError: a provider that is unknown, not installed or compiles nothing, an option it does not take, an output
             that exists, open dimensions for a provider that needs fixed sizes, or ``flags`` beside ``options``.
         InputError: the file is no ONNX model, its data is missing, or it is compiled already.
-        CompileError: the provider failed, or took none of the nodes.
+        CompileError: the provider failed, or supports none of the nodes.
         LimitError: more nodes are outside, or there are more parts, than ``options`` allow; no file was written.
-        StageError: ``model`` itself does not run, so the result cannot be compared with it.
-        VerificationError: the result does not load, or does not answer as ``model`` does; no file was written.
+        StageError: ``model`` itself does not run, so that the result cannot be compared.
+        VerificationError: the result does not load, or its outputs differ from those of ``model``; no file was written.
     """
     from winml.modelkit.compile.options import CompileOptions
     from winml.modelkit.options import options_of

@@ -115,36 +115,36 @@ def optimize_onnx(
     on_step: Callable[[StepEvent], None] | None = None,
     **flags: Any,
 ) -> OptimizedFile:
-    """Optimize an ONNX file; its nodes go on saying which module they came from.
+    """Optimize an ONNX file. Its module tags are preserved.
 
-    Without flags, a file in its plain form is copied by reference and any other is brought into it.
+    Without flags, a normalized file is copied by reference, and any other is normalized.
 
     Args:
-        model: The file; it stays as it is.
+        model: The file; it is not changed.
         output: The ``.onnx`` file to write.
-        options: What is to be done; None: as ``flags`` say.
-        overwrite: Replace a file that is there already.
+        options: Options; None: those in ``flags``.
+        overwrite: Replace an existing file.
         verify: Compare the result with ``model`` in ONNX Runtime.
-        skip_normalization: Take the graph for normalized although no stamp says so.
-        external_data: Keep weights in a file of their own (True) or inside (False); None: those of
-            ``EXTERNAL_BYTES`` or more in a file of their own.
-        seed: Seed of the values compared on.
+        skip_normalization: Treat the graph as normalized even if it is not stamped so.
+        external_data: Store weights in a separate data file (True) or in the model (False); None: a separate file from
+            ``EXTERNAL_BYTES`` on.
+        seed: Seed of the inputs that outputs are compared on.
         sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
-        functions: Modules that the file holds as functions: ``all``, ``classes`` (modules of one class whose graphs are
+        functions: Modules to write as ONNX functions: ``all``, ``classes`` (modules of one class whose graphs are
             equal share one) or a selector.
         on_step: Called when a step starts and when it ends.
         **flags: ``level``, ``ep``, ``opset``, ``module``, ``exclude``, names of capabilities (``gelu_fusion=True``).
 
     Returns:
-        The record of the optimization. The file is in place.
+        The record of the optimization; the file is written.
 
     Raises:
-        UsageError: a flag nobody knows or that goes with no other, or an output that exists.
+        UsageError: an unknown flag, or one that contradicts another, or an output that exists.
         InputError: the file is no ONNX model, or its data is missing.
-        NormalizeError: the graph could not be brought into its plain form.
+        NormalizeError: the graph could not be normalized.
         OptimizeError: an engine could not read the graph, or failed.
-        StageError: ``model`` itself does not run, so the result cannot be compared with it.
-        VerificationError: the result does not answer as ``model`` does; no file was written.
+        StageError: ``model`` itself does not run, so that the result cannot be compared.
+        VerificationError: the outputs of the result differ from those of ``model``; no file was written.
     """
     from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.options import options_of

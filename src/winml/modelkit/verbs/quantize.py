@@ -231,31 +231,31 @@ def quantize_onnx(
     on_step: Callable[[StepEvent], None] | None = None,
     **flags: Any,
 ) -> QuantizedFile:
-    """Let modules of an ONNX file compute with fewer bits; its nodes go on saying which module they came from.
+    """Quantize an ONNX file, or modules of it. Its module tags are preserved.
 
     Args:
-        model: The file; it stays as it is.
+        model: The file; it is not changed.
         output: The ``.onnx`` file to write.
-        options: What is to be done; None: as ``flags`` say.
-        overwrite: Replace a file that is there already.
+        options: Options; None: those in ``flags``.
+        overwrite: Replace an existing file.
         verify: Compare the result with ``model`` in ONNX Runtime.
-        external_data: Keep weights in a file of their own (True) or inside (False); None: those of
-            ``EXTERNAL_BYTES`` or more in a file of their own.
-        seed: Seed of the values compared on.
+        external_data: Store weights in a separate data file (True) or in the model (False); None: a separate file from
+            ``EXTERNAL_BYTES`` on.
+        seed: Seed of the inputs that outputs are compared on.
         sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
         on_step: Called when a step starts and when it ends.
         **flags: Fields of :class:`QuantizeOptions`: ``precision``, ``mode``, ``exclude`` and so on.
 
     Returns:
-        The record of the quantization. The file is in place.
+        The record of the quantization; the file is written.
 
     Raises:
-        UsageError: a flag nobody knows, an output that exists, a selector that names no module, or nothing is left to
+        UsageError: an unknown flag, an output that exists, a selector that names no module, or nothing to
             quantize.
         InputError: the file is no ONNX model, its data is missing, or it is quantized already.
-        QuantizeError: an engine failed, or had no form for any node.
-        StageError: ``model`` itself does not run, so the result cannot be compared with it.
-        VerificationError: too little is left of the answers; no file was written.
+        QuantizeError: an engine failed, or supports no node.
+        StageError: ``model`` itself does not run, so that the result cannot be compared.
+        VerificationError: the quality is below the limit; no file was written.
     """
     from winml.modelkit.options import options_of
     from winml.modelkit.quantize.options import QuantizeOptions

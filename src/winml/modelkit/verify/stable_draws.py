@@ -36,7 +36,8 @@ MOST_SET_ASIDE = 6
 """Chosen: enough for RT-DETR, on which three draws of eight differ; more would be looking for the answer one wants."""
 UNITS_OF_A_KERNEL = 4
 """A kernel that adds up in another order differs by a few units in the last place, not by one. Measured on ResNet-50
-with random weights and one thread: one unit moves the answer by 0.9e-4 of its largest value, and the file differs by 1.7e-4."""
+with random weights and one thread: one unit moves the output by 0.9e-4 of its largest value,
+and the file differs by 1.7e-4."""
 
 MOST_ADDED_UP = 2
 """Chosen: a graph that is wrong by little in every draw is not helped by drawing until two of them happen to pass."""
@@ -319,8 +320,8 @@ def _uncertain_error(aside: Sequence[OutputComparison]) -> VerificationError:
     worst = aside[-1]
     return VerificationError(
         f"cannot verify: on {len(aside)} random inputs, rounding alone determines the outputs of PyTorch: "
-        f"{worst.name!r} changes (relative difference {worst.relative_diff:.1e}) if each module's result changes by one "
-        "unit in the last place",
+        f"{worst.name!r} changes (relative difference {worst.relative_diff:.1e}) if the result of each module changes "
+        "by one unit in the last place",
         hint="Often a choice between nearly equal values, such as the best of many boxes or the expert of a token. "
         "Try real weights or another --seed; --no-verify writes the file without comparing.",
     )

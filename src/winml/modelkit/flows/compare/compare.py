@@ -70,30 +70,30 @@ Comparable: TypeAlias = "Path | ModelRequest | nn.Module"
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """How two models are compared."""
+    """Options of a comparison."""
 
     run: RunOptions = field(default_factory=lambda: RunOptions(""))
-    """What both are fed."""
+    """Inputs of both models."""
     by_module: bool = False
     threshold: float | None = None
-    """Largest accepted relative error of an output."""
+    """Maximum relative error of an output."""
     tolerance: float = TOLERANCE
-    """Relative error of a module that counts as rounding."""
+    """Relative error of a module that is considered rounding."""
     draws: int | None = None
-    """Samples, where they are made or drawn; None: as many as every verb takes of a file of this size."""
+    """Number of generated samples; None: the default of all verbs for a file of this size."""
     step: int | None = None
     """Token of a text at which decoders are compared: the reference writes it greedily with its own cache, and both are
     fed what it is fed there; 0 is the prompt. None: one run on random values."""
     data_set: DataSetRequest | None = None
-    """Samples that both are fed, in place of random values."""
+    """Dataset that both models run, in place of generated samples."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Name in the reference → name in the candidate, of inputs and outputs that are called otherwise there."""
+    """Name in the reference → name in the candidate, of inputs and outputs with different names."""
 
 
 def compare_models(
     reference: Comparable, candidate: Comparable, options: CompareOptions, *, inputs: ExampleInputs | None = None
 ) -> ModelComparison:
-    """Run two models on the same values, and compare their answers; with ``by_module`` module by module.
+    """Run two models on the same inputs and compare their outputs; with ``by_module``, module by module.
 
     Args:
         reference: What is right: an ONNX file, or a PyTorch model.
@@ -106,7 +106,7 @@ def compare_models(
         UsageError: inputs or outputs do not match, values do not fit, no module is on both sides, or a model answers
             otherwise each time.
         InputError: a file is damaged.
-        StageError: one of them cannot be run.
+        StageError: one of the models cannot be run.
     """
     if reference is candidate and not isinstance(reference, (Path, ModelRequest)):
         raise UsageError(

@@ -338,7 +338,7 @@ def _finish(scores: Scores, evaluator: Evaluator, waiting: dict[int, Sample], *,
 
 
 Progress = Callable[[int, float], None]
-"""Called with the number of samples that are done, and their share."""
+"""Called with the number and the share of finished samples."""
 _MODEL, _DATA, _BASELINE, _SAMPLES, _METRICS = "model", "data set", "baseline", "samples", "metrics"
 
 
@@ -398,7 +398,7 @@ def evaluate(
         subject: The models.
         options: Which samples, which metrics, and what is to be reached.
         on_step: Called when a step starts and when it ends.
-        progress: Called with the number of samples that are done, and their share.
+        progress: Called with the number and the share of finished samples.
 
     Returns:
         Metrics with intervals, agreement and latency; whether limits are met stands in the record.
@@ -406,7 +406,7 @@ def evaluate(
     Raises:
         UsageError: the task cannot be judged, a metric is not of it, a column is missing, or labels do not match.
         InputError: a file is missing or damaged.
-        StageError: a model cannot be loaded, or refuses a sample.
+        StageError: a model cannot be loaded, or cannot run a sample.
     """
     clock = StepClock((_MODEL, _DATA, _BASELINE, _SAMPLES, _METRICS), on_step)
     with ExitStack() as stack:

@@ -52,37 +52,37 @@ def export_pytorch(
     seed: int = 0,
     on_step: Callable[[StepEvent], None] | None = None,
 ) -> ExportResult:
-    """Export a live module to an ONNX file in which every node names the module it came from.
+    """Export a module to an ONNX file in which every node is tagged with its module.
 
-    The module is left as it was found: forward, hooks, training flags, dtype, device.
+    The module is not changed: forward, hooks, training mode, dtype and device are restored.
 
     Args:
         model: Any module. It is traced in evaluation mode.
         output: Path of the ``.onnx`` file; sidecar and report are written beside it.
-        inputs: Example tensors: by name, in the order of the forward's parameters, or a single one. Their shapes become
-            the graph's. None: taken from ``config.input_tensors``, or decided from the config of a transformers model.
+        inputs: Example tensors: by name, in the order of the forward's parameters, or a single one. Their shapes are
+            those of the graph. None: those of ``config.input_tensors``, or of the config of a transformers model.
         config: Options of the export.
-        overwrite: Replace files that are there already.
+        overwrite: Replace existing files.
         with_report: Also write the Markdown report.
-        functions: Modules that the file holds as functions: ``all``, ``classes`` (modules of one class whose graphs are
+        functions: Modules to write as ONNX functions: ``all``, ``classes`` (modules of one class whose graphs are
             equal share one) or a selector.
         seed: Seed of the random inputs.
         on_step: Called when a step starts and when it ends.
 
     Returns:
-        What was made. The files are in place.
+        The record of the export; the files are written.
 
     Raises:
-        UsageError: the request is wrong: inputs that fit no parameter, an output that exists.
+        UsageError: inputs that match no parameter, or an output that exists.
         ExportError: the module cannot be traced or converted.
-        VerificationError: ONNX Runtime and PyTorch disagree; no file was written.
+        VerificationError: the outputs of ONNX Runtime and PyTorch differ; no file was written.
     """
     exporter = HTPExporter(config, seed=seed, on_step=on_step)
     return exporter.export(model, output, inputs, overwrite=overwrite, with_report=with_report, functions=functions)
 
 
 class HTPExporter:
-    """Exports modules with hierarchy-preserving tags."""
+    """Exports modules to ONNX with hierarchy tags."""
 
     def __init__(
         self,

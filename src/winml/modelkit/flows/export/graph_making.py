@@ -236,7 +236,7 @@ class ExportTarget:
     with_adapters: bool = True
     """Whether adapters that are switched at run time are written beside it."""
     functions: str | None = None
-    """Modules that the file holds as functions: ``all``, ``classes`` or a selector. None: none."""
+    """Modules to write as ONNX functions: ``all``, ``classes`` or a selector. None: none."""
     named_folder: Path = field(default_factory=Path)
     """Its folder as the user wrote it, for what is told."""
 

@@ -91,7 +91,7 @@ def export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter:
 
     Raises:
         ExportError: the part cannot be traced or converted.
-        VerificationError: ONNX Runtime and PyTorch disagree.
+        VerificationError: the outputs of ONNX Runtime and PyTorch differ.
     """
     try:
         return _export_part(run, result, part, exporter)

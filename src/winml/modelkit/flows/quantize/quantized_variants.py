@@ -118,7 +118,7 @@ def float_graph(source: Path, options: QuantizeOptions) -> FloatGraph:
 
     Raises:
         InputError: the file is no valid ONNX model, or its data is missing.
-        NormalizeError, OptimizeError: the graph could not be brought into its plain form, or to the opset.
+        NormalizeError, OptimizeError: the graph could not be normalized, or to the opset.
     """
     model, notes = read_plain(source)
     model, prepared = prepare(model, options)

@@ -165,28 +165,28 @@ def quantization_sensitivity(
     before_each: Callable[[], None] | None = None,
     **flags: Any,
 ) -> QuantizationSensitivity:
-    """Quantize each module of an ONNX file alone, and rank the modules by the damage to the answers.
+    """Quantize each module of an ONNX file alone, and rank the modules by the error of the outputs.
 
     Args:
-        model: The file; it stays as it is.
-        options: How modules are quantized; None: as ``flags`` say.
-        sensitivity: What is measured; None: as ``flags`` say.
+        model: The file; it is not changed.
+        options: How modules are quantized; None: as ``flags`` state.
+        sensitivity: What is measured; None: as ``flags`` state.
         quantizer: Makes a quantized graph; None: the engine of the mode, with ranges that are measured once.
-        evaluator: Judges forms by the samples of a data set, by its own target.
+        evaluator: Evaluates quantized variants on a dataset, with its own target.
         on_step: Called when a step starts and when it ends.
-        progress: Called after each measurement with their number and the share that is done.
-        before_each: Called before each measurement; what it raises ends the work, and what was measured stays.
+        progress: Called after each measurement with the number and the share of finished ones.
+        before_each: Called before each measurement; an exception stops the work, and finished measurements are kept.
         **flags: Fields of :class:`QuantizeOptions` and :class:`SensitivityOptions`; ``samples`` is that of the latter.
 
     Returns:
-        The ranking, and the exclude list where a target is given; whether that is met stands in the record.
+        The ranking and, with a target, the list of modules to exclude and whether the target is met.
 
     Raises:
         ConfigError: an unknown flag, or a value of the wrong kind.
         UsageError: a flag beside the record that has its field, an unknown metric, module or depth, measurements of
             other options, or a file without modules.
         InputError: the file is no ONNX model, its data is missing, or it is quantized already.
-        StageError: the model does not run, or answers with nothing that could be damaged.
+        StageError: the model does not run, or its outputs are constant.
     """
     options, sensitivity = _options(options, sensitivity, flags)
     source = Path(model)

@@ -86,7 +86,7 @@ class SidePair:
     draws: Sequence[Arrays]
     """Sets of values, by the names of the candidate."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Name in the reference → name in the candidate, of inputs and outputs that are called otherwise there."""
+    """Name in the reference → name in the candidate, of inputs and outputs with different names."""
 
     def compared_outputs(self) -> tuple[tuple[ComparedOutput, ...], tuple[Sequence[str], Sequence[str]]]:
         """Run both on all draws, and return how near their outputs are, and the outputs of each side alone.
