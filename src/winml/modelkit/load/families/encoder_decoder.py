@@ -114,10 +114,8 @@ class InnerDecoder:
             tokens = {TOKENS: arguments.pop(DECODER_TOKENS)}
             with _recorded_decoder_calls(decoder) as calls:
                 forward(**arguments, **tokens)
-            return {
-                ENCODER_OUTPUT: calls[-1].named[ENCODER_STATES],
-                argument: calls[-1].answer[cache_field(calls[-1].answer, argument)],
-            }
+            answer = calls[-1].answer
+            return {ENCODER_OUTPUT: calls[-1].named[ENCODER_STATES], argument: answer[cache_field(answer, argument)]}
 
         return encoded
 

@@ -79,7 +79,7 @@ class GraphCache:
 
     is_compileable = False
     is_linear = (False,)
-    """Read by transformers' generation, the second since 5.24: whether each layer forgets how many tokens it has read."""
+    """Read by transformers' generation: whether a step may be compiled, and whether layers do not count their tokens."""
 
     def __init__(
         self,
