@@ -79,7 +79,7 @@ class GraphCache:
 
     is_compileable = False
     is_linear = (False,)
-    """Read by transformers' generation: whether a step may be compiled, and whether layers do not count their tokens."""
+    """Read by transformers' generation: whether a step may be compiled, and which layers count no tokens."""
 
     def __init__(
         self,
@@ -436,7 +436,7 @@ class DecoderGraph:
             return
         if not isinstance(cache, GraphCache) or not cache.is_of(self):
             raise UsageError(
-                f"{self.name} accepts only a cache that it returned, not {_cache_words(cache)}",
+                f"cannot continue {_cache_words(cache)}: {self.name} accepts only a cache that it returned",
                 hint="Start without a cache, then pass the one of the previous result.",
             )
         # All states have as many rows.
