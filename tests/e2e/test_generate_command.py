@@ -123,6 +123,22 @@ def test_forward_goes_on_from_its_cache(built: Path, reference: Any, batch: dict
         other(input_ids=tokens[:, :1], past_key_values=cache)
 
 
+def test_generate_goes_on_from_the_cache_of_an_earlier_call(built: Path, batch: dict[str, torch.Tensor]) -> None:
+    """In two calls it writes the text of one; the second reads only what the cache does not hold."""
+    model: Any = WinMLModelForCausalLM.from_pretrained(built)
+    tokens, cache = batch["input_ids"][1:], loop_cache_name()
+
+    def written(text: torch.Tensor, count: int, **cached: Any) -> Any:
+        counts = {"max_new_tokens": count, "min_new_tokens": count}
+        return model.generate(
+            text, attention_mask=torch.ones_like(text), return_dict_in_generate=True, **counts, **cached
+        )
+
+    first = written(tokens, 4)
+    second = written(first.sequences, 4, **{cache: first[cache]})
+    torch.testing.assert_close(second.sequences, written(tokens, 8).sequences)
+
+
 def test_pipeline_takes_a_built_model(built: Path) -> None:
     """Transformers' text-generation pipeline asks for nothing that is not there."""
     model = WinMLModelForCausalLM.from_pretrained(built)
