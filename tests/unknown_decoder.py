@@ -112,15 +112,11 @@ class UnknownForCausalLM(PreTrainedModel, GenerationMixin):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         hidden = self.embedding(input_ids)
-        arguments = {
-            "config": self.config,
-            "inputs_embeds": hidden,
-            "attention_mask": attention_mask,
-            "past_key_values": past_key_values,
-        }
+        # By position: transformers 5.24 has another name for the last one.
+        arguments = (self.config, hidden, attention_mask, past_key_values)
         masks = {
-            "full_attention": create_causal_mask(**arguments),
-            "sliding_attention": create_sliding_window_causal_mask(**arguments),
+            "full_attention": create_causal_mask(*arguments),
+            "sliding_attention": create_sliding_window_causal_mask(*arguments),
         }
         for layer, kind in zip(self.layers, self.config.layer_types, strict=True):
             hidden = layer(hidden, masks[kind], past_key_values)

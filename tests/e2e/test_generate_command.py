@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import logging
 import re
 import shutil
 import subprocess
@@ -25,6 +27,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.compare.compare import at_step
 from winml.modelkit.inference.generation.encoder_decoder_text import prepare_encoder_decoder
 from winml.modelkit.inference.generation.writing import write_text
+from winml.modelkit.load.caches.cache_names import loop_cache_name
 from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_feeds
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.graph_inputs import graph_inputs
@@ -80,15 +83,24 @@ def answer(*arguments: str | Path) -> dict[str, Any]:
     ids=str,
 )
 def test_generate_writes_the_tokens_of_pytorch(
-    built: Path, reference: Any, batch: dict[str, torch.Tensor], options: dict[str, Any]
+    built: Path,
+    reference: Any,
+    batch: dict[str, torch.Tensor],
+    options: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A padded batch by transformers' own loop: greedy, with beams that take the cache along, and drawn by one seed."""
+    """A padded batch by transformers' own loop: greedy, with beams that take the cache along, and drawn by one seed.
+
+    By no name that transformers warns of.
+    """
+    logging.Logger.warning_once.cache_clear()  # type: ignore[attr-defined]  # transformers adds it
     model: Any = WinMLModelForCausalLM.from_pretrained(built)
     written = []
     for each in (model, reference):
         torch.manual_seed(5)
         written.append(each.generate(**batch, max_new_tokens=16, **options))
     torch.testing.assert_close(*written)
+    assert "deprecated" not in caplog.text
 
 
 def test_forward_goes_on_from_its_cache(built: Path, reference: Any, batch: dict[str, torch.Tensor]) -> None:
@@ -100,12 +112,31 @@ def test_forward_goes_on_from_its_cache(built: Path, reference: Any, batch: dict
     whole = model(tokens)
     torch.testing.assert_close(whole.logits[:, -1], expected[:, -1], rtol=0, atol=1e-4)
     first = model(input_ids=tokens[:, :4])
-    second = model(input_ids=tokens[:, 4:], past_key_values=first.past_key_values)
+    cache = first[loop_cache_name()]
+    with pytest.raises(UsageError, match="two"):
+        model(input_ids=tokens[:, 4:], past_key_values=cache, cache=copy.copy(cache))
+    second = model(input_ids=tokens[:, 4:], cache=cache)
     torch.testing.assert_close(second.logits, expected[:, 4:], rtol=0, atol=1e-4)
-    assert tokens.shape[1] == second.past_key_values.get_seq_length()
+    assert tokens.shape[1] == second[loop_cache_name()].get_seq_length()
     other: Any = WinMLModelForCausalLM.from_pretrained(built)
-    with pytest.raises(UsageError, match="the cache"):
-        other(input_ids=tokens[:, :1], past_key_values=first.past_key_values)
+    with pytest.raises(UsageError, match="only a cache that it returned"):
+        other(input_ids=tokens[:, :1], past_key_values=cache)
+
+
+def test_generate_goes_on_from_the_cache_of_an_earlier_call(built: Path, batch: dict[str, torch.Tensor]) -> None:
+    """In two calls it writes the text of one; the second reads only what the cache does not hold."""
+    model: Any = WinMLModelForCausalLM.from_pretrained(built)
+    tokens, cache = batch["input_ids"][1:], loop_cache_name()
+
+    def written(text: torch.Tensor, count: int, **cached: Any) -> Any:
+        counts = {"max_new_tokens": count, "min_new_tokens": count}
+        return model.generate(
+            text, attention_mask=torch.ones_like(text), return_dict_in_generate=True, **counts, **cached
+        )
+
+    first = written(tokens, 4)
+    second = written(first.sequences, 4, **{cache: first[cache]})
+    torch.testing.assert_close(second.sequences, written(tokens, 8).sequences)
 
 
 def test_pipeline_takes_a_built_model(built: Path) -> None:

@@ -23,6 +23,7 @@ from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.graph.bundle import PartFeed, read_part_description
 from winml.modelkit.inference.generation.loop import generate_tokens
 from winml.modelkit.inference.generation.settings import GenerationSettings
+from winml.modelkit.load.caches.cache_names import loop_cache_name
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
@@ -155,8 +156,8 @@ def test_graph_answers_as_pytorch_after_any_text(decoder: Decoder, past: int) ->
             }
             tensors = {name: torch.from_numpy(value) for name, value in given.items() if not name.startswith("past")}
             with torch.no_grad():
-                expected = decoder.model(**tensors, past_key_values=cache, use_cache=True)
-            cache = expected.past_key_values
+                expected = decoder.model(**tensors, **{loop_cache_name(): cache}, use_cache=True)
+            cache = expected[loop_cache_name()]
             shown = mask[:, start:end].astype(bool)
             scores = expected.logits.numpy()[shown]
             assert np.abs(scores - answer["logits"][shown]).max() <= TOLERANCE * np.abs(scores).max()
@@ -331,9 +332,10 @@ def test_code_that_goes_another_way_with_a_cache_is_refused_with_what_writes_a_g
     own = transformers.LlamaModel.forward
 
     @functools.wraps(own)
-    def forward(self: Any, *args: Any, past_key_values: Any = None, **arguments: Any) -> Any:
-        is_after_others = past_key_values is not None and past_key_values.get_seq_length() > 0
-        outputs = own(self, *args, past_key_values=past_key_values, **arguments)
+    def forward(self: Any, *args: Any, **arguments: Any) -> Any:
+        cache = arguments.get(loop_cache_name())
+        is_after_others = cache is not None and cache.get_seq_length() > 0
+        outputs = own(self, *args, **arguments)
         if is_after_others:
             outputs.last_hidden_state = outputs.last_hidden_state * torch.linspace(-1, 1, 32)
         return outputs

@@ -28,6 +28,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.perf import pytorch_run
 from winml.modelkit.graph.bundle import ModelBundle
 from winml.modelkit.graph.specs import DynamicRequest
+from winml.modelkit.load.caches.cache_names import loop_cache_name
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
@@ -249,16 +250,18 @@ def test_second_turn_sees_its_own_picture(checkpoint: Path, exported: ExportResu
     reference: Any = LlavaForConditionalGeneration.from_pretrained(checkpoint)
     model: Any = WinMLModelForImageTextToText.from_pretrained(checkpoint / "onnx")
 
+    cache = loop_cache_name()
     with torch.no_grad():
-        expected = reference(**second, past_key_values=reference(**first, use_cache=True).past_key_values).logits
+        before = {cache: reference(**first, use_cache=True)[cache]}
+        expected = reference(**second, **before).logits
     begun = model(**first)
-    got = model(**second, past_key_values=begun.past_key_values).logits
+    got = model(**second, cache=begun[cache]).logits
     kept = torch.arange(expected.shape[-1]) != PLACE  # scores of places are never given
     # float32 against float32.
     torch.testing.assert_close(got[..., kept], expected[..., kept], rtol=1e-4, atol=1e-5)
     del second["pixel_values"], second["attention_mask"]
     with pytest.raises(UsageError, match=r"16 .* 0 embeddings"):
-        model(**second, past_key_values=begun.past_key_values)
+        model(**second, cache=begun[cache])
 
 
 def test_images_are_spread_over_the_runs_of_a_prompt(exported: ExportResult, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def test_rows_of_a_cache_can_be_taken_in_another_order(graph: DecoderGraph) -> N
 def test_cache_of_another_model_is_refused(graph: DecoderGraph, tmp_path: Path) -> None:
     """It is named, and so is one of another number of rows."""
     other = DecoderGraph(Session(counting_graph(tmp_path / "other.onnx")))
-    with pytest.raises(UsageError, match=r"other\.onnx; .*counting\.onnx"):
+    with pytest.raises(UsageError, match=r"other\.onnx: .*counting\.onnx"):
         graph.run(np.array([[1]]), cache=other.empty_cache(1))
     with pytest.raises(UsageError, match=r"3 rows .* 2"):
         graph.run(np.ones((3, 1), np.int64), cache=graph.empty_cache(2))

@@ -23,6 +23,7 @@ from winml.modelkit.inference.built_model import WinMLModel, config_beside, pad_
 from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
 from winml.modelkit.inference.generation.seq2seq import EncoderDecoderModel
 from winml.modelkit.inference.generation.vision_language_model import VisionLanguageModel
+from winml.modelkit.load.caches.cache_names import CACHE_ARGUMENTS
 from winml.modelkit.load.checkpoints.task import canonical_task, inference_class, inference_classes
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph
@@ -267,7 +268,7 @@ class _GeneratingModel(DecoderModel, _BuiltModel):
         return cls._open_file(Path(model), **retained)
 
 
-_OF_LOOPS = {"use_cache", "return_dict", "past_key_values", "logits_to_keep"}
+_OF_LOOPS = {"use_cache", "return_dict", *CACHE_ARGUMENTS, "logits_to_keep"}
 """What transformers' loop hands on that a graph without a cache knows nothing of."""
 
 

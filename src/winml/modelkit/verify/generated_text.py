@@ -7,7 +7,7 @@ what it wrote. What it read and answered in each run is kept, so that a graph ma
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +22,7 @@ from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.errors import first_line
 from winml.modelkit.export.state_restoration import unchanged_attributes
 from winml.modelkit.export.tensors import to_numpy
+from winml.modelkit.load.caches.cache_names import CACHE_ARGUMENTS, cache_field
 from winml.modelkit.load.caches.inputs import several_positions
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout
 from winml.modelkit.load.inputs.shape_run import REFUSALS
@@ -35,6 +36,7 @@ __all__ = [
     "TextStep",
     "as_the_user_calls_it",
     "attention_mask_of",
+    "final_cache",
     "generate_reference",
     "generated_text",
     "generates_alone",
@@ -156,7 +158,11 @@ def generated_text(
     placed = several_positions(part.inputs)
     rows = 0 if placed is None else int(placed.shape[0])
     never_chosen = {"suppress_tokens": list(never)} if never else {}
-    with plain_generation(model, count, part.path, **never_chosen), _positions_of_runs(model, rows) as places:
+    with (
+        plain_generation(model, count, part.path, **never_chosen),
+        final_cache(model.get_submodule(part.path), part.cache.argument) as cache,
+        _positions_of_runs(model, rows) as places,
+    ):
         result = model.generate(**arguments, **_ANSWER)
     reported = {spec.name: to_numpy(displayed[spec.name]) for spec in part.inputs if spec.name in displayed}
     steps = [
@@ -170,11 +176,10 @@ def generated_text(
     # The last token was chosen and not read yet.
     second = torch.cat([result.sequences[:, -1:], tokens[:, -_SECOND_PROMPT + 1 :]], dim=1)
     mask = torch.cat([mask, torch.ones_like(second)], dim=1)
-    cache = getattr(result, part.cache.argument, None) or result.past_key_values
     last = steps[-1].passed_positions
     following = None if last is None else last[..., -1:] + 1 + np.arange(second.shape[1])
     unread = TextStep(to_numpy(second), to_numpy(mask), np.empty(0), {}, following)
-    after = _scores_after(part, model, unread, cache)
+    after = _scores_after(part, model, unread, cache())
     # transformers returns the scores of its loop in float32, whatever the model computes in.
     own = [replace(step, scores=step.scores.astype(after.dtype)) for step in steps]
     return GeneratedText((*own, replace(unread, scores=after)))
@@ -219,14 +224,17 @@ def _text_of_streams(part: ModelPart, model: Any, arguments: Mapping[str, torch.
 
     handle = model.get_submodule(part.path).register_forward_hook(look, with_kwargs=True)
     try:
-        with plain_generation(model, count, part.path, **settings):
-            result = model.generate(**arguments, **_ANSWER)
+        with (
+            plain_generation(model, count, part.path, **settings),
+            final_cache(model.get_submodule(part.path), part.cache.argument) as cache,
+        ):
+            model.generate(**arguments, **_ANSWER)
     finally:
         handle.remove()
     chosen = steps[-1].scores[:, -1:].argmax(-1)
     second = np.concatenate([chosen, to_numpy(arguments["input_ids"])[:, -_SECOND_PROMPT + 1 :]], axis=1)
     mask = np.pad(steps[-1].mask, ((0, 0), (0, _SECOND_PROMPT)), constant_values=1)
-    scores = _scores_after(part, model, TextStep(second, mask, np.empty(0)), result.past_key_values)
+    scores = _scores_after(part, model, TextStep(second, mask, np.empty(0)), cache())
     return GeneratedText((*steps, TextStep(second, mask, scores)))
 
 
@@ -262,7 +270,8 @@ def _difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -
     first = TextStep(prompt.tokens[:, :half], prompt.mask[:, :half], np.empty(0))
     second = replace(prompt, tokens=prompt.tokens[:, half:])
     try:
-        cache = _torch_output_after(part, model, first, None)[layout.argument]
+        read = _torch_output_after(part, model, first, None)
+        cache = read[cache_field(read, layout.argument)]
         scores = _scores_after(part, model, second, cache)[:, -1:]
     except REFUSALS:  # it reads a prompt in one run alone
         return None
@@ -365,6 +374,34 @@ def plain_generation(model: nn.Module, count: int, path: str = "", **settings: A
     finally:
         for attributes, config in zip(choosing, own, strict=True):
             attributes["generation_config"] = config
+
+
+@contextmanager
+def final_cache(module: nn.Module, argument: str) -> Iterator[Callable[[], Any]]:
+    """Yield what returns the cache after the last call of a module in the block.
+
+    transformers' generate() returns no cache of a name of its own (for: RWKV), and hands others on by the name that
+    the installed version has for it; a forward of an older version is given it by its own (for: checkpoints with code).
+
+    Args:
+        module: Generates, or is called by what does.
+        argument: Parameter of its forward that takes the cache.
+    """
+    found: deque[Any] = deque(maxlen=1)
+
+    def rename(_module: object, arguments: Any, named: dict[str, Any]) -> Any:
+        passed = {argument if name in CACHE_ARGUMENTS else name: value for name, value in named.items()}
+        return arguments, passed
+
+    def keep(_module: object, _arguments: object, output: Mapping[str, Any]) -> None:
+        found.append(output[cache_field(output, argument)])
+
+    handles = [module.register_forward_pre_hook(rename, with_kwargs=True), module.register_forward_hook(keep)]
+    try:
+        yield lambda: found[-1]
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class _FewRows(TorchFunctionMode):

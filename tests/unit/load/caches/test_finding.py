@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from checkpoints import build_model
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.arguments import arguments_with_cache, empty_states, forward_with_states
+from winml.modelkit.load.caches.cache_names import cache_argument, loop_cache_name
 from winml.modelkit.load.caches.decision import open_cached_inputs
 from winml.modelkit.load.caches.finding import find_cache
 from winml.modelkit.load.caches.inputs import fixed_sizes_of, refuse_several_rows, with_cache_inputs
@@ -39,7 +41,7 @@ def test_keys_and_values_of_every_layer_are_found_without_weights() -> None:
     model = build_model("llama", class_name="MistralForCausalLM", sliding_window=6).to("meta")
     layout = find_cache(model, (TOKENS,), KEYWORDS)
     assert isinstance(layout, CacheLayout)
-    assert ("past_key_values", ("DynamicSlidingWindowLayer",) * 2) == (layout.argument, layout.layer_classes)
+    assert (loop_cache_name(), ("DynamicSlidingWindowLayer",) * 2) == (layout.argument, layout.layer_classes)
     assert CacheState(1, "value", (2, 8), "float32", window=6) == layout.states[3]
     assert ("past_key_values.1.value", "present.1.value") == (layout.states[3].input, layout.states[3].output)
     assert (3, 2, 0, 8) == layout.states[3].shape(3, 0)
@@ -51,9 +53,12 @@ def test_keys_and_values_of_every_layer_are_found_without_weights() -> None:
 def test_states_of_a_recurrence_have_names_of_their_own() -> None:
     """Convolution and recurrence of each layer; zero before the first token."""
     sizes = {"vocab_size": 120, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4, "conv_kernel": 3}
-    layout = find_cache(small("MambaForCausalLM", **sizes), (TOKENS,), KEYWORDS)
+    model = small("MambaForCausalLM", **sizes)
+    layout = find_cache(model, (TOKENS,), KEYWORDS)
     assert isinstance(layout, CacheLayout)
-    assert ("cache_params", True, False) == (layout.argument, layout.is_recurrent, layout.grows)
+    # Before transformers 5.24 not what its generation loop calls a cache.
+    argument = cache_argument(inspect.signature(model.forward).parameters)
+    assert (argument, True, False) == (layout.argument, layout.is_recurrent, layout.grows)
     names = [(state.input, state.output) for state in layout.states]
     assert [("past_conv.0", "present_conv.0"), ("past_recurrent.0", "present_recurrent.0")] == names[:2]
     empty = empty_states(layout, 2)
@@ -123,16 +128,17 @@ def test_flat_tensors_become_a_cache_and_what_it_holds_outputs() -> None:
     layout = find_cache(model, (TOKENS,), KEYWORDS)
     assert isinstance(layout, CacheLayout)
     arguments = arguments_with_cache(layout, ["input_ids"])
-    assert ("input_ids", "past_key_values") == arguments.names
+    assert ("input_ids", loop_cache_name()) == arguments.names
     tensors = {"input_ids": torch.tensor([[5, 6]]), **empty_states(layout, 1)}
     built, again = arguments.build(tensors), arguments.build(tensors)
-    assert built["past_key_values"] is not again["past_key_values"]
-    assert all(isinstance(layer, TracedAttentionLayer) for layer in built["past_key_values"].layers)
+    cache = built[loop_cache_name()]
+    assert cache is not again[loop_cache_name()]
+    assert all(isinstance(layer, TracedAttentionLayer) for layer in cache.layers)
     with torch.no_grad():
         results = arguments.results(model(**built, **KEYWORDS))
     assert ["logits", *(state.output for state in layout.states)] == list(results)
     assert (1, 2, 2, 8) == tuple(results["present.1.key"].shape)
-    assert {("key", None), ("value", None)} == set(layer_tensors(built["past_key_values"].layers[0]))
+    assert {("key", None), ("value", None)} == set(layer_tensors(cache.layers[0]))
 
 
 class Remembering(transformers.LlamaForCausalLM):  # type: ignore[misc]

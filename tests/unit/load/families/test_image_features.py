@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
+from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration, Lfm2VlModel
 
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.families.image_features import find_image_code
@@ -21,8 +23,21 @@ _SPECS = (
 )
 
 
-def test_projector_that_runs_once_for_each_image_is_no_part() -> None:
+def features_image_by_image(self: Any, pixel_values: Any, spatial_shapes: Any, pixel_attention_mask: Any) -> Any:
+    """Return the vectors of images as the model did before transformers 5.24: one run of its projector for each."""
+    shapes, mask = spatial_shapes, pixel_attention_mask
+    seen = self.vision_tower(pixel_values=pixel_values, spatial_shapes=shapes, pixel_attention_mask=mask)
+    features = []
+    for image, shape, length in zip(seen.last_hidden_state, shapes, mask.sum(dim=1), strict=True):
+        vectors = self.multi_modal_projector(image[:length].reshape(1, shape[0], shape[1], -1))
+        features.append(vectors.reshape(-1, vectors.size(-1)))
+    seen.pooler_output = features
+    return seen
+
+
+def test_projector_that_runs_once_for_each_image_is_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one image it looks as if it made all vectors; of two, only those of the last would be left."""
+    monkeypatch.setattr(Lfm2VlModel, "get_image_features", features_image_by_image)
     config = Lfm2VlConfig(
         vision_config={
             **_SIZES, "model_type": "siglip2_vision_model", "num_hidden_layers": 1, "patch_size": 4, "num_patches": 16,

@@ -11,9 +11,9 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, set_seed
@@ -28,6 +28,7 @@ from winml.modelkit.inference.built_model import config_beside
 from winml.modelkit.inference.generation.loop import GeneratedToken
 from winml.modelkit.inference.generation.settings import SPEED_ONLY, GenerationSettings, read_generation_config
 from winml.modelkit.inference.generation.text import open_tokenizer
+from winml.modelkit.load.caches.cache_names import loop_cache_name
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph, GraphCache
 
 __all__ = [
@@ -37,7 +38,36 @@ __all__ = [
     "generation_call",
     "generation_config_beside",
     "loop_arguments",
+    "passed_cache",
+    "with_cache",
 ]
+
+Output = TypeVar("Output")
+
+
+def passed_cache(cache: GraphCache | None, past_key_values: GraphCache | None) -> GraphCache | None:
+    """Return the cache that a call is given by either of its names; None: it is given none.
+
+    Raises:
+        UsageError: it is given two.
+    """
+    if cache is not None and past_key_values is not None and cache is not past_key_values:
+        raise UsageError(
+            "cache and past_key_values are two different caches: they are two names of one argument",
+            hint="Pass the cache of the previous result once.",
+        )
+    return past_key_values if cache is None else cache
+
+
+def with_cache(record: Callable[..., Output], logits: torch.Tensor, cache: GraphCache | None) -> Output:
+    """Return an answer with logits and a cache, which is named as the installed transformers names it.
+
+    Args:
+        record: Class of the answer.
+        logits: Of shape [batch, sequence, vocabulary].
+        cache: For the next call; None: there is none.
+    """
+    return record(logits=logits, **{loop_cache_name(): cache})
 
 
 class DecoderModel(GenerationMixin):
@@ -94,21 +124,24 @@ class DecoderModel(GenerationMixin):
         past_key_values: GraphCache | None = None,
         use_cache: bool | None = None,
         return_dict: bool | None = None,
+        cache: GraphCache | None = None,
         **other: Any,
     ) -> CausalLMOutputWithPast:
         """Answer tokens.
 
         Args:
-            input_ids: Integers of shape [batch, sequence]: those after what ``past_key_values`` stands for.
+            input_ids: Integers of shape [batch, sequence]: those after what ``cache`` stands for.
             attention_mask: Integers of shape [batch, cached + sequence], 0 for padding; None: there is none.
             position_ids: Integers of shape [batch, sequence]; None: counted on from the cache.
-            past_key_values: That of the answer before, which this one changes in place; None: a new text begins.
+            past_key_values: ``cache`` by its name before transformers 5.24.
             use_cache: Whether the answer brings a cache along; None: where the graph has one.
             return_dict: Must not be False: the answer is a record.
+            cache: That of the answer before, which this one changes in place; None: a new text begins.
             **other: Inputs that a caller may hand on, as None.
 
         Returns:
-            ``logits`` of shape [batch, sequence or 1, vocabulary], and ``past_key_values`` for the next call.
+            ``logits`` of shape [batch, sequence or 1, vocabulary], and the cache for the next call: ``cache``, or
+            ``past_key_values`` before transformers 5.24.
 
         Raises:
             UsageError: an input is missing, unknown or of a shape the graph does not take; or the cache is that of
@@ -120,9 +153,11 @@ class DecoderModel(GenerationMixin):
         tokens = _integers(input_ids)
         mask = None if attention_mask is None else _integers(attention_mask)
         positions = None if position_ids is None else _integers(position_ids)
-        cache = past_key_values if past_key_values is not None else self._new_cache(len(tokens))
+        cache = passed_cache(cache, past_key_values)
+        if cache is None:
+            cache = self._new_cache(len(tokens))
         logits = to_torch(self.graph.run(tokens, mask, positions, cache))
-        return CausalLMOutputWithPast(logits=logits, past_key_values=cache if keeps else None)  # type: ignore[arg-type]
+        return with_cache(CausalLMOutputWithPast, logits, cache if keeps else None)
 
     __call__ = forward
 

@@ -20,9 +20,10 @@ from transformers.utils.generic import ModelOutput
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.file_names import files_folder
-from winml.modelkit.inference.generation.causal_lm import DecoderModel
+from winml.modelkit.inference.generation.causal_lm import DecoderModel, passed_cache, with_cache
 from winml.modelkit.inference.generation.decoder_prompt import read_prompt
 from winml.modelkit.inference.generation.settings import position_limit
+from winml.modelkit.load.caches.cache_names import CACHE_ARGUMENTS
 from winml.modelkit.runtime.decoding.decoder import GraphCache
 from winml.modelkit.runtime.decoding.encoder_decoder import EncoderDecoder
 from winml.modelkit.runtime.devices import choose_provider
@@ -151,20 +152,23 @@ class EncoderDecoderModel(DecoderModel):
         attention_mask: object = None,
         past_key_values: GraphCache | None = None,
         use_cache: bool | None = None,
+        cache: GraphCache | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """Answer tokens of the decoder.
 
         Args:
-            decoder_input_ids: Integers of shape [batch, sequence]: those after what ``past_key_values`` stands for.
+            decoder_input_ids: Integers of shape [batch, sequence]: those after what ``cache`` stands for.
             encoder_outputs: What :meth:`get_encoder` answered; None: ``kwargs`` are encoded now.
             attention_mask: Of the encoder's tokens, 0 for padding.
-            past_key_values: That of the answer before, which this one changes in place; None: a new text begins.
+            past_key_values: ``cache`` by its name before transformers 5.24.
             use_cache: Whether the answer brings a cache along; None: it does.
+            cache: That of the answer before, which this one changes in place; None: a new text begins.
             **kwargs: Inputs of the encoder.
 
         Returns:
-            ``logits`` of shape [batch, sequence, vocabulary], and ``past_key_values`` for the next call.
+            ``logits`` of shape [batch, sequence, vocabulary], and the cache for the next call: ``cache``, or
+            ``past_key_values`` before transformers 5.24.
 
         Raises:
             UsageError: an input is missing, unknown or of a shape the graphs do not take.
@@ -174,14 +178,14 @@ class EncoderDecoderModel(DecoderModel):
             raise UsageError("missing decoder_input_ids", hint="Pass the tokens of the decoder, or call generate().")
         passed = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
         self._refuse_unknown(passed, attention_mask, return_dict=kwargs.get("return_dict"))
-        if past_key_values is None:
+        cache = passed_cache(cache, past_key_values)
+        if cache is None:
             if encoder_outputs is None:
                 encoder_outputs = self.get_encoder()(**passed, attention_mask=attention_mask)
             encoded = {name: to_numpy(encoder_outputs[_field(name)]) for name in self.graph.encoded}
-            past_key_values = self.graph.empty_cache(len(decoder_input_ids), encoded)
-        logits = to_torch(self.graph.run(to_numpy(torch.as_tensor(decoder_input_ids)), cache=past_key_values))
-        retained = past_key_values if use_cache is None or use_cache else None
-        return Seq2SeqLMOutput(logits=logits, past_key_values=retained)  # type: ignore[arg-type]
+            cache = self.graph.empty_cache(len(decoder_input_ids), encoded)
+        logits = to_torch(self.graph.run(to_numpy(torch.as_tensor(decoder_input_ids)), cache=cache))
+        return with_cache(Seq2SeqLMOutput, logits, cache if use_cache is None or use_cache else None)
 
     def _refuse_unknown(self, passed: Mapping[str, object], mask: Any, *, return_dict: bool | None) -> None:
         names = {item.name for item in self.graphs.inputs}
@@ -254,10 +258,6 @@ def _field(name: str) -> str:
     return name.replace(".", "_")
 
 
-_CACHES = ("past_key_values",)
-"""Of an answer of the general loop: what a loop that calls it would take to pieces."""
-
-
 def own_loop(config: object) -> type | None:
     """Return transformers' class with the generation loop of a model that writes what it hears; None: it has none."""
     model_class = _model_class(config)
@@ -296,7 +296,8 @@ def _looping_model(loop: type, model: Any) -> Any:
             output = super().generate(*inputs, **settings)
             if not isinstance(output, ModelOutput):
                 return output
-            return type(output)(**{name: value for name, value in output.items() if name not in _CACHES})
+            # A loop that calls the general one would take the cache to pieces.
+            return type(output)(**{name: value for name, value in output.items() if name not in CACHE_ARGUMENTS})
 
     looping: Any = type(f"{loop.__name__}OfGraphs", (loop, Pieces), {})
     created = looping.__new__(looping)

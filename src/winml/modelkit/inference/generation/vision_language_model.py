@@ -15,7 +15,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
-from winml.modelkit.inference.generation.causal_lm import DecoderModel
+from winml.modelkit.inference.generation.causal_lm import DecoderModel, passed_cache
+from winml.modelkit.load.caches.cache_names import loop_cache_name
 from winml.modelkit.runtime.decoding.decoder import GraphCache
 from winml.modelkit.runtime.decoding.inputs import TOKEN_TYPES
 from winml.modelkit.runtime.decoding.vision_language import PIXEL_MASK, VisionLanguageDecoder, VisionLanguageSessions
@@ -130,6 +131,7 @@ class VisionLanguageModel(DecoderModel):
         past_key_values: GraphCache | None = None,
         use_cache: bool | None = None,
         return_dict: bool | None = None,
+        cache: GraphCache | None = None,
         **images: Any,
     ) -> CausalLMOutputWithPast:
         """Answer tokens; see :meth:`DecoderModel.forward`.
@@ -142,6 +144,7 @@ class VisionLanguageModel(DecoderModel):
             past_key_values: As there.
             use_cache: As there.
             return_dict: As there.
+            cache: As there.
             **images: What the graph that sees takes, such as ``pixel_values``; with a cache, of the images for which
                 these tokens hold places. Not read where they hold none. With them ``token_type_ids``, where the decoder
                 is told the kind of each token.
@@ -150,24 +153,23 @@ class VisionLanguageModel(DecoderModel):
             UsageError: an input is missing, unknown or of a shape the graphs do not take.
             StageError: ONNX Runtime fails.
         """
+        cache = passed_cache(cache, past_key_values)
         names = self._extra_argument_names
         if self.graph.position_rows is not None and position_ids is None and input_ids is not None:
-            beside = {"attention_mask": attention_mask, "past_key_values": past_key_values, **images}
+            beside = {"attention_mask": attention_mask, loop_cache_name(): cache, **images}
             position_ids = self._positions.of_prompt(torch.as_tensor(input_ids), beside)
             position_ids = position_ids[..., -len(input_ids[0]) :]
         images.pop(KINDS, None)
         seen_before = images.pop(_IMAGES_KEY, None)
         displayed = {name: to_numpy(images.pop(name)) for name in names if images.get(name) is not None}
         kinds = {TOKEN_TYPES: displayed.pop(TOKEN_TYPES)} if TOKEN_TYPES in displayed else {}
-        if past_key_values is None and input_ids is not None:
+        if cache is None and input_ids is not None:
             seen = seen_before or (self.graph.embedder.see(displayed) if displayed else {})
-            past_key_values = self.graph.empty_cache(len(input_ids), {**seen, **kinds})
-        elif displayed and isinstance(past_key_values, GraphCache) and self.graph.embedder.count_places(input_ids):
-            past_key_values.encoded = {**self.graph.embedder.see(displayed), **kinds}
+            cache = self.graph.empty_cache(len(input_ids), {**seen, **kinds})
+        elif displayed and isinstance(cache, GraphCache) and self.graph.embedder.count_places(input_ids):
+            cache.encoded = {**self.graph.embedder.see(displayed), **kinds}
         others = {name: value for name, value in images.items() if name not in names}
-        return super().forward(
-            input_ids, attention_mask, position_ids, past_key_values, use_cache, return_dict, **others
-        )
+        return super().forward(input_ids, attention_mask, position_ids, None, use_cache, return_dict, cache, **others)
 
     __call__ = forward
 

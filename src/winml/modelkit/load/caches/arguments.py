@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from winml.modelkit.load.caches.cache_names import cache_field
 from winml.modelkit.load.caches.layout import CacheLayout, EncoderDecoderLayout, ModuleState, Way
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 
@@ -274,8 +275,9 @@ def arguments_with_cache(
         return arguments
 
     def results(outputs: Any) -> dict[str, object]:
-        retained = {name: value for name, value in outputs.items() if name not in (layout.argument, STATES)}
-        return {**retained, **_states_of(layout, outputs[layout.argument], outputs.get(STATES, {}))}
+        field = cache_field(outputs, layout.argument)
+        retained = {name: value for name, value in outputs.items() if name not in (field, STATES)}
+        return {**retained, **_states_of(layout, outputs[field], outputs.get(STATES, {}))}
 
     return NestedArguments((*names, layout.argument, *([STATES] if layout.of_modules else [])), {}, build, results)
 
@@ -301,7 +303,7 @@ def encoder_arguments(
         return {**{name: tensors[name] for name in names}, DECODER_TOKENS: tokens}
 
     def results(outputs: Any) -> dict[str, object]:
-        cross = outputs[layout.cross.argument].cross_attention_cache
+        cross = outputs[cache_field(outputs, layout.cross.argument)].cross_attention_cache
         retained = _states_of(layout.cross, cross) if with_cross else {}
         mask = {ENCODER_MASK: outputs[ENCODER_MASK]} if layout.mask_dtype is not None else {}
         return {ENCODER_OUTPUT_STATES: outputs["encoder_last_hidden_state"], **mask, **retained}
@@ -343,7 +345,7 @@ def decoder_arguments(
         }
 
     def results(outputs: Any) -> dict[str, object]:
-        retained = outputs[layout.own.argument].self_attention_cache
+        retained = outputs[cache_field(outputs, layout.own.argument)].self_attention_cache
         return {"logits": outputs["logits"], **_states_of(layout.own, retained)}
 
     return NestedArguments((*_decoder_names(layout, has_mask), *own.values()), {}, build, results)
@@ -369,7 +371,7 @@ def self_feeding_decoder_arguments(layout: EncoderDecoderLayout, *, has_mask: bo
         }
 
     def results(outputs: Any) -> dict[str, object]:
-        caches = outputs[layout.own.argument]
+        caches = outputs[cache_field(outputs, layout.own.argument)]
         states = _states_of(layout.own, caches.self_attention_cache)
         return {"logits": outputs["logits"], **states, **_states_of(layout.cross, caches.cross_attention_cache)}
 

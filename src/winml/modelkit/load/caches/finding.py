@@ -29,6 +29,7 @@ from winml.modelkit.load.caches.arguments import (
     unread,
     with_tensors,
 )
+from winml.modelkit.load.caches.cache_names import argument_of, cache_argument, cache_field
 from winml.modelkit.load.caches.layout import (
     EMBEDDED,
     CacheLayout,
@@ -235,8 +236,6 @@ NO_CACHE_HINT = "--no-cache exports a graph that reads all tokens in every run."
 HeldStates = tuple[tuple[Way, CacheState], ...]
 """States outside of layers, each with the way to it."""
 
-_CACHE_ARGUMENT = "past_key_values"
-"""Specified by transformers: what generate() calls the cache that it makes."""
 _DROPPING_LAYER = "DynamicSlidingWindowLayer"
 """Specified by transformers: the layer that keeps keys and values of a window, and nothing else."""
 _SUMS = (0.0, 1.0)
@@ -275,8 +274,9 @@ def find_cache(
         return f"{name} fails with a cache"
     if not isinstance(outputs, Mapping):
         return f"{name} returns outputs without names"
-    for argument, value in outputs.items():
-        if argument not in parameters or value is None or isinstance(value, torch.Tensor):
+    for field, value in outputs.items():
+        argument = argument_of(field, parameters)
+        if argument is None or value is None or isinstance(value, torch.Tensor):
             continue
         held = _held_states(name, argument, value, outputs_of)
         layout = layout_of(name, argument, value, held=held)
@@ -293,7 +293,7 @@ def find_cache(
     if layout := _layout_with_modules(model, parameters, run):
         return layout
     # What transformers' generate() gives a forward that keeps a cache.
-    takes_cache = any(parameter in parameters for parameter in ("past_key_values", "use_cache"))
+    takes_cache = cache_argument(parameters) is not None or "use_cache" in parameters
     return f"{name} returns no cache" if takes_cache else f"transformers has no cache for {name} either"
 
 
@@ -358,13 +358,14 @@ def _layout_with_modules(
 
     from winml.modelkit.load.caches.traced_layers import EMPTY_LAYER
 
-    if _CACHE_ARGUMENT not in parameters:
+    argument = cache_argument(parameters)
+    if argument is None:
         return None
     runs = []
     for more in range(2):
         cache = DynamicCache(config=getattr(model, "config", None))
         with found_states(model) as found:
-            outputs = run(RUN_ROWS + more, RUN_TOKENS + more, **{_CACHE_ARGUMENT: cache})
+            outputs = run(RUN_ROWS + more, RUN_TOKENS + more, **{argument: cache})
         if outputs is None or not found:
             return None
         runs.append((cache, found))
@@ -381,8 +382,8 @@ def _layout_with_modules(
         dtype = str(value.dtype).removeprefix("torch.")
         state = CacheState(layer, "recurrent", tuple(sizes), dtype, index=index, value_range=_SUMS)
         states.append(ModuleState(path, attribute, type(model.get_submodule(path)).__name__, state))
-    attended = layout_of(name, _CACHE_ARGUMENT, cache)
-    layers = attended or CacheLayout(_CACHE_ARGUMENT, (EMPTY_LAYER,) * len(cache.layers), ())
+    attended = layout_of(name, argument, cache)
+    layers = attended or CacheLayout(argument, (EMPTY_LAYER,) * len(cache.layers), ())
     all_states = (*(item.state for item in states), *layers.states)
     return replace(layers, states=all_states, of_modules=tuple(states))
 
@@ -405,7 +406,7 @@ def _held_states(model_name: str, argument: str, cache: object, outputs_of: Call
     other_outputs = outputs_of(RUN_ROWS + 1, RUN_TOKENS + 1)
     if other_outputs is None:
         raise cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
-    other_cache = other_outputs[argument]
+    other_cache = other_outputs[cache_field(other_outputs, argument)]
     others = held_tensors(other_cache)
     counts = _values_that_differ(cache, other_cache)
     states: list[tuple[Way, CacheState]] = []
@@ -565,7 +566,7 @@ def find_encoder_decoder(
         outputs = run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
     if not isinstance(outputs, Mapping):
         return f"{name} fails with a cache"
-    layout = layout_of_both(name, outputs)
+    layout = layout_of_both(name, outputs, inspect.signature(model.forward).parameters)
     if isinstance(layout, str) or not answers:
         return layout
     mask = answers[-1].get(MASK)
@@ -594,13 +595,14 @@ def recorded_encoder_outputs(model: torch.nn.Module) -> Iterator[list[Mapping[st
         yield outputs
 
 
-def layout_of_both(name: str, outputs: Mapping[str, object]) -> EncoderDecoderLayout | str:
+def layout_of_both(name: str, outputs: Mapping[str, object], parameters: Collection[str]) -> EncoderDecoderLayout | str:
     """Return what an encoder-decoder keeps, as its outputs hold it, or as a clause why it cannot be divided.
 
     Args:
         name: Of the model, for messages.
         outputs: Of a run on shapes, with :data:`~winml.modelkit.load.caches.finding.RUN_ROWS` rows and
             :data:`~winml.modelkit.load.caches.finding.RUN_TOKENS` tokens.
+        parameters: Of the forward that takes the caches.
 
     Raises:
         UsageError: a cache is of a kind that no graph can take; names layer and class.
@@ -609,10 +611,11 @@ def layout_of_both(name: str, outputs: Mapping[str, object]) -> EncoderDecoderLa
     from transformers.modeling_outputs import BaseModelOutput
 
     found = ((key, value) for key, value in outputs.items() if isinstance(value, EncoderDecoderCache))
-    argument, cache = next(found, ("", None))
+    field, cache = next(found, ("", None))
     encoded = outputs.get(ENCODER_OUTPUT)
     if cache is None or not isinstance(encoded, torch.Tensor) or encoded.dim() != 3:
         return f"{name} stores none of the outputs of its encoder"
+    argument = argument_of(field, parameters) or field
     length, hidden_size = encoded.shape[1:]
     own = layout_of(name, argument, cache.self_attention_cache, side="decoder")
     cross = layout_of(name, argument, cache.cross_attention_cache, tokens=length, side="encoder")

@@ -106,7 +106,7 @@ class CacheLayout:
     """The cache of a model."""
 
     argument: str
-    """Parameter of the forward that takes it, such as ``past_key_values``; its results call it the same."""
+    """Parameter of the forward that takes it, such as ``cache``; see :mod:`~winml.modelkit.load.caches.cache_names`."""
     layer_classes: tuple[str, ...]
     """Class of every layer of the cache, in order; a layer may hold no state."""
     states: tuple[CacheState, ...]

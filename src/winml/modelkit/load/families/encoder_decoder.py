@@ -32,6 +32,7 @@ from winml.modelkit.load.caches.arguments import (
     own_decoder_arguments,
     self_feeding_decoder_arguments,
 )
+from winml.modelkit.load.caches.cache_names import cache_field
 from winml.modelkit.load.caches.decision import NO_CACHE_REQUESTED, cached_keywords
 from winml.modelkit.load.caches.finding import (
     ENCODER_OUTPUT,
@@ -113,7 +114,8 @@ class InnerDecoder:
             tokens = {TOKENS: arguments.pop(DECODER_TOKENS)}
             with _recorded_decoder_calls(decoder) as calls:
                 forward(**arguments, **tokens)
-            return {ENCODER_OUTPUT: calls[-1].named[ENCODER_STATES], argument: calls[-1].answer[argument]}
+            answer = calls[-1].answer
+            return {ENCODER_OUTPUT: calls[-1].named[ENCODER_STATES], argument: answer[cache_field(answer, argument)]}
 
         return encoded
 
@@ -160,10 +162,10 @@ def _found(
     if not isinstance(call.answer, Mapping):
         return f"{path} of {name} returns outputs without names"
     encoded = call.named[ENCODER_STATES]
-    layout = layout_of_both(name, {**call.answer, ENCODER_OUTPUT: encoded})
+    decoder = model.get_submodule(path)
+    layout = layout_of_both(name, {**call.answer, ENCODER_OUTPUT: encoded}, forward_parameters(decoder))
     if isinstance(layout, str):
         return layout
-    decoder = model.get_submodule(path)
     keywords = {**_constants(decoder, call.named), **cached_keywords(decoder, request)}
     return InnerDecoder(path, layout, _as_encoder_decoder(plain), keywords, _text_tokens(model, path, plain))
 

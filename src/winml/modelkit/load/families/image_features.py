@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.caches.cache_names import CACHE_ARGUMENTS
 from winml.modelkit.load.caches.layout import EMBEDDED
 from winml.modelkit.load.families.image_grids import UnsplitTensors, computed_grids
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
@@ -217,7 +218,7 @@ FEATURES = "image_features"
 _CARRIERS = ("pixel_values", "image_patches")
 """Specified: what forwards call images."""
 _POOLED = "pooler_output"
-_PASSED_ON = frozenset({EMBEDDED, "attention_mask", "position_ids", "past_key_values"})
+_PASSED_ON = frozenset({EMBEDDED, "attention_mask", "position_ids", *CACHE_ARGUMENTS})
 """What a language model is given besides constants, where its vectors say all that images do."""
 
 

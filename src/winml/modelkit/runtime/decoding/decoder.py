@@ -78,7 +78,8 @@ class GraphCache:
     """
 
     is_compileable = False
-    """Read by transformers' generation."""
+    is_linear = (False,)
+    """Read by transformers' generation: whether a step may be compiled, and which layers count no tokens."""
 
     def __init__(
         self,
@@ -435,8 +436,8 @@ class DecoderGraph:
             return
         if not isinstance(cache, GraphCache) or not cache.is_of(self):
             raise UsageError(
-                f"past_key_values is {_cache_words(cache)}; {self.name} accepts only a cache that it returned",
-                hint="Start without a cache, then pass the returned past_key_values.",
+                f"cannot continue {_cache_words(cache)}: {self.name} accepts only a cache that it returned",
+                hint="Start without a cache, then pass the one of the previous result.",
             )
         # All states have as many rows.
         for name, value in itertools.islice(cache.values.items(), 1):

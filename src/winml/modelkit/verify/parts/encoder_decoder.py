@@ -39,6 +39,7 @@ from winml.modelkit.runtime.decoding.inputs import MASK, SCORES
 from winml.modelkit.verify.generated_text import (
     GeneratedText,
     as_the_user_calls_it,
+    final_cache,
     held_tokens,
     plain_generation,
     token_count,
@@ -238,18 +239,18 @@ def _text(
     # them generate have none but theirs.
     generate: Any = partial(GenerationMixin.generate, model) if not decoder.path else model.generate
     settings = {"decoder_start_token_id": _start(model)} if not decoder.path else {"min_new_tokens": count}
-    with plain_generation(model, count, decoder.path, **settings):
+    module, argument = model.get_submodule(decoder.path), decoder.cache.argument
+    with plain_generation(model, count, decoder.path, **settings), final_cache(module, argument) as cache:
         result = generate(**inputs, use_cache=True, return_dict_in_generate=True, output_logits=True)
     tokens = result.sequences
     runs = [(to_numpy(tokens[:, i : i + 1]), to_numpy(scores)[:, None]) for i, scores in enumerate(result.logits)]
     # The last token was chosen and not read yet.
     second = torch.cat([tokens[:, -1:], tokens[:, :1].expand(-1, _SECOND_PROMPT - 1)], dim=1)
-    cache = {decoder.cache.argument: result.past_key_values}
     if decoder.path:
         passed = {TOKENS: second, ENCODER_STATES: torch.from_numpy(np.array(encoded[ENCODER_OUTPUT_STATES]))}
     else:
         passed = {**inputs, DECODER_TOKENS: second}
-    output = model.get_submodule(decoder.path)(**passed, **cache, **decoder.forward_kwargs)
+    output = module(**passed, **decoder.forward_kwargs, **{argument: cache()})
     return GeneratedText.of_runs([*runs, (to_numpy(second), to_numpy(output[SCORES]))])
 
 
