@@ -200,11 +200,15 @@ def _checked_attempt(result: ExportResult) -> Attempt:
     exporters = {part.exporter: part.exporter_reason for part in result.parts}
     texts = [verification.generation for verification in verifications if verification.generation is not None]
     caches = [spec.cache.kind for part in result.parts for spec in part.inputs if spec.cache is not None]
+    assumed = [item.words for verification in verifications for item in verification.assumed]
+    problem = f"equal, but not verified for other inputs: {', '.join(assumed)}" if assumed else ""
+    if problems:
+        problem = f"{len(problems)} of {len(nodes)} nodes: {problems[0]}"
     return Attempt(
         is_verified=all(verification.is_verified for verification in verifications) and not problems,
         exporter=" and ".join(exporters),
         note="; ".join(dict.fromkeys(exporters.values())),
-        problem=f"{len(problems)} of {len(nodes)} nodes: {problems[0]}" if problems else "",
+        problem=problem,
         exit_code=1 if problems else 0,
         nodes=len(nodes),
         coverage_percent=min(part.coverage.percent for part in result.parts),
