@@ -18,6 +18,13 @@ the same with ``--no-verify``. With ``--against FOLDER``, B is the verified expo
 what a change made of the cost.
 
     python benchmarks/export.py --verified [--against ../earlier] [--models bert-base,gpt2,resnet-50]
+
+``--side-by-side`` runs five exports of each model: ``winml export`` unverified and verified, bare ``torch.onnx.export``
+with TorchScript and with dynamo and, with ``--optimum-python`` of another environment, ``optimum-cli export onnx``. The
+order is shuffled in each round, and a pause lets caches of the processor and the disk settle. ``gpt2`` is exported with
+its KV cache by winml alone.
+
+    python benchmarks/export.py --side-by-side [--rounds 5] [--optimum-python PYTHON] [--models bert-base,vit-base]
 """
 
 from __future__ import annotations
@@ -32,8 +39,11 @@ sys.path = [*(entry for entry in sys.path if Path(entry or ".").resolve() != FOL
 import argparse  # noqa: E402  # behind the line above, as everything here
 import json  # noqa: E402
 import os  # noqa: E402
+import random  # noqa: E402
+import shutil  # noqa: E402
 import subprocess  # noqa: E402
 import tempfile  # noqa: E402
+import time  # noqa: E402
 
 from process_cost import Cost, run, spread  # noqa: E402
 
@@ -43,6 +53,15 @@ INPUTS = {
     "bert-base": {"input_ids": [1, SEQUENCE], "attention_mask": [1, SEQUENCE], "token_type_ids": [1, SEQUENCE]},
     "resnet-50": {"pixel_values": [1, 3, 224, 224]},
 }
+SIDE_BY_SIDE = {
+    "bert-base": INPUTS["bert-base"],
+    "vit-base": INPUTS["resnet-50"],
+    "gpt2": {"input_ids": [1, SEQUENCE], "attention_mask": [1, SEQUENCE]},
+    "resnet-50": INPUTS["resnet-50"],
+    "bert-tiny": INPUTS["bert-base"],
+}
+PAUSE_S = 1.0
+"""Between two processes. Chosen: longer than the writes of a file of 500 MB take to reach the disk here."""
 
 
 def make_checkpoint(name: str, folder: Path) -> None:
@@ -53,6 +72,11 @@ def make_checkpoint(name: str, folder: Path) -> None:
     torch.manual_seed(0)
     if name == "bert-base":
         model = transformers.BertModel(transformers.BertConfig())
+    elif name == "bert-tiny":
+        sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+        model = transformers.BertModel(transformers.BertConfig(**sizes))
+    elif name == "vit-base":
+        model = transformers.ViTModel(transformers.ViTConfig())
     elif name == "gpt2":
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
     else:
@@ -60,13 +84,15 @@ def make_checkpoint(name: str, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def export_bare(name: str, folder: str, output: str) -> None:
+def export_bare(name: str, folder: str, output: str, *, dynamo: bool) -> None:
     """Load a checkpoint and call ``torch.onnx.export``, as a user without this tool would."""
     import torch
     import transformers
 
-    model = transformers.AutoModel.from_pretrained(folder).eval()
-    shapes = INPUTS[name]
+    auto = transformers.AutoModelForCausalLM if name == "gpt2" else transformers.AutoModel
+    model = auto.from_pretrained(folder).eval()
+    model.config.use_cache = False
+    shapes = SIDE_BY_SIDE[name]
     tensors = tuple(
         torch.ones(shape, dtype=torch.int64) if len(shape) == 2 else torch.randn(shape) for shape in shapes.values()
     )
@@ -74,7 +100,10 @@ def export_bare(name: str, folder: str, output: str) -> None:
     # transformers 5 refuses positional arguments, and the exporter gives no others.
     model.forward = lambda *values: tuple(forward(**dict(zip(shapes, values, strict=True))).values())
     with torch.no_grad():
-        torch.onnx.export(model, tensors, output, input_names=list(shapes), opset_version=OPSET, dynamo=False)
+        if dynamo:
+            torch.onnx.export(model, tensors, output, input_names=list(shapes), dynamo=True)
+        else:
+            torch.onnx.export(model, tensors, output, input_names=list(shapes), opset_version=OPSET, dynamo=False)
 
 
 def commands(name: str, checkpoint: Path, output: Path) -> tuple[list[str], list[str]]:
@@ -134,6 +163,60 @@ def compare(name: str, pairs: int, folder: Path, *, verified: bool, against: Pat
     }
 
 
+def sides(name: str, checkpoint: Path, output: Path, optimum_python: Path | None) -> dict[str, list[str]]:
+    """Return the exports to run side by side, by name."""
+    verified, unverified = verified_commands(checkpoint, output, None)
+    bare = [sys.executable, __file__, "--bare", name, str(checkpoint), str(output)]
+    found = {"winml": unverified, "winml verified": verified, "TorchScript": bare, "dynamo": [*bare, "--dynamo"]}
+    if optimum_python is not None:
+        task = "text-generation" if name == "gpt2" else "feature-extraction"
+        cli = [str(optimum_python.parent / "optimum-cli"), "export", "onnx", "-m", str(checkpoint), "--task", task]
+        found["optimum"] = [*cli, str(output.parent)]
+    return found
+
+
+def side_by_side(name: str, rounds: int, folder: Path, optimum_python: Path | None) -> dict[str, object]:
+    """Measure one model in shuffled rounds, after one that is not counted."""
+    checkpoint, output = folder / name, folder / "out" / "model.onnx"
+    subprocess.run([sys.executable, __file__, "--make", name, str(checkpoint)], check=True)
+    exports = sides(name, checkpoint, output, optimum_python)
+    costs: dict[str, list[Cost]] = {side: [] for side in exports}
+    order = random.Random(0)  # noqa: S311  # no secret
+    for number in range(rounds + 1):
+        for side in order.sample(sorted(exports), len(exports)):
+            output.parent.mkdir()
+            cost = run(exports[side])
+            shutil.rmtree(output.parent)
+            time.sleep(PAUSE_S)
+            if number:
+                costs[side].append(cost)
+    bare = [cost.wall_s for cost in costs["TorchScript"]]
+    return {
+        "model": name,
+        "rounds": rounds,
+        "wall_s": {side: spread([cost.wall_s for cost in found]) for side, found in costs.items()},
+        "wall_ratio": {
+            side: spread([cost.wall_s / other for cost, other in zip(found, bare, strict=True)])
+            for side, found in costs.items()
+        },
+        "peak_bytes": {side: spread([cost.peak_bytes for cost in found]) for side, found in costs.items()},
+    }
+
+
+def print_side_by_side(rows: list[dict[str, object]]) -> None:
+    """Print a Markdown table: wall and its ratio to bare TorchScript in the same round, and peak memory."""
+    names = list(rows[0]["wall_s"])
+    print(f"| | {' | '.join(names)} |\n| --- |{' --- |' * len(names)}")
+    for row in rows:
+        cells = []
+        for side in names:
+            wall, ratio, peak = (row[key][side] for key in ("wall_s", "wall_ratio", "peak_bytes"))
+            words = f"{ratio['median']:.2f} ({ratio['min']:.2f}–{ratio['max']:.2f})"
+            cells.append(f"{wall['median']:.1f} s, {words}, {peak['median'] / 1e6:.0f} MB")
+        print(f"| {row['model']} | {' | '.join(cells)} |")
+    print(json.dumps({"benchmark": "export, side by side", "rows": rows}))
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -141,15 +224,20 @@ def main() -> None:
     parser.add_argument("--models", help="bert-base, resnet-50, and gpt2 with --verified; all of these by default")
     parser.add_argument("--verified", action="store_true", help="measure the comparison with PyTorch")
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="with --verified: another checkout")
+    parser.add_argument("--side-by-side", action="store_true", help="measure bare exports and optimum as well")
+    parser.add_argument("--rounds", type=int, default=5, help="with --side-by-side")
+    parser.add_argument("--optimum-python", type=Path, metavar="PYTHON", help="of an environment with optimum-onnx")
+    parser.add_argument("--dynamo", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--bare", nargs=3, metavar=("NAME", "CHECKPOINT", "OUTPUT"), help=argparse.SUPPRESS)
     parser.add_argument("--make", nargs=2, metavar=("NAME", "CHECKPOINT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.against and not options.verified:
         parser.error("--against compares verified exports: add --verified")
-    if unknown := {*(options.models or "").split(",")} - {"", *INPUTS, *(["gpt2"] if options.verified else [])}:
+    measured = SIDE_BY_SIDE if options.side_by_side else [*INPUTS, *(["gpt2"] if options.verified else [])]
+    if unknown := {*(options.models or "").split(",")} - {"", *measured}:
         parser.error(f"--models: {', '.join(sorted(unknown))} is not measured here")
     if options.bare:
-        export_bare(*options.bare)
+        export_bare(*options.bare, dynamo=options.dynamo)
         return
     if options.make:
         make_checkpoint(options.make[0], Path(options.make[1]))
@@ -157,14 +245,18 @@ def main() -> None:
     if not hasattr(os, "wait4"):
         raise SystemExit("this benchmark needs os.wait4, which Windows does not have")
     with tempfile.TemporaryDirectory() as folder:
-        names = options.models.split(",") if options.models else [*INPUTS, *(["gpt2"] if options.verified else [])]
+        names = options.models.split(",") if options.models else list(measured)
+        if options.side_by_side:
+            rows = [side_by_side(name, options.rounds, Path(folder), options.optimum_python) for name in names]
+            print_side_by_side(rows)
+            return
         rows = [
             compare(name, options.pairs, Path(folder), verified=options.verified, against=options.against)
             for name in names
         ]
-    sides = list(rows[0]["wall_s"])
-    ratio = "/".join(sides)
-    print(f"{'model':<12}{f'wall, {ratio}':<28}{f'peak memory, {ratio}':<34}{sides[0]:<20}{sides[1]:<20}")
+    both = list(rows[0]["wall_s"])
+    ratio = "/".join(both)
+    print(f"{'model':<12}{f'wall, {ratio}':<28}{f'peak memory, {ratio}':<34}{both[0]:<20}{both[1]:<20}")
     for row in rows:
         wall, peak = row["wall_ratio"], row["peak_memory_ratio"]
         print(
@@ -172,7 +264,7 @@ def main() -> None:
             + f"{peak['median']:.2f} ({peak['min']:.2f}–{peak['max']:.2f})".ljust(34)
             + "".join(
                 f"{row['wall_s'][side]['median']:.1f} s, {row['peak_bytes'][side]['median'] / 1e9:.2f} GB".ljust(20)
-                for side in sides
+                for side in both
             )
         )
     print(json.dumps({"benchmark": "export", "rows": rows}))
