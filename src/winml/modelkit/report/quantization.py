@@ -109,7 +109,9 @@ def budget_document(result: QuantizedFile) -> doc.Document:
 
 
 def _budget_figures(search: BudgetSearch) -> Iterator[doc.Figure]:
-    yield doc.Figure("mean bits", f"{search.mean_bits:.2f} bits", f"for each parameter, scales included; limit: {search.limit}")
+    yield doc.Figure(
+        "mean bits", f"{search.mean_bits:.2f} bits", f"for each parameter, scales included; limit: {search.limit}"
+    )
     chosen = next((trial for trial in search.frontier if trial.is_chosen), None)
     if chosen is not None and chosen.sqnr_db is not None:
         meaning = f"of the worst output on {search.samples} samples that the formats were chosen by; higher is better"

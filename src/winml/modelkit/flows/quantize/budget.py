@@ -13,6 +13,7 @@ size is that of the file with its graph and metadata.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -107,6 +108,9 @@ _FRONTIER = 6
 _GRID = ((6.0, 0.1), (10.0, 0.25), (32.0, 1.0))
 """Up to so many bits, mixtures are measured in such steps. Chosen: people ask for tenths of a bit, and the whole is
 measured some 40 times for 6 bits, which is less than what all modules alone take."""
+_LOWERED = 1.25
+"""Uniform forms up to so many times larger than a size are lowered to it. Chosen: beyond, hardly a module keeps its
+form."""
 _NAMED = 3
 """Weights that a refusal names. Chosen: one line."""
 _RETRIES = 4
@@ -416,11 +420,7 @@ class _Study:
         if budget.mean_bits is not None:
             return self._bytes_at(budget.mean_bits)
         assert budget.max_bytes is not None
-        # Graphs differ by what their forms add: the exact size is looked at where a form is chosen.
-        tried = [self._smallest_mixture, *[(form,) * len(self._parts) for form in self._uniform][:1]]
-        run = [forms for forms in tried if self._measured(forms).runs]
-        graph = min((self._file_bytes(forms) - self._measured(forms).weight_bytes for forms in run), default=0)
-        return budget.max_bytes - graph - fixed
+        return budget.max_bytes - self._least_graph_bytes - fixed
 
     def _bytes_at(self, mean_bits: float) -> int:
         """Return what the weights of the modules take where a parameter of the file takes so many bits."""
@@ -439,6 +439,13 @@ class _Study:
     @property
     def _least_bytes(self) -> int:
         return sum(min(choice.cost for choice in unit.choices.values()) for unit in self._units)
+
+    @functools.cached_property
+    def _least_graph_bytes(self) -> int:
+        """About the least that a file takes beside its weights: forms differ by the nodes and rules that they add."""
+        tried = [self._smallest_mixture, *[(form,) * len(self._parts) for form in self._uniform][:1]]
+        run = [forms for forms in tried if self._measured(forms).runs]
+        return min((self._file_bytes(forms) - self._measured(forms).weight_bytes for forms in run), default=0)
 
     @property
     def _smallest_mixture(self) -> tuple[_Form, ...]:
@@ -476,14 +483,15 @@ class _Study:
                 break
             if step < self._least_bytes:
                 continue
+            mixed = self._fitted(step)
+            reached = -math.inf if mixed is None else self._quality_of(mixed)
             smaller = [forms for forms in found if self._bytes_of(forms) <= step]
-            larger = [forms for forms in uniform if self._measured(forms).runs and self._bytes_of(forms) > step]
-            tried = [self._fitted(step)]
-            if smaller:
-                best = max(smaller, key=self._quality_of)
-                tried.append(self._fitted(step, self._choices_beside(best, operator.ge)))
-            if larger:
-                tried.append(self._fitted(step, self._choices_beside(min(larger, key=self._bytes_of), operator.le)))
+            larger = [forms for forms in uniform if step < self._bytes_of(forms) <= _LOWERED * step]
+            tried = [mixed]
+            for beside, compared in ((smaller, operator.ge), (larger, operator.le)):
+                best = max(beside, key=self._quality_of, default=None)
+                if best is not None and self._quality_of(best) > reached:
+                    tried.append(self._fitted(step, self._choices_beside(best, compared)))
             found += [forms for forms in tried if forms is not None]
             self._request.tools.tell(f"mixtures of {mean_bits:g} bits")
         return [forms for forms in dict.fromkeys(found) if self._measured(forms).runs]
@@ -536,12 +544,10 @@ class _Study:
                 f"floating-point weights included; {self._largest_words(least, budget.mean_bits or 0.0)}",
                 hint=f"Allow {math.ceil(10 * needed) / 10:g}bits or more.",
             )
-        graph, least = math.inf, by_weights[0]
-        for forms in by_weights:
-            # Those with more weights are smaller only if their graph is.
-            if self._measured(forms).weight_bytes + graph < self._file_bytes(least):
+        least = by_weights[0]
+        for forms in by_weights[1:]:
+            if self._measured(forms).weight_bytes + self._least_graph_bytes < self._file_bytes(least):
                 least = min(least, forms, key=self._file_bytes)
-            graph = min(graph, self._file_bytes(least) - self._measured(least).weight_bytes)
         size, weights = self._file_bytes(least), self._measured(least).weight_bytes
         return UsageError(
             f"--max-size {budget.words}: the smallest file has {size_words(size)}, of which weights take "
