@@ -552,7 +552,7 @@ class _Study:
         return UsageError(
             f"--max-size {budget.words}: the smallest file has {size_words(size)}, of which weights take "
             f"{size_words(weights)}, graph and metadata the rest; {self._largest_words(least, 0.0)}",
-            hint=f"Allow {size}B or more.",
+            hint=f"Allow {_sufficient_size(size)} or more.",
         )
 
     def _largest_words(self, forms: tuple[_Form, ...], mean_bits: float) -> str:
@@ -725,6 +725,16 @@ def _grid() -> Iterator[float]:
         while reached < end:
             reached = round(reached + step, 2)
             yield reached
+
+
+def _sufficient_size(size_bytes: int) -> str:
+    """Return a size for the option that is a little larger: the times that an export records differ in length.
+
+    >>> _sufficient_size(58_727), _sufficient_size(1_234_567_890)
+    ('58.8kB', '1234.6MB')
+    """
+    unit, name = (1e6, "MB") if size_bytes >= 1e6 else (1e3, "kB")
+    return f"{math.ceil(10 * size_bytes / unit) / 10:g}{name}" if size_bytes < 1e5 * unit else f"{size_bytes}B"
 
 
 def _name_of(forms: Sequence[_Form]) -> str:

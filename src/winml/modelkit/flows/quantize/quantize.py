@@ -393,7 +393,7 @@ class Quantization(GraphWork[QuantizeResult]):
             raise QuantizeError(
                 f"--max-size {size_words(self.largest_bytes)}: the file has {size_bytes} bytes, "
                 f"{size_bytes - self.largest_bytes} too many",
-                hint=f"No file was written. Allow {2 * size_bytes - self.largest_bytes}B or more.",
+                hint=f"No file was written. Allow {size_bytes}B or more.",
             )
 
     def _resumed_notes(self) -> Iterator[str]:
