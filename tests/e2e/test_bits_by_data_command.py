@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import onnx
@@ -64,6 +65,21 @@ def test_checkpoint_is_built_to_a_budget_without_a_float_file(here: Path) -> Non
     assert {"model.onnx", "quantized.onnx"} == {path.name for path in (here / "built").glob("*.onnx*")}
     assert not [path for path in (here / "built").iterdir() if path.name.startswith(".winml-unfinished")]
     assert "MatMulNBits" in operators(here / "built" / "model.onnx")
+
+
+@pytest.mark.slow
+def test_build_within_a_size_counts_the_model_file(here: Path) -> None:
+    """The smallest size is named where the limit is below it, and kept; tokenizer and config are extra."""
+    save_decoder(here / "checkpoint")
+    words = ["build", "-m", "checkpoint", "-o", "built", "--samples", "2", "--min-sqnr", "-100", "--max-size"]
+    refused = run_here(*words, "1kB")
+    assert 2 == refused.code, refused.err
+    assert not [path for path in here.rglob("*.onnx") if path.name != "export.onnx"]
+    (smallest,) = re.findall(r"([\d.]+kB) or more", refused.err)
+    done = run_here(*words, smallest)
+    assert 0 == done.code, done.err
+    files = [path for path in (here / "built").iterdir() if path.name.startswith("model.onnx")]
+    assert 0 < sum(path.stat().st_size for path in files) <= 1000 * float(smallest.removesuffix("kB"))
 
 
 @pytest.mark.slow

@@ -46,6 +46,10 @@ DAMAGES: dict[str, tuple[Callable[[Tensors], None], tuple[str, ...]]] = {
     "a group with too many": (_changed("g_idx", torch.zeros_like), (f"{LAYER}.g_idx", "group 0", "64")),
     "three bits": (_changed("qweight", lambda value: value[:6]), (f"{LAYER}.qweight", "3 bits")),
     "no groups": (_changed("scales", lambda value: value[:0]), (f"{LAYER}.scales", "[0, 128]")),
+    "scales that are NaN": (
+        _changed("scales", lambda value: value * float("nan")),
+        (f"{LAYER}.weight", "scales", "NaN"),
+    ),
     "an empty order": (_changed("g_idx", lambda value: value[:0]), (f"{LAYER}.g_idx", "[0]")),
 }
 """What is done to the tensors → what the message names."""
@@ -69,6 +73,19 @@ def test_damaged_tensors_are_named(tmp_path: Path, name: str) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     message = _refused(folder, tmp_path / "out").message
     assert [word for word in words if word not in message] == []
+
+
+@pytest.mark.parametrize("size", [16, 48, 64])
+def test_groups_of_another_size_than_declared_are_refused(tmp_path: Path, size: int) -> None:
+    """Scales would go to other values: the file has groups of 32."""
+    saved = coded_checkpoints.save_compressed(tmp_path)
+    path = saved.folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] = size
+    path.write_text(json.dumps(config), encoding="utf-8")
+    message = _refused(saved.folder, tmp_path / "out").message
+    assert "weight_scale" in message
+    assert str(size) in message
 
 
 @pytest.mark.parametrize(

@@ -272,7 +272,7 @@ def _run_with(
 
 def _handover_of(plan: BuildPlan, stack: contextlib.ExitStack, tell: Callable[[str], None]) -> GraphHandover:
     from winml.modelkit.builds.decoder_fusions import optimization_of
-    from winml.modelkit.flows.graph_file import GraphHandover
+    from winml.modelkit.flows.graph_file import GraphHandover, is_external
     from winml.modelkit.flows.optimize import SingleOptimization
     from winml.modelkit.flows.quantize.quantize import Quantization, SampleSource, equipped
     from winml.modelkit.load.request import processor_folder
@@ -281,14 +281,17 @@ def _handover_of(plan: BuildPlan, stack: contextlib.ExitStack, tell: Callable[[s
     assert quant is not None  # the graph is handed to it
     options = quantize_options(quant)
     processors = processor_folder(plan.request)
+    external = external_from_bytes(plan, "quantize")
 
     def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
         chosen = None if optim is None else optimization_of(optim, model, plan)
         optimization = [] if chosen is None or chosen.is_empty else [SingleOptimization(chosen, {})]
-        place = SampleSource(processors or path.parent, None, plan.request.seed, path)
+        folder = processors or path.parent
+        place = SampleSource(
+            folder, None, plan.request.seed, path, is_external=partial(is_external, from_bytes=external)
+        )
         return [*optimization, stack.enter_context(equipped(Quantization(path, options, {}), place, tell))]
 
-    external = external_from_bytes(plan, "quantize")
     return GraphHandover(works, external_from_bytes=external, processors=processors)
 
 

@@ -47,6 +47,7 @@ __all__ = [
     "report_error",
     "report_out_of_memory",
     "report_unexpected",
+    "resuming_words",
     "tell_settled",
 ]
 
@@ -404,12 +405,26 @@ def _report_without_signal(error: BaseException, *, debug: bool) -> int:
     return _report_foreign_ending(error, debug=debug)
 
 
+def resuming_words() -> str:
+    """Return where an interrupted search saved its measurements; empty if nothing was saved."""
+    from winml.modelkit.graph.files.named_paths import committed_files
+
+    saved = next(filter(_is_unfinished, committed_files()), None)
+    return "" if saved is None else f"measurements are saved in {_shown(saved.parent)}; the same command resumes there"
+
+
+def _is_unfinished(file: Path) -> bool:
+    from winml.modelkit.file_names import UNFINISHED_PREFIX
+
+    return file.parent.name.startswith(UNFINISHED_PREFIX)
+
+
 def _committed_words() -> str:
     from winml.modelkit.graph.files.named_paths import committed_files
 
-    files = committed_files()
+    files = [file for file in committed_files() if not _is_unfinished(file)]
     if not files:
-        return "no file was changed"
+        return resuming_words() or "no file was changed"
     others = f" and {len(files) - 1} more file{'' if len(files) == 2 else 's'}" if len(files) > 1 else ""
     return f"{_shown(files[0])}{others} {'were' if others else 'was'} written before"
 

@@ -17,7 +17,7 @@ import numpy as np
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
 from winml.modelkit.compare.outputs import ROUNDING_FACTOR, VerificationInfo, compare_outputs
-from winml.modelkit.compare.words import difference_words, fidelity_words
+from winml.modelkit.compare.words import difference_words, fidelity_words, samples_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.reading import read_referring
@@ -32,6 +32,7 @@ from winml.modelkit.runtime.sessions import Session
 __all__ = [
     "ReadSamples",
     "accepted_sizes",
+    "below_minimum_hint",
     "large_size",
     "open_session",
     "outputs_of_file",
@@ -104,7 +105,7 @@ def refuse_different(
 
 
 def refuse_unfaithful(
-    reference: Path, candidate: Path, least_sqnr_db: float, read_samples: ReadSamples, remedies: Sequence[str] = ()
+    reference: Path, candidate: Path, least_sqnr_db: float, read_samples: ReadSamples, hint: str | None = None
 ) -> FidelityInfo:
     """Compare the answers of a file of fewer bits with those of the file it was made from.
 
@@ -115,7 +116,7 @@ def refuse_unfaithful(
         candidate: The file of fewer bits.
         least_sqnr_db: Ratio in decibels that every output has to reach.
         read_samples: Returns what both are fed.
-        remedies: What else gives a file nearer to the reference, for the hint.
+        hint: What to do about a result that is too far; None: what helps any file of fewer bits.
 
     Raises:
         StageError: the reference itself cannot be run, so there is nothing to compare with.
@@ -124,7 +125,7 @@ def refuse_unfaithful(
     draws, expected, samples = reference_outputs(reference, read_samples)
     outputs = _candidate_outputs(candidate, draws, as_written=False)
     fidelity = measure_fidelity(expected, outputs, least_sqnr_db, samples)
-    refuse_below_minimum_sqnr(fidelity, reference.name, draws[0], _fewer_bits_hint(remedies))
+    refuse_below_minimum_sqnr(fidelity, reference.name, draws[0], hint)
     return fidelity
 
 
@@ -158,11 +159,20 @@ def outputs_of_file(path: Path, draws: Sequence[Arrays]) -> list[Arrays]:
     return _run_draws(path, draws, as_written=True)
 
 
-def _fewer_bits_hint(remedies: Sequence[str]) -> str:
-    ways = ", ".join(
-        ("Exclude the modules that lose most (--exclude)", *remedies, "choose another --precision or --mode")
-    )
-    return f"No file was written. {ways}, lower --min-sqnr, or write it anyway with --no-verify."
+def below_minimum_hint(remedies: Sequence[str], *, budget: str | None = None) -> str:
+    """Return what to do about a file of fewer bits whose outputs are below the minimum.
+
+    Args:
+        remedies: What else gives a file nearer to the reference.
+        budget: The option that limits bits or size, which chose the precision of each module; None: none did.
+    """
+    exclude = "exclude the modules that lose most (--exclude)"
+    ways = [exclude, *remedies, "choose another --precision or --mode"]
+    if budget is not None:
+        ways = [f"allow more with {budget}", exclude, *remedies]
+    listed = ", ".join(ways)
+    listed = f"{listed[0].upper()}{listed[1:]}"
+    return f"No file was written. {listed}, lower --min-sqnr, or write it anyway with --no-verify."
 
 
 def refuse_below_minimum_sqnr(
@@ -181,18 +191,21 @@ def refuse_below_minimum_sqnr(
     """
     if fidelity.has_signal and not fidelity.is_near:
         raise VerificationError(
-            f"the outputs of {reference} lost too much precision: {fidelity_words(fidelity)}"
-            f"{_lower_end_words(fidelity)}",
-            hint=_fewer_bits_hint(()) if hint is None else hint,
+            _below_minimum_words(fidelity, reference),
+            hint=below_minimum_hint(()) if hint is None else hint,
             is_graph_wrong=fidelity.worst.sqnr_db < 0,
             inputs=inputs,
         )
 
 
-def _lower_end_words(fidelity: FidelityInfo) -> str:
-    if fidelity.samples is None or fidelity.worst.problem:
-        return ""
-    return f"; the lower end of the interval counts, {fidelity.worst.lower_db:.2f} dB"
+def _below_minimum_words(fidelity: FidelityInfo, reference: str) -> str:
+    """Return by how much the worst output misses its minimum; all there is to say where that is not the reason."""
+    worst = fidelity.worst
+    if not fidelity.outputs or worst.problem or fidelity.judged_db(worst) >= fidelity.limit_db(worst):
+        return f"the outputs of {reference} lost too much precision: {fidelity_words(fidelity)}"
+    where = "" if fidelity.samples is None else f" on the worst of {samples_words(fidelity.samples)}"
+    reached, least = fidelity.judged_db(worst), fidelity.limit_db(worst)
+    return f"{worst.name} has an SQNR of {reached:.2f} dB beside {reference}{where}; the minimum is {least:.4g} dB"
 
 
 def _outputs_at_reference_sizes(reference: Path, candidate: Path, seed: int, sizes: Mapping[str, int]) -> _BothAnswers:

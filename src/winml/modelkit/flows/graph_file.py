@@ -48,6 +48,7 @@ from winml.modelkit.words import count_noun
 __all__ = [
     "ALREADY_NORMALIZED",
     "EXTERNAL_BYTES",
+    "FLOAT_SOURCE_DIGITS",
     "CheckedSource",
     "Comparison",
     "CopyRules",
@@ -61,6 +62,7 @@ __all__ = [
     "may_be_copy",
     "name_beside",
     "read_plain",
+    "record_float_source",
     "recorded_float_source",
     "refresh_metadata",
     "summarize_graph",
@@ -140,6 +142,12 @@ class GraphFileTask:
         refuse_inputs([self.paths.model], [self.source])
         self.paths.refuse_existing(overwrite=self.overwrite)
 
+    def is_external(self, model: ir.Model) -> bool | None:
+        """Say whether the weights of a result go to a file of their own; None leaves it to the writer."""
+        if self.external_data is not None or self.external_from_bytes is None:
+            return self.external_data
+        return is_external(model, self.external_from_bytes)
+
     def recover(self) -> None:
         """Complete or remove what killed commands left where the result goes, unless a transaction has begun there."""
         if self.transaction is None:
@@ -187,6 +195,11 @@ class GraphWork(ABC, Generic[ResultT]):
         return None
 
     @property
+    def below_minimum_hint(self) -> str | None:
+        """What to do about a result below this ratio; None: what helps any file."""
+        return None
+
+    @property
     def request_words(self) -> str:
         """What is requested, in a few words for a plan."""
         return self.step_name
@@ -222,6 +235,16 @@ class GraphWork(ABC, Generic[ResultT]):
             WriteError: it cannot be written.
         """
         write_model(model, path, external=external)
+
+    def refuse_written(self, size_bytes: int) -> None:
+        """Refuse what was written by its size; it is not in its place yet.
+
+        Args:
+            size_bytes: Of the model and its data.
+
+        Raises:
+            StageError: it is larger than what was requested.
+        """
 
     def compare(self, source: Path, written: Path, seed: int) -> Comparison | None:
         """Compare the file that was written with its source; None where that cannot be done here.
@@ -512,7 +535,8 @@ def _write_result(
             _record_float_source(model, task)
             if task.functions is not None:
                 model, functions = functions_of_modules(model, task.functions)
-            work.write(model, staged, external=_external(task, model))
+            work.write(model, staged, external=task.is_external(model))
+            work.refuse_written(sum(size for path, size in files.written_sizes().items() if path not in others))
             try:
                 comparison = work.compare(task.source, staged, task.seed) if task.verify else None
             except VerificationError as error:
@@ -570,8 +594,23 @@ def _record_float_source(model: ir.Model, task: GraphFileTask) -> None:
         return
     before = {item.key for item in read_structure(task.source).metadata_props}
     if QUANTIZATION_KEY not in before:
-        record = {"file": name_beside(task.source, task.paths.model), "digest": _digest_of_model(task.source)}
-        model.metadata_props[FLOAT_SOURCE_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+        record_float_source(model, name_beside(task.source, task.paths.model), _digest_of_model(task.source))
+
+
+FLOAT_SOURCE_DIGITS = 64
+"""Of the digest of a float file. Specified: SHA-256."""
+
+
+def record_float_source(model: ir.Model, name: str, digest: str) -> None:
+    """Let a model name the float file that it was made from, in place.
+
+    Args:
+        model: The model.
+        name: Of the file, from the folder of the model.
+        digest: Of the file and its data.
+    """
+    record = {"file": name, "digest": digest}
+    model.metadata_props[FLOAT_SOURCE_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
 
 
 def recorded_float_source(path: Path, metadata: Mapping[str, str]) -> Path | None:
@@ -601,12 +640,6 @@ def name_beside(source: Path, output: Path) -> str:
         return source.resolve().relative_to(output.parent.resolve()).as_posix()
     except ValueError:
         return source.name
-
-
-def _external(task: GraphFileTask, model: ir.Model) -> bool | None:
-    if task.external_data is not None or task.external_from_bytes is None:
-        return task.external_data
-    return is_external(model, task.external_from_bytes)
 
 
 def is_external(model: ir.Model, from_bytes: int) -> bool | None:
@@ -654,6 +687,20 @@ class HandedGraph:
     def least_sqnr_db(self) -> float:
         """Ratio in decibels that every output has to reach beside PyTorch."""
         return min(least for work in self.works if (least := work.least_sqnr_db) is not None)
+
+    @property
+    def below_minimum_hint(self) -> str | None:
+        """What to do about a result below this ratio; None: what helps any file."""
+        return next((hint for work in self.works if (hint := work.below_minimum_hint) is not None), None)
+
+    def refuse_written(self, size_bytes: int) -> None:
+        """Refuse what was written by its size.
+
+        Raises:
+            StageError: it is larger than what was requested.
+        """
+        for work in self.works:
+            work.refuse_written(size_bytes)
 
     def late_notes(self) -> tuple[str, ...]:
         """Return what is known only once the model was written."""

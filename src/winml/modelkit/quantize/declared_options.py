@@ -208,10 +208,10 @@ class QuantizeFields:
     )
     budget: str | None = declare(
         None,
-        "Choose bits by module: `4.5bits`, or `smallest`. The number is the mean per weight. Modules get 2, 4, 8, "
-        "16 or 32 bits and a block size by their measured sensitivity; scales count as bits. `smallest`: the smallest "
-        "file that reaches `--min-sqnr`. With `--mode qdq`, the choice is between 8 bits, 16-bit activations "
-        "(if `--ep` supports them) and float.",
+        "Choose bits by module: `4.5bits`, or `smallest`. The number is the mean over all parameters of the file, as "
+        "`winml inspect` prints it. Modules get 2, 4, 8, 16 or 32 bits and a block size by their measured sensitivity; "
+        "scales count as bits. `smallest`: the smallest file that reaches `--min-sqnr`. With `--mode qdq`, the choice "
+        "is between 8 bits, 16-bit activations (if `--ep` supports them) and float.",
         QUANTIZATION,
         metavar="BITS",
         min_length=1,
@@ -219,7 +219,8 @@ class QuantizeFields:
     )
     max_size: str | None = declare(
         None,
-        "Choose bits by module, as `--budget`, for a total weight size such as `1.2GB` or `900MB`.",
+        "Choose bits by module, as `--budget`, for a file size such as `1.2GB` or `900MB`. Graph, metadata and data "
+        "files count.",
         QUANTIZATION,
         metavar="SIZE",
         min_length=1,

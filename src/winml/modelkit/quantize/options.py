@@ -48,9 +48,9 @@ class BitBudget:
     """A limit by which bits are chosen for each module; without one, the least that reaches a quality."""
 
     mean_bits: float | None = None
-    """Of the weights that are quantized, scales and zero points included."""
+    """Of all parameters of a file, as ``winml inspect`` counts them; scales and zero points included."""
     max_bytes: int | None = None
-    """Of all weights of a model."""
+    """Of a file with its graph and metadata, and of its data files."""
     max_drop: float | None = None
     """Share by which the perplexity may be larger than that of the source."""
 
@@ -74,9 +74,12 @@ def _read_budget(text: str) -> BitBudget:
         return BitBudget()
     found = _NUMBER.fullmatch(text.strip())
     if found is None or found[2] not in ("bit", "bits") or not float(found[1]):
-        raise UsageError(
-            f"--budget {text!r}: expected bits per weight, or smallest", hint="For example --budget 4.5bits."
-        )
+        example = "For example --budget 4.5bits."
+        if found is not None and found[2] in _UNITS:
+            example = f"A size is --max-size {text.strip()}."
+        elif re.fullmatch(r"\d+(\.\d+)?", text.strip()):
+            example = f"Did you mean --budget {text.strip()}bits?"
+        raise UsageError(f"--budget {text!r}: expected bits per parameter, or smallest", hint=example)
     return BitBudget(mean_bits=float(found[1]))
 
 
@@ -223,6 +226,10 @@ class QuantizeOptions(_Fields):
                 do what is asked of it.
         """
         self._refuse_beside_budget()
+        if both := [text for text in self.include if text in self.exclude]:
+            raise UsageError(
+                f"--include {both[0]}: --exclude {both[0]} excludes the same modules", hint="Omit one of them."
+            )
         requested = list(self.requested_modes())
         modes = self.modes()
         if not modes and self.kv_cache is None:

@@ -308,6 +308,7 @@ def quantize(
             options,
             outcome,
             solver if options.solves_weights else calibration if measured or equalized.count else None,
+            is_chosen=bool(reasons),
         ),
         ensure_ascii=False,
     )
@@ -426,15 +427,26 @@ def _module_outcomes(
     return tuple(outcomes)
 
 
+_NOT_RECORDED = {"precision", "calibration_data", "calibration_cache"}
+
+
 def _record(
-    options: QuantizeOptions, outcome: Sequence[ModulePrecision], calibration: RangeSource | WeightSolver | None
+    options: QuantizeOptions,
+    outcome: Sequence[ModulePrecision],
+    calibration: RangeSource | WeightSolver | None,
+    *,
+    is_chosen: bool,
 ) -> dict[str, object]:
+    """Return what was requested and what came of it, JSON-ready.
+
+    Where bits were chosen by module (``is_chosen``), no one precision was requested: it is that of all modules, or
+    ``mixed``.
+    """
+    chosen = {module.requested for module in outcome if module.quantized} if is_chosen else {options.base.name}
     # Where the data lay on this machine says nothing on others; what is to be said of it stands in the calibration.
     requested = {
-        "precision": options.base.name,
-        **options.model_dump(
-            mode="json", exclude_none=True, exclude_defaults=True, exclude={"calibration_data", "calibration_cache"}
-        ),
+        "precision": "mixed" if len(chosen) > 1 else next(iter(chosen), options.base.name),
+        **options.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=_NOT_RECORDED),
     }
     calibrated = {} if calibration is None else {"calibration": dict(calibration.as_record())}
     return {"requested": requested, **calibrated, "modules": [module.as_record() for module in outcome]}

@@ -109,7 +109,9 @@ def budget_document(result: QuantizedFile) -> doc.Document:
 
 
 def _budget_figures(search: BudgetSearch) -> Iterator[doc.Figure]:
-    yield doc.Figure("mean bits", f"{search.mean_bits:.2f} bits", f"for each weight, scales included; {search.limit}")
+    yield doc.Figure(
+        "mean bits", f"{search.mean_bits:.2f} bits", f"for each parameter, scales included; limit: {search.limit}"
+    )
     chosen = next((trial for trial in search.frontier if trial.is_chosen), None)
     if chosen is not None and chosen.sqnr_db is not None:
         meaning = f"of the worst output on {search.samples} samples that the formats were chosen by; higher is better"
@@ -130,7 +132,7 @@ def _file_figures(result: QuantizedFile) -> Iterator[doc.Figure]:
 
 def _budget_words(search: BudgetSearch) -> str:
     return (
-        f"{search.limit}: {search.form}, {search.mean_bits:.2f} bits of a weight in the mean; {search.measured} forms "
+        f"{search.limit}: {search.form}, {search.mean_bits:.2f} bits per parameter; {search.measured} variants "
         f"measured on {search.samples} samples{_perplexity_words(search)}"
     )
 

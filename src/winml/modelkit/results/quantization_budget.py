@@ -68,7 +68,7 @@ class BudgetSearch(Record):
     limit: str
     """The limit, in words."""
     mean_bits: float = field(metadata=entry(digits=3))
-    """Of the weights that modules could have chosen for, scales included."""
+    """Of all parameters of the file, scales included, as ``winml inspect`` counts them."""
     form: str
     """``mixed``, or the one form of all modules where no mixture was better."""
     modules: tuple[BudgetChoice, ...]

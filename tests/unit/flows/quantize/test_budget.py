@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from graphs import parse
 from weighted_graphs import weight
 from winml.modelkit import quantize_onnx
 from winml.modelkit.errors import QuantizeError, UsageError, WinMLError
+from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
+from winml.modelkit.inspect.onnx_inspection import inspect_onnx
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.results.quantization_budget import BudgetSearch
 from winml.modelkit.runtime.sessions import Session
 
@@ -70,9 +74,78 @@ def test_module_that_matters_gets_the_bits(source: Path) -> None:
 
 
 def test_size_of_the_file_is_a_limit(source: Path) -> None:
-    """All weights together keep it."""
-    search = searched(source, max_size="30kB")
-    assert next(trial for trial in search.frontier if trial.is_chosen).size_bytes <= 30_000
+    """The file keeps it with its graph and metadata; the smallest is named, and kept to the byte."""
+    searched(source, max_size="30kB")
+    assert source.with_name("out.onnx").stat().st_size <= 30_000
+    source.with_name("out.onnx").unlink()
+    with pytest.raises(UsageError) as refused:
+        searched(source, max_size="5kB")
+    assert not source.with_name("out.onnx").exists()
+    named = re.findall(r"[\d.]+kB", refused.value.hint)[0]
+    searched(source, max_size=named)
+    smallest = source.with_name("out.onnx").stat().st_size
+    assert smallest <= 1000 * float(named.removesuffix("kB"))
+    searched(source, max_size=f"{smallest}B")
+    assert source.with_name("out.onnx").stat().st_size == smallest
+    with pytest.raises(UsageError):
+        searched(source, max_size=f"{smallest - 1}B")
+
+
+def test_larger_budget_is_never_worse(tmp_path: Path) -> None:
+    """Rising limits give outputs that are at least as near, on the samples of the search.
+
+    The errors of few outputs cancel, so that noise measured alone does not add up.
+    """
+    weights = ", ".join([*(weight(f"w_{number}", 64, 64) for number in range(3)), weight("w_3", 64, 1)])
+    layers = " ".join(f"a_{k} = MatMul (h_{k}, w_{k}) h_{k + 1} = Tanh (a_{k})" for k in range(3))
+    model = parse(
+        f"m (float[N, 64] x) => (float[N, 1] y) <{weights}> {{ h_0 = Relu (x) {layers} y = MatMul (h_3, w_3) }}"
+    )
+    generator = np.random.default_rng(2)
+    for name, value in model.graph.initializers.items():
+        assert value.const_value is not None
+        numbers = generator.standard_normal(value.const_value.shape.numpy()) / 4
+        value.const_value = ir.tensor(numbers.astype(np.float32), name=name)
+    for number, node in enumerate(model.graph):
+        write_tag(node, NodeTag(f"/M/L.{number // 2}", f"l.{number // 2}", "direct"))
+    ir.save(model, tmp_path / "in.onnx")
+    reached = []
+    for bits in (4.0, 4.6, 5.3):
+        search = searched(tmp_path / "in.onnx", budget=f"{bits}bits", samples=4)
+        assert search.mean_bits <= bits
+        reached.append(next(trial.sqnr_db for trial in search.frontier if trial.is_chosen))
+    assert reached == sorted(reached)
+    assert reached[-1] > reached[0]
+
+
+@pytest.mark.parametrize("graph", ["net", "convolutions"])
+def test_bits_of_a_budget_are_those_of_inspect(tmp_path: Path, graph: str) -> None:
+    """Biases and convolutions count, which stay floating-point or have 16 bits; so does a file without a mixture."""
+    ir.save(parse(NET if graph == "net" else CONVOLUTIONS), tmp_path / "in.onnx")
+    search = searched(tmp_path / "in.onnx", budget="20bits")
+    inspected = inspect_onnx(tmp_path / "out.onnx").total.bits
+    assert inspected == pytest.approx(search.mean_bits, abs=0.05)
+    assert search.mean_bits <= 20
+
+
+def test_budget_below_what_stays_float_names_the_weights(tmp_path: Path) -> None:
+    """Convolutions have no form in blocks: 16 bits are their fewest, and the refusal says which they are."""
+    ir.save(parse(CONVOLUTIONS), tmp_path / "in.onnx")
+    with pytest.raises(UsageError) as refused:
+        searched(tmp_path / "in.onnx", budget="4bits")
+    assert "/M/Conv bf16" in refused.value.message
+    least = float(re.findall(r"([\d.]+)bits", refused.value.hint)[0])
+    assert searched(tmp_path / "in.onnx", budget=f"{least}bits").mean_bits <= least
+
+
+def test_mixture_without_4_bits_is_not_called_int4(source: Path) -> None:
+    """The record has the precision of all modules, or none where they differ."""
+    for bits in ("16bits", "6bits"):
+        search = searched(source, budget=bits)
+        written = onnx.load(source.with_name("out.onnx"))
+        record = json.loads({entry.key: entry.value for entry in written.metadata_props}[QUANTIZATION_KEY])
+        used = {module.precision for module in search.modules}
+        assert record["requested"]["precision"] == ("mixed" if len(used) > 1 else next(iter(used)))
 
 
 def test_smallest_reaches_the_quality(source: Path) -> None:
@@ -104,11 +177,10 @@ def test_activations_of_a_cnn_are_chosen_by_module(tmp_path: Path) -> None:
     assert {"w8a8"} == {module.precision for module in loose.modules}
     assert {"w8a8", "fp32"} == {module.precision for module in strict.modules}
     assert {"w8a8"} == set(strict.modules[0].alone_db)
-    wide = searched(source, mode="qdq", ep="qnn", max_size="3250B")
+    wide = searched(source, mode="qdq", ep="qnn", budget="8.7bits")
     assert {"w8a16"} == {module.precision for module in wide.modules}
-    limited = searched(source, mode="qdq", max_size="4kB")
-    chosen = next(trial for trial in limited.frontier if trial.is_chosen)
-    assert chosen.size_bytes <= 4_000
+    searched(source, mode="qdq", max_size="11kB")
+    assert source.with_name("out.onnx").stat().st_size <= 11_000
     assert {"QuantizeLinear"} <= {node.op_type for node in onnx.load(source.with_name("out.onnx")).graph.node}
 
 
@@ -174,10 +246,20 @@ def test_drop_of_what_has_no_perplexity_is_refused(source: Path, tmp_path: Path)
         searched(source, max_drop="perplexity=2%", calibration_data=str(tmp_path / "data.npz"))
 
 
+@pytest.mark.parametrize(("budget", "meant"), [("3MB", "--max-size 3MB"), ("4", "--budget 4bits")])
+def test_budget_in_other_units_names_what_was_meant(budget: str, meant: str) -> None:
+    """A size belongs to another option, and a number lacks its unit."""
+    with pytest.raises(UsageError) as refused:
+        QuantizeOptions(budget=budget).refuse_contradictions()
+    assert meant in refused.value.hint
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
         ({"budget": "4"}, UsageError),
+        ({"budget": "3MB"}, UsageError),
+        ({"budget": "4bits", "exclude": ("M",), "include": ("M",)}, UsageError),
         ({"budget": "-1bits"}, UsageError),
         ({"budget": "0bits"}, UsageError),
         ({"budget": "1bits"}, UsageError),

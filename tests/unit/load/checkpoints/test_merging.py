@@ -213,3 +213,16 @@ def test_modules_that_have_no_branch_are_refused_with_a_name(
     folder = save_adapter(tmp_path / "adapter", net, targets, seed=1)
     with pytest.raises(CheckpointError, match=f"{word}, which cannot be switched at run time"):
         check_adapters(net, read_adapters([f"one={folder}"]))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_adapter_with_numbers_that_are_none_is_refused_by_name(tmp_path: Path, net: Net, value: float) -> None:
+    """The tensor is named before anything is merged."""
+    folder = save_adapter(tmp_path / "adapter", net, ("linear",), seed=1)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    name = next(name for name in tensors if "lora_B" in name)
+    tensors[name][0, 0] = value
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError) as refused:
+        read(folder, net)
+    assert name in refused.value.message

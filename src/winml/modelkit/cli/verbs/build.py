@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml.modelkit.cli._errors import NEGATIVE_RESULT, Interrupted, WinMLCommand
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, Interrupted, WinMLCommand, resuming_words
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._options import (
     declared_options_of,
@@ -154,7 +154,7 @@ def command(context: click.Context, /, **options: Any) -> None:
         ending = (
             f"completed: {', '.join(retained)}; the same command resumes there"
             if retained
-            else "no stage was completed"
+            else resuming_words() or "no stage was completed"
         )
         raise Interrupted(ending) from None
     _show_result(result, options)

@@ -188,6 +188,8 @@ def _write_part(
         is_external = run.handover.is_external(tagged_graph.model) if run.handover is not None else None
         to_write, functions = _with_functions(run, result, part, tagged_graph)
         written = [*write_model(to_write, staged, external=is_external)]
+        if tagged_graph.handed is not None:
+            tagged_graph.handed.refuse_written(sum(file.stat().st_size for file in written))
         try:
             comparison = _verify_part(run, prepared, tagged_graph, staged)
             adapter_notes = _verify_adapters(run, prepared, tagged_graph, staged)
@@ -195,6 +197,8 @@ def _write_part(
             from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
 
             name_first_wrong_module(error, prepared, staged)
+            if tagged_graph.handed is not None:
+                error.hint = tagged_graph.handed.below_minimum_hint or error.hint
             # Another exporter may be tried, which needs the room.
             for file in written:
                 file.unlink(missing_ok=True)

@@ -1,14 +1,21 @@
 """Chooses bits and block size of each module so that the file keeps a limit and loses least.
 
 Each module is measured alone in each form; the noise of several adds up, so a knapsack over the measured noise says
-which modules have which form. Mixtures and uniform files of at most the same size are then measured as a whole, and the
-best is taken. Chosen by samples of their own: the file is judged on those of every verb.
+which modules have which form. Noise adds up roughly only: mixtures of a fixed grid of sizes are measured as a whole up
+to the limit, beside uniform files and raises of the best smaller mixture, and the best is taken. A larger limit
+therefore measures what a smaller one does, and is never worse. Chosen by samples of their own: the file is judged on
+those of every verb.
+
+What counts is what a user sees: bits are those of all parameters of the file, as ``winml inspect`` counts them, and a
+size is that of the file with its graph and metadata.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,8 +39,10 @@ from winml.modelkit.flows.quantize.quantized_variants import (
 )
 from winml.modelkit.flows.quantize.unfinished_work import digest_of, graph_digest, samples_digest
 from winml.modelkit.graph.cutting import GraphModules
+from winml.modelkit.graph.weights import to_weightless
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import escape
+from winml.modelkit.inspect.onnx_tree import read_contents
 from winml.modelkit.quantize.bit_allocation import Choice, allocate
 from winml.modelkit.quantize.block_quantizers import BlockForm
 from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
@@ -41,7 +50,13 @@ from winml.modelkit.quantize.declared_options import Algorithm
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.placements import placement_for
-from winml.modelkit.quantize.planning import WeightKey, constant_weight, plan_quantization
+from winml.modelkit.quantize.planning import (
+    PlannedNode,
+    QuantizationPlan,
+    WeightKey,
+    constant_weight,
+    plan_quantization,
+)
 from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS
 from winml.modelkit.quantize.weight_only_engine import BlockWeight
 from winml.modelkit.results.quantization_budget import BudgetChoice, BudgetSearch, BudgetTrial
@@ -79,6 +94,8 @@ says what they lose beside :data:`_COMPARED`. With ``hqq``, zero points are as w
 _COMPARED = _Form("int4", 32)
 _SINGLE: tuple[Algorithm, ...] = ("gptq", "awq", "k_quant", "rtn", "hqq")
 """Algorithms that all modules may have in the best uniform form, where each module may have its own."""
+_HALF = _Form("bf16")
+"""What modules may have as well whose operators keep no weights in blocks, such as convolutions."""
 _WITH_ACTIVATIONS = (_Form("w8a8"), _Form("w8a16"), _Form(FLOAT32))
 """Chosen, from the fewest bits, where activations are quantized, too."""
 _WIDE_ACTIVATIONS = 16
@@ -87,7 +104,15 @@ but time; so 8 bits are preferred where they are good enough, and 16 to a module
 _OTHER_SAMPLES = 700_001
 """Added to the seed: forms are chosen by samples that the file is not judged on."""
 _FRONTIER = 6
-"""Mixtures of other sizes that are measured for the frontier. Chosen: enough for a curve."""
+"""Mixtures of larger sizes that are measured for the frontier. Chosen: enough for a curve."""
+_GRID = ((6.0, 0.1), (10.0, 0.25), (32.0, 1.0))
+"""Up to so many bits, mixtures are measured in such steps. Chosen: people ask for tenths of a bit, and the whole is
+measured some 40 times for 6 bits, which is less than what all modules alone take."""
+_LOWERED = 1.25
+"""Uniform forms up to so many times larger than a size are lowered to it. Chosen: beyond, hardly a module keeps its
+form."""
+_NAMED = 3
+"""Weights that a refusal names. Chosen: one line."""
 _RETRIES = 4
 """Mixtures that are solved again where a weight that two modules share made one larger than its limit."""
 _LEAST_NOISE = 1e-12
@@ -144,6 +169,8 @@ class SearchTools:
     """Folder of what was measured, until the file is written."""
     tell: Callable[[str], None]
     """Called after each measurement."""
+    file_bytes: Callable[[ir.Model], int]
+    """Returns the size of the file of a quantized graph, whose metadata it completes."""
 
 
 def choose_bits(
@@ -158,7 +185,7 @@ def choose_bits(
         tools: What is measured with.
 
     Raises:
-        UsageError: the limit is below what the fewest bits take, or the graph names no modules.
+        UsageError: the limit is below what the smallest form takes, or the graph names no modules.
         QuantizeError: no form of the model reaches the quality.
     """
     budget = options.bit_budget
@@ -202,10 +229,16 @@ class _Study:
 
     def __init__(self, graph: FloatGraph, base: QuantizeOptions, request: _Request) -> None:
         self._graph, self._base, self._request = graph, base, request
-        self._plan = plan_quantization(graph.model, base, graph.modules)
-        parts = list_parts(self._plan, graph.modules, None, None)
+        plan = plan_quantization(graph.model, base, graph.modules)
+        self._in_blocks = {node.name for node in plan.nodes if node.mode is not None}
+        parts = list_parts(plan if base.mode == "qdq" else self._with_halves(plan), graph.modules, None, None)
         self._parts = [part for part in parts if part.is_unit and part.nodes]
         self._float_bytes = weight_bytes(graph.model)
+        weights = read_contents(to_weightless(graph.model).proto).weights
+        counted = [weight for weight in weights if weight.has_parameters]
+        self._parameters_of_file = sum(weight.parameters for weight in counted)
+        self._uncounted_bytes = self._float_bytes - sum(weight.size_bytes or 0 for weight in counted)
+        """Of shapes, indices and masks, which have no parameters."""
         samples = SampleRequest(
             replace(request.run, seed=request.run.seed + _OTHER_SAMPLES),
             request.tools.processors,
@@ -230,9 +263,27 @@ class _Study:
         self._units: list[_Unit] = []
         self._uniform: dict[_Form, MeasuredVariant] = {}
         self._trials: dict[tuple[_Form, ...], MeasuredVariant] = {}
+        self._file_sizes: dict[tuple[_Form, ...], int] = {}
 
-    def _quantizer(self, model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> QuantizeResult:
-        return quantize(model, options, modules, self._request.tools.statistics, self._request.tools.solver)
+    def _with_halves(self, plan: QuantizationPlan) -> QuantizationPlan:
+        """Return the plan with what 16-bit floats alone take, such as the weights of convolutions."""
+        halves: dict[str, PlannedNode] = {}
+        with contextlib.suppress(UsageError):  # no node takes them
+            options = _with_form(self._base, _HALF)
+            planned = plan_quantization(self._graph.model, options, self._graph.modules).nodes
+            halves = {node.name: node for node in planned if node.mode is not None and node.has_weight}
+        nodes = (halves.get(node.name, node) if node.mode is None else node for node in plan.nodes)
+        return QuantizationPlan(tuple(nodes))
+
+    def _quantizer(
+        self,
+        model: ir.Model,
+        options: QuantizeOptions,
+        modules: GraphModules,
+        reasons: Mapping[str, str] | None = None,
+    ) -> QuantizeResult:
+        tools = self._request.tools
+        return quantize(model, options, modules, tools.statistics, tools.solver, reasons)
 
     def _depends_on(self) -> dict[str, object]:
         """Return what a measurement depends on, beside the options of the form."""
@@ -287,8 +338,9 @@ class _Study:
         size = sum(tensor for tensor in self._weights_of(part).values())
         choices = {_Form(FLOAT32): Choice(size, 0.0)}
         alone: dict[str, float | None] = {}
+        is_in_blocks = not self._in_blocks.isdisjoint(part.node_names)
         for form in forms:
-            if form in _BY_OWN_OUTPUTS:
+            if form in _BY_OWN_OUTPUTS or not (is_in_blocks or form == _HALF):
                 continue
             options = only_options(part, self._base, self._graph.modules)
             measured = self._variant(_with_form(options, form))
@@ -320,6 +372,10 @@ class _Study:
                 found[form] = Choice(cost, max(loss, _LEAST_NOISE))
         return found
 
+    def _takes(self, unit: _Unit, form: _Form) -> bool:
+        """Say whether a module can have a form; one of convolutions has none in blocks."""
+        return form in (_HALF, _Form(FLOAT32)) or not self._in_blocks.isdisjoint(unit.part.node_names)
+
     def _found_blocks(self, part: ModulePart, form: _Form) -> list[SolvedWeight]:
         """Return what was found for the weights of a module in a form, where its algorithm needs samples."""
         solver = self._request.tools.solver
@@ -346,60 +402,167 @@ class _Study:
 
     def choose(self, budget: BitBudget) -> tuple[QuantizeOptions, BudgetSearch]:
         """Return the options of the best form within the limit, and the search."""
+        least_bytes = 0
         if budget.is_smallest:
             forms = self._smallest()
         else:
-            forms = self._best(self._limit(budget), budget)
+            least_bytes = self._limit(budget)
+            forms = self._best(least_bytes, budget)
         for limit in self._frontier_limits():
-            if (mixed := self._mixture(limit)) is not None:
+            # What is smaller was measured where it could be chosen.
+            if limit > least_bytes and (mixed := self._mixture(limit)) is not None:
                 self._measured(mixed)
         return self._options(forms), self._record(budget, forms)
 
     def _limit(self, budget: BitBudget) -> int:
         """Return the bytes that the weights of the modules may take."""
+        fixed = self._float_bytes - self._unit_bytes
         if budget.mean_bits is not None:
-            return int(budget.mean_bits * self._all_parameters / 8)
+            return self._bytes_at(budget.mean_bits)
         assert budget.max_bytes is not None
-        return budget.max_bytes - (self._float_bytes - self._unit_bytes)
+        return budget.max_bytes - self._least_graph_bytes - fixed
 
-    @property
-    def _all_parameters(self) -> int:
-        return sum(unit.parameters for unit in self._units)
+    def _bytes_at(self, mean_bits: float) -> int:
+        """Return what the weights of the modules take where a parameter of the file takes so many bits."""
+        counted = math.floor(mean_bits * self._parameters_of_file / 8 + 1e-6)
+        return counted + self._uncounted_bytes - (self._float_bytes - self._unit_bytes)
+
+    def _mean_bits(self, size: int) -> float:
+        """Return the bits of a parameter of the file where the weights of the modules take so many bytes."""
+        counted = size + self._float_bytes - self._unit_bytes - self._uncounted_bytes
+        return 8 * counted / max(self._parameters_of_file, 1)
 
     @property
     def _unit_bytes(self) -> int:
         return sum(unit.choices[_Form(FLOAT32)].cost for unit in self._units)
 
+    @property
+    def _least_bytes(self) -> int:
+        return sum(min(choice.cost for choice in unit.choices.values()) for unit in self._units)
+
+    @functools.cached_property
+    def _least_graph_bytes(self) -> int:
+        """About the least that a file takes beside its weights: forms differ by the nodes and rules that they add."""
+        tried = [self._smallest_mixture, *[(form,) * len(self._parts) for form in self._uniform][:1]]
+        run = [forms for forms in tried if self._measured(forms).runs]
+        return min((self._file_bytes(forms) - self._measured(forms).weight_bytes for forms in run), default=0)
+
+    @property
+    def _smallest_mixture(self) -> tuple[_Form, ...]:
+        return tuple(min(unit.choices, key=unit.choices.__getitem__) for unit in self._units)
+
     def _best(self, limit: int, budget: BitBudget) -> tuple[_Form, ...]:
-        """Return the form of each module with the best whole within a limit: a mixture, or a uniform one."""
-        found: list[tuple[_Form, ...]] = []
+        """Return the form of each module with the best whole within a limit: a mixture, or a uniform one.
+
+        Raises:
+            UsageError: the smallest form is larger.
+            QuantizeError: no form can be made and run.
+        """
+        found = self._candidates(limit)
+        fitting = [forms for forms in found if self._bytes_of(forms) <= limit]
+        for forms in sorted(fitting, key=lambda forms: (-self._quality_of(forms), self._bytes_of(forms))):
+            if budget.max_bytes is None or self._file_bytes(forms) <= budget.max_bytes:
+                return forms
+        if not found:
+            problem = next((form.problem for form in self._trials.values() if form.problem), "")
+            raise QuantizeError(f"no quantized variant can be measured: {problem}", hint="Use another --mode.")
+        raise self._too_small(budget, found)
+
+    def _candidates(self, limit: int) -> list[tuple[_Form, ...]]:
+        """Return forms that were measured as a whole: uniform ones, and mixtures of a grid of sizes up to a limit.
+
+        Noise adds up roughly only, so each size is also filled from what was measured as a whole: by raising modules of
+        the best smaller form, and by lowering those of a uniform form that is a little too large.
+        """
+        uniform = [(form,) * len(self._parts) for form in (*self._uniform, *self._of_one_algorithm(limit))]
+        found = [forms for forms in uniform if self._measured(forms).runs]
+        found.append(self._smallest_mixture)
+        for mean_bits in _grid():
+            step = self._bytes_at(mean_bits)
+            if step > limit:
+                break
+            if step < self._least_bytes:
+                continue
+            mixed = self._fitted(step)
+            reached = -math.inf if mixed is None else self._quality_of(mixed)
+            smaller = [forms for forms in found if self._bytes_of(forms) <= step]
+            larger = [forms for forms in uniform if step < self._bytes_of(forms) <= _LOWERED * step]
+            tried = [mixed]
+            for beside, compared in ((smaller, operator.ge), (larger, operator.le)):
+                best = max(beside, key=self._quality_of, default=None)
+                if best is not None and self._quality_of(best) > reached:
+                    tried.append(self._fitted(step, self._choices_beside(best, compared)))
+            found += [forms for forms in tried if forms is not None]
+            self._request.tools.tell(f"mixtures of {mean_bits:g} bits")
+        return [forms for forms in dict.fromkeys(found) if self._measured(forms).runs]
+
+    def _quality_of(self, forms: tuple[_Form, ...]) -> float:
+        return _quality(self._measured(forms))
+
+    def _choices_beside(
+        self, forms: tuple[_Form, ...], compared: Callable[[int, int], bool]
+    ) -> list[dict[_Form, Choice]]:
+        """Return the choices of each module that cost what it takes in a form, or more (``ge``), or less (``le``)."""
+        found = []
+        for unit, form in zip(self._units, forms, strict=True):
+            held = unit.choices.get(form, unit.choices[_Form(FLOAT32)])
+            found.append({other: choice for other, choice in unit.choices.items() if compared(choice.cost, held.cost)})
+        return found
+
+    def _fitted(self, limit: int, choices: Sequence[Mapping[_Form, Choice]] | None = None) -> tuple[_Form, ...] | None:
+        """Return the mixture with the least sum of noise whose file keeps a limit; of some choices, where passed.
+
+        A weight that two modules share may make a mixture larger than it was solved for.
+        """
         tried = limit
         for _ in range(_RETRIES):
-            mixed = self._mixture(tried)
+            mixed = self._mixture(tried, choices)
             if mixed is None:
-                break
+                return None
             over = self._bytes_of(mixed) - limit
             if over <= 0:
-                found.append(mixed)
-                break
+                return mixed
             tried -= over
-        found += [(form,) * len(self._parts) for form in (*self._uniform, *self._of_one_algorithm(limit))]
-        fitting = [forms for forms in found if self._bytes_of(forms) <= limit]
-        if not fitting:
-            least = min(map(self._bytes_of, found))
-            if budget.max_bytes is not None:
-                whole = least + self._float_bytes - self._unit_bytes
-                raise UsageError(
-                    f"--max-size {budget.words}: all weights take {size_words(whole)} with the fewest bits; "
-                    "weights that cannot be quantized are counted in their present size",
-                    hint=f"Allow {size_words(whole)} or more.",
-                )
-            raise UsageError(
-                f"--budget {budget.words}: a weight takes {8 * least / self._all_parameters:.2f} bits with the fewest "
-                f"bits, scales included ({size_words(least)})",
-                hint="Allow more bits.",
+        return None
+
+    def _file_bytes(self, forms: tuple[_Form, ...]) -> int:
+        """Return the size of the file of a form, with all that it says of itself."""
+        if forms not in self._file_sizes:
+            reasons = {choice.tag: choice.why for choice in self._choices(forms)}
+            model = self._graph.model.clone()
+            result = self._quantizer(model, self._options(forms), self._graph.modules, reasons)
+            self._file_sizes[forms] = self._request.tools.file_bytes(result.model)
+        return self._file_sizes[forms]
+
+    def _too_small(self, budget: BitBudget, found: Sequence[tuple[_Form, ...]]) -> UsageError:
+        """Return what is to be said where no form is small enough: how small the smallest is, and what makes it so."""
+        by_weights = sorted(found, key=self._bytes_of)
+        if budget.max_bytes is None:
+            least, needed = by_weights[0], self._mean_bits(self._bytes_of(by_weights[0]))
+            return UsageError(
+                f"--budget {budget.words}: the smallest variant has {needed:.2f} bits per parameter, scales and "
+                f"floating-point weights included; {self._largest_words(least, budget.mean_bits or 0.0)}",
+                hint=f"Allow {math.ceil(10 * needed) / 10:g}bits or more.",
             )
-        return max(fitting, key=lambda forms: _quality(self._measured(forms)))
+        least = by_weights[0]
+        for forms in by_weights[1:]:
+            if self._measured(forms).weight_bytes + self._least_graph_bytes < self._file_bytes(least):
+                least = min(least, forms, key=self._file_bytes)
+        size, weights = self._file_bytes(least), self._measured(least).weight_bytes
+        return UsageError(
+            f"--max-size {budget.words}: the smallest file has {size_words(size)}, of which weights take "
+            f"{size_words(weights)}, graph and metadata the rest; {self._largest_words(least, 0.0)}",
+            hint=f"Allow {_sufficient_size(size)} or more.",
+        )
+
+    def _largest_words(self, forms: tuple[_Form, ...], mean_bits: float) -> str:
+        """Return which weights take most beyond some bits, and what is no weight of a module that could be chosen."""
+        choices = sorted(self._choices(forms), key=lambda choice: mean_bits * choice.parameters / 8 - choice.size_bytes)
+        words = [f"{choice.tag} {choice.form} {size_words(choice.size_bytes)}" for choice in choices[:_NAMED]]
+        left = self._float_bytes - self._unit_bytes - self._uncounted_bytes
+        if left > 0:
+            words.append(f"biases, normalizations and others that stay floating-point {size_words(left)}")
+        return f"largest: {', '.join(words)}"
 
     def _of_one_algorithm(self, limit: int) -> Iterator[_Form]:
         """Yield the best uniform form within a limit by each algorithm, where each module may have its own."""
@@ -413,7 +576,7 @@ class _Study:
 
     def _smallest(self) -> tuple[_Form, ...]:
         """Return the smallest form that reaches a quality: the limit is halved as long as it does."""
-        low = sum(min(choice.cost for choice in unit.choices.values()) for unit in self._units)
+        low = self._least_bytes
         high = self._unit_bytes
         best: tuple[_Form, ...] | None = None
         while high - low > max(self._unit_bytes // 200, 1):
@@ -423,8 +586,7 @@ class _Study:
                 best, high = mixed, min(middle, self._bytes_of(mixed))
             else:
                 low = middle
-        for form in self._uniform:
-            forms = (form,) * len(self._parts)
+        for forms in list(self._trials):  # mixtures that the search passed, and uniform forms
             if self._is_good(forms) and (best is None or self._bytes_of(forms) < self._bytes_of(best)):
                 best = forms
         if best is None:
@@ -439,13 +601,15 @@ class _Study:
             )
         return best
 
-    def _mixture(self, limit: int) -> tuple[_Form, ...] | None:
+    def _mixture(self, limit: int, choices: Sequence[Mapping[_Form, Choice]] | None = None) -> tuple[_Form, ...] | None:
+        """Return the forms with the least sum of noise within a limit; of some choices, where passed."""
         if limit <= 0:
             return None
-        found = allocate([list(unit.choices.values()) for unit in self._units], limit)
+        choices = [unit.choices for unit in self._units] if choices is None else choices
+        found = allocate([list(of_unit.values()) for of_unit in choices], limit)
         if found is None:
             return None
-        return tuple([*unit.choices][place] for unit, place in zip(self._units, found, strict=True))
+        return tuple([*of_unit][place] for of_unit, place in zip(choices, found, strict=True))
 
     def _measured(self, forms: tuple[_Form, ...]) -> MeasuredVariant:
         if forms not in self._trials:
@@ -468,7 +632,7 @@ class _Study:
         return least_db is None or FidelityTarget("sqnr_db", least_db).is_met(measured)
 
     def _frontier_limits(self) -> Iterator[int]:
-        least = sum(min(choice.cost for choice in unit.choices.values()) for unit in self._units)
+        least = self._least_bytes
         for step in range(1, _FRONTIER + 1):
             yield round(least * (self._unit_bytes / 2 / least) ** (step / (_FRONTIER + 1)))
 
@@ -485,13 +649,10 @@ class _Study:
         return self._base.model_copy(update={"per_module": rules, "block_sizes": sizes, "algorithms": algorithms})
 
     def _record(self, budget: BitBudget, chosen: tuple[_Form, ...]) -> BudgetSearch:
-        def bits(size: int) -> float:
-            return 8 * size / self._all_parameters
-
         trials = [
             BudgetTrial(
                 _name_of(forms),
-                bits(self._bytes_of(forms)),
+                self._mean_bits(self._bytes_of(forms)),
                 form.weight_bytes,
                 _decibels(form),
                 forms == chosen,
@@ -501,9 +662,9 @@ class _Study:
         ]
         return BudgetSearch(
             budget.words,
-            bits(self._bytes_of(chosen)),
+            self._mean_bits(self._bytes_of(chosen)),
             _name_of(chosen),
-            tuple(self._choice(unit, form) for unit, form in zip(self._units, chosen, strict=True)),
+            self._choices(chosen),
             tuple(sorted(trials, key=lambda trial: trial.size_bytes)),
             len(self._measurements),
             self._samples.about.count,
@@ -512,7 +673,12 @@ class _Study:
             len(self._reused),
         )
 
+    def _choices(self, forms: tuple[_Form, ...]) -> tuple[BudgetChoice, ...]:
+        return tuple(self._choice(unit, form) for unit, form in zip(self._units, forms, strict=True))
+
     def _choice(self, unit: _Unit, form: _Form) -> BudgetChoice:
+        if not self._takes(unit, form):
+            form = _Form(FLOAT32)
         size = unit.choices[form].cost if form in unit.choices else 0
         tag, parameters = unit.part.module.tag, unit.parameters
         choice = BudgetChoice(tag, form.precision, form.block_size, parameters, size, unit.alone)
@@ -550,6 +716,25 @@ def _with_form(options: QuantizeOptions, form: _Form) -> QuantizeOptions:
         # A rule, so that its blocks are found and compared as those of the others.
         changes["algorithms"] = {"**": form.algorithm}
     return options.model_copy(update=changes)
+
+
+def _grid() -> Iterator[float]:
+    """Yield mean bits in rising order, the same ones for every limit."""
+    reached = 1.0
+    for end, step in _GRID:
+        while reached < end:
+            reached = round(reached + step, 2)
+            yield reached
+
+
+def _sufficient_size(size_bytes: int) -> str:
+    """Return a size for the option that is a little larger: the times that an export records differ in length.
+
+    >>> _sufficient_size(58_727), _sufficient_size(1_234_567_890)
+    ('58.8kB', '1234.6MB')
+    """
+    unit, name = (1e6, "MB") if size_bytes >= 1e6 else (1e3, "kB")
+    return f"{math.ceil(10 * size_bytes / unit) / 10:g}{name}" if size_bytes < 1e5 * unit else f"{size_bytes}B"
 
 
 def _name_of(forms: Sequence[_Form]) -> str:

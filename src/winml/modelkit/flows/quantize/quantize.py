@@ -17,9 +17,19 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.compare.fidelity import FidelityInfo
-from winml.modelkit.compare.files import refuse_unfaithful
+from winml.modelkit.compare.files import below_minimum_hint, refuse_unfaithful
+from winml.modelkit.errors import QuantizeError
 from winml.modelkit.file_names import files_folder
-from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphWork, transform_file
+from winml.modelkit.flows.graph_file import (
+    FLOAT_SOURCE_DIGITS,
+    CheckedSource,
+    GraphFileTask,
+    GraphWork,
+    name_beside,
+    record_float_source,
+    refresh_metadata,
+    transform_file,
+)
 from winml.modelkit.flows.module_functions import graph_modules, source_notes
 from winml.modelkit.flows.quality_samples import SampleRequest
 from winml.modelkit.flows.quantize.activation_statistics import measure_states
@@ -31,6 +41,7 @@ from winml.modelkit.flows.quantize.quantized_variants import FloatGraph
 from winml.modelkit.flows.quantize.unfinished_work import unfinished_folder
 from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.graph.files.writing import written_bytes
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY
@@ -125,7 +136,7 @@ def quantize_file(
     """
     folder = processors or files_folder(task.source.absolute())
     on_step, tell = told_within_step(on_step)
-    place = SampleSource(folder, task.source, task.seed, task.paths.model, statistics_folder)
+    place = SampleSource(folder, task.source, task.seed, task.paths.model, statistics_folder, task.is_external)
     with equipped(work, place, tell) as equipped_work:
         done = transform_file(task, equipped_work, on_step, checked)
     work, calibration = equipped_work, equipped_work.calibration
@@ -140,7 +151,7 @@ def quantize_file(
     )
     return QuantizedFile(
         **vars(file),
-        precision=work.options.base.name,
+        precision=work.options.base.name if work.search is None else work.search.form,
         modes=work.options.modes(),
         budget=work.search,
         modules=done.result.modules,
@@ -162,6 +173,8 @@ class SampleSource:
     """File that is to be written; what a long run has found lies beside it until then."""
     statistics_folder: Path | None = None
     """As of :func:`quantize_file`."""
+    is_external: Callable[[ir.Model], bool | None] = lambda _model: None
+    """Says whether the weights of a model go to a file of their own; None where they must."""
 
 
 @contextlib.contextmanager
@@ -212,6 +225,8 @@ def equipped(work: Quantization, place: SampleSource, tell: Callable[[str], None
             layers=layers,
             unfinished=unfinished,
             tell=tell,
+            output=place.output,
+            is_external=place.is_external,
             notes=[],
         )
 
@@ -270,6 +285,12 @@ class Quantization(GraphWork[QuantizeResult]):
     notes: list[str] = field(default_factory=list)
     used: frozenset[str] = frozenset()
     """Precisions that modules have now; none before the work."""
+    output: Path | None = None
+    """File that is to be written."""
+    is_external: Callable[[ir.Model], bool | None] = field(default=lambda _model: None, compare=False)
+    """Says whether weights go to a file of their own."""
+    largest_bytes: int | None = None
+    """What the file may have, where the options limit it."""
 
     @property
     def calibration(self) -> Calibration | None:
@@ -340,10 +361,40 @@ class Quantization(GraphWork[QuantizeResult]):
         assert self.data is not None  # the work is equipped
         assert self.unfinished is not None
         tools = SearchTools(
-            self.data, self.solved, self.statistics, self.processors, self.float_file, self.unfinished, self.tell
+            self.data,
+            self.solved,
+            self.statistics,
+            self.processors,
+            self.float_file,
+            self.unfinished,
+            self.tell,
+            self._file_bytes,
         )
         run = RunOptions(str(self.source), sizes=self.sizes, seed=self.seed)
+        budget = self.options.bit_budget
+        self.largest_bytes = None if budget is None else budget.max_bytes
         self.options, self.search = choose_bits(graph, self.options, run, tools)
+
+    def _file_bytes(self, model: ir.Model) -> int:
+        """Return the size of the file of a quantized graph, which gets all metadata that is written with it."""
+        assert self.output is not None  # the work is equipped
+        refresh_metadata(model, self, is_plain=True)
+        if self.float_file is not None:
+            record_float_source(model, name_beside(self.float_file, self.output), "0" * FLOAT_SOURCE_DIGITS)
+        return written_bytes(model, self.output, external=self.is_external(model))
+
+    def refuse_written(self, size_bytes: int) -> None:
+        """Refuse a file that is larger than what was allowed: what was added after the search made it so.
+
+        Raises:
+            QuantizeError: names both sizes.
+        """
+        if self.largest_bytes is not None and size_bytes > self.largest_bytes:
+            raise QuantizeError(
+                f"--max-size {size_words(self.largest_bytes)}: the file has {size_bytes} bytes, "
+                f"{size_bytes - self.largest_bytes} too many",
+                hint=f"No file was written. Allow {size_bytes}B or more.",
+            )
 
     def _resumed_notes(self) -> Iterator[str]:
         """Say what an interrupted run had found already."""
@@ -408,15 +459,21 @@ class Quantization(GraphWork[QuantizeResult]):
                 f"{size_words(available)} are available."
             )
             return None
-        remedies = self.options.remedies()
+        hint = self.below_minimum_hint
         if self.calibration is not None and self.calibration.has_data:
-            return refuse_unfaithful(source, written, self.least_sqnr_db, self.calibration.samples_to_compare, remedies)
+            return refuse_unfaithful(source, written, self.least_sqnr_db, self.calibration.samples_to_compare, hint)
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
         request = SampleRequest(run, self.processors, count=self.options.samples, tries_sizes=True, model=source)
-        fidelity = refuse_unfaithful(source, written, self.least_sqnr_db, request.read, remedies)
+        fidelity = refuse_unfaithful(source, written, self.least_sqnr_db, request.read, hint)
         if fidelity.samples is not None and fidelity.samples.note:
             self.notes.append(fidelity.samples.note)
         return fidelity
+
+    @property
+    def below_minimum_hint(self) -> str:
+        """What to do about a file below the minimum: allow more, where bits were chosen within a limit."""
+        limit = None if self.search is None else "--max-size" if self.largest_bytes is not None else "--budget"
+        return below_minimum_hint(self.options.remedies(), budget=limit)
 
     @property
     def least_sqnr_db(self) -> float:

@@ -21,7 +21,7 @@ import onnx
 import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, InternalError, WinMLError, WriteError
-from winml.modelkit.file_names import numbered_data_path, unfinished_data_path
+from winml.modelkit.file_names import DATA_DIGITS, data_path, numbered_data_path, unfinished_data_path
 from winml.modelkit.graph.contexts import context_file_attributes
 from winml.modelkit.graph.files.initializer_bytes import StoredBytes, stored_outside
 from winml.modelkit.graph.files.output_files import write_error
@@ -48,6 +48,7 @@ __all__ = [
     "place_self_contained",
     "rewrite_metadata",
     "write_model",
+    "written_bytes",
 ]
 
 INLINE_LIMIT_BYTES = 2_000_000_000
@@ -68,6 +69,9 @@ IN_FLIGHT_BYTES = 256_000_000
 """Tensors in memory at a time; a larger one goes alone beside others of this sum. Chosen: most weights are smaller."""
 
 _PLACEHOLDER = "streamed"
+_REFERENCE_BYTES = 80
+"""Of a tensor that names its place in a data file, beside the name of the file. Chosen: keys and numbers take at most
+so many."""
 
 # Specified: tags of the onnx.proto fields written by hand, (field number << 3) | 2 for a length-delimited field.
 _MODEL_GRAPH = bytes([7 << 3 | 2])
@@ -135,6 +139,35 @@ def write_model(
         raise own from own.__cause__
     except OSError as error:
         raise write_error(path, error) from error
+
+
+def written_bytes(model: ir.Model, path: Path, *, external: bool | None = None) -> int:
+    """Return the size of the files that :func:`write_model` writes; no weight is read, and nothing is written.
+
+    Exact where weights go inside the file. Where they go outside, it is at most some hundred bytes a tensor too large.
+
+    Args:
+        model: The model, which stays as it is.
+        path: The file that is to be written.
+        external: As of :func:`write_model`.
+    """
+    with _untyped_initializers(model), _placeholders_for_weights(model) as streamed:
+        framing = ModelFraming(ir.serde.serialize_model(model), cast("Mapping[str, StreamedTensor]", streamed))
+    if not external and framing.size_bytes <= INLINE_LIMIT_BYTES:
+        return framing.size_bytes
+    size, offset = framing.size_bytes, 0
+    reference = len(data_path(path, "0" * DATA_DIGITS).name) + _REFERENCE_BYTES
+    with _without_repeated_bytes(model):
+        for value in model.graph.initializers.values():
+            if value.const_value is None:
+                continue
+            tensor = value.const_value
+            size += reference
+            if tensor.nbytes > ALIGNED_BYTES:
+                size += -offset % ALIGNMENT_BYTES
+                offset += -offset % ALIGNMENT_BYTES
+            offset += tensor.nbytes
+    return size
 
 
 def _own_cause(error: BaseException) -> WinMLError | None:

@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from winml.modelkit.graph.coded_weights import CodedTensor
 from winml.modelkit.graph.lora_branches import LoraBranch, lora_names
 from winml.modelkit.load.checkpoints.adapters import Adapter, LoraPair
+from winml.modelkit.load.checkpoints.quantized.stored import stored_values
 from winml.modelkit.load.checkpoints.weights import DeferredTensor, deferred_entries
 from winml.modelkit.options import nearest
 
@@ -30,13 +32,18 @@ def check_adapters(model: nn.Module, adapters: Sequence[Adapter]) -> None:
     """Refuse adapters that do not fit a model; its parameters need no values.
 
     Raises:
-        CheckpointError: a module is missing, of a class that takes no LoRA, or of other sizes.
+        CheckpointError: a module is missing, of a class that takes no LoRA, or of other sizes; or a matrix has NaN or
+            infinite values.
     """
     for adapter in adapters:
         for path, pair in adapter.pairs.items():
             _check_pair(adapter, model, path, pair)
         for name, tensor in adapter.replaced.items():
             _check_replaced(adapter, model, name, tensor)
+        for pair in adapter.pairs.values():
+            for name in filter(None, (pair.a, pair.b, pair.bias, pair.magnitude)):
+                if not np.isfinite(stored_values(adapter.tensors[name], name).read().astype(np.float32)).all():
+                    raise adapter.error(f"tensor {name!r} contains NaN or infinite values", "Train or save it again.")
         if adapter.name is not None:
             _refuse_swapping(adapter, model)
 

@@ -105,6 +105,29 @@ def _refuse_others(
             raise stored.error(names[part], f"is missing, and quantization_config has {words}")
 
 
+def _refuse_other_groups(
+    stored: StoredTensors, name: str, config: Mapping[str, Any], group_size: int, depth: int
+) -> None:
+    """Refuse scales of groups of another size than any that the config declares: they would go to other values.
+
+    Raises:
+        CheckpointError: names both.
+    """
+    groups = stored.entries[name].shape[1]
+    declared = [
+        size if record.get("strategy", "group") == "group" and isinstance(size, int) and size > 0 else depth
+        for record in _declared(config)
+        if record.get("type", "int") == "int"
+        for size in (record.get("group_size"),)
+    ]
+    if declared and not any(size == group_size or (size >= depth and groups == 1) for size in declared):
+        words = " or ".join(map(str, dict.fromkeys(declared)))
+        raise stored.error(
+            name,
+            f"has {groups} groups for {depth} input channels, and quantization_config has group_size {words}",
+        )
+
+
 def _packed(stored: StoredTensors, module: str, config: Mapping[str, Any]) -> CodedTensor:
     """Return a weight of integers that are packed along the input channels, zero points along the output channels."""
     names = {part: f"{module}.weight_{part}" for part in ("packed", "scale", "zero_point", "shape", "g_idx")}
@@ -126,8 +149,10 @@ def _packed(stored: StoredTensors, module: str, config: Mapping[str, Any]) -> Co
     if has_zero_points:
         stored.entry(names["zero_point"], ("int32",), 2)
         stored.refuse_shape(names["zero_point"], (math.ceil(rows * bits / _WORD), groups), names["scale"])
-    layout = BlockLayout.of(stored, module, math.ceil(depth / groups), depth)
-    order = group_order(stored, names["g_idx"], math.ceil(depth / groups)) if names["g_idx"] in stored.entries else None
+    group_size = math.ceil(depth / groups)
+    _refuse_other_groups(stored, names["scale"], config, group_size, depth)
+    layout = BlockLayout.of(stored, module, group_size, depth)
+    order = group_order(stored, names["g_idx"], group_size) if names["g_idx"] in stored.entries else None
 
     def read() -> CodedParts:
         codes = stored.read(names["packed"]).view(np.uint8)[:, : math.ceil(depth * bits / 8)]

@@ -168,7 +168,8 @@ def read_coded_checkpoint(
 
     module, function = form.reader.split(":")
     read = getattr(importlib.import_module(f"{__package__}.{module}"), function)
-    found: CodedEntries = read(StoredTensors(entries, folder, form.words, files), record)
+    stored = StoredTensors(entries, folder, form.words, files)
+    found: CodedEntries = read(stored, record)
     if not found.tensors:
         place = files[0] if len(files) == 1 else f"{folder} ({len(files)} weight files)"
         raise CheckpointError(
@@ -176,9 +177,8 @@ def read_coded_checkpoint(
             hint="Remove quantization_config from config.json if the weights are floats, or download the checkpoint "
             "again.",
         )
-    return CodedCheckpoint(
-        form, found.tensors, frozenset(found.consumed), {**entries, **found.plain}, tuple(found.notes)
-    )
+    tensors = {name: stored.checked(tensor) for name, tensor in found.tensors.items()}
+    return CodedCheckpoint(form, tensors, frozenset(found.consumed), {**entries, **found.plain}, tuple(found.notes))
 
 
 def folder_format(folder: Path) -> QuantizedFormat | None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import CheckpointError
-from winml.modelkit.graph.coded_weights import CodedParts, CodedTensor
+from winml.modelkit.graph.coded_weights import CodedParts, CodedTensor, CodedWeight
 from winml.modelkit.graph.files.stored_tensors import StoredValues
 from winml.modelkit.load.checkpoints.weight_files import StoredEntry
 
@@ -110,6 +111,22 @@ class StoredTensors:
         found = self.entries.get(name)
         place = self.folder if found is None else found.path
         return CheckpointError(f"{place}: {self.format}: {name}: {problem}", hint=_RESAVE)
+
+    def checked(self, coded: CodedTensor) -> CodedTensor:
+        """Return a tensor that refuses scales with NaN or infinite values when it is read."""
+        weight = self._checked(coded.weight)
+        return CodedTensor(weight, dtype=coded.dtype, permutation=coded.permutation, name=coded.name)
+
+    def _checked(self, weight: CodedWeight) -> CodedWeight:
+        members = tuple(map(self._checked, weight.members))
+        return replace(weight, read=partial(self._read_checked, weight), members=members)
+
+    def _read_checked(self, weight: CodedWeight) -> CodedParts:
+        parts = weight.read()
+        for numbers, words in ((parts.scales, "scales"), (parts.zero_points, "zero points")):
+            if numbers is not None and numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
+                raise self.error(weight.key, f"its {words} contain NaN or infinite values")
+        return parts
 
     def read(self, name: str) -> Array:
         """Return the values of a tensor.
