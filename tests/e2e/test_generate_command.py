@@ -27,7 +27,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.compare.compare import at_step
 from winml.modelkit.inference.generation.encoder_decoder_text import prepare_encoder_decoder
 from winml.modelkit.inference.generation.writing import write_text
-from winml.modelkit.load.caches.cache_names import loop_cache_name
+from winml.modelkit.load.caches.layout import loop_cache_name
 from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_feeds
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.graph_inputs import graph_inputs

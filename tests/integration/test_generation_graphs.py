@@ -23,7 +23,7 @@ from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.graph.bundle import PartFeed, read_part_description
 from winml.modelkit.inference.generation.loop import generate_tokens
 from winml.modelkit.inference.generation.settings import GenerationSettings
-from winml.modelkit.load.caches.cache_names import loop_cache_name
+from winml.modelkit.load.caches.layout import loop_cache_name
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest

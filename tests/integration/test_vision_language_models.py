@@ -28,7 +28,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.perf import pytorch_run
 from winml.modelkit.graph.bundle import ModelBundle
 from winml.modelkit.graph.specs import DynamicRequest
-from winml.modelkit.load.caches.cache_names import loop_cache_name
+from winml.modelkit.load.caches.layout import loop_cache_name
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model

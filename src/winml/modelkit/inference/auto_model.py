@@ -23,7 +23,7 @@ from winml.modelkit.inference.built_model import WinMLModel, config_beside, pad_
 from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
 from winml.modelkit.inference.generation.seq2seq import EncoderDecoderModel
 from winml.modelkit.inference.generation.vision_language_model import VisionLanguageModel
-from winml.modelkit.load.caches.cache_names import CACHE_ARGUMENTS
+from winml.modelkit.load.caches.layout import CACHE_ARGUMENTS
 from winml.modelkit.load.checkpoints.task import canonical_task, inference_class, inference_classes
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph

@@ -22,9 +22,8 @@ from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.errors import first_line
 from winml.modelkit.export.state_restoration import unchanged_attributes
 from winml.modelkit.export.tensors import to_numpy
-from winml.modelkit.load.caches.cache_names import CACHE_ARGUMENTS, cache_field
 from winml.modelkit.load.caches.inputs import several_positions
-from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout
+from winml.modelkit.load.caches.layout import CACHE_ARGUMENTS, EMBEDDED, CacheLayout, cache_field
 from winml.modelkit.load.inputs.shape_run import REFUSALS
 from winml.modelkit.load.library_access import quiet_libraries
 from winml.modelkit.load.parts import ModelPart

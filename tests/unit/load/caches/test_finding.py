@@ -15,11 +15,10 @@ from checkpoints import build_model
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.arguments import arguments_with_cache, empty_states, forward_with_states
-from winml.modelkit.load.caches.cache_names import cache_argument, loop_cache_name
 from winml.modelkit.load.caches.decision import open_cached_inputs
 from winml.modelkit.load.caches.finding import find_cache
 from winml.modelkit.load.caches.inputs import fixed_sizes_of, refuse_several_rows, with_cache_inputs
-from winml.modelkit.load.caches.layout import CacheLayout, CacheState
+from winml.modelkit.load.caches.layout import CacheLayout, CacheState, cache_argument, loop_cache_name
 from winml.modelkit.load.caches.traced_layers import TracedAttentionLayer, layer_tensors
 from winml.modelkit.load.inputs.decision import InputDecision
 from winml.modelkit.load.inputs.options import ShapeConfig

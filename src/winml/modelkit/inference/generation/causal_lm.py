@@ -28,7 +28,7 @@ from winml.modelkit.inference.built_model import config_beside
 from winml.modelkit.inference.generation.loop import GeneratedToken
 from winml.modelkit.inference.generation.settings import SPEED_ONLY, GenerationSettings, read_generation_config
 from winml.modelkit.inference.generation.text import open_tokenizer
-from winml.modelkit.load.caches.cache_names import loop_cache_name
+from winml.modelkit.load.caches.layout import loop_cache_name
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph, GraphCache
 
 __all__ = [

@@ -23,7 +23,7 @@ from winml.modelkit.file_names import files_folder
 from winml.modelkit.inference.generation.causal_lm import DecoderModel, passed_cache, with_cache
 from winml.modelkit.inference.generation.decoder_prompt import read_prompt
 from winml.modelkit.inference.generation.settings import position_limit
-from winml.modelkit.load.caches.cache_names import CACHE_ARGUMENTS
+from winml.modelkit.load.caches.layout import CACHE_ARGUMENTS
 from winml.modelkit.runtime.decoding.decoder import GraphCache
 from winml.modelkit.runtime.decoding.encoder_decoder import EncoderDecoder
 from winml.modelkit.runtime.devices import choose_provider

@@ -16,7 +16,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.inference.generation.causal_lm import DecoderModel, passed_cache
-from winml.modelkit.load.caches.cache_names import loop_cache_name
+from winml.modelkit.load.caches.layout import loop_cache_name
 from winml.modelkit.runtime.decoding.decoder import GraphCache
 from winml.modelkit.runtime.decoding.inputs import TOKEN_TYPES
 from winml.modelkit.runtime.decoding.vision_language import PIXEL_MASK, VisionLanguageDecoder, VisionLanguageSessions

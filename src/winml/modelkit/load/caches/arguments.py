@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from winml.modelkit.load.caches.cache_names import cache_field
-from winml.modelkit.load.caches.layout import CacheLayout, EncoderDecoderLayout, ModuleState, Way
+from winml.modelkit.load.caches.layout import CacheLayout, EncoderDecoderLayout, ModuleState, Way, cache_field
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 
 __all__ = [

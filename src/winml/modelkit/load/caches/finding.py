@@ -29,7 +29,6 @@ from winml.modelkit.load.caches.arguments import (
     unread,
     with_tensors,
 )
-from winml.modelkit.load.caches.cache_names import argument_of, cache_argument, cache_field
 from winml.modelkit.load.caches.layout import (
     EMBEDDED,
     CacheLayout,
@@ -38,6 +37,9 @@ from winml.modelkit.load.caches.layout import (
     ModuleState,
     Side,
     Way,
+    argument_of,
+    cache_argument,
+    cache_field,
 )
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 from winml.modelkit.runtime.shared_settings import attribute_replaced

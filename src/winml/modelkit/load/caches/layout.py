@@ -7,7 +7,9 @@ torch nor transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -15,7 +17,21 @@ from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.bundle import PartFeed
 from winml.modelkit.graph.specs import CacheSlot
 
-__all__ = ["EMBEDDED", "CacheLayout", "CacheState", "EncoderDecoderLayout", "ModuleState", "Side", "StateKind", "Way"]
+__all__ = [
+    "CACHE_ARGUMENTS",
+    "EMBEDDED",
+    "CacheLayout",
+    "CacheState",
+    "EncoderDecoderLayout",
+    "ModuleState",
+    "Side",
+    "StateKind",
+    "Way",
+    "argument_of",
+    "cache_argument",
+    "cache_field",
+    "loop_cache_name",
+]
 
 EMBEDDED = "inputs_embeds"
 """Specified by transformers: the input that takes the vectors of tokens, in place of the tokens."""
@@ -106,7 +122,7 @@ class CacheLayout:
     """The cache of a model."""
 
     argument: str
-    """Parameter of the forward that takes it, such as ``cache``; see :mod:`~winml.modelkit.load.caches.cache_names`."""
+    """Parameter of the forward that takes it, such as ``cache``; see :func:`argument_of`."""
     layer_classes: tuple[str, ...]
     """Class of every layer of the cache, in order; a layer may hold no state."""
     states: tuple[CacheState, ...]
@@ -193,3 +209,44 @@ class EncoderDecoderLayout:
 
 def _joined(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+# --- What does transformers call the cache, as an argument of a forward and as a field of its result?
+#
+# ``cache`` since transformers 5.24, ``past_key_values`` or ``cache_params`` before. The forward of a checkpoint with code
+# of its own may have an older name than the installed version, which then renames the field of its result. So no version
+# is asked for: the names are looked up in the signature, in the result, and in the generation loop. Names of graph inputs
+# (``past_key_values.N.key``) do not depend on it.
+
+
+CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
+"""Specified by transformers, the newest first."""
+
+
+def cache_argument(names: Collection[str]) -> str | None:
+    """Return which of the names of a cache is among parameters or fields; None: none is."""
+    return next((name for name in CACHE_ARGUMENTS if name in names), None)
+
+
+def argument_of(field: str, parameters: Collection[str]) -> str | None:
+    """Return the parameter of a forward that takes what its result has in a field; None: none does."""
+    if field in parameters:
+        return field
+    return cache_argument(parameters) if field in CACHE_ARGUMENTS else None
+
+
+def cache_field(outputs: Mapping[str, Any], argument: str) -> str:
+    """Return the field of a result that an argument of the next call takes; see :func:`argument_of`."""
+    # A list: records of transformers warn where they are asked for an older name.
+    fields = list(outputs)
+    return argument if argument in fields else cache_argument(fields) or argument
+
+
+@functools.cache
+def loop_cache_name() -> str:
+    """Return what the generation loop of the installed transformers calls a cache, and its records do."""
+    from transformers import GenerationMixin
+
+    name = cache_argument(inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters)
+    assert name is not None
+    return name

@@ -32,7 +32,6 @@ from winml.modelkit.load.caches.arguments import (
     own_decoder_arguments,
     self_feeding_decoder_arguments,
 )
-from winml.modelkit.load.caches.cache_names import cache_field
 from winml.modelkit.load.caches.decision import NO_CACHE_REQUESTED, cached_keywords
 from winml.modelkit.load.caches.finding import (
     ENCODER_OUTPUT,
@@ -44,7 +43,7 @@ from winml.modelkit.load.caches.finding import (
     recorded_encoder_outputs,
 )
 from winml.modelkit.load.caches.inputs import PAST_KEY, refuse_beyond_positions
-from winml.modelkit.load.caches.layout import CacheLayout, EncoderDecoderLayout
+from winml.modelkit.load.caches.layout import CacheLayout, EncoderDecoderLayout, cache_field
 from winml.modelkit.load.checkpoints.config import CheckpointConfig
 from winml.modelkit.load.families.family import FoundParts, PartAxes, divided_axes, part_of_decision
 from winml.modelkit.load.inputs.decision import (

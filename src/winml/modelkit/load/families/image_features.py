@@ -16,8 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.caches.cache_names import CACHE_ARGUMENTS
-from winml.modelkit.load.caches.layout import EMBEDDED
+from winml.modelkit.load.caches.layout import CACHE_ARGUMENTS, EMBEDDED
 from winml.modelkit.load.families.image_grids import UnsplitTensors, computed_grids
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 from winml.modelkit.runtime.shared_settings import attribute_replaced

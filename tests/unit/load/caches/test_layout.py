@@ -8,7 +8,7 @@ import pytest
 from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from winml.modelkit.load.caches.cache_names import argument_of, cache_argument, cache_field, loop_cache_name
+from winml.modelkit.load.caches.layout import argument_of, cache_argument, cache_field, loop_cache_name
 
 
 @pytest.mark.parametrize(
