@@ -509,12 +509,12 @@ def visible(blocks: Iterable[Block], detail: Detail) -> Iterator[Block]:
 
 
 def first_of(words: Sequence[str], count: int, more: str) -> Shortened:
-    """Return a list of which a terminal displays the first.
+    """Return a list of which a terminal displays the first, and one more where that one alone would be left.
 
     >>> first_of(["Add", "Mul", "Exp"], 1, "and {} others")
     Shortened(short='Add, and 2 others', full='Add, Mul, Exp')
     """
-    short = words if len(words) <= count else [*words[:count], more.format(len(words) - count)]
+    short = words if len(words) <= count + 1 else [*words[:count], more.format(len(words) - count)]
     return Shortened(", ".join(short), ", ".join(words))
 
 

@@ -19,6 +19,7 @@ from winml.modelkit.runtime.host import peak_bytes, resident_bytes
 from winml.modelkit.runtime.opened_model import PreparedModel, RunOptions
 from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.version import __version__
+from winml.modelkit.words import time_words
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -29,6 +30,7 @@ __all__ = [
     "PromptTime",
     "StepTime",
     "perf_result",
+    "spread_notes",
 ]
 
 
@@ -120,6 +122,11 @@ class PerfResult:
         """Samples per second: the runs per second times the batch size."""
         return self.batch_size * 1000 / self.latency.summary.mean
 
+    @property
+    def tokens_per_sec(self) -> float | None:
+        """Tokens per second that a decoder reads in a prompt, or writes in a step; None for other models."""
+        return None if self.decoding is None else self.samples_per_sec * self.decoding.tokens
+
     def as_record(self) -> dict[str, object]:
         """Return the JSON of ``winml perf``."""
         record: dict[str, object] = {
@@ -130,6 +137,7 @@ class PerfResult:
             "throughput": {
                 "samples_per_sec": round(self.samples_per_sec, 3),
                 "runs_per_sec": round(1000 / self.latency.summary.mean, 3),
+                **({} if self.tokens_per_sec is None else {"tokens_per_sec": round(self.tokens_per_sec, 3)}),
             },
             "raw_samples_ms": _round_samples(self.latency.samples_ms),
             "memory": self.memory.as_record(),
@@ -231,7 +239,7 @@ def perf_result(
             *_output_notes(outputs),
             *text_notes,
             *_export_notes(run_options),
-            *_spread_notes(latency, baseline),
+            *spread_notes({"the model": latency} | ({} if baseline is None else {baseline.name: baseline.latency})),
         ),
     )
 
@@ -252,14 +260,24 @@ def _output_notes(outputs: Mapping[str, Array | None]) -> Iterator[str]:
             yield f"output {name} contains NaN or infinite values, which slow some processors down"
 
 
-def _spread_notes(latency: LatencyResult, baseline: BaselineResult | None) -> Iterator[str]:
-    latencies = {"the model": latency} if baseline is None else {"the model": latency, baseline.name: baseline.latency}
+def spread_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
+    """Say where other load on the machine slowed half of the runs, or a few of them so much that the mean says nothing.
+
+    Args:
+        latencies: What was run, in words → its runs.
+    """
     for name, result in latencies.items():
         summary = result.summary
         if summary.is_disturbed:
             yield (
                 f"the median run of {name} took {summary.p50 / summary.min:.1f} times as long as the fastest: the "
-                "machine seems busy"
+                "machine seems busy; measure again when it is idle"
+            )
+        elif summary.is_interrupted:
+            yield (
+                f"a few runs of {name} took far longer than the others (mean {time_words(summary.mean)} ms, p50 "
+                f"{time_words(summary.p50)} ms): other programs seem to have interrupted them; use p50 instead of the "
+                "mean and the throughput"
             )
 
 
