@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ __all__ = [
     "PerfResult",
     "PromptTime",
     "StepTime",
+    "busy_notes",
     "perf_result",
     "spread_notes",
 ]
@@ -39,6 +40,8 @@ __all__ = [
 
 SCHEMA_VERSION = 2
 """Layout of the JSON, specified in docs/reference/formats.md."""
+DISPLAYED_RUNS = 3
+"""Models or modules in a note on their runs. Chosen: they fit on two lines."""
 
 
 @dataclass(frozen=True)
@@ -261,24 +264,43 @@ def _output_notes(outputs: Mapping[str, Array | None]) -> Iterator[str]:
 
 
 def spread_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
-    """Say where other load on the machine slowed half of the runs, or a few of them so much that the mean says nothing.
+    """Say which runs other load slowed: half of them, or a few so much that the mean says nothing of the others.
 
     Args:
         latencies: What was run, in words → its runs.
     """
-    for name, result in latencies.items():
-        summary = result.summary
-        if summary.is_disturbed:
-            yield (
-                f"the median run of {name} took {summary.p50 / summary.min:.1f} times as long as the fastest: the "
-                "machine seems busy; measure again when it is idle"
-            )
-        elif summary.is_interrupted:
-            yield (
-                f"a few runs of {name} took far longer than the others (mean {time_words(summary.mean)} ms, p50 "
-                f"{time_words(summary.p50)} ms): other programs seem to have interrupted them; use p50 instead of the "
-                "mean and the throughput"
-            )
+    yield from busy_notes(latencies)
+    interrupted = {name: run.summary for name, run in latencies.items() if run.summary.is_interrupted}
+    times = [
+        f"{name} (mean {time_words(summary.mean)} ms, p50 {time_words(summary.p50)} ms)"
+        for name, summary in interrupted.items()
+        if not summary.is_disturbed
+    ]
+    if times:
+        yield (
+            f"a few runs were interrupted, probably by other programs: {_listed(times)}; use p50, not the mean or the "
+            "throughput"
+        )
+
+
+def busy_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
+    """Say of which models other load slowed half of the runs.
+
+    Args:
+        latencies: What was run, in words → its runs.
+    """
+    ratios = {name: run.summary for name, run in latencies.items() if run.summary.is_disturbed}
+    times = [f"{name} {summary.p50 / summary.min:.1f} times" for name, summary in ratios.items()]
+    if times:
+        yield (
+            f"the machine seems busy: the median run took longer than the fastest ({_listed(times)} as long); measure "
+            "again when it is idle"
+        )
+
+
+def _listed(times: Sequence[str]) -> str:
+    more = len(times) - DISPLAYED_RUNS
+    return ", ".join([*times[:DISPLAYED_RUNS], *([f"{more} more"] if more > 0 else [])])
 
 
 # --- The record of a measured decoder: prompts by length, steps by what the cache holds.

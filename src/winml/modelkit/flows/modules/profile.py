@@ -51,7 +51,7 @@ from winml.modelkit.measure.module_profile import (
 from winml.modelkit.metadata_keys import MODULE_KEY, MODULES_KEY
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.module_perf import MeasuredModule, ModulePerfResult, ProfiledDecoder, ProfiledModules
-from winml.modelkit.results.perf import MemoryUse, PerfResult, perf_result, spread_notes
+from winml.modelkit.results.perf import MemoryUse, PerfResult, busy_notes, perf_result, spread_notes
 from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_tokens, inputs_of_file
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.execution_providers import short_name
@@ -231,10 +231,14 @@ def profile_model(
     tokens = None if options.input_data is not None else decoder_tokens(inputs_of_file(path), options.sizes)
     if tokens is None:
         return profile_modules(path, options, latency, progress=progress)
-    prompt = profile_modules(path, replace(options, decoding=DecoderRun(tokens, 0)), latency, progress=progress)
+    prompt_run = replace(options, decoding=DecoderRun(tokens, 0))
+    prompt = profile_modules(path, prompt_run, latency, progress=_share_of(progress, 0, 2, 0))
     assert prompt.result.decoding is not None
-    after = DecoderRun(1, prompt.result.decoding.tokens)
-    return ProfiledDecoder(prompt, profile_modules(path, replace(options, decoding=after), latency, progress=progress))
+    step_run = replace(options, decoding=DecoderRun(1, prompt.result.decoding.tokens))
+    runs = 2 * len(prompt.result.latency.samples_ms)
+    return ProfiledDecoder(
+        prompt, profile_modules(path, step_run, latency, progress=_share_of(progress, 1, 2, runs))
+    )
 
 
 def profile_modules(
@@ -277,7 +281,7 @@ def profile_modules(
                 hint="Profile on a different execution provider: --ep cpu.",
             )
         executed = read_structure(executed_path)
-    notes = (*result.notes, *spread_notes({"the model with profiling": profiled}))
+    notes = (*result.notes, *busy_notes({"the model with profiling": profiled}))
     result = replace(result, model_bytes=path.stat().st_size, notes=notes)
     return _charge_to_modules(result, (before, executed), path, tree, measured)
 
