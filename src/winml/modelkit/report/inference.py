@@ -9,6 +9,9 @@ from winml.modelkit.results.inference import AnswerEntry, InferenceResult, RunSc
 
 __all__ = ["inference_document", "schema_document"]
 
+DISPLAYED_CHARACTERS = 40
+"""Of a text beside its result. Chosen: the result fits on the same line."""
+
 
 def inference_document(result: InferenceResult) -> doc.Document:
     """Describe the answer as people read it, and how it compares with PyTorch."""
@@ -17,44 +20,54 @@ def inference_document(result: InferenceResult) -> doc.Document:
 
 def _answer(result: InferenceResult) -> doc.Block:
     entries = result.entries
+    is_single = all(entry.input is None for entry in entries)
     match result.kind:
-        case "text":
+        case "text" if is_single:
             return doc.Paragraph(entries[0].text or "")
+        case "text":
+            columns = doc.columns("text")
+            rows: list[list[doc.Cell]] = [[entry.text or ""] for entry in entries]
         case "labels" if any(entry.text is not None for entry in entries):
             columns = doc.columns("token", ("score", "score"), "text")
-            return doc.Table(columns, [[entry.label or "", entry.score, entry.text or ""] for entry in entries])
+            rows = [[entry.label or "", entry.score, entry.text or ""] for entry in entries]
         case "labels":
-            return doc.Table(
-                doc.columns("label", ("score", "score")), [[entry.label or "", entry.score] for entry in entries]
-            )
+            columns = doc.columns("label", ("score", "score"))
+            rows = [[entry.label or "", entry.score] for entry in entries]
         case "entities":
             columns = doc.columns("entity", "text", ("score", "score"), "characters")
-            return doc.Table(
-                columns,
-                [[entry.label or "", entry.text or "", entry.score, f"{entry.start}–{entry.end}"] for entry in entries],
-            )
+            rows = [
+                [entry.label or "", entry.text or "", entry.score, f"{entry.start}–{entry.end}"] for entry in entries
+            ]
         case "spans":
             columns = doc.columns("answer", ("score", "score"), "characters")
-            return doc.Table(
-                columns, [[entry.text or "", entry.score, f"{entry.start}–{entry.end}"] for entry in entries]
-            )
+            rows = [[entry.text or "", entry.score, f"{entry.start}–{entry.end}"] for entry in entries]
         case "boxes":
             columns = doc.columns("object", ("score", "score"), "left, top, right, bottom")
-            return doc.Table(columns, [[entry.label or "", entry.score, _box(entry)] for entry in entries])
+            rows = [[entry.label or "", entry.score, _box(entry)] for entry in entries]
         case "segments":
             columns = doc.columns("segment", ("pixels", "share"), ("score", "score"))
-            return doc.Table(columns, [[entry.label or "", entry.share, entry.score] for entry in entries])
+            rows = [[entry.label or "", entry.share, entry.score] for entry in entries]
         case "similarity":
             first = result.inputs.get("text") or result.inputs.get("image") or [""]
             columns = doc.columns(f"similarity to {first[0]!r}", ("cosine", "score"))
-            return doc.Table(columns, [[entry.text or "", entry.score] for entry in entries])
+            rows = [[entry.text or "", entry.score] for entry in entries]
         case "embedding":
             entry = entries[0]
             values = entry.values or ()
             return doc.Fields([("embedding", f"{len(values)} numbers: {_numbers(values[:6])}, …")])
         case _:
             columns = doc.columns("output", "type", "minimum", "maximum", "first values")
-            return doc.Table(columns, [_tensor_row(entry) for entry in entries])
+            rows = [_tensor_row(entry) for entry in entries]
+    if not is_single:
+        columns = [*doc.columns("input"), *columns]
+        rows = [[_input_cell(entry), *row] for entry, row in zip(entries, rows, strict=True)]
+    return doc.Table(columns, rows)
+
+
+def _input_cell(entry: AnswerEntry) -> doc.Cell:
+    text = entry.input or ""
+    short = text if len(text) <= DISPLAYED_CHARACTERS else f"{text[:DISPLAYED_CHARACTERS]}…"
+    return doc.Shortened(short, text)
 
 
 def _box(entry: AnswerEntry) -> str:
