@@ -217,8 +217,8 @@ def _module_blocks(result: ModelComparison, depth: int | None) -> Iterator[doc.B
         name="modules",
         heading="Modules, in the order they are computed",
         brief=brief,
-        rest=f"the {len(brief)} of {len(modules)} modules with the largest own error (--verbose shows all, in the order "
-        "they are computed)",
+        rest=f"the {len(brief)} of {len(modules)} modules with the largest own error (--verbose shows all, in the "
+        "order they are computed)",
         is_searched=True,
     )
     yield doc.Table(

@@ -25,7 +25,7 @@ from winml.modelkit.results.comparison import ModelComparison
 from winml.modelkit.results.module_perf import ModulePerfResult, ProfiledDecoder, ProfiledModules
 from winml.modelkit.results.perf import PerfResult
 from winml.modelkit.runtime.kernel_times import KernelTime
-from winml.modelkit.words import count_noun, json_printable, time_words
+from winml.modelkit.words import count_noun, json_printable
 
 __all__ = [
     "TimedRow",
@@ -167,13 +167,18 @@ def times_document(
     """
     runs = [*profiles.values()]
     modules, classes = module_rows(runs, depth=depth, top=top), _class_rows(runs, top)
-    charts = [_time_boxes(profile, captions.get(name, "")) for name, profile in profiles.items()]
-    charts[0] = replace(charts[0], heading="Time by module")
+    charts = [
+        replace(
+            _time_boxes(profile, captions.get(name, "")),
+            heading=f"Time by module in a {name}" if name else "Time by module",
+        )
+        for name, profile in profiles.items()
+    ]
     times = _time_columns([*profiles], runs[-1].unit)
     operators = doc.Column("operators of its own" if len(runs) == 1 else f"operators of its own in a {[*profiles][-1]}")
     blocks: list[doc.Block] = [
         *charts,
-        *(_class_bars(profile, captions.get(name, "")) for name, profile in profiles.items()),
+        *(_class_bars(profile, name, captions.get(name, "")) for name, profile in profiles.items()),
         doc.Table(
             doc.columns(
                 ("module", "name"),
@@ -384,7 +389,7 @@ def _time_boxes(profile: ModuleProfile, caption: str) -> doc.Boxes:
     )
 
 
-def _class_bars(profile: ModuleProfile, caption: str) -> doc.Bars:
+def _class_bars(profile: ModuleProfile, phase: str, caption: str) -> doc.Bars:
     longest = sorted(profile.by_class(), key=lambda entry: entry.self_ms, reverse=True)
     longest = [entry for entry in longest if _share(entry.self_ms, profile) >= LEAST_SHARE]
     others = len(longest[DISPLAYED_BARS:])
@@ -399,7 +404,7 @@ def _class_bars(profile: ModuleProfile, caption: str) -> doc.Bars:
             )
             for entry in longest[:DISPLAYED_BARS]
         ],
-        heading="Self time by class",
+        heading=f"Self time by class in a {phase}" if phase else "Self time by class",
         caption="; ".join(filter(None, words)),
     )
 

@@ -73,11 +73,8 @@ def _summary_fields(result: PerfResult) -> Iterator[doc.Field]:
     )
     yield "throughput", throughput_words(result)
     memory = result.memory
-    yield (
-        "memory",
-        f"process {size_words(memory.process_bytes)}, peak {size_words(memory.peak_bytes)}; opening the session added "
-        f"{size_words(memory.session_bytes)}, the runs {size_words(memory.run_bytes)}",
-    )
+    added = f"opening the session added {size_words(memory.session_bytes)}, the runs {size_words(memory.run_bytes)}"
+    yield "memory", f"process {size_words(memory.process_bytes)}, peak {size_words(memory.peak_bytes)}; {added}"
     yield from doc.note_fields(result.notes)
 
 

@@ -130,8 +130,8 @@ def _file_figures(result: QuantizedFile) -> Iterator[doc.Figure]:
 
 def _budget_words(search: BudgetSearch) -> str:
     return (
-        f"{search.limit}: {search.form}, {search.mean_bits:.2f} bits of a weight in the mean; {search.measured} forms "
-        f"measured on {search.samples} samples{_perplexity_words(search)}"
+        f"{search.limit}: {search.form}, {search.mean_bits:.2f} bits of a weight in the mean; {search.measured} "
+        f"variants measured on {search.samples} samples{_perplexity_words(search)}"
     )
 
 
@@ -396,7 +396,7 @@ def _sensitivity_fields(result: QuantizationSensitivity) -> Iterator[doc.Field]:
     cost = result.cost
     resumed = f", {cost.resumed} resumed" if cost.resumed else ""
     spent = f"{cost.quantization_s:.1f} s quantizing, {cost.session_s:.1f} s opening, {cost.runs_s:.1f} s running"
-    yield "cost", f"{cost.measured} forms measured{resumed}: {spent}"
+    yield "cost", f"{cost.measured} variants measured{resumed}: {spent}"
     yield "modules from", result.tree_source, doc.Detail.PAGE
     yield "made by", f"winml {result.tool_version}, ONNX Runtime {result.onnxruntime_version}", doc.Detail.PAGE
     yield from doc.note_fields(result.notes)

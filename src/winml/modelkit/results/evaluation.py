@@ -101,7 +101,6 @@ class EvaluatedSide(Record):
     """Samples that were timed after the first run, which sets things up."""
 
 
-
 @dataclass(frozen=True)
 class EvaluatedData(Record):
     """The samples both sides were run on."""
@@ -184,8 +183,8 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
         for side in self.sides:
             if side.is_disturbed:
                 yield (
-                    f"Half of the runs of {side.name} took more than {DISTURBED:g} times the fastest of equal sizes: the "
-                    "machine seems busy, so ms per sample is too high. Use winml perf for latency."
+                    f"Half of the runs of {side.name} took more than {DISTURBED:g} times the fastest of equal sizes: "
+                    "the machine seems busy, so ms per sample is too high. Use winml perf for latency."
                 )
 
     def metric(self, name: str) -> MetricResult:

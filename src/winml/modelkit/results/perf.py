@@ -290,11 +290,11 @@ def busy_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
         latencies: What was run, in words → its runs.
     """
     ratios = {name: run.summary for name, run in latencies.items() if run.summary.is_disturbed}
-    times = [f"{name} {summary.p50 / summary.min:.1f} times" for name, summary in ratios.items()]
+    times = [f"of {name} took {summary.p50 / summary.min:.1f} times" for name, summary in ratios.items()]
     if times:
         yield (
-            f"the machine seems busy: the median run took longer than the fastest ({_listed(times)} as long); measure "
-            "again when it is idle"
+            f"the machine seems busy: the median run {_listed(times)} as long as the fastest; measure again when it is "
+            "idle"
         )
 
 

@@ -258,7 +258,8 @@ def _refuse_inputs(
     several = [name for name, values in named.items() if len(values) > 1 and not known[name].is_repeatable]
     if len(several) > 1:
         raise UsageError(
-            f"inputs {several[0]!r} and {several[1]!r} are both passed several times: {task} is run for each value of one",
+            f"inputs {several[0]!r} and {several[1]!r} are both passed several times, and {task} runs once for each "
+            "value of one input",
             hint=f"Pass {several[1]!r} once.",
         )
     if several and request.save is not None:
@@ -515,8 +516,7 @@ def _compared(
         for (text, answer), (_, values) in zip(answers, calls, strict=True)
     ]
     compared = [
-        compared_answers(ours, other, checkpoint.model)
-        for (_, ours), (_, other) in zip(answers, theirs, strict=True)
+        compared_answers(ours, other, checkpoint.model) for (_, ours), (_, other) in zip(answers, theirs, strict=True)
     ]
     differing = next((place for place, found in enumerate(compared) if not found.is_same), None)
     reference = compared[0 if differing is None else differing]

@@ -236,9 +236,7 @@ def profile_model(
     assert prompt.result.decoding is not None
     step_run = replace(options, decoding=DecoderRun(1, prompt.result.decoding.tokens))
     runs = 2 * len(prompt.result.latency.samples_ms)
-    return ProfiledDecoder(
-        prompt, profile_modules(path, step_run, latency, progress=_share_of(progress, 1, 2, runs))
-    )
+    return ProfiledDecoder(prompt, profile_modules(path, step_run, latency, progress=_share_of(progress, 1, 2, runs)))
 
 
 def profile_modules(
@@ -462,11 +460,12 @@ def _charge_to_modules(
 
 
 def _overhead_note(result: PerfResult, profile: ModuleProfile) -> str:
-    run, p50 = time_words(profile.whole_ms), time_words(result.latency.summary.p50)
-    return (
-        f"module times are from separate runs with profiling on, {run} ms each ({p50} ms without): profiling adds time "
-        "to every kernel, so that the share of short kernels is too large"
-    )
+    p50 = result.latency.summary.p50
+    times = f"{time_words(profile.whole_ms)} ms each ({time_words(p50)} ms without)"
+    words = f"module times are from separate runs with profiling on, {times}"
+    if profile.whole_ms <= p50:
+        return words
+    return f"{words}: profiling adds time to every kernel, so that the share of short kernels is too large"
 
 
 def _source_notes(tree: OnnxTree) -> tuple[str, ...]:

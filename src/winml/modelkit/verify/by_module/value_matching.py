@@ -74,9 +74,7 @@ def _matched(
     reason = _ends_in_words(ends_in) if ends_in and not outputs else ""
     if not outputs and not reason:
         reason = boundary.reason or (
-            "not in the candidate"
-            if other is None
-            else other.reason or "outputs not in the candidate"
+            "not in the candidate" if other is None else other.reason or "outputs not in the candidate"
         )
     return MatchedBoundary(boundary.identity, inputs, outputs, len(boundary.inputs) - len(inputs), reason)
 
@@ -137,9 +135,7 @@ def match_calls(
         key = identity.module, identity.call
         inputs, outputs = (_both_named(key, kind, counts, candidate_counts) for kind in ("input", "output"))
         has_none = not any((*key, kind) in candidate_counts for kind in ("input", "output"))
-        reason = (
-            "" if outputs else "not in the candidate" if has_none else "different outputs in the candidate"
-        )
+        reason = "" if outputs else "not in the candidate" if has_none else "different outputs in the candidate"
         unknown = counts.get((*key, "input"), 0) - len(inputs)
         matched.append(MatchedBoundary(identity, inputs, outputs, unknown, reason))
     return matched
