@@ -61,8 +61,8 @@ __all__ = [
 # --- What a user has to know of how fast a quantized file runs: what the processor has.
 #
 # ONNX Runtime does the fusions that integer operators need (DynamicQuantizeMatMul, MatMulIntegerToFloat with its bias)
-# when it creates a session, so nothing is fused here. Whether ``winml optimize`` before gains time depends on the model:
-# none in bert-base and MiniLM with VNNI, some in smaller models; ``winml tune`` measures it.
+# when it creates a session, so nothing is fused here. Whether ``winml optimize`` before gains time depends on the
+# model: none in bert-base and MiniLM with VNNI, some in smaller models; ``winml tune`` measures it.
 
 
 def kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[str]:
