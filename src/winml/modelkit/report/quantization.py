@@ -223,7 +223,7 @@ def _algorithm_table(search: BudgetSearch) -> Iterator[doc.Block]:
     if names:
         yield doc.Table(
             [
-                *doc.columns(("module", "name"), "form"),
+                *doc.columns(("module", "name"), "format"),
                 *(doc.Column(f"{name} dB", "decibels") for name in names),
             ],
             [
