@@ -503,10 +503,10 @@ def _node_times(original: ir.Model, executed: ir.Model, profile: ModuleProfile) 
             firsts.setdefault(tag.tag, node.name)
     outputs = {node.name: [value.name for value in node.outputs] for node in all_nodes(executed)}
     times: dict[str, float] = defaultdict(float)
-    for (node, _), milliseconds in profile.node_ms.items():
-        same_value = (makers[value] for value in outputs.get(node, ()) if value in makers)
-        candidates = (node, *same_value, *_leading_parts(node))
-        target = next((name for name in candidates if name in names), firsts.get(profile.tags.get(node, "")))
+    for (kernel, _), milliseconds in profile.node_ms.items():
+        same_value = (makers[value] for value in outputs.get(kernel, ()) if value in makers)
+        candidates = (kernel, *same_value, *_leading_parts(kernel))
+        target = next((name for name in candidates if name in names), firsts.get(profile.tags.get(kernel, "")))
         if target is not None:
             times[target] += milliseconds
     return dict(times)
