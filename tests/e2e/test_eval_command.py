@@ -86,6 +86,8 @@ def test_answer_is_told_written_and_the_same_from_python(tmp_path: Path) -> None
     assert record["metrics"] == result.as_record()["metrics"]
     assert record["metrics"][0]["value"] == record["metrics"][0]["baseline"]["value"] == 1
     assert record["model"]["latency_per_sample_ms"]["p50"] > 0
+    assert 37 == record["model"]["timed_samples"]
+    assert "ms per sample" in done.out
     assert record["baseline"]["kind"] == "pytorch"
 
 
@@ -297,6 +299,7 @@ def test_pictures_that_do_not_open_are_counted_and_named(tmp_path: Path) -> None
     assert result.data.samples == 5
     assert [name for name, _ in result.data.unreadable] == ["dark/1.png"]
     assert any("1 of 6 samples" in note for note in result.notes)
+    assert not result.is_timed, "five samples are too few"
 
 
 def test_modules_stay_in_float_until_a_metric_is_reached(tmp_path: Path) -> None:

@@ -73,7 +73,10 @@ def test_verbose_export_prints_the_tree_with_node_counts(told: tuple[Workplace, 
     assert inside in (23, 24)  # newer releases of transformers reshape once more
     attention = f"BertSelfAttention encoder.layer.0.attention.self · {inside} nodes · 49.5 k parameters"
     assert f"│   │   │   ├── {attention}" in tree
-    assert f"18 modules traced of 48 registered · {nodes} of {nodes} nodes tagged (100 %), 6 at the root" in summary
+    assert (
+        f"18 modules (48 registered, with torch.nn layers) · {nodes} of {nodes} nodes tagged (100 %), 6 at the root"
+        in summary
+    )
     assert "architecture BertModel" in summary
     assert "equals PyTorch" in summary
 

@@ -101,7 +101,7 @@ def test_table_tells_the_same_and_leaves_no_file(place: Workplace) -> None:
     before = place.files()
     outcome = place.winml("perf", "-m", "net.onnx", *FEW)
     assert (0, "") == (outcome.code, outcome.err)
-    for word in (*TIMES, "x float32[1, 8]", "ids int64[1]", "1, says dimension batch", "7 counted", "samples/s"):
+    for word in (*TIMES, "x float32[1, 8]", "ids int64[1]", "1 (dimension batch)", "7 counted", "samples/s"):
         assert word in outcome.out
     assert "batch 1" in outcome.out
     assert before == place.files()

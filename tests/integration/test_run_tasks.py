@@ -204,6 +204,22 @@ def test_answer_of_a_task_is_that_of_the_pipeline(task: str, folder: Path, monke
             assert list(item["box"].values()) == entry["box"]
 
 
+def test_each_of_several_texts_has_its_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that takes one text is run on each, and every result names it; two inputs cannot both have several."""
+    monkeypatch.chdir(folder)
+    CASES["text-classification"].save(folder / "several")
+    model = exported(folder / "several", "text-classification", is_open=True)
+    both = answer(model, "--text", TEXT, "--text", OTHER, "--reference")
+    assert both["reference"]["is_same"], both["reference"]
+    alone = [{**entry, "input": text} for text in (TEXT, OTHER) for entry in answer(model, "--text", text)["entries"]]
+    assert alone == both["entries"]
+    assert [entry["input"] for entry in alone] == [entry["input"] for entry in both["reference"]["entries"]]
+    table = run_here("run", model, "--text", TEXT, "--text", OTHER).out
+    assert len(alone) == sum(line.startswith((TEXT[:20], OTHER[:20])) for line in table.splitlines())
+    pairs = ("--input", "text_pair=a", "--input", "text_pair=b")
+    assert 2 == run_here("run", model, "--text", TEXT, "--text", OTHER, *pairs).code
+
+
 def test_inputs_that_do_not_fit_are_refused_with_what_fits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong task, a name that is misspelled, a text for a model of images and a file that is no image are refused."""
     monkeypatch.chdir(folder)

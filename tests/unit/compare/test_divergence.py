@@ -24,6 +24,9 @@ LIMIT = 1e-3
         (ModuleErrors(0.0, 5.0, before=((0.0, 0.0),), last_fed=3.0), 4.0),
         # The nodes before the module inside make 2 of it, which that hands on.
         (ModuleErrors(0.0, 2.0, before=((0.0, 2.0),), last_fed=2.0), 2.0),
+        # What vanishes before the output, as before a scale of 1e-6, is not in it.
+        (ModuleErrors(0.0, 1e-7, before=((0.0, 0.01),), last_fed=0.01), 1e-7),
+        (ModuleErrors(3.0, 5.0, before=((3.0, 500.0),), last_fed=500.0), 4.0),
     ],
 )
 def test_own_error_is_what_was_not_fed(errors: ModuleErrors, own: float | None) -> None:

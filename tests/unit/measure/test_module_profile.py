@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +46,33 @@ def test_module_total_is_its_own_time_and_that_of_its_children() -> None:
             "/Net/Layer.0/GELU": (1.0, 1.0),
             "/Net/Layer.1": (3.0, 3.0),
         } == times
+
+
+def test_interrupted_run_of_a_kernel_moves_no_share() -> None:
+    """One run in which another program took 90 ms is left out, of the kernel and of the time outside kernels."""
+    calm = _profile(("/layer.0/MatMul", "MatMul", 4000.0), ("/Add", "Add", 1000.0), runs=8)
+    late = replace(calm.kernels[1], duration_us=90_000.0, self_us=90_000.0)
+    kernels = (calm.kernels[0], late, *calm.kernels[2:])
+    profile = charge_modules(RunProfile(kernels, (100_000.0, *calm.run_us[1:])), TAGS, MODULES)
+    assert {"/Net": 1.0, "/Net/Layer.0": 4.0, "/Net/Layer.1": 0.0} == {
+        module.tag: module.self_ms for module in profile.modules()
+    }
+    assert (5.0, 2.5, 7.5) == (profile.kernel_ms, profile.outside_ms, profile.whole_ms)
+
+
+def test_node_that_runs_several_times_counts_with_its_sum() -> None:
+    """A node in a loop takes what all its runs in a run take; kernels side by side leave no time outside."""
+    profile = charge_modules(_profile(("/Add", "Add", 10.0), ("/Add", "Add", 20.0), runs=5), TAGS, MODULES)
+    assert ([2.0], 0.03) == ([root.kernels for root in profile.roots], profile.kernel_ms)
+    parallel = RunProfile(profile.profile.kernels, (20.0,) * 5)
+    assert charge_modules(parallel, TAGS, MODULES).outside_ms == 0
+
+
+def test_kernels_of_a_container_are_those_inside() -> None:
+    """A module without a kernel of its own counts the kernels below it."""
+    assert {"/Net": 4, "/Net/Layer.0": 2, "/Net/Layer.0/GELU": 1, "/Net/Layer.1": 1} == {
+        module.tag: module.total_kernels for module in _charged(2).modules()
+    }
 
 
 def test_node_without_module_is_unattributed_by_name() -> None:

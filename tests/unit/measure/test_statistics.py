@@ -22,6 +22,22 @@ def test_summary_of_one_sample_is_that_sample() -> None:
     assert {3.5} == set(record.values())
 
 
+@pytest.mark.parametrize(
+    ("samples", "is_disturbed", "is_interrupted"),
+    [
+        ([1.0] * 10, False, False),
+        ([1.0] * 9 + [15.0], False, True),
+        ([1.0] + [2.0] * 9, True, False),
+    ],
+)
+def test_few_long_samples_interrupt_and_many_disturb(
+    samples: list[float], is_disturbed: bool, is_interrupted: bool
+) -> None:
+    """One run of ten that takes 15 times as long makes the mean more than twice the median."""
+    summary = summarize(samples)
+    assert (is_disturbed, is_interrupted) == (summary.is_disturbed, summary.is_interrupted)
+
+
 @pytest.mark.parametrize(("share", "value"), [(0, 10.0), (25, 12.5), (50, 15.0), (100, 20.0)])
 def test_percentile_lies_between_two_samples_by_its_share(share: float, value: float) -> None:
     """Two samples and a straight line between them."""

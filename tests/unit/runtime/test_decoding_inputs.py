@@ -46,6 +46,22 @@ def test_step_is_fed_one_token_and_what_came_before() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "run", "named"),
+    [
+        ({}, DecoderRun(8, 0), "batch 1, tokens 8"),
+        ({}, DecoderRun(1, 8), "batch 1, past 8"),
+        ({"tokens": 8}, DecoderRun(8, 0), "batch 1"),
+        ({"batch": 2, "past": 8}, DecoderRun(1, 8), ""),
+    ],
+    ids=str,
+)
+def test_note_names_every_size_that_nobody_gave(given: dict[str, int], run: DecoderRun, named: str) -> None:
+    """The length of a prompt or of the cache is chosen, too; what follows from a size that was given is not."""
+    _, notes = decoder_feeds(decoder("past + tokens"), run, given, batch_size=None, seed=0)
+    assert [named] * bool(named) == [note.removeprefix("default sizes: ").partition(" (")[0] for note in notes]
+
+
+@pytest.mark.parametrize(
     ("given", "tokens", "run"),
     [
         ({}, 63, DecoderRun(1, 63)),

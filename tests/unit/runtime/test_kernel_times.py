@@ -41,8 +41,7 @@ def test_kernel_inside_control_flow_is_charged_once(tmp_path: Path) -> None:
     )
     own = {kernel.node: kernel.self_us for kernel in profile.kernels}
     assert {"/If": 40, "/branch/MatMul": 50, "/branch/Add": 10} == own
-    assert profile.kernel_us == 100
-    assert profile.outside_us == 20
+    assert sum(own.values()) == 100
 
 
 def test_kernel_two_levels_inside_is_charged_to_the_nearest(tmp_path: Path) -> None:
@@ -71,10 +70,9 @@ def test_kernels_one_after_the_other_keep_their_times(tmp_path: Path) -> None:
 
 
 def test_kernels_of_other_threads_are_not_inside(tmp_path: Path) -> None:
-    """Two kernels side by side both count, and the time outside kernels is not negative."""
+    """Two kernels side by side both count."""
     profile = _read_events(tmp_path, _run_event(0, 12), _kernel_event("/A", 0, 10), _kernel_event("/B", 1, 9, tid=2))
-    assert profile.kernel_us == 19
-    assert profile.outside_us == 0
+    assert [kernel.self_us for kernel in profile.kernels] == [10, 9]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +170,6 @@ def test_device_profile_has_the_counted_runs_of_all_parts(tmp_path: Path) -> Non
     found = [(kernel.node, kernel.run, kernel.self_us) for kernel in profile.kernels]
     expected = [("/layer.0/Add", 10.0), ("/layer.1/Add", 20.0), ("/head.0/Add", 70.0)]
     assert [(name, run, cycles * (run + 1)) for run in (0, 1) for name, cycles in expected] == found
-    assert pytest.approx(30.0) == profile.outside_us
 
 
 @pytest.mark.parametrize("lines", [None, [DEVICE_HEADER], ["no table", "at, all"]])

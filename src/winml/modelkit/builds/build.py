@@ -687,7 +687,7 @@ class _Build:
         *levels, last = (level for level in LEVELS if level != "none")
         note = (
             f"Nothing was optimized: no level was requested. Pass --level {', '.join(levels)} or {last} "
-            "(optim.level in the config); winml optimize --list describes them."
+            "(optim.level in the config); winml optimize --list describes them, winml tune finds the fastest."
         )
         return (note,)
 

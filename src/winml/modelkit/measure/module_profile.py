@@ -1,7 +1,8 @@
 """Charges kernel times to the modules of their nodes, and adds them up over the module tree.
 
 Reads the profile of a run and the tag of every node of the executed graph. Runs nothing, and does not decide which tag
-a node has. Times are means over the runs, in milliseconds.
+a node has. The time of a kernel is its mean over the middle half of the runs, in milliseconds, so that a run in which
+another program interrupted it does not count; all other times are sums of these.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from winml.modelkit.hierarchy import address
+from winml.modelkit.measure.statistics import middle_mean
 from winml.modelkit.runtime.kernel_times import KernelTime, RunProfile
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "ModuleTime",
     "NodeWork",
     "charge_modules",
+    "kernel_times_ms",
     "working_module",
 ]
 
@@ -41,6 +44,8 @@ class ModuleTime:
     """Kernels of the module and of all below it."""
     kernels: float
     """Kernels of the module itself, per run."""
+    total_kernels: float
+    """Kernels of the module and of all below it, per run."""
     operators: Mapping[str, float]
     """Milliseconds per operator, of the module itself, the longest first."""
     output_bytes: int | None
@@ -68,6 +73,8 @@ class ClassTime:
     total_ms: float
     """Time of a module inside another of the same class is counted once."""
     kernels: float
+    total_kernels: float
+    """Those of a module inside another of the same class are counted once."""
     operators: Mapping[str, float]
 
 
@@ -78,7 +85,7 @@ class ModuleProfile:
     roots: tuple[ModuleTime, ...]
     """The root module; several where the tags of the graph have no common root."""
     kernel_ms: float
-    """All kernels, per run: ONNX Runtime's own sum."""
+    """All kernels, per run: the sum of their times."""
     unattributed_ms: float
     """Kernels whose node has no module."""
     unattributed: Mapping[str, float]
@@ -87,6 +94,8 @@ class ModuleProfile:
     """Time of a run in which no kernel ran."""
     run_ms: tuple[float, ...]
     """Duration of each run, with profiling on."""
+    node_ms: Mapping[tuple[str, str], float] = field(repr=False)
+    """Time per run of each executed node, by its name and operator."""
     profile: RunProfile = field(repr=False)
     """The measured kernels."""
     tags: Mapping[str, str] = field(repr=False)
@@ -96,6 +105,11 @@ class ModuleProfile:
     def unit(self) -> str:
         """Unit of all times: ``ms``, or ``kcycles`` where a device counts its clock cycles, in thousands."""
         return "kcycles" if self.profile.unit == "cycles" else "ms"
+
+    @property
+    def whole_ms(self) -> float:
+        """A run with profiling on: its kernels, and the time in which none ran."""
+        return self.kernel_ms + self.outside_ms
 
     @property
     def unattributed_share(self) -> float:
@@ -114,22 +128,44 @@ class ModuleProfile:
 
 @dataclass
 class _TagSum:
-    """The kernels charged to one tag, summed over all runs."""
+    """The nodes charged to one tag: their times per run, their kernels and bytes summed over all runs."""
 
-    microseconds: float = 0.0
+    milliseconds: float = 0.0
     kernels: int = 0
     operators: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     output_bytes: int | None = None
     parameter_bytes: int | None = None
     fused_with: set[str] = field(default_factory=set)
 
+    def add_time(self, op_type: str, milliseconds: float) -> None:
+        self.milliseconds += milliseconds
+        self.operators[op_type] += milliseconds
+
     def add(self, kernel: KernelTime, others: Iterable[str]) -> None:
         self.fused_with.update(others)
-        self.microseconds += kernel.self_us
         self.kernels += 1
-        self.operators[kernel.op_type] += kernel.self_us
         self.output_bytes = _add_bytes(self.output_bytes, kernel.output_bytes)
         self.parameter_bytes = _add_bytes(self.parameter_bytes, kernel.parameter_bytes)
+
+
+def kernel_times_ms(profile: RunProfile) -> dict[tuple[str, str], float]:
+    """Return the time per run of each executed node, by its name and operator.
+
+    A node that runs several times in a run, as in a loop, counts with their sum; of the runs the middle half counts.
+    """
+    runs = len(profile.run_us)
+    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * runs)
+    for kernel in profile.kernels:
+        sums[kernel.node, kernel.op_type][kernel.run] += kernel.self_us
+    return {node: middle_mean(of_runs) / _MS for node, of_runs in sums.items()}
+
+
+def _outside_ms(profile: RunProfile) -> float:
+    """Return the time of a run in which no kernel ran; 0 where kernels ran in parallel."""
+    outside_us = list(profile.run_us)
+    for kernel in profile.kernels:
+        outside_us[kernel.run] -= kernel.self_us
+    return max(middle_mean(outside_us), 0.0) / _MS
 
 
 def charge_modules(
@@ -150,22 +186,26 @@ def charge_modules(
         The module tree. The self times of its modules and ``unattributed_ms`` add up to ``kernel_ms``.
     """
     runs = len(profile.run_us)
+    node_ms = kernel_times_ms(profile)
     sums: dict[str, _TagSum] = defaultdict(_TagSum)
-    untagged_us: dict[str, float] = defaultdict(float)
-    for kernel in profile.kernels:
-        tag = tags.get(kernel.node, "")
-        if tag:
-            sums[tag].add(kernel, (fused or {}).get(kernel.node, ()))
+    untagged_ms: dict[str, float] = defaultdict(float)
+    for (node, op_type), milliseconds in node_ms.items():
+        if tag := tags.get(node, ""):
+            sums[tag].add_time(op_type, milliseconds)
         else:
-            untagged_us[kernel.node or kernel.op_type] += kernel.self_us
-    unattributed = _longest_first(untagged_us, runs * _MS)
+            untagged_ms[node or op_type] += milliseconds
+    for kernel in profile.kernels:
+        if tag := tags.get(kernel.node, ""):
+            sums[tag].add(kernel, (fused or {}).get(kernel.node, ()))
+    unattributed = _longest_first(untagged_ms)
     return ModuleProfile(
         roots=_build_tree(sums, modules, runs),
-        kernel_ms=profile.kernel_us / runs / _MS,
+        kernel_ms=sum(node_ms.values()),
         unattributed_ms=sum(unattributed.values()),
         unattributed=unattributed,
-        outside_ms=profile.outside_us / runs / _MS,
+        outside_ms=_outside_ms(profile),
         run_ms=tuple(value / _MS for value in profile.run_us),
+        node_ms=node_ms,
         profile=profile,
         tags=tags,
     )
@@ -192,15 +232,16 @@ def _build_tree(
 def _module_time(
     tag: str, path: str, class_name: str, tag_sum: _TagSum, children: tuple[ModuleTime, ...], runs: int
 ) -> ModuleTime:
-    self_ms = tag_sum.microseconds / runs / _MS
+    self_ms, kernels = tag_sum.milliseconds, tag_sum.kernels / runs
     return ModuleTime(
         tag=tag,
         path=path,
         class_name=class_name,
         self_ms=self_ms,
         total_ms=self_ms + sum(child.total_ms for child in children),
-        kernels=tag_sum.kernels / runs,
-        operators=_longest_first(tag_sum.operators, runs * _MS),
+        kernels=kernels,
+        total_kernels=kernels + sum(child.total_kernels for child in children),
+        operators=_longest_first(tag_sum.operators),
         output_bytes=None if tag_sum.output_bytes is None else tag_sum.output_bytes // runs,
         parameter_bytes=None if tag_sum.parameter_bytes is None else tag_sum.parameter_bytes // runs,
         fused_with=tuple(sorted(tag_sum.fused_with)),
@@ -219,8 +260,8 @@ def _parent_tag(tag: str) -> str:
     return address.format_tag(segments[:-1]) if len(segments) > 1 else ""
 
 
-def _longest_first(times: Mapping[str, float], divisor: float = 1.0) -> dict[str, float]:
-    return {name: value / divisor for name, value in sorted(times.items(), key=lambda item: -item[1])}
+def _longest_first(times: Mapping[str, float]) -> dict[str, float]:
+    return dict(sorted(times.items(), key=lambda item: -item[1]))
 
 
 def _add_bytes(total_bytes: int | None, kernel_bytes: int | None) -> int | None:
@@ -231,6 +272,7 @@ def _add_bytes(total_bytes: int | None, kernel_bytes: int | None) -> int | None:
 def _sum_classes(roots: Iterable[ModuleTime]) -> tuple[ClassTime, ...]:
     instances: dict[str, list[ModuleTime]] = defaultdict(list)
     totals_ms: dict[str, float] = defaultdict(float)
+    total_kernels: dict[str, float] = defaultdict(float)
     # Each module with the classes of the modules around it.
     stack: list[tuple[ModuleTime, frozenset[str]]] = [(root, frozenset()) for root in roots]
     while stack:
@@ -238,12 +280,15 @@ def _sum_classes(roots: Iterable[ModuleTime]) -> tuple[ClassTime, ...]:
         instances[module.class_name].append(module)
         if module.class_name not in ancestor_classes:
             totals_ms[module.class_name] += module.total_ms
+            total_kernels[module.class_name] += module.total_kernels
         stack += [(child, ancestor_classes | {module.class_name}) for child in module.children]
-    class_times = [_class_time(name, modules, totals_ms[name]) for name, modules in instances.items()]
+    class_times = [
+        _class_time(name, modules, totals_ms[name], total_kernels[name]) for name, modules in instances.items()
+    ]
     return tuple(sorted(class_times, key=lambda entry: entry.total_ms, reverse=True))
 
 
-def _class_time(name: str, modules: Sequence[ModuleTime], total_ms: float) -> ClassTime:
+def _class_time(name: str, modules: Sequence[ModuleTime], total_ms: float, total_kernels: float) -> ClassTime:
     operators: dict[str, float] = defaultdict(float)
     for module in modules:
         for operator, milliseconds in module.operators.items():
@@ -254,6 +299,7 @@ def _class_time(name: str, modules: Sequence[ModuleTime], total_ms: float) -> Cl
         self_ms=sum(module.self_ms for module in modules),
         total_ms=total_ms,
         kernels=sum(module.kernels for module in modules),
+        total_kernels=total_kernels,
         operators=_longest_first(operators),
     )
 

@@ -18,6 +18,7 @@ from winml.modelkit.records import Record, entry, recorded
 __all__ = [
     "CONFIDENCE",
     "DISTURBED",
+    "INTERRUPTED",
     "NOISE",
     "RUNGS",
     "Choice",
@@ -30,6 +31,7 @@ __all__ = [
     "fastest",
     "losers",
     "median_interval",
+    "middle_mean",
     "percentile",
     "ratio_between",
     "summarize",
@@ -47,6 +49,10 @@ session to session, and more runs of one session do not average it out."""
 DISTURBED = 1.5
 """Ratio of median to minimum above which samples count as disturbed. Chosen: on an idle machine the median stays near
 the fastest run, and caches and clock changes do not add half of it to every second run."""
+
+INTERRUPTED = 2.0
+"""Ratio of mean to median above which a few samples outweigh the others. Chosen: without interruptions, the mean of
+latencies is at most some tenths above their median."""
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -69,6 +75,11 @@ class Summary(Record, digits=6):
     def is_disturbed(self) -> bool:
         """Whether half of the samples lie so far above the smallest that other load must have slowed them."""
         return self.p50 > DISTURBED * self.min
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a few samples are so large that the mean says nothing of the others."""
+        return self.mean > INTERRUPTED * self.p50
 
 
 @dataclass(frozen=True)
@@ -154,6 +165,21 @@ def percentile(samples: Sequence[float], share: float) -> float:
     17.5
     """
     return float(np.percentile(np.asarray(samples, dtype=np.float64), share))
+
+
+def middle_mean(samples: Iterable[float]) -> float:
+    """Return the mean of the middle half: a quarter of the samples is left out at each end (interquartile mean).
+
+    A few long samples do not move it, and unlike a median it is finer than the steps of the clock. Of fewer than four
+    samples it is the mean.
+
+    >>> middle_mean([1.0, 2.0, 3.0, 900.0])
+    2.5
+    """
+    ordered = sorted(samples)
+    left_out = len(ordered) // 4
+    middle = ordered[left_out : len(ordered) - left_out]
+    return math.fsum(middle) / len(middle)
 
 
 def compare_pairs(first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:

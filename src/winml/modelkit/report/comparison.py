@@ -119,8 +119,7 @@ def _fields(result: ModelComparison) -> Iterator[doc.Field]:
     for output in result.outputs if not result.parts else ():
         yield "output", output_words(output)
     if result.threshold is not None:
-        verdict = "within" if result.is_within else "beyond"
-        yield "threshold", f"{verdict} a relative error of {result.threshold:g}"
+        yield "threshold", _threshold_words(result, result.threshold)
     if result.modules is not None or result.first_divergence is not None:
         yield "first", first_words(result)
     if result.modules is not None:
@@ -129,6 +128,20 @@ def _fields(result: ModelComparison) -> Iterator[doc.Field]:
             yield "not compared", f"{count_noun(reasons.count(reason), 'module')}: {reason}"
     yield "made by", f"winml {__version__}", doc.Detail.PAGE
     yield from doc.note_fields(result.notes)
+
+
+def _threshold_words(result: ModelComparison, threshold: float) -> str:
+    """Return whether the relative error of every output is within the threshold, and how large the largest is."""
+    largest = max(result.outputs, key=lambda output: math.inf if output.fidelity.problem else _error_of(output))
+    problem, name = largest.fidelity.problem, largest.fidelity.name
+    error = problem or f"relative error {_error_of(largest):.1e}"
+    relation = "within" if result.is_within else "not within" if problem else "above"
+    verdict = "met" if result.is_within else "exceeded"
+    return f"{verdict}: {error} of {name} is {relation} {threshold:g}"
+
+
+def _error_of(output: ComparedOutput) -> float:
+    return output.fidelity.relative_error
 
 
 def output_words(output: ComparedOutput) -> str:
@@ -167,7 +180,8 @@ def _module_blocks(result: ModelComparison, depth: int | None) -> Iterator[doc.B
     compared = [module for module in modules if module.fidelity is not None]
     wrong = [module for module in compared if module.own_error or (module.fidelity and module.fidelity.problem)]
     worst = sorted(wrong, key=lambda module: -(module.own_error or 0.0))[:DISPLAYED_MODULES]
-    brief = [number for number, module in enumerate(compared) if module in worst or module is first]
+    places = {id(module): number for number, module in enumerate(compared)}
+    brief = list(dict.fromkeys(places[id(module)] for module in (*worst, first) if id(module) in places))
     outline = "" if first is None else "; ▶ and an outline mark the first module that diverges"
     yield doc.Boxes(
         list(_boxes(modules, first)),
@@ -192,18 +206,19 @@ def _module_blocks(result: ModelComparison, depth: int | None) -> Iterator[doc.B
             if module.own_error
         ],
         heading="Modules with the largest own error",
-        caption="relative error that does not come from the inputs",
+        caption="part of the relative error that the inputs do not explain",
     )
     names = (doc.Column("module", "name"), doc.Column("class", detail=doc.Detail.PAGE))
     error, *others = _ERRORS
-    numbers = (doc.Column("own error", "error"), error, doc.Column("of inputs", "error"), *others)
+    numbers = (doc.Column("own error", "error"), error, doc.Column("input error", "error"), *others)
     yield doc.Table(
         doc.columns(*names, *numbers, "remark"),
         [_module_row(module, is_first=module is first) for module in compared],
         name="modules",
         heading="Modules, in the order they are computed",
         brief=brief,
-        rest=f"the {len(brief)} with the largest own error of {len(modules)} (--verbose shows all)",
+        rest=f"the {len(brief)} of {len(modules)} modules with the largest own error (--verbose shows all, in the "
+        "order they are computed)",
         is_searched=True,
     )
     yield doc.Table(
@@ -238,7 +253,7 @@ def _module_row(module: ComparedModule, *, is_first: bool) -> list[doc.Cell]:
 
 def _remark(module: ComparedModule, *, is_first: bool) -> str:
     problem = module.fidelity.problem if module.fidelity is not None else module.reason
-    marks = ("first to diverge" if is_first else "", "unchanged" if module.is_unchanged else "", problem)
+    marks = ("first to diverge" if is_first else "", "own nodes unchanged" if module.is_unchanged else "", problem)
     return ", ".join(filter(None, marks))
 
 
@@ -306,8 +321,9 @@ def _evaluation_figures(result: Evaluation) -> Iterator[doc.Figure]:
         yield doc.Figure("difference", _signed(first.value - first.baseline) or "not defined", meaning)
     if result.agreement is not None:
         yield doc.Figure("agreement", _percent(result.agreement), f"of the samples: {result.agreement_words}")
-    times = f"; baseline {time_words(result.baseline.latency_ms.p50)} ms" if result.baseline is not None else ""
-    yield doc.Figure("time of a sample", f"{time_words(result.model.latency_ms.p50)} ms", f"median{times}")
+    if result.is_timed:
+        times = f"; baseline {time_words(result.baseline.latency_ms.p50)} ms" if result.baseline is not None else ""
+        yield doc.Figure("time of a sample", f"{time_words(result.model.latency_ms.p50)} ms", f"median{times}")
     if result.limits:
         met = sum(limit.is_met for limit in result.limits)
         missed = ", ".join(limit.metric for limit in result.limits if not limit.is_met)
@@ -373,13 +389,14 @@ def _metric_table(result: Evaluation) -> doc.Table:
                 _ends(metric.difference_interval, signed=True),
             ]
         rows.append(row)
-    return doc.Table(columns, [*rows, _time_row(result)], name="metrics", heading="Metrics")
+    return doc.Table(columns, [*rows, *_time_rows(result)], name="metrics", heading="Metrics")
 
 
-def _time_row(result: Evaluation) -> list[doc.Cell]:
-    """Return the median time of a sample on each side."""
-    row: list[doc.Cell] = ["ms per sample", time_words(result.model.latency_ms.p50), ""]
-    return row if result.baseline is None else [*row, time_words(result.baseline.latency_ms.p50), "", ""]
+def _time_rows(result: Evaluation) -> Iterator[list[doc.Cell]]:
+    """Yield the median time of a sample on each side, where there are enough for one."""
+    if result.is_timed:
+        row: list[doc.Cell] = ["ms per sample", time_words(result.model.latency_ms.p50), ""]
+        yield row if result.baseline is None else [*row, time_words(result.baseline.latency_ms.p50), "", ""]
 
 
 def _summary_fields(result: Evaluation) -> Iterator[doc.Field]:

@@ -7,7 +7,7 @@ A subject is described once, as a :class:`Document`. What it tells only in its l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
@@ -232,8 +232,8 @@ class Table:
     heading: str = ""
     """On a page and in Markdown; in a terminal the columns say it."""
     detail: Detail = Detail.ALWAYS
-    brief: Collection[int] | None = None
-    """Positions of the rows without ``--verbose``; None: all."""
+    brief: Sequence[int] | None = None
+    """Positions of the rows without ``--verbose``, in their order there; None: all."""
     rest: str = ""
     """The line below brief rows where some are left out."""
     is_searched: bool = False
@@ -248,7 +248,7 @@ class Table:
         """Return the table with the columns and rows of this detail; ``rest`` is empty where no row is left out."""
         columns = [index for index, column in enumerate(self.columns) if column.detail <= detail]
         brief = None if detail is not Detail.ALWAYS else self.brief
-        rows = [row for index, row in enumerate(self.rows) if brief is None or index in brief]
+        rows = self.rows if brief is None else [self.rows[index] for index in brief if index < len(self.rows)]
         return replace(
             self,
             columns=[self.columns[index] for index in columns],
@@ -509,12 +509,12 @@ def visible(blocks: Iterable[Block], detail: Detail) -> Iterator[Block]:
 
 
 def first_of(words: Sequence[str], count: int, more: str) -> Shortened:
-    """Return a list of which a terminal displays the first.
+    """Return a list of which a terminal displays the first, and one more where that one alone would be left.
 
     >>> first_of(["Add", "Mul", "Exp"], 1, "and {} others")
     Shortened(short='Add, and 2 others', full='Add, Mul, Exp')
     """
-    short = words if len(words) <= count else [*words[:count], more.format(len(words) - count)]
+    short = words if len(words) <= count + 1 else [*words[:count], more.format(len(words) - count)]
     return Shortened(", ".join(short), ", ".join(words))
 
 

@@ -159,7 +159,7 @@ def _part_fields(part: ExportedPart) -> Iterator[doc.Field]:
     if part.dimensions:
         yield "open", ", ".join(dimension_words(item, checked.get(item.name, ())) for item in part.dimensions)
     yield "exporter", part.exporter_words
-    yield "hierarchy", f"{len(part.tree)} modules traced of {part.tree.registered} registered · {tagged}"
+    yield "hierarchy", f"{len(part.tree)} modules ({part.tree.registered} registered, with torch.nn layers) · {tagged}"
     if coverage.tagged:
         yield "sources", ", ".join(f"{name} {count}" for name, count in sorted(coverage.sources.items()))
     if part.functions:

@@ -163,15 +163,15 @@ def pinned_document(result: PinnedModel, source: str) -> doc.Document:
 
 
 WAY_WORDS: Mapping[Way, str] = {
-    "kept": "still carried it",
-    "name": "same node",
-    "output": "same value",
-    "fused": "name of a fused node",
-    "replaced": "what it replaced",
-    "neighbours": "new, from its neighbours",
-    "root": "unknown, root",
+    "kept": "tagged already",
+    "name": "matched by node name",
+    "output": "matched by output name",
+    "fused": "matched by the name of a fused node",
+    "replaced": "matched by the nodes they replace",
+    "neighbours": "new, tagged like their neighbours",
+    "root": "unknown, tagged as root",
 }
-"""How a tag was won, in words."""
+"""How nodes got their tags, in words behind their number."""
 
 
 def retagged_document(result: RetaggedModel) -> doc.Document:

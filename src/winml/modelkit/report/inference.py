@@ -9,8 +9,8 @@ from winml.modelkit.results.inference import AnswerEntry, InferenceResult, RunSc
 
 __all__ = ["inference_document", "schema_document"]
 
-_WIDTH = 60
-"""Characters of a text in a table. Chosen: it fits a terminal with a column of scores."""
+DISPLAYED_CHARACTERS = 40
+"""Of a text beside its result. Chosen: the result fits on the same line."""
 
 
 def inference_document(result: InferenceResult) -> doc.Document:
@@ -20,44 +20,53 @@ def inference_document(result: InferenceResult) -> doc.Document:
 
 def _answer(result: InferenceResult) -> doc.Block:
     entries = result.entries
+    is_single = all(entry.input is None for entry in entries)
     match result.kind:
-        case "text":
+        case "text" if is_single:
             return doc.Paragraph(entries[0].text or "")
+        case "text":
+            columns = doc.columns("text")
+            rows: list[list[doc.Cell]] = [[entry.text or ""] for entry in entries]
         case "labels" if any(entry.text is not None for entry in entries):
             columns = doc.columns("token", ("score", "score"), "text")
-            return doc.Table(columns, [[entry.label or "", entry.score, entry.text or ""] for entry in entries])
+            rows = [[entry.label or "", entry.score, entry.text or ""] for entry in entries]
         case "labels":
-            return doc.Table(
-                doc.columns("label", ("score", "score")), [[entry.label or "", entry.score] for entry in entries]
-            )
+            columns = doc.columns("label", ("score", "score"))
+            rows = [[entry.label or "", entry.score] for entry in entries]
         case "entities":
             columns = doc.columns("entity", "text", ("score", "score"), "characters")
-            return doc.Table(
-                columns,
-                [[entry.label or "", entry.text or "", entry.score, f"{entry.start}–{entry.end}"] for entry in entries],
-            )
+            rows = [
+                [entry.label or "", entry.text or "", entry.score, f"{entry.start}–{entry.end}"] for entry in entries
+            ]
         case "spans":
             columns = doc.columns("answer", ("score", "score"), "characters")
-            return doc.Table(
-                columns, [[entry.text or "", entry.score, f"{entry.start}–{entry.end}"] for entry in entries]
-            )
+            rows = [[entry.text or "", entry.score, f"{entry.start}–{entry.end}"] for entry in entries]
         case "boxes":
             columns = doc.columns("object", ("score", "score"), "left, top, right, bottom")
-            return doc.Table(columns, [[entry.label or "", entry.score, _box(entry)] for entry in entries])
+            rows = [[entry.label or "", entry.score, _box(entry)] for entry in entries]
         case "segments":
             columns = doc.columns("segment", ("pixels", "share"), ("score", "score"))
-            return doc.Table(columns, [[entry.label or "", entry.share, entry.score] for entry in entries])
+            rows = [[entry.label or "", entry.share, entry.score] for entry in entries]
         case "similarity":
             first = result.inputs.get("text") or result.inputs.get("image") or [""]
             columns = doc.columns(f"similarity to {_short(first[0])!r}", ("cosine", "score"))
-            return doc.Table(columns, [[_short(entry.text or ""), entry.score] for entry in entries])
+            rows = [[_short(entry.text or ""), entry.score] for entry in entries]
         case "embedding":
             entry = entries[0]
             values = entry.values or ()
             return doc.Fields([("embedding", f"{len(values)} numbers: {_numbers(values[:6])}, …")])
         case _:
             columns = doc.columns("output", "type", "minimum", "maximum", "first values")
-            return doc.Table(columns, [_tensor_row(entry) for entry in entries])
+            rows = [_tensor_row(entry) for entry in entries]
+    if not is_single:
+        columns = [*doc.columns("input"), *columns]
+        rows = [[_input_cell(entry), *row] for entry, row in zip(entries, rows, strict=True)]
+    return doc.Table(columns, rows)
+
+
+def _input_cell(entry: AnswerEntry) -> doc.Cell:
+    text = entry.input or ""
+    return doc.Shortened(_short(text), text)
 
 
 def _short(text: str) -> str:
@@ -67,7 +76,7 @@ def _short(text: str) -> str:
     'one two'
     """
     line = " ".join(text.split())
-    return line if len(line) <= _WIDTH else f"{line[:_WIDTH]} …"
+    return line if len(line) <= DISPLAYED_CHARACTERS else f"{line[:DISPLAYED_CHARACTERS]}…"
 
 
 def _box(entry: AnswerEntry) -> str:

@@ -47,7 +47,8 @@ def model_inspection_document(record: InspectedModel, limits: TreeLimits | None 
     """
     fields = [*_model_fields(record), *_tensor_fields(record), *_weight_fields(record)]
     if record.tree is not None:
-        words = f"{len(record.tree)} modules of {record.tree.registered} registered, from {record.tree_source}"
+        registered = f"{record.tree.registered} registered, with torch.nn layers"
+        words = f"{len(record.tree)} modules ({registered}), from {record.tree_source}"
         fields.append(("hierarchy", words))
     tree = [] if record.tree is None else [_module_tree(record.tree, record.never_ran, limits or TreeLimits())]
     bits = [] if record.quantization is None else [_bits_table(record.quantization)]

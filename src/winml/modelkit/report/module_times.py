@@ -12,12 +12,20 @@ from typing import Any, Generic, TypeVar
 from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ClassTime, ModuleProfile, ModuleTime
 from winml.modelkit.report import document as doc
-from winml.modelkit.report.perf import LATENCIES, SUMMARY, perf_blocks, provider_words
+from winml.modelkit.report.perf import (
+    LATENCIES,
+    SUMMARY,
+    latency_table,
+    perf_blocks,
+    provider_words,
+    runs_words,
+    throughput_words,
+)
 from winml.modelkit.results.comparison import ModelComparison
 from winml.modelkit.results.module_perf import ModulePerfResult, ProfiledDecoder, ProfiledModules
 from winml.modelkit.results.perf import PerfResult
 from winml.modelkit.runtime.kernel_times import KernelTime
-from winml.modelkit.words import count_noun, json_printable, time_words
+from winml.modelkit.words import count_noun, json_printable
 
 __all__ = [
     "TimedRow",
@@ -66,7 +74,10 @@ def profile_document(
     phases = profiled.phases if isinstance(profiled, ProfiledDecoder) else {"": profiled}
     main = [*phases.values()][-1]
     where = " in a prompt with an empty cache, and in a step after it" if len(phases) > 1 else ""
-    blocks = perf_blocks(main.result) if len(phases) == 1 else [doc.Fields(list(_phase_fields(phases)))]
+    blocks: list[doc.Block] = perf_blocks(main.result)
+    if len(phases) > 1:
+        latencies = latency_table({name: phase.result.latency for name, phase in phases.items()})
+        blocks = [doc.Fields(list(_phase_fields(phases))), latencies]
     origin: list[doc.Field] = [
         ("modules from", main.tree_source, doc.Detail.PAGE),
         ("made by", f"winml {main.result.tool_version}", doc.Detail.PAGE),
@@ -85,14 +96,14 @@ def profile_document(
         doc.Fields([*times.summary.rows, *origin]),
         title=Path(main.result.model).name,
         subject="time by module",
-        introduction=f"{_clock_words(main)}{where}, charged to the PyTorch module each node came from; means "
-        f"over {len(main.profile.run_ms)} runs.",
+        introduction=f"{_clock_words(main)}{where}, charged to the PyTorch module each node came from; of each kernel "
+        f"the mean over the middle half of {len(main.profile.run_ms)} runs with profiling on.",
         figures=[figure for name, phase in phases.items() for figure in _phase_figures(name, phase.profile)],
     )
 
 
 def _phase_figures(phase: str, profile: ModuleProfile) -> Iterator[doc.Figure]:
-    unit, run = profile.unit, sum(profile.run_ms) / len(profile.run_ms)
+    unit, run = profile.unit, profile.whole_ms
     of_phase = f" ({phase})" if phase else ""
     meaning = f"of {run:.3f} {unit} for a run with profiling on; in the rest no kernel ran"
     yield doc.Figure(f"kernel time{of_phase}", f"{profile.kernel_ms:.3f} {unit}", meaning)
@@ -120,11 +131,17 @@ def _phase_fields(phases: Mapping[str, ProfiledModules]) -> Iterator[doc.Field]:
     result = [*phases.values()][-1].result
     yield "model", result.model
     yield "runs on", provider_words(result)
+    yield "runs", runs_words(result)
     for name, phase in phases.items():
         measured = phase.result
-        runs = f"p50 of {len(measured.latency.samples_ms)} runs, {count_noun(measured.batch_size, 'row')}"
-        yield name, f"{_phase_words(measured)}: {time_words(measured.latency.summary.p50)} ms ({runs})"
-    yield from doc.note_fields(dict.fromkeys(note for phase in phases.values() for note in phase.result.notes))
+        rows = f", {measured.batch_size} rows" if measured.batch_size > 1 else ""
+        yield name, f"{_phase_words(measured)}{rows}: {throughput_words(measured)}"
+    notes = {name: phase.result.notes for name, phase in phases.items()}
+    of_all = [note for note in notes["step"] if all(note in of_phase for of_phase in notes.values())]
+    yield from doc.note_fields(of_all)
+    yield from doc.note_fields(
+        f"{name}: {note}" for name, of_phase in notes.items() for note in of_phase if note not in of_all
+    )
 
 
 def _phase_words(result: PerfResult) -> str:
@@ -150,13 +167,18 @@ def times_document(
     """
     runs = [*profiles.values()]
     modules, classes = module_rows(runs, depth=depth, top=top), _class_rows(runs, top)
-    charts = [_time_boxes(profile, captions.get(name, "")) for name, profile in profiles.items()]
-    charts[0] = replace(charts[0], heading="Time by module")
+    charts = [
+        replace(
+            _time_boxes(profile, captions.get(name, "")),
+            heading=f"Time by module in a {name}" if name else "Time by module",
+        )
+        for name, profile in profiles.items()
+    ]
     times = _time_columns([*profiles], runs[-1].unit)
     operators = doc.Column("operators of its own" if len(runs) == 1 else f"operators of its own in a {[*profiles][-1]}")
     blocks: list[doc.Block] = [
         *charts,
-        *(_class_bars(profile, captions.get(name, "")) for name, profile in profiles.items()),
+        *(_class_bars(profile, name, captions.get(name, "")) for name, profile in profiles.items()),
         doc.Table(
             doc.columns(
                 ("module", "name"),
@@ -289,7 +311,7 @@ def _time_columns(phases: Sequence[str], unit: str) -> list[doc.Column]:
             doc.Column(f"self {unit}", "ms", key=f"{phase} self {unit}".strip()),
         )
     ]
-    return columns if len(phases) > 1 else [*columns, doc.Column("kernels", "count")]
+    return columns if len(phases) > 1 else [*columns, doc.Column("kernels", "count", key="total kernels")]
 
 
 def _time_cells(row: TimedRow[_TimeT], profiles: Sequence[ModuleProfile]) -> Iterator[doc.Cell]:
@@ -297,7 +319,7 @@ def _time_cells(row: TimedRow[_TimeT], profiles: Sequence[ModuleProfile]) -> Ite
         total_ms, self_ms = (0.0, 0.0) if time is None else (time.total_ms, time.self_ms)
         yield from (total_ms, _share(total_ms, profile), self_ms)
     if len(profiles) == 1:
-        yield row.entry.kernels
+        yield row.entry.total_kernels
 
 
 def _share(milliseconds: float, profile: ModuleProfile) -> float:
@@ -315,7 +337,7 @@ def _operator_cell(row: TimedRow[_TimeT]) -> doc.Cell:
     if not fused:
         return listed
     others = doc.first_of(fused, DISPLAYED_FUSED, "{} others")
-    return doc.Shortened(f"{listed.short} (with {others.short})", f"{listed.full} (with {others.full})")
+    return doc.Shortened(f"{listed.short} (fused with {others.short})", f"{listed.full} (fused with {others.full})")
 
 
 def _sum_fields(profiles: Mapping[str, ModuleProfile]) -> Iterator[doc.Field]:
@@ -326,9 +348,11 @@ def _sum_fields(profiles: Mapping[str, ModuleProfile]) -> Iterator[doc.Field]:
 
     def kernel_words(profile: ModuleProfile) -> str:
         unit = profile.unit
-        return f"{profile.kernel_ms:.3f} {unit} of {sum(profile.run_ms) / len(profile.run_ms):.3f} {unit} per run"
+        return f"{profile.kernel_ms:.3f} {unit} of {profile.whole_ms:.3f} {unit} per run"
 
-    yield "kernels", f"{words(kernel_words)}, with profiling on"
+    runs = max(len(profile.run_ms) for profile in profiles.values())
+    yield "times", f"of each kernel, the mean over the middle half of {runs} runs with profiling on"
+    yield "kernels", words(kernel_words)
     yield "outside", f"{words(lambda profile: f'{profile.outside_ms:.3f} {profile.unit}')} in which no kernel ran"
 
     def unattributed_words(profile: ModuleProfile) -> str:
@@ -365,7 +389,7 @@ def _time_boxes(profile: ModuleProfile, caption: str) -> doc.Boxes:
     )
 
 
-def _class_bars(profile: ModuleProfile, caption: str) -> doc.Bars:
+def _class_bars(profile: ModuleProfile, phase: str, caption: str) -> doc.Bars:
     longest = sorted(profile.by_class(), key=lambda entry: entry.self_ms, reverse=True)
     longest = [entry for entry in longest if _share(entry.self_ms, profile) >= LEAST_SHARE]
     others = len(longest[DISPLAYED_BARS:])
@@ -380,7 +404,7 @@ def _class_bars(profile: ModuleProfile, caption: str) -> doc.Bars:
             )
             for entry in longest[:DISPLAYED_BARS]
         ],
-        heading="Self time by class",
+        heading=f"Self time by class in a {phase}" if phase else "Self time by class",
         caption="; ".join(filter(None, words)),
     )
 
@@ -408,7 +432,7 @@ def module_perf_document(result: ModulePerfResult) -> doc.Document:
         for item in result.instances
         if item.latency is not None
     ]
-    class_columns = [doc.Column(name, "latency") for name in ("mean", "fastest", "slowest", "sum")]
+    class_columns = [doc.Column(f"p50: {name}", "latency") for name in ("mean", "fastest", "slowest", "sum")]
     classes: list[list[doc.Cell]] = [
         [entry.class_name, entry.instances, entry.mean_ms, entry.min_ms, entry.max_ms, entry.total_ms]
         for entry in result.classes()

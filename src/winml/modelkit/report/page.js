@@ -126,15 +126,13 @@ function joined(group, merge) {
   };
 }
 
-function showBoxes(chart) {
-  const data = JSON.parse(chart.querySelector("script").textContent);
+function showBoxes(chart, data, classes) {
   const plot = chart.querySelector(".plot"), path = chart.querySelector(".path"), about = chart.querySelector("output");
   const toRows = chart.querySelector(".rows"), legend = chart.querySelector(".legend");
   const fold = chart.querySelector(".fold"), colour = chart.querySelector(".colour");
   const merge = { sum: (a, b) => a + b, max: Math.max, min: Math.min }[data.shades?.folded ?? "sum"];
   const whole = measure(treeOf(data)), brief = measure(folded(whole, merge));
   const canFold = sizeOf(brief) < sizeOf(whole);
-  const classes = classColours(data.boxes);
   let top = canFold ? brief : whole, parents = new Map(), selected = top, buttons = new Map();
 
   const amount = value => `${Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : Number(value.toPrecision(3))} ${data.unit}`.trim();
@@ -269,10 +267,13 @@ function showBoxes(chart) {
   draw();
 }
 
-/** Return class → number of its colour, those with most of the chart first. */
-function classColours(boxes) {
+/** Return class → number of its colour in all charts of the page, those with most of the charts first. */
+function classColours(charts) {
   const sums = new Map();
-  for (const [, , kind, , size] of boxes) if (kind) sums.set(kind, (sums.get(kind) ?? 0) + size);
+  for (const { boxes } of charts) {
+    const whole = boxes.reduce((sum, [, , , , size]) => sum + size, 0) || 1;
+    for (const [, , kind, , size] of boxes) if (kind) sums.set(kind, (sums.get(kind) ?? 0) + size / whole);
+  }
   const names = [...sums].sort((left, right) => right[1] - left[1]).map(([kind]) => kind);
   return new Map(names.map((kind, place) => [kind, Math.min(place, COLOURS)]));
 }
@@ -294,4 +295,9 @@ function drawRamp(legend, shades, ends) {
   legend.replaceChildren(`${shades.title}: ${low} `, element("i", shades.darkLow ? "ramp reversed" : "ramp"), high);
 }
 
-for (const chart of document.querySelectorAll(".boxes")) showBoxes(chart);
+const charts = new Map([...document.querySelectorAll(".boxes")].map(chart => [chart, JSON.parse(chart.querySelector("script").textContent)]));
+const colours = classColours([...charts.values()]);
+for (const [chart, data] of charts) {
+  const kinds = new Set(data.boxes.map(([, , kind]) => kind));
+  showBoxes(chart, data, new Map([...colours].filter(([kind]) => kinds.has(kind))));
+}

@@ -19,10 +19,13 @@ __all__ = [
     "LATENCIES",
     "SUMMARY",
     "generation_perf_document",
+    "latency_table",
     "perf_blocks",
     "perf_document",
     "provider_words",
     "ratio_words",
+    "runs_words",
+    "throughput_words",
 ]
 
 SUMMARY = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
@@ -42,10 +45,10 @@ def perf_blocks(result: PerfResult) -> list[doc.Block]:
     sides = {"model" if result.baseline is None else result.model: result.latency}
     blocks: list[doc.Block] = [doc.Fields(list(_summary_fields(result)))]
     if result.baseline is None:
-        return [*blocks, _latency_table(sides)]
+        return [*blocks, latency_table(sides)]
     sides[result.baseline.name] = result.baseline.latency
     verdict = ratio_words(result.baseline.ratio, result.model, result.baseline.name)
-    return [*blocks, _latency_table(sides), doc.Paragraph(verdict)]
+    return [*blocks, latency_table(sides), doc.Paragraph(verdict)]
 
 
 def _summary_fields(result: PerfResult) -> Iterator[doc.Field]:
@@ -56,29 +59,36 @@ def _summary_fields(result: PerfResult) -> Iterator[doc.Field]:
         f"{name} {dtypes[name]}[{', '.join(map(str, shape))}]" for name, shape in result.measured_shapes.items()
     )
     yield "inputs", f"{shapes or 'none'} ({'from the file' if result.input_source == 'file' else 'random values'})"
-    yield "runs", f"{len(result.latency.samples_ms)} counted, after {result.options.warmup} to warm up"
+    yield "runs", runs_words(result)
     if not result.io_binding:
         yield "values", "arrays are passed in and out in every run, which the times include"
     elif result.output_memory != ("cpu",):
         yield "values", f"bound once, outputs stay in the memory of {' and '.join(result.output_memory)}"
     if result.decoding is not None:
         yield "decodes", result.decoding.words
-    yield "batch", f"{result.batch_size}, says {result.batch_source}"
+    yield "batch", f"{result.batch_size} ({result.batch_source})"
     yield (
         "session",
         f"{result.session_creation_ms:.0f} ms to open · first run {time_words(result.latency.first_run_ms)} ms",
     )
-    rate = result.samples_per_sec
-    yield "throughput", f"{f'{rate:.0f}' if rate >= 100 else f'{rate:.3g}'} samples/s"
+    yield "throughput", throughput_words(result)
     memory = result.memory
-    memory_sizes = {
-        "session": memory.session_bytes,
-        "runs": memory.run_bytes,
-        "process": memory.process_bytes,
-        "at most": memory.peak_bytes,
-    }
-    yield "memory", ", ".join(f"{name} {size_words(size)}" for name, size in memory_sizes.items())
+    added = f"opening the session added {size_words(memory.session_bytes)}, the runs {size_words(memory.run_bytes)}"
+    yield "memory", f"process {size_words(memory.process_bytes)}, peak {size_words(memory.peak_bytes)}; {added}"
     yield from doc.note_fields(result.notes)
+
+
+def runs_words(result: PerfResult) -> str:
+    """Return how many runs were measured."""
+    return f"{len(result.latency.samples_ms)} counted, after {result.options.warmup} to warm up"
+
+
+def throughput_words(result: PerfResult) -> str:
+    """Return the throughput: of a decoder in tokens, of other models in samples."""
+    rate, unit = result.samples_per_sec, "samples"
+    if result.tokens_per_sec is not None:
+        rate, unit = result.tokens_per_sec, "tokens"
+    return f"{f'{rate:.0f}' if rate >= 100 else f'{rate:.3g}'} {unit}/s"
 
 
 def provider_words(result: PerfResult | ModulePerfResult) -> str:
@@ -88,7 +98,12 @@ def provider_words(result: PerfResult | ModulePerfResult) -> str:
     return f"{provider}{threads} (ONNX Runtime {result.onnxruntime_version})"
 
 
-def _latency_table(sides: Mapping[str, LatencyResult]) -> doc.Table:
+def latency_table(sides: Mapping[str, LatencyResult]) -> doc.Table:
+    """Return mean, spread and percentiles of each side, in milliseconds.
+
+    Args:
+        sides: What was run, in words → its runs.
+    """
     rows = [[name, *(getattr(side.summary, column) for column in SUMMARY)] for name, side in sides.items()]
     return doc.Table(doc.columns("latency in ms", *LATENCIES), rows)
 

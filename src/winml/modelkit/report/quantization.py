@@ -225,7 +225,7 @@ def _algorithm_table(search: BudgetSearch) -> Iterator[doc.Block]:
     if names:
         yield doc.Table(
             [
-                *doc.columns(("module", "name"), "form"),
+                *doc.columns(("module", "name"), "format"),
                 *(doc.Column(f"{name} dB", "decibels") for name in names),
             ],
             [
@@ -398,7 +398,7 @@ def _sensitivity_fields(result: QuantizationSensitivity) -> Iterator[doc.Field]:
     cost = result.cost
     resumed = f", {cost.resumed} resumed" if cost.resumed else ""
     spent = f"{cost.quantization_s:.1f} s quantizing, {cost.session_s:.1f} s opening, {cost.runs_s:.1f} s running"
-    yield "cost", f"{cost.measured} forms measured{resumed}: {spent}"
+    yield "cost", f"{cost.measured} variants measured{resumed}: {spent}"
     yield "modules from", result.tree_source, doc.Detail.PAGE
     yield "made by", f"winml {result.tool_version}, ONNX Runtime {result.onnxruntime_version}", doc.Detail.PAGE
     yield from doc.note_fields(result.notes)

@@ -35,8 +35,8 @@ def tuning_document(result: TuneResult) -> doc.Document:
             doc.Table(
                 doc.columns(
                     ("candidate", "name"),
-                    ("latency ms", "latency"),
-                    ("of plain", "latency"),
+                    ("p50 ms [95 %]", "latency"),
+                    ("relative to plain [95 %]", "latency"),
                     ("size", "bytes"),
                     ("memory", "bytes"),
                     ("session ms", "whole"),

@@ -288,6 +288,6 @@ def _stage_words(stage: StageRecord) -> str:
     at_root = stage.coverage.at_root_percent if stage.coverage is not None else None
     tagged = "coverage unknown" if percent is None else f"{percent:.4g} % tagged"
     tagged += "" if at_root is None else f", {at_root:.0f} % at the root"
-    memory = "" if stage.peak_memory_bytes is None else f", peak {size_words(stage.peak_memory_bytes)}"
+    memory = "" if stage.peak_memory_bytes is None else f", process memory peak {size_words(stage.peak_memory_bytes)}"
     done = "reused" if stage.status == "reused" else f"{stage.seconds:.1f} s{memory}"
     return f"{stage.nodes} nodes, {tagged}, {done}{f' ({stage.reason})' if stage.reason else ''}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,6 +21,9 @@ SCHEMA_VERSION = 1
 SLACK = 1e-9
 """By how much a value may miss its limit. Chosen: above rounding of a difference of two shares (1e-16), far below what
 one sample of a million changes."""
+
+LEAST_TIMED = 20
+"""Samples that have to be timed for a time of one. Chosen: of fewer, a short load on the machine decides the median."""
 
 LimitKind = Literal["min", "max", "max_drop"]
 
@@ -94,14 +97,8 @@ class EvaluatedSide(Record):
     """Execution provider of an ONNX file."""
     is_disturbed: bool = False
     """Whether other load slowed half of its runs, so that its times are not those of the model alone."""
-
-    @property
-    def busy_note(self) -> str:
-        """What is to be said of its times where other load slowed them."""
-        return (
-            f"Half of the runs of {self.name} took more than {DISTURBED:g} times the fastest of equal sizes: the "
-            "machine seems busy, so ms per sample is too high. Use winml perf for latency."
-        )
+    timed_samples: int = 0
+    """Samples that were timed after the first run, which sets things up."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +162,30 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
     def is_good_enough(self) -> bool:
         """Whether every limit is met."""
         return all(limit.is_met for limit in self.limits)
+
+    @property
+    def sides(self) -> tuple[EvaluatedSide, ...]:
+        """The model, and the baseline where there is one."""
+        return (self.model,) if self.baseline is None else (self.model, self.baseline)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether enough samples were timed on each side for a time of one."""
+        return all(side.timed_samples >= LEAST_TIMED for side in self.sides)
+
+    def time_notes(self) -> Iterator[str]:
+        """Yield why there is no time of a sample, or on which side other load slowed the runs."""
+        if not self.is_timed:
+            yield (
+                f"Not timed: fewer than {LEAST_TIMED} samples were run after the first run. Use winml perf for latency."
+            )
+            return
+        for side in self.sides:
+            if side.is_disturbed:
+                yield (
+                    f"Half of the runs of {side.name} took more than {DISTURBED:g} times the fastest of equal sizes: "
+                    "the machine seems busy, so ms per sample is too high. Use winml perf for latency."
+                )
 
     def metric(self, name: str) -> MetricResult:
         """Return a metric by name.

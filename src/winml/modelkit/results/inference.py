@@ -28,6 +28,8 @@ AnswerKind = Literal[
 class AnswerEntry(Record, digits=6):
     """One line of an answer; which fields it has follows from the kind of the answer."""
 
+    input: str | None = field(default=None, metadata=entry(omit_none=True))
+    """The text or file it answers, where the model was run once for each of several."""
     label: str | None = field(default=None, metadata=entry(omit_none=True))
     """Class, token, or name of a tensor."""
     score: float | None = field(default=None, metadata=entry(omit_none=True))

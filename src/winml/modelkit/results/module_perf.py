@@ -65,13 +65,13 @@ class ClassSummary(Record, digits=6):
     class_name: str = field(metadata=entry("class"))
     instances: int
     mean_ms: float
-    """Mean of the means of its instances."""
+    """Mean of the medians of its instances."""
     min_ms: float
-    """Mean of the fastest instance."""
+    """Median of the fastest instance."""
     max_ms: float
-    """Mean of the slowest instance."""
+    """Median of the slowest instance."""
     total_ms: float
-    """Sum of the means of its instances."""
+    """Sum of the medians of its instances."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +108,13 @@ class ModulePerfResult:
 
     def classes(self) -> tuple[ClassSummary, ...]:
         """Return the latencies of each class, the longest total first."""
-        means: dict[str, list[float]] = defaultdict(list)
+        medians: dict[str, list[float]] = defaultdict(list)
         for item in self.instances:
             if item.latency is not None:
-                means[item.identity.class_name].append(item.latency.summary.mean)
+                medians[item.identity.class_name].append(item.latency.summary.p50)
         summaries = [
             ClassSummary(name, len(times), sum(times) / len(times), min(times), max(times), sum(times))
-            for name, times in means.items()
+            for name, times in medians.items()
         ]
         return tuple(sorted(summaries, key=lambda entry: entry.total_ms, reverse=True))
 
@@ -226,6 +226,7 @@ def module_times_record(profile: ModuleProfile, *, depth: int | None = None) -> 
                 "total_ms": entry.total_ms,
                 "share": entry.total_ms / kernel_ms,
                 "kernels": entry.kernels,
+                "total_kernels": entry.total_kernels,
                 "operators_ms": dict(entry.operators),
             }
             for entry in profile.by_class()
@@ -260,6 +261,7 @@ def _module_record(module: ModuleTime, kernel_ms: float, depth: int | None) -> d
         "total_ms": module.total_ms,
         "share": module.total_ms / kernel_ms,
         "kernels": module.kernels,
+        "total_kernels": module.total_kernels,
         "operators_ms": dict(module.operators),
         "output_bytes": module.output_bytes,
         "parameter_bytes": module.parameter_bytes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from winml.modelkit.runtime.host import peak_bytes, resident_bytes
 from winml.modelkit.runtime.opened_model import PreparedModel, RunOptions
 from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.version import __version__
+from winml.modelkit.words import time_words
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -28,7 +29,9 @@ __all__ = [
     "PerfResult",
     "PromptTime",
     "StepTime",
+    "busy_notes",
     "perf_result",
+    "spread_notes",
 ]
 
 
@@ -37,6 +40,8 @@ __all__ = [
 
 SCHEMA_VERSION = 2
 """Layout of the JSON, specified in docs/reference/formats.md."""
+DISPLAYED_RUNS = 3
+"""Models or modules in a note on their runs. Chosen: they fit on two lines."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,11 @@ class PerfResult:
         """Samples per second: the runs per second times the batch size."""
         return self.batch_size * 1000 / self.latency.summary.mean
 
+    @property
+    def tokens_per_sec(self) -> float | None:
+        """Tokens per second that a decoder reads in a prompt, or writes in a step; None for other models."""
+        return None if self.decoding is None else self.samples_per_sec * self.decoding.tokens
+
     def as_record(self) -> dict[str, object]:
         """Return the JSON of ``winml perf``."""
         record: dict[str, object] = {
@@ -130,6 +140,7 @@ class PerfResult:
             "throughput": {
                 "samples_per_sec": round(self.samples_per_sec, 3),
                 "runs_per_sec": round(1000 / self.latency.summary.mean, 3),
+                **({} if self.tokens_per_sec is None else {"tokens_per_sec": round(self.tokens_per_sec, 3)}),
             },
             "raw_samples_ms": _round_samples(self.latency.samples_ms),
             "memory": self.memory.as_record(),
@@ -231,7 +242,7 @@ def perf_result(
             *_output_notes(outputs),
             *text_notes,
             *_export_notes(run_options),
-            *_spread_notes(latency, baseline),
+            *spread_notes({"the model": latency} | ({} if baseline is None else {baseline.name: baseline.latency})),
         ),
     )
 
@@ -252,15 +263,44 @@ def _output_notes(outputs: Mapping[str, Array | None]) -> Iterator[str]:
             yield f"output {name} contains NaN or infinite values, which slow some processors down"
 
 
-def _spread_notes(latency: LatencyResult, baseline: BaselineResult | None) -> Iterator[str]:
-    latencies = {"the model": latency} if baseline is None else {"the model": latency, baseline.name: baseline.latency}
-    for name, result in latencies.items():
-        summary = result.summary
-        if summary.is_disturbed:
-            yield (
-                f"the median run of {name} took {summary.p50 / summary.min:.1f} times as long as the fastest: the "
-                "machine seems busy"
-            )
+def spread_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
+    """Say which runs other load slowed: half of them, or a few so much that the mean says nothing of the others.
+
+    Args:
+        latencies: What was run, in words → its runs.
+    """
+    yield from busy_notes(latencies)
+    interrupted = {name: run.summary for name, run in latencies.items() if run.summary.is_interrupted}
+    times = [
+        f"{name} (mean {time_words(summary.mean)} ms, p50 {time_words(summary.p50)} ms)"
+        for name, summary in interrupted.items()
+        if not summary.is_disturbed
+    ]
+    if times:
+        yield (
+            f"a few runs were interrupted, probably by other programs: {_listed(times)}; use p50, not the mean or the "
+            "throughput"
+        )
+
+
+def busy_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
+    """Say of which models other load slowed half of the runs.
+
+    Args:
+        latencies: What was run, in words → its runs.
+    """
+    ratios = {name: run.summary for name, run in latencies.items() if run.summary.is_disturbed}
+    times = [f"of {name} took {summary.p50 / summary.min:.1f} times" for name, summary in ratios.items()]
+    if times:
+        yield (
+            f"the machine seems busy: the median run {_listed(times)} as long as the fastest; measure again when it is "
+            "idle"
+        )
+
+
+def _listed(times: Sequence[str]) -> str:
+    more = len(times) - DISPLAYED_RUNS
+    return ", ".join([*times[:DISPLAYED_RUNS], *([f"{more} more"] if more > 0 else [])])
 
 
 # --- The record of a measured decoder: prompts by length, steps by what the cache holds.

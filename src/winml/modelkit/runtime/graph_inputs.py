@@ -46,6 +46,7 @@ __all__ = [
     "Sizes",
     "array_words",
     "batch_of",
+    "default_size_notes",
     "described_inputs",
     "draw_feeds",
     "graph_inputs",
@@ -250,9 +251,17 @@ def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, 
         if name not in by_name and name not in sums and name not in patches:
             chosen[name] = _default_size(name, inputs, names)
     by_name |= _summed({**by_name, **chosen}, sums)
+    return Sizes({**by_name, **chosen}, default_size_notes(chosen), chosen)
+
+
+def default_size_notes(chosen: Mapping[str, int]) -> tuple[str, ...]:
+    """Return a note on the sizes that were chosen; none where there are none.
+
+    Args:
+        chosen: Size of each dimension by its name.
+    """
     words = ", ".join(f"{name} {size}" for name, size in chosen.items())
-    notes = (f"default sizes: {words} (change them with --shape-config)",) if chosen else ()
-    return Sizes({**by_name, **chosen}, notes, chosen)
+    return (f"default sizes: {words} (change them with --shape-config)",) if chosen else ()
 
 
 def _all_sums(inputs: Iterable[GraphInput]) -> dict[str, tuple[int | str, ...]]:
@@ -434,8 +443,8 @@ def batch_of(inputs: Sequence[GraphInput], feeds: Arrays, outputs: Mapping[str, 
     shapes = [array.shape for array in (*feeds.values(), *outputs.values()) if array is not None and array.ndim]
     first = {shape[0] for shape in shapes}
     if feeds and len(first) == 1 and (size := first.pop()) > 0:
-        return size, "the first size of all inputs and outputs"
-    return 1, "nothing: a run counts as one sample"
+        return size, "first dimension of all inputs and outputs"
+    return 1, "no common first dimension: a run counts as one sample"
 
 
 _DAMAGED = (

@@ -65,16 +65,6 @@ class RunProfile:
     """Duration of each run, the time between kernels included."""
     unit: Literal["us", "cycles"] = "us"
 
-    @property
-    def kernel_us(self) -> float:
-        """Sum over all kernels of all runs."""
-        return sum(kernel.self_us for kernel in self.kernels)
-
-    @property
-    def outside_us(self) -> float:
-        """Time of the runs in which no kernel ran; 0 where kernels ran in parallel."""
-        return max(sum(self.run_us) - self.kernel_us, 0.0)
-
 
 def read_profile(path: Path, *, counted_runs: int | None = None) -> RunProfile:
     """Read a profile file.

@@ -69,6 +69,7 @@ from winml.modelkit.tune.state import (
 )
 from winml.modelkit.tune.tune_result import Answer
 from winml.modelkit.tune.worker import values_path
+from winml.modelkit.words import size_words
 
 __all__ = [
     "FORMATS",
@@ -265,7 +266,7 @@ class Contest:
     def _winner(self) -> Choice:
         with self.clock.step("plain file") as step:
             self._measure_plain()
-            step.summary = f"{self._plain_facts.size_bytes:,} bytes"
+            step.summary = size_words(self._plain_facts.size_bytes)
         with self.clock.step("forms") as step:
             forms = [self.plan[0], *(item for item in self.plan[1:] if not item.part_of and self._make(item))]
             self._race(FORMATS, forms, SIMULATED_RUNG if self.task.options.is_simulated else FIRST_RUNG)

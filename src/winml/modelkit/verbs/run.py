@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from winml.modelkit.verbs.running import ProviderFields
 if TYPE_CHECKING:
     from winml.modelkit.inference.answering import Answer, TaskRunner
     from winml.modelkit.load.request import ModelRequest
-    from winml.modelkit.results.inference import InferenceResult, RunSchema, SchemaTensor
+    from winml.modelkit.results.inference import AnswerEntry, InferenceResult, RunSchema, SchemaTensor
 
 __all__ = ["RunRequest", "RunSubject", "example_command", "plan_run", "run_model", "run_schema"]
 
@@ -45,10 +45,14 @@ class RunRequest(AnswerRequest, ProviderFields):
     """The checkpoint that PyTorch runs as well; :data:`RECORDED`; or None."""
 
     text: tuple[str, ...] = declare(
-        (), "Text input. With several, their similarity.", INPUTS, metavar="TEXT", is_common=True
+        (),
+        "Text input. With several, their similarity for embeddings, one result each for other tasks.",
+        INPUTS,
+        metavar="TEXT",
+        is_common=True,
     )
     image: tuple[str, ...] = declare(
-        (), "Image file. With several, their similarity.", INPUTS, metavar="FILE", is_common=True
+        (), "Image file. With several, as for texts.", INPUTS, metavar="FILE", is_common=True
     )
     audio: str | None = declare(None, "Audio file.", INPUTS, metavar="FILE", is_common=True)
     label: tuple[str, ...] = declare(
@@ -246,13 +250,23 @@ def _refuse_inputs(
                 hint=f"{hint}winml run {request.name} --schema lists its inputs.",
             )
         item = known[name]
-        if len(values) > 1 and not item.is_repeatable:
-            raise UsageError(f"input {name!r} is passed {len(values)} times, and {task} takes one", hint="Pass one.")
         if item.kind != "text" and not values[0].startswith("@"):
             raise UsageError(
                 f"input {name!r}: {values[0]!r} is no file; {task} takes {_article(item.kind)}",
                 hint=f"--input {name}=@{item.example}",
             )
+    several = [name for name, values in named.items() if len(values) > 1 and not known[name].is_repeatable]
+    if len(several) > 1:
+        raise UsageError(
+            f"inputs {several[0]!r} and {several[1]!r} are both passed several times, and {task} runs once for each "
+            "value of one input",
+            hint=f"Pass {several[1]!r} once.",
+        )
+    if several and request.save is not None:
+        raise UsageError(
+            f"--save {request.save}: the result of one {several[0]} is saved, {len(named[several[0]])} are passed",
+            hint=f"Omit it, or pass one {several[0]}.",
+        )
     missing = [item for item in definition.inputs if item.is_required and item.name not in named]
     if missing:
         raise UsageError(
@@ -410,19 +424,22 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
     started = time.perf_counter()
     if subject.task is None:
         tensors = {name: _tensor(name, value) for name, value in subject.tensors.items()}
-        answer: Answer = tensor_answer(model, tensors)
+        answers: list[tuple[str | None, Answer]] = [(None, tensor_answer(model, tensors))]
         passed: Mapping[str, Any] = {
             name: f"{array.dtype}[{', '.join(map(str, array.shape))}]" for name, array in tensors.items()
         }
-        values: Mapping[str, Any] = tensors
+        calls: list[tuple[str | None, Mapping[str, Any]]] = [(None, tensors)]
     else:
         definition = RUN_TASKS[subject.task]
-        values = {
-            item.name: _values(item, subject.named[item.name])
-            for item in definition.inputs
-            if item.name in subject.named
-        }
-        answer = _runner(model, model, subject.task, request)(values)
+        calls = [
+            (
+                text,
+                {item.name: _values(item, named[item.name]) for item in definition.inputs if item.name in named},
+            )
+            for text, named in _calls(definition, subject.named)
+        ]
+        run = _runner(model, model, subject.task, request)
+        answers = [(text, run(values)) for text, values in calls]
         passed = {
             name: given[0].removeprefix("@") if len(given) == 1 else [text.removeprefix("@") for text in given]
             for name, given in subject.named.items()
@@ -434,16 +451,31 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
         task_rule=subject.task_rule,
         provider=request.choose_provider().provider.name,
         inputs=passed,
-        kind=answer.kind,
-        entries=answer.entries,
+        kind=answers[0][1].kind,
+        entries=_entries(answers),
         session_ms=session_ms,
         run_ms=run_ms,
-        notes=answer.notes,
+        notes=tuple(dict.fromkeys(note for _, answer in answers for note in answer.notes)),
         saved=request.save,
     )
     if request.reference is not None:
-        result = _compared(result, answer, subject, values, request, model)
-    return result, _saved(answer, values, request.save)
+        result = _compared(result, answers, subject, calls, request, model)
+    return result, _saved(answers[0][1], calls[0][1], request.save)
+
+
+def _calls(
+    definition: RunTask, named: Mapping[str, tuple[str, ...]]
+) -> list[tuple[str | None, Mapping[str, tuple[str, ...]]]]:
+    """Return what each run of the model takes, with the text or file that it is for; None where there is one run."""
+    several = (item.name for item in definition.inputs if len(named.get(item.name, ())) > 1 and not item.is_repeatable)
+    name = next(several, None)
+    if name is None:
+        return [(None, named)]
+    return [(value.removeprefix("@"), {**named, name: (value,)}) for value in named[name]]
+
+
+def _entries(answers: Sequence[tuple[str | None, Answer]]) -> tuple[AnswerEntry, ...]:
+    return tuple(replace(entry, input=text) for text, answer in answers for entry in answer.entries)
 
 
 def _runner(model: Any, built: Any, task: str, request: RunRequest) -> TaskRunner:
@@ -463,13 +495,13 @@ def _described_file(request: RunRequest) -> Path:
 
 def _compared(
     result: InferenceResult,
-    answer: Answer,
+    answers: Sequence[tuple[str | None, Answer]],
     subject: RunSubject,
-    values: Mapping[str, Any],
+    calls: Sequence[tuple[str | None, Mapping[str, Any]]],
     request: RunRequest,
     model: Any,
 ) -> InferenceResult:
-    """Return a result with what PyTorch answers."""
+    """Return a result with what PyTorch answers in each call."""
     from winml.modelkit.inference.answer_comparison import compared_answers
     from winml.modelkit.inference.answering import tensor_answer
     from winml.modelkit.load.model import load_model
@@ -478,11 +510,22 @@ def _compared(
     if subject.task is not None:
         checkpoint = replace(checkpoint, task=subject.task)
     loaded: Any = load_model(replace(checkpoint, cache=False)).model
-    if subject.task is None:
-        theirs = tensor_answer(loaded, values, answer.arrays)
-    else:
-        theirs = _runner(loaded, model, subject.task, request)(values)
-    return replace(result, reference=compared_answers(answer, theirs, checkpoint.model))
+    run = None if subject.task is None else _runner(loaded, model, subject.task, request)
+    theirs = [
+        (text, tensor_answer(loaded, values, answer.arrays) if run is None else run(values))
+        for (text, answer), (_, values) in zip(answers, calls, strict=True)
+    ]
+    compared = [
+        compared_answers(ours, other, checkpoint.model) for (_, ours), (_, other) in zip(answers, theirs, strict=True)
+    ]
+    differing = next((place for place, found in enumerate(compared) if not found.is_same), None)
+    reference = compared[0 if differing is None else differing]
+    if len(compared) > 1:
+        differences = [found.max_difference for found in compared if found.max_difference is not None]
+        words = None if differing is None else f"{answers[differing][0]!r}: {reference.difference}"
+        largest = max(differences, default=None)
+        reference = replace(reference, entries=_entries(theirs), max_difference=largest, difference=words)
+    return replace(result, reference=reference)
 
 
 def _reference(request: RunRequest) -> ModelRequest:

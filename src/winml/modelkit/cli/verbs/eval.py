@@ -73,7 +73,7 @@ def command(**options: Any) -> None:
     if options["dry_run"]:
         show_plan(plan, options)
         return
-    with library_output_to_stderr(), live_progress(quiet=options["quiet"], counted="samples") as progress:
+    with library_output_to_stderr(), live_progress(quiet=options["quiet"], counted="sample") as progress:
         result = run_evaluation(plan, request, None if options["quiet"] else show_step, progress)
     _write_and_show(result, plan.files, options)
     if not result.is_good_enough:

@@ -73,7 +73,7 @@ def command(**options: Any) -> None:
     from winml.modelkit.cli._progress import show_step
 
     try:
-        with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
+        with library_output_to_stderr(), live_progress(quiet=options["quiet"], counted="turn") as progress:
             result = run_tuning(plan, request, None if options["quiet"] else show_step, progress)
     except KeyboardInterrupt:
         words = f"measurements are saved in {options['output']}; the same command resumes there"

@@ -209,6 +209,11 @@ class Scores:
         later = [milliseconds for number, milliseconds in reported.sample_ms.items() if number not in reported.first]
         return later or list(reported.sample_ms.values())
 
+    def timed_samples(self, side: int) -> int:
+        """Return how many samples were timed after the first run."""
+        reported = self.sides[side]
+        return len(reported.sample_ms.keys() - reported.first)
+
     def is_disturbed(self, side: int) -> bool:
         """Whether other load slowed the runs of a side: runs of equal sizes would take equally long."""
         return are_disturbed(self.sides[side].run_ms.values())
@@ -517,9 +522,8 @@ def _evaluation(
             if math.isinf(item.value)
         ),
         *(_sentence(note) for note in (*prepared.preprocessor.notes, data_set.unreadable_note) if note),
-        *(side.busy_note for side in (ours, theirs) if side is not None and side.is_disturbed),
     )
-    return Evaluation(
+    evaluation = Evaluation(
         task=model.task,
         task_rule=model.task_rule,
         data=EvaluatedData(
@@ -545,6 +549,7 @@ def _evaluation(
         steps=clock.timings(),
         notes=notes,
     )
+    return replace(evaluation, notes=(*notes, *evaluation.time_notes()))
 
 
 def _sentence(note: str) -> str:
@@ -553,4 +558,5 @@ def _sentence(note: str) -> str:
 
 def _side_result(side: Side, scores: Scores, number: int) -> EvaluatedSide:
     latency = summarize(scores.latencies_ms(number))
-    return EvaluatedSide(side.name, side.kind, latency, side.provider, scores.is_disturbed(number))
+    is_disturbed, timed = scores.is_disturbed(number), scores.timed_samples(number)
+    return EvaluatedSide(side.name, side.kind, latency, side.provider, is_disturbed, timed)

@@ -427,7 +427,7 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
             name_sums(proof, part.inputs), part.output_axes, names, [item.name for item in part.dimensions]
         )
         at_other_shapes = f", run at {len(proof.draws)} more shapes" if proof.draws else ""
-        step.summary = f"{len(tree)} modules traced of {tree.registered} registered{at_other_shapes}"
+        step.summary = f"{len(tree)} modules ({tree.registered} registered, with torch.nn layers){at_other_shapes}"
     with clock.step("ONNX export") as step:
         capture, used = capture_graph(prepared, tensors, tree, run.config, exporter)
         step.summary = f"{len(capture.scopes)} nodes, opset {capture.model.opset_imports['']}, {used.name}"
@@ -442,7 +442,7 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         step.summary = f"{len(tree)} tags"
     with clock.step("node tagging") as step:
         tagger.tag_nodes(capture.scopes)
-        step.summary = f"{len(capture.scopes)} captured nodes"
+        step.summary = f"{len(capture.scopes)} nodes tagged"
     with clock.step("tag injection") as step:
         model, graph_notes = _plain_graph(capture.model, run.config, used)
         if part.branches:
@@ -451,7 +451,7 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         declare_output_shapes(model.graph, proof)
         _describe_model(model, run, replace(part, dimensions=dimensions), tree, used)
         coverage = measure_coverage(model)
-        step.summary = f"normalized to {coverage.nodes} nodes, {coverage.tagged} tagged"
+        step.summary = f"{len(capture.scopes)} → {coverage.nodes} nodes, {coverage.tagged} tagged"
     notes = (*(tree.notes if run.config.hierarchy else ()), *_capture_notes(capture), *graph_notes, *proof.notes)
     return TaggedGraph(
         model,

@@ -40,12 +40,18 @@ from winml.modelkit.hierarchy.tagging import NodeTag, all_nodes, clear_tag, list
 from winml.modelkit.inspect.module_costs import ShapeTable, count_macs
 from winml.modelkit.inspect.node_facts import read_shapes
 from winml.modelkit.inspect.onnx_tree import OnnxTree, read_contents, read_tree
-from winml.modelkit.measure.latency import LatencyOptions, measure_latency
-from winml.modelkit.measure.module_profile import ModuleProfile, NodeWork, charge_modules, working_module
+from winml.modelkit.measure.latency import LatencyOptions, LatencyResult, measure_latency
+from winml.modelkit.measure.module_profile import (
+    ModuleProfile,
+    NodeWork,
+    charge_modules,
+    kernel_times_ms,
+    working_module,
+)
 from winml.modelkit.metadata_keys import MODULE_KEY, MODULES_KEY
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.module_perf import MeasuredModule, ModulePerfResult, ProfiledDecoder, ProfiledModules
-from winml.modelkit.results.perf import MemoryUse, PerfResult, perf_result
+from winml.modelkit.results.perf import MemoryUse, PerfResult, busy_notes, perf_result, spread_notes
 from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_tokens, inputs_of_file
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.execution_providers import short_name
@@ -60,7 +66,7 @@ from winml.modelkit.runtime.opened_model import (
 )
 from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.version import __version__
-from winml.modelkit.words import count_noun
+from winml.modelkit.words import count_noun, time_words
 
 __all__ = ["charge_fused_kernels", "measure_modules", "profile_model", "profile_modules"]
 
@@ -70,6 +76,8 @@ __all__ = ["charge_fused_kernels", "measure_modules", "profile_model", "profile_
 # a node is that of the module around all of them; here it becomes that of the convolution. Works on the graph as
 # executed, in memory; no file keeps these tags.
 
+
+Progress = Callable[[int, float], None]
 
 _LABEL = "#"
 """Marks the position of a node where a module path stands otherwise, which never begins with it."""
@@ -223,10 +231,12 @@ def profile_model(
     tokens = None if options.input_data is not None else decoder_tokens(inputs_of_file(path), options.sizes)
     if tokens is None:
         return profile_modules(path, options, latency, progress=progress)
-    prompt = profile_modules(path, replace(options, decoding=DecoderRun(tokens, 0)), latency, progress=progress)
+    prompt_run = replace(options, decoding=DecoderRun(tokens, 0))
+    prompt = profile_modules(path, prompt_run, latency, progress=_share_of(progress, 0, 2, 0))
     assert prompt.result.decoding is not None
-    after = DecoderRun(1, prompt.result.decoding.tokens)
-    return ProfiledDecoder(prompt, profile_modules(path, replace(options, decoding=after), latency, progress=progress))
+    step_run = replace(options, decoding=DecoderRun(1, prompt.result.decoding.tokens))
+    runs = 2 * len(prompt.result.latency.samples_ms)
+    return ProfiledDecoder(prompt, profile_modules(path, step_run, latency, progress=_share_of(progress, 1, 2, runs)))
 
 
 def profile_modules(
@@ -236,7 +246,7 @@ def profile_modules(
     *,
     progress: Callable[[int, float], None] | None = None,
 ) -> ProfiledModules:
-    """Measure a model with ONNX Runtime's profiling on, and charge every kernel to its module.
+    """Measure a model, then again with ONNX Runtime's profiling on, and charge every kernel to its module.
 
     Args:
         path: The ONNX file.
@@ -259,17 +269,18 @@ def profile_modules(
     with temporary_folder() as folder, flat_file(path) as flat:
         executed_path = folder / "executed.onnx"
         files = {"profile_prefix": folder / "profile", "optimized_path": executed_path}
-        result, profile_path = run_at_fitting_sizes(
+        result, profiled, profile_path = run_at_fitting_sizes(
             flat, options, lambda fitting: _profiled_run(flat, fitting, latency, files, progress)
         )
-        measured = read_profile(profile_path, counted_runs=len(result.latency.samples_ms))
+        measured = read_profile(profile_path, counted_runs=len(profiled.samples_ms))
         if not executed_path.is_file():
             raise MeasureError(
                 "ONNX Runtime did not write the graph it executed, so kernels cannot be matched to nodes",
                 hint="Profile on a different execution provider: --ep cpu.",
             )
         executed = read_structure(executed_path)
-    result = replace(result, model_bytes=path.stat().st_size)
+    notes = (*result.notes, *busy_notes({"the model with profiling": profiled}))
+    result = replace(result, model_bytes=path.stat().st_size, notes=notes)
     return _charge_to_modules(result, (before, executed), path, tree, measured)
 
 
@@ -357,12 +368,12 @@ def _with_graph_names(profile: RunProfile, model: ir.Model) -> tuple[RunProfile,
 def _device_notes(profile: ModuleProfile, kernels: RunProfile, provider: ChosenProvider) -> Iterator[str]:
     """Say in which unit the device counts, and what ran outside of the parts that it compiled."""
     name, place = provider.provider.name, provider.device_words
+    yield f"latency and module times were measured with the profiling of {name} on, which adds time to every run"
     if profile.profile.unit == "cycles":
         yield f"times are {profile.unit} of {name} ({place}), thousands of clock cycles: compare shares"
-    own = [kernel for kernel in kernels.kernels if kernel.provider != name]
+    own = kernel_times_ms(replace(kernels, kernels=tuple(k for k in kernels.kernels if k.provider != name)))
     if own:
-        nodes = len({kernel.node for kernel in own})
-        outside_ms = sum(kernel.self_us for kernel in own) / len(kernels.run_us) / 1000
+        nodes, outside_ms = len({node for node, _ in own}), sum(own.values())
         yield (
             f"{count_noun(nodes, 'node')} ran outside the compiled parts ({outside_ms:.3f} ms per run) and are not "
             "included in these times"
@@ -382,16 +393,25 @@ def _profiled_run(
     options: RunOptions,
     latency: LatencyOptions,
     files: Mapping[str, Path],
-    progress: Callable[[int, float], None] | None,
-) -> tuple[PerfResult, Path]:
-    """Run the model; return what was measured and the profile. The session is closed with this function."""
-    with prepared_model(path, options, options.choose_provider(), **files) as prepared:
+    progress: Progress | None,
+) -> tuple[PerfResult, LatencyResult, Path]:
+    """Run the model as any other is run, then with profiling on.
+
+    Returns:
+        What was measured without profiling, the latency with it, and the profile. Both sessions are closed.
+    """
+    provider = options.choose_provider()
+    with prepared_model(path, options, provider) as prepared:
         before = resident_bytes()
-        measured = measure_latency(prepared.run, latency, progress)
+        measured = measure_latency(prepared.run, latency, _share_of(progress, 0, 2, 0))
         memory = MemoryUse.after_runs(prepared.opened.session_bytes, before)
-        # Before the answers are looked at, which may take one more run.
+        result = perf_result(prepared, latency, measured, memory)
+    counted = len(measured.samples_ms)
+    del prepared  # two sessions would hold the weights twice
+    with prepared_model(path, options, provider, **files) as prepared:
+        profiled = measure_latency(prepared.run, latency, _share_of(progress, 1, 2, counted))
         profile = prepared.opened.session.end_profile()
-    return perf_result(prepared, latency, measured, memory), profile
+    return result, profiled, profile
 
 
 def _module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
@@ -428,8 +448,7 @@ def _charge_to_modules(
         [(module.tag, module.path, module.class_name) for module in tree.modules],
         fused,
     )
-    profiled_on = "measured with profiling, which adds overhead: compare shares, not times"
-    notes = (*result.notes, profiled_on, *tree.notes, *_source_notes(tree), *carried.notes)
+    notes = (*result.notes, _overhead_note(result, profile), *tree.notes, *_source_notes(tree), *carried.notes)
     return ProfiledModules(
         result=replace(result, notes=notes),
         profile=profile,
@@ -438,6 +457,15 @@ def _charge_to_modules(
         graph_name=original.graph.name or "",
         node_ms=_node_times(original, executed, profile),
     )
+
+
+def _overhead_note(result: PerfResult, profile: ModuleProfile) -> str:
+    p50 = result.latency.summary.p50
+    times = f"{time_words(profile.whole_ms)} ms each ({time_words(p50)} ms without)"
+    words = f"module times are from separate runs with profiling on, {times}"
+    if profile.whole_ms <= p50:
+        return words
+    return f"{words}: profiling adds time to every kernel, so that the share of short kernels is too large"
 
 
 def _source_notes(tree: OnnxTree) -> tuple[str, ...]:
@@ -461,7 +489,7 @@ def _tags_by_name(executed: ir.Model, carried: CarryReport) -> dict[str, str]:
 
 
 def _node_times(original: ir.Model, executed: ir.Model, profile: ModuleProfile) -> dict[str, float]:
-    """Return the time per run of the nodes of the original's main graph.
+    """Return the time per run of the nodes of the original's main graph, as the profile has them.
 
     A kernel that is no node of it counts for the node that made the same value, else for the one its name begins with,
     else for the first of its module.
@@ -474,14 +502,13 @@ def _node_times(original: ir.Model, executed: ir.Model, profile: ModuleProfile) 
         if tag is not None and node.name:
             firsts.setdefault(tag.tag, node.name)
     outputs = {node.name: [value.name for value in node.outputs] for node in all_nodes(executed)}
-    runs = len(profile.run_ms)
     times: dict[str, float] = defaultdict(float)
-    for kernel in profile.profile.kernels:
-        same_value = (makers[value] for value in outputs.get(kernel.node, ()) if value in makers)
-        candidates = (kernel.node, *same_value, *_leading_parts(kernel.node))
-        target = next((name for name in candidates if name in names), firsts.get(profile.tags.get(kernel.node, "")))
+    for (kernel, _), milliseconds in profile.node_ms.items():
+        same_value = (makers[value] for value in outputs.get(kernel, ()) if value in makers)
+        candidates = (kernel, *same_value, *_leading_parts(kernel))
+        target = next((name for name in candidates if name in names), firsts.get(profile.tags.get(kernel, "")))
         if target is not None:
-            times[target] += kernel.self_us / runs / 1000
+            times[target] += milliseconds
     return dict(times)
 
 
@@ -492,8 +519,6 @@ def _leading_parts(name: str) -> list[str]:
 
 
 _STEPS = ("modules extracted", "activations recorded", "modules measured")
-
-Progress = Callable[[int, float], None]
 
 
 def measure_modules(
@@ -552,7 +577,7 @@ def measure_modules(
         options=latency,
         instances=(*measured, *refused),
         without_nodes=cuts.without_nodes,
-        notes=notes,
+        notes=(*notes, *spread_notes({m.identity.words: m.latency for m in measured if m.latency is not None})),
     )
 
 

@@ -69,13 +69,11 @@ __all__ = [
 ]
 
 
-# --- What a user has to know of how fast a quantized file runs: what was fused, and what the processor has.
+# --- What a user has to know of how fast a quantized file runs: what the processor has.
 #
-# Measured, on a processor with VNNI, 128 tokens, computing time of one thread: bert-base and MiniLM, quantized as they
-# were exported, are as fast within the spread as after ``winml optimize`` at any level and after the optimizer of
-# ``onnxruntime.transformers``. ONNX Runtime does the fusions that integer operators need (DynamicQuantizeMatMul,
-# MatMulIntegerToFloat with its bias) when it creates a session, and does them in any graph whose products still stand
-# by themselves. So nothing is fused before, and a graph that was stays as it is.
+# ONNX Runtime does the fusions that integer operators need (DynamicQuantizeMatMul, MatMulIntegerToFloat with its bias)
+# when it creates a session, so nothing is fused here. Whether ``winml optimize`` before gains time depends on the
+# model: none in bert-base and MiniLM with VNNI, some in smaller models; ``winml tune`` measures it.
 
 
 def kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[str]:
@@ -85,8 +83,6 @@ def kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[s
         modes: Ways to fewer bits that were used.
         signed_weights: Whether weights became signed integers.
     """
-    if "dynamic" in modes:
-        yield "ONNX Runtime fuses the integer MatMuls when it loads the file."
     if INTEGER_ACTIVATIONS.isdisjoint(modes):
         return
     has_dot_products = has_integer_dot_products()

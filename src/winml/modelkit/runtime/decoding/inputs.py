@@ -21,6 +21,7 @@ from winml.modelkit.runtime.default_sizes import TOKENS
 from winml.modelkit.runtime.graph_inputs import (
     GraphInput,
     Size,
+    default_size_notes,
     described_inputs,
     draw_feeds,
     settle_sizes,
@@ -193,15 +194,19 @@ def decoder_feeds(
     own = {axes.tokens: run.tokens, **dict.fromkeys(axes.past, run.cached)}
     if axes.total is not None:
         own[axes.total] = run.tokens + run.cached
-    passed = {name: size for name, size in sizes_by_key(inputs, requested).items() if name not in own}
+    requested_sizes = sizes_by_key(inputs, requested)
+    passed = {name: size for name, size in requested_sizes.items() if name not in own}
     sizes = settle_sizes(inputs, {**passed, **own}, batch_size=batch_size)
+    chosen = dict(sizes.chosen)
+    if not own.keys() & requested_sizes.keys():
+        chosen |= dict.fromkeys(axes.past[:1], run.cached) if run.cached else {axes.tokens: run.tokens}
     feeds = draw_feeds(inputs, sizes.by_name, seed, with_padding=False)
     if POSITIONS in feeds:
         counted = np.arange(run.cached, run.cached + run.tokens)
         feeds[POSITIONS] = np.ascontiguousarray(
             np.broadcast_to(counted, feeds[POSITIONS].shape).astype(feeds[POSITIONS].dtype)
         )
-    return feeds, sizes.notes
+    return feeds, default_size_notes(chosen)
 
 
 def prompt_before(inputs: Sequence[GraphInput], requested: Mapping[str, int], steps: int) -> DecoderRun:

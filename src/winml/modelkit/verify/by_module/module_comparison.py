@@ -78,10 +78,19 @@ class ModuleErrors:
 
 
 def own_error(errors: ModuleErrors) -> float | None:
-    """Return the part of a module's error that it was not fed; None where nobody knows what it was fed.
+    """Return the part of a module's error that its inputs do not explain; None where nobody knows what it was fed.
 
-    Errors of rounding are independent of each other, so that their squares add up.
+    Errors of rounding are independent of each other, so that their squares add up: it is the square root of
+    error² - inputs². Of a module around others it is what arises in its own nodes, and no more than that: an error that
+    vanishes before its outputs, such as before a scale near 0, is not one of the module.
     """
+    arising = _largest_step(errors)
+    if arising is None or errors.inputs is None or not math.isfinite(arising):
+        return arising
+    return min(arising, _arising(errors.inputs, errors.outputs))
+
+
+def _largest_step(errors: ModuleErrors) -> float | None:
     return max((_arising(*step) for step in errors.steps), default=None)
 
 
@@ -101,7 +110,7 @@ def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_ro
             has to stand out from the others, and from what it was fed, of which a difference of large numbers makes
             more.
     """
-    own = [own_error(errors) for errors in modules if not errors.is_passing_on]
+    own = [_largest_step(errors) for errors in modules if not errors.is_passing_on]
     usual = [error for error in own if error is not None and 0.0 < error < math.inf]
     typical = statistics.median_low(usual) if usual and is_rounded else 0.0
     limit = max(tolerance, OUTSTANDING * typical)
@@ -202,8 +211,8 @@ class _Measured:
         if item.reason:
             return item.reason
         if any(names not in self.values for names in item.outputs):
-            return "it has no floating-point output, or the time limit was reached"
-        return "its outputs have different shapes"
+            return "no floating-point output, or the time limit was reached"
+        return "outputs of different shapes"
 
     def input_error(self, item: MatchedBoundary) -> float | None:
         """Return the largest error of what it is fed; None where some of that is unknown."""

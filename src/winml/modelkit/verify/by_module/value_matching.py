@@ -74,15 +74,13 @@ def _matched(
     reason = _ends_in_words(ends_in) if ends_in and not outputs else ""
     if not outputs and not reason:
         reason = boundary.reason or (
-            "the candidate has no such module"
-            if other is None
-            else other.reason or "the candidate has none of its outputs"
+            "not in the candidate" if other is None else other.reason or "outputs not in the candidate"
         )
     return MatchedBoundary(boundary.identity, inputs, outputs, len(boundary.inputs) - len(inputs), reason)
 
 
 def _ends_in_words(node: str) -> str:
-    return f"its last operators are part of {node}, which belongs to a module above it"
+    return f"last operators fused into {node}, which belongs to a parent module"
 
 
 def match_with_torch(counts: ValueCounts, file: OnnxSide) -> list[MatchedBoundary]:
@@ -137,9 +135,7 @@ def match_calls(
         key = identity.module, identity.call
         inputs, outputs = (_both_named(key, kind, counts, candidate_counts) for kind in ("input", "output"))
         has_none = not any((*key, kind) in candidate_counts for kind in ("input", "output"))
-        reason = (
-            "" if outputs else "the candidate has no such module" if has_none else "it returns different tensors there"
-        )
+        reason = "" if outputs else "not in the candidate" if has_none else "different outputs in the candidate"
         unknown = counts.get((*key, "input"), 0) - len(inputs)
         matched.append(MatchedBoundary(identity, inputs, outputs, unknown, reason))
     return matched
