@@ -200,7 +200,7 @@ def _checked_attempt(result: ExportResult) -> Attempt:
     exporters = {part.exporter: part.exporter_reason for part in result.parts}
     texts = [verification.generation for verification in verifications if verification.generation is not None]
     caches = [spec.cache.kind for part in result.parts for spec in part.inputs if spec.cache is not None]
-    assumed = [item.words for verification in verifications for item in verification.assumed]
+    assumed = [item.words for verification in verifications for item in verification.assumed or ()]
     problem = f"equal, but not verified for other inputs: {', '.join(assumed)}" if assumed else ""
     if problems:
         problem = f"{len(problems)} of {len(nodes)} nodes: {problems[0]}"

@@ -213,9 +213,9 @@ def _joined(words: Sequence[str]) -> str:
 
 # --- What does transformers call the cache, as an argument of a forward and as a field of its result?
 #
-# ``cache`` since transformers 5.24, ``past_key_values`` or ``cache_params`` before. The forward of a checkpoint with code
-# of its own may have an older name than the installed version, which then renames the field of its result. So no version
-# is asked for: the names are looked up in the signature, in the result, and in the generation loop. Names of graph inputs
+# ``cache`` since transformers 5.24, ``past_key_values`` or ``cache_params`` before. The forward of a checkpoint with
+# code of its own may have an older name than the installed version, which then renames the field of its result. So no
+# version is asked for: names are looked up in the signature, the result and the generation loop. Names of graph inputs
 # (``past_key_values.N.key``) do not depend on it.
 
 
