@@ -156,7 +156,7 @@ def _names_of_ours() -> Iterator[str]:
     import winml.modelkit
 
     for module in pkgutil.walk_packages(winml.modelkit.__path__, f"{winml.modelkit.__name__}."):
-        if not module.name.endswith(".dynamo_preload"):  # imports every model that needs a patch
+        if not module.name.endswith(".dynamo_preload"):  # imports transformers, which commands on ONNX files do without
             yield module.name
 
 

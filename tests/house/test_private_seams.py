@@ -45,6 +45,20 @@ SEAMS: dict[str, dict[str, str]] = {
         ),
         f"{_DYNAMO}/test_example_values.py::test_capture_that_takes_example_values_goes_their_way_and_tells_the_line",
     ),
+    "export.dynamo.shortcuts": dict.fromkeys(
+        (
+            "._codegen",
+            "._in_spec",
+            "._out_spec",
+            "._schema",
+            "torch._export.utils",
+            "torch._ops",
+            "torch._prims_common",
+            "torch.onnx._internal.exporter",
+            "torch.ops.aten",
+        ),
+        f"{_DYNAMO}/test_shortcuts.py::test_graph_is_the_one_that_torch_makes",
+    ),
     "export.dynamo.transformers_patches": {
         "._ONNX_TRANSLATION_TABLE": f"{_DYNAMO}/test_transformers_patches.py::"
         "test_patches_are_in_place_for_the_block_and_gone_after_it",

@@ -5,8 +5,8 @@ Only the server that cells are forked from imports it.
 
 from __future__ import annotations
 
-from winml.modelkit.export.dynamo.transformers_patches import import_repaired_models
+from winml.modelkit.export.dynamo.transformers_patches import import_exporters
 
 __all__: list[str] = []
 
-import_repaired_models()
+import_exporters()

@@ -129,3 +129,32 @@ def test_loop_over_chosen_experts_has_a_round_for_each(model: nn.Module, tmp_pat
     assert ("5 places has 3" in "".join(captured.notes)) == (model.classes == 5)
     # float32 sums of four products: rounding is below 1e-6.
     torch.testing.assert_close(model(rows), answer(captured, {"rows": rows}, tmp_path), rtol=1e-5, atol=1e-6)
+
+
+def by_name(layer: nn.Module, values: torch.Tensor, _sizes: torch.Tensor) -> torch.Tensor:
+    """Look up a module by the name that a place has, at every place."""
+    layers = {"layer_0": layer, "layer_1": nn.Identity(), "layer_2": layer, "layer_3": layer}
+    chosen = (values.argmax(-1)[None] == torch.arange(4)[:, None]).sum(-1) > 0
+    result = torch.zeros_like(values)
+    for place in chosen.nonzero():
+        rows = values.argmax(-1) == place
+        result = result + layers[f"layer_{place[0]}"](values) * rows[:, None]
+    return result
+
+
+def written_in_rows(layer: nn.Module, values: torch.Tensor, _sizes: torch.Tensor) -> torch.Tensor:
+    """Write at places that are single numbers in tuples."""
+    places = torch.stack([values[:, :2].argmax(-1), values.argmax(-1)], -1)
+    rows, columns = zip(*places, strict=True)
+    result = layer(values)
+    result[rows, columns] = 0.0
+    return result
+
+
+@pytest.mark.parametrize("act", [by_name, written_in_rows])
+def test_places_that_are_named_or_listed_are_those_of_other_inputs(act: Act, tmp_path: Path) -> None:
+    """A place of a loop has its number in a name; a row of numbers indexes as one tensor."""
+    model = Deciding(act)
+    captured = capture(model, INPUTS, takes_example_values=False)
+    other = {"values": torch.rand(5, 4), "sizes": torch.tensor([2, 3])}
+    torch.testing.assert_close(answer(captured, other, tmp_path), model(**other))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,20 @@ def test_patches_are_in_place_for_the_block_and_gone_after_it() -> None:
         program = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),), strict=False)
         repairs.repair_program(program)
     assert before == (torch.where, nn.functional.scaled_dot_product_attention)
+
+
+def test_model_files_are_patched_where_they_are_imported_and_not_imported_to_be_patched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An architecture that nobody imported is in no model."""
+    from transformers.models.qwen2_vl.modeling_qwen2_vl import VisionAttention
+
+    before, absent = VisionAttention.forward, "transformers.models.mra.modeling_mra"
+    monkeypatch.delitem(sys.modules, absent, raising=False)
+    with library_repairs(nn.Sequential(build_model("bert"))):
+        assert before is not VisionAttention.forward
+        assert absent not in sys.modules
+    assert before is VisionAttention.forward
 
 
 class Writer(nn.Module):

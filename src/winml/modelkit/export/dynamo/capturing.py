@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,10 +35,12 @@ from winml.modelkit.export.complex_pairs import complex_as_pairs
 from winml.modelkit.export.config import DYNAMO_OPSET
 from winml.modelkit.export.dynamo.example_values import ExportedLoops, decided_by_examples
 from winml.modelkit.export.dynamo.operator_forms import operator_forms
+from winml.modelkit.export.dynamo.shortcuts import shortcuts
 from winml.modelkit.export.dynamo.transformers_patches import library_repairs
 from winml.modelkit.export.fake_parameters import fresh_shape_envs, is_fake, weight_by_reference
 from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.export.state_restoration import quiet_torch, unprinted_failures
+from winml.modelkit.export.value_loops import call_replaced
 from winml.modelkit.graph.assumptions import Assumption
 from winml.modelkit.hierarchy.torch_modules import module_of_error
 from winml.modelkit.hierarchy.tree import ModuleTree
@@ -331,8 +333,10 @@ def _export_with_torch(
         # torch traces in the fake mode of the parameters, and needs one that allows open sizes and contains none yet.
         fresh_shape_envs(model, are_sizes_open=True),
         stacks.patched_tracer(),
+        shortcuts(keep_stack_traces=options.keep_stack_traces),
         attribute_replaced(nn.Module, "to", _cast_if_other),
         attribute_replaced(nn.functional, "embedding_bag", _sum_of_bags),
+        call_replaced(torch.Tensor, "__setitem__", _set_at),
         library_repairs(model) as repairs,
     ):
         with complex_as_pairs():
@@ -401,6 +405,22 @@ def _as_capture(
 
 
 _cast, _embedding_bag = nn.Module.to, nn.functional.embedding_bag
+
+
+def _set_at(original: Callable[..., None], tensor: torch.Tensor, places: Any, values: Any) -> None:
+    original(tensor, _with_stacked(places), values)
+
+
+def _with_stacked(places: Any) -> Any:
+    """Return places with one tensor for a row of single numbers, whose values torch would read (for: UDOP)."""
+    if not isinstance(places, tuple):
+        return places
+    return tuple(
+        torch.stack(list(item))
+        if isinstance(item, (list, tuple)) and item and all(isinstance(each, torch.Tensor) for each in item)
+        else item
+        for item in places
+    )
 
 
 def _cast_if_other(module: nn.Module, *args: Any, **options: Any) -> nn.Module:

@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
 from winml.modelkit.export.source_lines import asserts_only
-from winml.modelkit.export.value_loops import ValueLoops
+from winml.modelkit.export.value_loops import ValueLoops, call_replaced
 from winml.modelkit.graph.assumptions import Assumption, branch_taken
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 
@@ -128,6 +128,12 @@ def _own_line(frame: FrameType | None) -> tuple[str, int] | None:
 class ExportedLoops(ValueLoops):
     """The loops of one export: over all places whose number is unknown."""
 
+    @contextmanager
+    def in_trace(self) -> Iterator[None]:
+        """Trace a round for every place inside the block, also where a place is written into a name; patches torch."""
+        with super().in_trace(), call_replaced(torch.Tensor, "__format__", _known_number):
+            yield
+
     def place_count(self, values: torch.Tensor) -> int | None:
         """Return how many places there are; None where that is an open size, or outside of an export."""
         size: Any = values.shape[0]
@@ -141,3 +147,10 @@ class ExportedLoops(ValueLoops):
         """Return the number of elements, at least 1 of those that are not known."""
         count: Any = math.prod(values.shape)
         return torch.sym_max(1, count) if isinstance(count, torch.SymInt) else count
+
+
+def _known_number(original: Callable[..., str], tensor: torch.Tensor, form: str) -> str:
+    """Return a number that is a constant of the graph as PyTorch writes it, such as in ``expert_3`` (for: Switch)."""
+    constant = getattr(tensor, "constant", None)
+    is_number = isinstance(constant, torch.Tensor) and constant.dim() == 0
+    return format(constant.item(), form) if is_number else original(tensor, form)

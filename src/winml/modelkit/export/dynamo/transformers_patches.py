@@ -9,6 +9,7 @@ NOTE: ``OnnxExporter``, its public class, accepts no prepared forward and return
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -21,9 +22,10 @@ from torch import nn
 
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 
-__all__ = ["LibraryRepairs", "import_repaired_models", "library_repairs"]
+__all__ = ["LibraryRepairs", "import_exporters", "library_repairs"]
 
 
+_MODEL_FILES = "transformers.models."
 _STACK = "nn_module_stack"
 """Key under which torch keeps the modules of a node."""
 
@@ -52,7 +54,7 @@ def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
         model: The model; where no module of it is a transformers model, nothing is patched.
     """
     library_models = _transformers_models(model)
-    exporters = _import_exporters() if library_models else None
+    exporters = import_exporters() if library_models else None
     if exporters is None:
         yield LibraryRepairs()
         return
@@ -61,11 +63,11 @@ def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
         dynamo.register_cache_pytrees_for_model(library_model)
     attention = nn.functional.scaled_dot_product_attention
     with ExitStack() as stack:
-        stack.enter_context(shared.apply_patches("onnx"))
+        stack.enter_context(_patches(shared, "onnx"))
         stack.enter_context(_attention_over_low_values(attention))
         stack.enter_context(attribute_replaced(torch.Tensor, "masked_scatter", _masked_scatter))
         own_forwards = _attention_with_norms(model)
-        stack.enter_context(shared.apply_patches("dynamo"))
+        stack.enter_context(_patches(shared, "dynamo"))
         for attention_class, forward in own_forwards.items():
             stack.enter_context(attribute_replaced(attention_class, "forward", forward))
         stack.enter_context(dynamo.reset_model_state(model))
@@ -77,12 +79,23 @@ def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
         )
 
 
-def import_repaired_models() -> None:
-    """Import every model file that transformers has a patch for, as each export of one of its models does."""
-    if exporters := _import_exporters():
-        _, _, shared = exporters
-        with shared.apply_patches("onnx"), shared.apply_patches("dynamo"):
-            pass
+@contextmanager
+def _patches(shared: Any, backend: str) -> Iterator[None]:
+    """Apply transformers' patches for the time of the block, leaving out those of files that are not imported.
+
+    transformers imports the files of some 35 architectures to patch them, which takes longer than a small export.
+    """
+    import_path = shared.import_dotted_path
+
+    def imported_path(path: str, missing_ok: bool = False) -> Any:
+        # transformers.models.<architecture>.<file>.<class>
+        is_absent = path.startswith(_MODEL_FILES) and ".".join(path.split(".")[:4]) not in sys.modules
+        return None if is_absent else import_path(path, missing_ok)
+
+    with ExitStack() as stack:
+        with attribute_replaced(shared, "import_dotted_path", imported_path):
+            stack.enter_context(shared.apply_patches(backend))
+        yield
 
 
 @contextmanager
@@ -220,8 +233,6 @@ def _attention_with_norms(model: nn.Module) -> dict[type[nn.Module], Callable[..
 
 def _transformers_models(model: nn.Module) -> list[nn.Module]:
     """Return the modules of a model that are transformers models, none inside another one."""
-    import sys
-
     library = sys.modules.get("transformers.modeling_utils")
     if library is None:
         return []
@@ -233,7 +244,8 @@ def _transformers_models(model: nn.Module) -> list[nn.Module]:
     return [module for _, module in models_by_path]
 
 
-def _import_exporters() -> tuple[Any, Any, Any] | None:
+def import_exporters() -> tuple[Any, Any, Any] | None:
+    """Return the parts of ``transformers.exporters`` that are used; None where this transformers has none."""
     try:
         with warnings.catch_warnings():
             # What its model files say about torch as they are imported, such as that torch.jit.script will go.

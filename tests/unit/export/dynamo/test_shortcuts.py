@@ -1,0 +1,140 @@
+"""What is skipped of torch's exporter changes no graph, and is skipped no longer after the block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from onnxscript import TracedOnnxFunction
+from torch import nn
+from torch.onnx._internal.exporter import _fx_passes, _registration
+
+from winml.modelkit.export.dynamo.shortcuts import shortcuts
+from winml.modelkit.export.state_restoration import quiet_torch
+from winml.modelkit.normalize.pipeline import normalize
+
+
+class Plain(nn.Module):
+    """Has each operator that is replaced one for one, and some that have ONNX forms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 4)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Compute something."""
+        first, second = self.drop(self.layer(values)).split(2, dim=-1)
+        shown = (first > 0) & (second > 0) | (first.to(torch.int64) > 0)
+        rows = torch.min(first, second).transpose(0, 1).contiguous().reshape(2, -1)
+        return torch.max(rows, shown.to(values.dtype).reshape(2, -1)).flatten(0).to("cpu")
+
+
+class Writing(Plain):
+    """Writes into a tensor."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Compute something, and add to it in place."""
+        result = super().forward(values)
+        result += 1
+        return result
+
+
+class Viewing(nn.Module):
+    """Reshapes what cannot be viewed."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Transpose, and flatten."""
+        return values.t().reshape(-1)
+
+
+def exported(model: nn.Module) -> ir.Model:
+    """Export a model with torch, and normalize it."""
+    with quiet_torch():
+        program = torch.export.export(model.eval(), (torch.randn(3, 4),), strict=False)
+        converted = torch.onnx.export(program, optimize=False, verbose=False)
+    assert converted is not None
+    return normalize(converted.model).model
+
+
+def nodes_of(model: ir.Model) -> list[tuple[str, list[str]]]:
+    """Return operators and the shapes of what they compute, in order."""
+    return [(node.op_type, [str(value.shape) for value in node.outputs]) for node in model.graph]
+
+
+@pytest.fixture
+def traced_again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collect the programs that torch traces again."""
+    traced: list[str] = []
+    original: Callable[..., Any] = torch.export.ExportedProgram.run_decompositions
+
+    def run_decompositions(program: Any, *args: Any, **options: Any) -> Any:
+        traced.append(str(program))
+        return original(program, *args, **options)
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", run_decompositions)
+    return traced
+
+
+@pytest.mark.parametrize(("model_class", "is_traced_again"), [(Plain, False), (Writing, True), (Viewing, True)])
+def test_graph_is_the_one_that_torch_makes(
+    model_class: type[nn.Module], is_traced_again: bool, traced_again: list[str]
+) -> None:
+    """A program that writes into no tensor is not traced a second time; the graph is the same node by node."""
+    expected = nodes_of(exported(model_class()))
+    traced_again.clear()
+    with shortcuts(keep_stack_traces=False):
+        actual = nodes_of(exported(model_class()))
+    assert (actual, bool(traced_again)) == (expected, is_traced_again)
+
+
+def places() -> tuple[object, ...]:
+    """Return what stands where torch is patched."""
+    return (
+        _registration.OnnxDecompMeta,
+        vars(TracedOnnxFunction)["function_ir"],
+        _fx_passes.decompose_with_registry,
+        torch.fx.GraphModule.recompile,
+        torch.fx.config.do_not_emit_stack_traces,
+    )
+
+
+def test_places_are_as_before_after_the_block() -> None:
+    """Each of them is another one inside."""
+    before = places()
+    with shortcuts(keep_stack_traces=False):
+        assert all(one is not other for one, other in zip(places(), before, strict=True))
+    assert before == places()
+
+
+def test_signatures_are_not_read_before_a_form_is_used() -> None:
+    """The list of torch has none; with it a graph is made all the same, as above."""
+    with shortcuts(keep_stack_traces=False):
+        registry = _registration.ONNXRegistry.from_torchlib()
+    forms = registry.get_decomps(torch.ops.aten.addmm.default)
+    assert [None] == [form.signature for form in forms]
+
+
+def test_graph_that_was_changed_computes_the_change_when_it_is_called() -> None:
+    """Its Python code is made then."""
+    with shortcuts(keep_stack_traces=False):
+        traced = torch.fx.symbolic_trace(nn.ReLU())
+        for node in traced.graph.nodes:
+            if node.op == "call_function":
+                node.target = torch.neg
+                node.kwargs = {}
+        traced.recompile()
+        assert torch.equal(traced(torch.ones(2)), -torch.ones(2))
+    assert torch.equal(traced(torch.ones(2)), -torch.ones(2))
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_lines_of_python_are_read_where_they_are_kept(keeps: bool) -> None:
+    """Nodes have them or not."""
+    with shortcuts(keep_stack_traces=keeps):
+        program = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),), strict=False)
+    assert keeps == any(node.meta.get("stack_trace") for node in program.graph.nodes)
