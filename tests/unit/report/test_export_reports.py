@@ -261,7 +261,7 @@ def test_console_summary_tells_coverage_verification_and_files(result: ExportRes
     count = len(result.only_part.nodes)
     assert "Model · 60 parameters" in text
     assert f"3 modules (8 registered, with torch.nn layers) · {count} of {count} nodes tagged (100 %)" in text
-    assert "ONNX Runtime equals PyTorch (largest difference" in text
+    assert "ONNX Runtime equals PyTorch (largest relative difference" in text
     assert f"{result.only_part.model_path} (" in text
     assert ("A long note. " * 20).strip() in text
 

@@ -19,7 +19,6 @@ from torch import nn
 from winml.modelkit.graph.coded_weights import CodedTensor
 from winml.modelkit.graph.lora_branches import LoraBranch, lora_names
 from winml.modelkit.load.checkpoints.adapters import Adapter, LoraPair
-from winml.modelkit.load.checkpoints.quantized.stored import stored_values
 from winml.modelkit.load.checkpoints.weights import DeferredTensor, deferred_entries
 from winml.modelkit.options import nearest
 
@@ -35,6 +34,8 @@ def check_adapters(model: nn.Module, adapters: Sequence[Adapter]) -> None:
         CheckpointError: a module is missing, of a class that takes no LoRA, or of other sizes; or a matrix has NaN or
             infinite values.
     """
+    from winml.modelkit.load.checkpoints.quantized.stored import stored_values  # of weights alone
+
     for adapter in adapters:
         for path, pair in adapter.pairs.items():
             _check_pair(adapter, model, path, pair)
