@@ -14,6 +14,11 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from winml.modelkit.version import __version__
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 PICTURES = REPOSITORY / "docs" / "pictures"
 _EXPORT_MINILM = ("export", "-m", "MINILM", "-o", "model.onnx", "-q")
@@ -55,6 +60,15 @@ def make_picture(name: str, browser: str) -> None:
         screen = ["--virtual-time-budget=4000", "--window-size=1100,760", f"--screenshot={PICTURES / name}.png"]
         report = Path(folder, "report.html").as_uri()
         subprocess.run([browser, "--headless", "--no-sandbox", "--hide-scrollbars", *screen, report], check=True)
+    _sign(PICTURES / f"{name}.png")
+
+
+def _sign(path: Path) -> None:
+    """Write the version of winml into a picture, by which a test finds one of an earlier version."""
+    signature = PngInfo()
+    signature.add_text("Software", f"winml-modelkit {__version__}")
+    with Image.open(path) as picture:
+        picture.save(path, pnginfo=signature, optimize=True)
 
 
 if __name__ == "__main__":

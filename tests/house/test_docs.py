@@ -7,6 +7,7 @@ import re
 
 import click
 import pytest
+from PIL import Image
 
 import winml.modelkit
 from house.sources import REPOSITORY, exported_names, modules, package_folder, repository_files
@@ -107,6 +108,13 @@ def test_changelog_version_is_the_package_version() -> None:
         r"^## (\d+\.\d+\.\d+)", (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     assert winml.modelkit.__version__ == versions[0]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (REPOSITORY / "docs" / "pictures").glob("*.png")))
+def test_picture_of_a_report_is_of_the_package_version(name: str) -> None:
+    """scripts/report_pictures.py draws the reports again, and signs them."""
+    with Image.open(REPOSITORY / "docs" / "pictures" / name) as picture:
+        assert f"winml-modelkit {winml.modelkit.__version__}" == picture.info.get("Software")
 
 
 def test_changelog_fragments_are_named_after_their_issue() -> None:
