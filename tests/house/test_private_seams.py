@@ -47,9 +47,6 @@ SEAMS: dict[str, dict[str, str]] = {
     ),
     "export.dynamo.shortcuts": dict.fromkeys(
         (
-            "._codegen",
-            "._in_spec",
-            "._out_spec",
             "._schema",
             "torch._export.utils",
             "torch._ops",

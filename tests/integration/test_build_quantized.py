@@ -191,9 +191,8 @@ def test_wrong_weight_of_a_block_is_found_where_weights_are_streamed(bert: Path,
     # Files this small have their weights outside, in pieces of a layer or less.
     handover = GraphHandover(works, external_from_bytes=1000, piece_bytes=4000)
     exporter = HTPExporter(WinMLExportConfig(exporter="dynamo"), handover=handover)
-    with pytest.raises(VerificationError, match=r"module: \S*layer.1.output") as caught:
+    with pytest.raises(VerificationError, match=r"module: \S*layer.1.output"):
         exporter.export_checkpoint(ModelRequest(str(bert)), tmp_path / "few.onnx")
-    assert "weights streamed" in caught.value.message
     assert not [*tmp_path.glob("*.onnx")]
 
 

@@ -137,7 +137,7 @@ def test_similarities_follow_the_pooling_beside_the_model(tmp_path: Path) -> Non
 
     assert expected > 0.8
     assert result.metric("spearman").value == pytest.approx(expected, abs=1e-4)
-    assert result.notes == ("The model is a checkpoint: it is evaluated in PyTorch, without an export.",)
+    assert "The model is a checkpoint: it is evaluated in PyTorch, without an export." in result.notes
 
 
 def test_classes_of_digits_are_those_of_the_pipeline(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["__version__", "install_command"]
 
@@ -35,6 +37,9 @@ def install_command(extra: str) -> str:
 
 def _source_folder(direct_url: str | None) -> Path | None:
     """Return the folder that an installation is from, by what pip wrote of it; None where there is none now."""
+    # Not with this module, which is imported before the working directory leaves the search path.
+    import json
+    from pathlib import Path
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
 

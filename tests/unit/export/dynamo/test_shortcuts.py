@@ -98,7 +98,6 @@ def places() -> tuple[object, ...]:
         _registration.OnnxDecompMeta,
         vars(TracedOnnxFunction)["function_ir"],
         _fx_passes.decompose_with_registry,
-        torch.fx.GraphModule.recompile,
         torch.fx.config.do_not_emit_stack_traces,
     )
 
@@ -117,19 +116,6 @@ def test_signatures_are_not_read_before_a_form_is_used() -> None:
         registry = _registration.ONNXRegistry.from_torchlib()
     forms = registry.get_decomps(torch.ops.aten.addmm.default)
     assert [None] == [form.signature for form in forms]
-
-
-def test_graph_that_was_changed_computes_the_change_when_it_is_called() -> None:
-    """Its Python code is made then."""
-    with shortcuts(keep_stack_traces=False):
-        traced = torch.fx.symbolic_trace(nn.ReLU())
-        for node in traced.graph.nodes:
-            if node.op == "call_function":
-                node.target = torch.neg
-                node.kwargs = {}
-        traced.recompile()
-        assert torch.equal(traced(torch.ones(2)), -torch.ones(2))
-    assert torch.equal(traced(torch.ones(2)), -torch.ones(2))
 
 
 @pytest.mark.parametrize("keeps", [False, True])

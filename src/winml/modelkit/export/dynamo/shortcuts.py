@@ -3,7 +3,6 @@
 * torch traces the exported program a second time, to decompose operators. Most graphs of transformers write into no
   tensor, and the few operators in them that ONNX has no form of are replaced one for one.
 * It parses the sources of all its ONNX forms, a thousand, of which a graph uses some thirty.
-* It makes Python code of a graph twenty times, after each change, and interprets the graph in place of calling it.
 * It reads the lines of Python of each node, which are dropped afterwards.
 
 NOTE: these places are private in torch (docs/decisions/0004-private-seams.md).
@@ -56,28 +55,10 @@ def shortcuts(*, keep_stack_traces: bool) -> Iterator[None]:
             # torch takes its domain, which is the opset's.
             (TracedOnnxFunction, "function_ir", property(lambda form: form.opset)),
             (_fx_passes, "decompose_with_registry", decompose_where_needed),
-            (torch.fx.GraphModule, "recompile", _recompile_when_called),
             (torch.fx.config, "do_not_emit_stack_traces", not keep_stack_traces),
         ):
             stack.enter_context(attribute_replaced(owner, name, value))
         yield
-
-
-# --- Makes Python code of a traced graph when the graph is called.
-
-
-_recompile = torch.fx.GraphModule.recompile
-
-
-def _recompile_when_called(module: torch.fx.GraphModule) -> None:
-    if (form := getattr(module.graph._codegen, "pytree_info", None)) is not None:
-        module._in_spec, module._out_spec = form.in_spec, form.out_spec
-    type(module).forward = _compile_and_call
-
-
-def _compile_and_call(module: torch.fx.GraphModule, *args: Any, **options: Any) -> Any:
-    _recompile(module)
-    return module(*args, **options)
 
 
 # --- Replaces operators one for one, where the program needs nothing else to be decomposed.

@@ -34,9 +34,9 @@ def check_adapters(model: nn.Module, adapters: Sequence[Adapter]) -> None:
         CheckpointError: a module is missing, of a class that takes no LoRA, or of other sizes; or a matrix has NaN or
             infinite values.
     """
-    from winml.modelkit.load.checkpoints.quantized.stored import stored_values  # of weights alone
-
     for adapter in adapters:
+        from winml.modelkit.load.checkpoints.quantized.stored import stored_values  # not where there is no adapter
+
         for path, pair in adapter.pairs.items():
             _check_pair(adapter, model, path, pair)
         for name, tensor in adapter.replaced.items():
