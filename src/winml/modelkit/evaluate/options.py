@@ -75,7 +75,10 @@ def parse_limits(texts: Iterable[str], option: str) -> dict[str, float]:
         except ValueError:
             value = math.nan
         if not name or not equals or not math.isfinite(value):
-            raise UsageError(f"{option} {text!r}: expected METRIC=NUMBER", hint=f"For example {option} accuracy=0.9.")
+            example = 0.01 if option == "--max-drop" else 0.9
+            raise UsageError(
+                f"{option} {text!r}: expected METRIC=NUMBER", hint=f"For example {option} accuracy={example}."
+            )
         if option == "--max-drop" and value < 0:
             raise UsageError(f"{option} {text}: expected zero or more", hint="State the maximum drop, such as 0.01.")
         if limits.setdefault(name, value) != value:

@@ -86,7 +86,9 @@ def _read_budget(text: str) -> BitBudget:
 def _read_size(text: str) -> int:
     found = _NUMBER.fullmatch(text.strip())
     if found is None or found[2] not in _UNITS or not float(found[1]):
-        raise UsageError(f"--max-size {text!r}: expected a size", hint="For example 900MB or 1.2GB.")
+        raise UsageError(
+            f"--max-size {text!r}: expected a size", hint="A number with B, kB, MB, GB or TB, such as 900MB."
+        )
     return round(float(found[1]) * _UNITS[found[2]])
 
 

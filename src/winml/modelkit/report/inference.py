@@ -95,11 +95,13 @@ def _tensor_row(entry: AnswerEntry) -> list[doc.Cell]:
 
 def _summary(result: InferenceResult) -> Iterator[doc.Field]:
     if not result.entries:
-        yield "answer", "nothing found above the threshold"
+        yield "answer", "nothing found"
     if result.task is not None:
         yield "task", f"{result.task} ({result.task_rule})"
     prepared = "" if result.task is None else ", input and output processing included"
-    yield "time", f"{result.run_ms:.0f} ms for the first run{prepared}; {result.session_ms:.0f} ms to open the model"
+    count = len({entry.input for entry in result.entries})
+    runs = "the first run" if count <= 1 else f"{count} runs, with the first one"
+    yield "time", f"{result.run_ms:.0f} ms for {runs}{prepared}; {result.session_ms:.0f} ms to open the model"
     yield "provider", result.provider
     yield from doc.note_fields(result.notes)
     reference = result.reference

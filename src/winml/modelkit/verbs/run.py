@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["RunRequest", "RunSubject", "example_command", "plan_run", "run_model", "run_schema"]
 
 _ARRAYS_SUFFIX = ".npz"
+_SHORT_S = 2.0
+"""Chosen: a build takes longer, and finding one in the cache does not."""
+_BY_OPTION = frozenset({"text", "image", "audio", "label"})
+"""Inputs of tasks with an option of their own."""
 _INPUT_FORM = "Such as --input context=@article.txt, or --input input_ids=[[2,5,3]]."
 
 
@@ -243,8 +247,9 @@ def _refuse_inputs(
     known = {item.name: item for item in definition.inputs}
     for name, values in named.items():
         if name not in known:
-            guess = nearest(name, (*known, *tensors))
-            hint = f"Did you mean {guess!r}? " if guess else ""
+            # Those of options are no misspellings: the task takes others.
+            guess = None if name in _BY_OPTION else nearest(name, (*known, *tensors))
+            hint = f"Did you mean {guess!r}? " if guess else f"For example {_run_command(request.name, definition)}. "
             raise UsageError(
                 f"{request.name} has no input {name!r}: {task} takes {', '.join(known)}",
                 hint=f"{hint}winml run {request.name} --schema lists its inputs.",
@@ -316,8 +321,7 @@ def _run_command(name: str, definition: RunTask) -> str:
 
 
 def _option_of(item: TaskInput) -> str:
-    has_option = item.name in {"text", "image", "audio", "label"}
-    return f"--{item.name}" if has_option else f"--input {item.name}="
+    return f"--{item.name}" if item.name in _BY_OPTION else f"--input {item.name}="
 
 
 def _example(item: TaskInput) -> str:
@@ -408,17 +412,21 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
     from winml.modelkit.inference.auto_model import WinMLAutoModel
     from winml.modelkit.results.inference import InferenceResult
 
-    started = time.perf_counter()
     provider = {name: getattr(request, name) for name in ("ep", "device", "ep_options", "threads")}
+    notes: list[str] = []
     if request.checkpoint is not None:
         from winml.modelkit.builds.open_sizes import build_with_open_sizes
 
+        started = time.perf_counter()
         built = build_with_open_sizes(request.checkpoint, None, ep=request.ep)
+        if (seconds := time.perf_counter() - started) > _SHORT_S:
+            notes.append(f"the checkpoint was built into the cache in {seconds:.1f} s (winml cache ls)")
         files = built.part_paths if len(built.part_paths) > 1 else {ONLY_PART: built.model_path}
         request = replace(request, files=files)
         subject = _subject(replace(request, task=None))
     else:
         subject = plan.subject
+    started = time.perf_counter()
     model: Any = WinMLAutoModel.open_files(request.files, **provider)
     session_ms = (time.perf_counter() - started) * 1000
     started = time.perf_counter()
@@ -455,7 +463,7 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
         entries=_entries(answers),
         session_ms=session_ms,
         run_ms=run_ms,
-        notes=tuple(dict.fromkeys(note for _, answer in answers for note in answer.notes)),
+        notes=tuple(dict.fromkeys([*notes, *(note for _, answer in answers for note in answer.notes)])),
         saved=request.save,
     )
     if request.reference is not None:

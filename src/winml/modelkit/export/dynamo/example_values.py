@@ -152,5 +152,6 @@ class ExportedLoops(ValueLoops):
 def _known_number(original: Callable[..., str], tensor: torch.Tensor, form: str) -> str:
     """Return a number that is a constant of the graph as PyTorch writes it, such as in ``expert_3`` (for: Switch)."""
     constant = getattr(tensor, "constant", None)
-    is_number = isinstance(constant, torch.Tensor) and constant.dim() == 0
-    return format(constant.item(), form) if is_number else original(tensor, form)
+    if isinstance(constant, torch.Tensor) and constant.dim() == 0:
+        return format(constant.item(), form)
+    return original(tensor, form)

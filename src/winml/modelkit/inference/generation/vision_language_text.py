@@ -66,7 +66,7 @@ def prepare_vision_language(
     else:
         tokens = tuple(tokenizer.encode(text))
     if not tokens:
-        raise UsageError("the prompt is empty, and the model has no start token", hint="Pass a text.")
+        raise UsageError("the prompt is empty, and the tokenizer adds no start token", hint="Pass a text.")
     settings = settings.fitted(len(tokens), part_position_limit(files[DECODER], folder))
     kinds, positions = created.pop(TOKEN_TYPES, None), created.pop(POSITIONS, None)
     displayed = VisionLanguageFiles(files[VISION], files[EMBEDDING], created if images else {}, kinds, positions)

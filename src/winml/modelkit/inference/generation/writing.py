@@ -97,7 +97,7 @@ def prepare_prompt(
     text = chat_prompt(folder, prompt, system) if is_chat else prompt
     tokens = tuple(tokenizer.encode(text, with_special=not is_chat))
     if not tokens:
-        raise UsageError("the prompt is empty, and the model has no start token", hint="Pass a text.")
+        raise UsageError("the prompt is empty, and the tokenizer adds no start token", hint="Pass a text.")
     settings = settings.fitted(len(tokens), position_limit(folder))
     return PreparedPrompt(model, text, tokens, settings, tokenizer, reader=reader)
 
