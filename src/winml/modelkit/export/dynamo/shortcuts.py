@@ -67,9 +67,12 @@ def shortcuts(*, keep_stack_traces: bool) -> Iterator[None]:
 def _is_replaced_alone(program: torch.export.ExportedProgram, registry: _registration.ONNXRegistry) -> bool:
     """Return whether all operators have ONNX forms once some are replaced one for one.
 
-    Not where the program writes into tensors, calls graphs inside, or has an operator that is not replaced here.
+    Not where the program writes into tensors, calls graphs inside, has an operator that is not replaced here, or a node
+    whose shape only a second trace finds.
     """
     if len(list(program.graph_module.modules())) > 1:
+        return False
+    if any("val" not in node.meta for node in program.graph.nodes if node.op == "call_function"):
         return False
     return all(
         _form_of(node) is not None
