@@ -92,6 +92,16 @@ def test_graph_is_the_one_that_torch_makes(
     assert (actual, bool(traced_again)) == (expected, is_traced_again)
 
 
+def test_node_of_unknown_shape_is_traced_again(traced_again: list[str]) -> None:
+    """As T5Gemma has one, of a constant that its forward makes."""
+    with quiet_torch(), shortcuts(keep_stack_traces=False):
+        program = torch.export.export(Plain().eval(), (torch.randn(3, 4),), strict=False)
+        traced_again.clear()
+        next(node for node in program.graph.nodes if node.op == "call_function").meta.pop("val")
+        torch.onnx.export(program, optimize=False, verbose=False)
+    assert traced_again
+
+
 def places() -> tuple[object, ...]:
     """Return what stands where torch is patched."""
     return (
