@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "install_command"]
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 """Also read by the build, so that the distribution and the package cannot disagree."""
 
 
