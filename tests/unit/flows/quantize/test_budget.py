@@ -15,7 +15,7 @@ import pytest
 from graphs import parse
 from weighted_graphs import weight
 from winml.modelkit import quantize_onnx
-from winml.modelkit.errors import QuantizeError, UsageError, WinMLError
+from winml.modelkit.errors import UsageError, VerificationError, WinMLError
 from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
 from winml.modelkit.inspect.onnx_inspection import inspect_onnx
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
@@ -274,7 +274,7 @@ def test_budget_in_other_units_names_what_was_meant(budget: str, meant: str) -> 
         ({"max_drop": "perplexity=2%"}, UsageError),
         ({"max_drop": "accuracy=2%", "calibration_data": "."}, UsageError),
         ({"max_drop": "perplexity=2%", "budget": "4bits"}, UsageError),
-        ({"budget": "smallest", "min_sqnr_db": 500.0}, QuantizeError),
+        ({"budget": "smallest", "min_sqnr_db": 500.0}, VerificationError),
     ],
     ids=str,
 )

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from winml.modelkit.errors import QuantizeError, UsageError
+from winml.modelkit.errors import QuantizeError, UsageError, VerificationError
 from winml.modelkit.evaluate.metrics import PERPLEXITY
 from winml.modelkit.flows.quality_samples import SampleRequest, default_samples
 from winml.modelkit.flows.quantize.calibration_data import Calibration, CalibrationStatistics
@@ -186,7 +186,8 @@ def choose_bits(
 
     Raises:
         UsageError: the limit is below what the smallest form takes, or the graph names no modules.
-        QuantizeError: no form of the model reaches the quality.
+        QuantizeError: no form can be made and run.
+        VerificationError: no form of the model reaches the quality.
     """
     budget = options.bit_budget
     assert budget is not None  # whoever calls has one
@@ -594,7 +595,7 @@ class _Study:
             limit = (
                 f"--min-sqnr {options.min_sqnr_db:g}" if options.max_drop is None else f"--max-drop {options.max_drop}"
             )
-            raise QuantizeError(
+            raise VerificationError(
                 f"{limit}: no variant smaller than the source reaches it",
                 hint="Lower the requirement, or --exclude the most sensitive modules, which winml quantize "
                 "--sensitivity lists.",
