@@ -108,7 +108,10 @@ def test_plan_of_a_budget_writes_nothing(small_file: Path, here: Path) -> None:
         "--format", "json",
     )  # fmt: skip
     assert 0 == done.code, done.err
-    named = {Path(file["path"]).name for file in json.loads(done.out)["writes"]}
+    planned = json.loads(done.out)
+    (words,) = [step["does"] for step in planned["steps"] if step["name"] == "quantization"]
+    assert "6 bits" in words
+    named = {Path(file["path"]).name for file in planned["writes"]}
     assert {"mixed.onnx", "page.html"} <= named
     assert [] == list(here.iterdir())
 

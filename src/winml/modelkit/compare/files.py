@@ -169,7 +169,8 @@ def below_minimum_hint(remedies: Sequence[str], *, budget: str | None = None) ->
     exclude = "exclude the modules that lose most (--exclude)"
     ways = [exclude, *remedies, "choose another --precision or --mode"]
     if budget is not None:
-        ways = [f"allow more with {budget}", exclude, *remedies]
+        # A module that is excluded takes the bits of the others.
+        ways = [f"allow more with {budget}", *remedies]
     listed = ", ".join(ways)
     listed = f"{listed[0].upper()}{listed[1:]}"
     return f"No file was written. {listed}, lower --min-sqnr, or write it anyway with --no-verify."

@@ -220,7 +220,7 @@ class QuantizeFields:
     max_size: str | None = declare(
         None,
         "Choose bits by module, as `--budget`, for a file size such as `1.2GB` or `900MB`. Graph, metadata and data "
-        "files count.",
+        "files count. In a build with several parts, it limits each model file, not their sum.",
         QUANTIZATION,
         metavar="SIZE",
         min_length=1,

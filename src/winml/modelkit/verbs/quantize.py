@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from winml.modelkit.found_models import FoundFolder
     from winml.modelkit.options import Options
     from winml.modelkit.progress import StepEvent
-    from winml.modelkit.quantize.options import QuantizeOptions
+    from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
     from winml.modelkit.results.quantization_sensitivity import QuantizationSensitivity
     from winml.modelkit.results.transformed_file import QuantizedFile
 
@@ -132,11 +132,16 @@ class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "Quantization", "Qu
                     hint=f"Select one: --submodel {next(iter(plan.parts))}.",
                 )
             plan = _with_cache(plan, cache)
+        if plan.folder is not None:
+            _refuse_nothing_to_do(plan)
+            plan = _with_data(plan)
         return plan
 
     def plan_file(self, request: QuantizeRequest) -> FilePlan[QuantizeRequest, Quantization]:
         plan = super().plan_file(request)
         cache = _cache_of(request)
+        _refuse_nothing_to_do(plan)
+        plan = _with_data(plan)
         return plan if cache is None else _with_cache(plan, cache)
 
     def work(self, request: QuantizeRequest, task: GraphFileTask, options: QuantizeOptions) -> Quantization:
@@ -175,6 +180,48 @@ def _with_page(
     _refuse_other_file("--report", report, plan)
     refuse_existing([report], overwrite=overwrite)
     return replace(plan, writes=(*plan.writes, PlannedFile(report, report.exists())))
+
+
+def _with_data(plan: FilePlan[QuantizeRequest, Quantization]) -> FilePlan[QuantizeRequest, Quantization]:
+    """Return the plan with the calibration data that is read, where it is on this disk."""
+    data = plan.request.options.calibration_data
+    is_here = data is not None and Path(data).exists()
+    return replace(plan, reads=(*plan.reads, Path(data))) if data is not None and is_here else plan
+
+
+def _refuse_nothing_to_do(plan: FilePlan[QuantizeRequest, Quantization]) -> None:
+    """Refuse a limit that every source keeps.
+
+    Raises:
+        UsageError: names what the sources have.
+    """
+    budget = plan.request.options.bit_budget
+    if budget is None or budget.is_smallest:
+        return
+    found = [_within_limit(part, budget) for part in plan.parts.values()]
+    if found and all(found):
+        option = "--max-size" if budget.max_bytes is not None else "--budget"
+        raise UsageError(
+            f"{option} {budget.words}: the source has {', '.join(found)}, within the limit: nothing to quantize",
+            hint="Use a lower limit, or --budget smallest with --min-sqnr.",
+        )
+
+
+def _within_limit(part: PlannedPart[Quantization], budget: BitBudget) -> str:
+    """Return what a source has, where it keeps a limit; nothing where it is larger, or was not read yet."""
+    from winml.modelkit.graph.files.reading import read_structure
+    from winml.modelkit.inspect.onnx_tree import read_contents
+
+    if part.checked is None:
+        return ""
+    source = part.task.source
+    if budget.max_bytes is not None:
+        size = sum(path.stat().st_size for path in (source, *part.checked.data))
+        return f"{size} bytes" if size <= budget.max_bytes else ""
+    assert budget.mean_bits is not None
+    weights = [weight for weight in read_contents(read_structure(source)).weights if weight.has_parameters]
+    bits = 8 * sum(weight.size_bytes or 0 for weight in weights) / max(sum(weight.parameters for weight in weights), 1)
+    return f"{bits:.2f} bits per parameter" if 0 < bits <= budget.mean_bits else ""
 
 
 def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizeRequest, Quantization]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from graphs import parse
 from weighted_graphs import weight
 from winml.modelkit import quantize_onnx
-from winml.modelkit.errors import QuantizeError, UsageError, WinMLError
+from winml.modelkit.errors import UsageError, VerificationError, WinMLError
 from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
 from winml.modelkit.inspect.onnx_inspection import inspect_onnx
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
@@ -91,11 +91,9 @@ def test_size_of_the_file_is_a_limit(source: Path) -> None:
         searched(source, max_size=f"{smallest - 1}B")
 
 
-def test_larger_budget_is_never_worse(tmp_path: Path) -> None:
-    """Rising limits give outputs that are at least as near, on the samples of the search.
-
-    The errors of few outputs cancel, so that noise measured alone does not add up.
-    """
+@pytest.fixture
+def rough(tmp_path: Path) -> Path:
+    """A net with one output, in a file: errors of few outputs cancel, so that noise measured alone does not add up."""
     weights = ", ".join([*(weight(f"w_{number}", 64, 64) for number in range(3)), weight("w_3", 64, 1)])
     layers = " ".join(f"a_{k} = MatMul (h_{k}, w_{k}) h_{k + 1} = Tanh (a_{k})" for k in range(3))
     model = parse(
@@ -109,9 +107,14 @@ def test_larger_budget_is_never_worse(tmp_path: Path) -> None:
     for number, node in enumerate(model.graph):
         write_tag(node, NodeTag(f"/M/L.{number // 2}", f"l.{number // 2}", "direct"))
     ir.save(model, tmp_path / "in.onnx")
+    return tmp_path / "in.onnx"
+
+
+def test_larger_budget_is_never_worse(rough: Path) -> None:
+    """Rising limits give outputs that are at least as near, on the samples of the search."""
     reached = []
     for bits in (4.0, 4.6, 5.3):
-        search = searched(tmp_path / "in.onnx", budget=f"{bits}bits", samples=4)
+        search = searched(rough, budget=f"{bits}bits", samples=4)
         assert search.mean_bits <= bits
         reached.append(next(trial.sqnr_db for trial in search.frontier if trial.is_chosen))
     assert reached == sorted(reached)
@@ -156,6 +159,18 @@ def test_smallest_reaches_the_quality(source: Path) -> None:
     assert chosen.sqnr_db >= 25.0
     smaller = [trial for trial in search.frontier if trial.size_bytes < chosen.size_bytes and trial.form != "mixed"]
     assert all(trial.sqnr_db is None or trial.sqnr_db < 30 for trial in smaller)
+
+
+def test_smallest_is_no_larger_than_a_budget_that_reaches_the_quality(rough: Path) -> None:
+    """What a search to a mean finds for as many bits, as well judged, is found by that for a quality."""
+    smallest = searched(rough, budget="smallest", min_sqnr_db=12.0, samples=4)
+    below = searched(rough, budget=f"{smallest.mean_bits - 0.1:.2f}bits", samples=4)
+    reached = [trial.sqnr_db for trial in smallest.frontier if trial.is_chosen]
+    others = [trial.sqnr_db for trial in below.frontier if trial.is_chosen]
+    assert reached[0] is not None
+    assert reached[0] >= 12.0
+    assert others[0] is not None
+    assert others[0] < reached[0]
 
 
 _CHANNELS = ", ".join([weight("w_k1", 16, 4, 3, 3), weight("w_k2", 16, 16, 3, 3), weight("w_c", 16, 8)])
@@ -263,6 +278,8 @@ def test_budget_in_other_units_names_what_was_meant(budget: str, meant: str) -> 
         ({"budget": "-1bits"}, UsageError),
         ({"budget": "0bits"}, UsageError),
         ({"budget": "1bits"}, UsageError),
+        ({"budget": "32bits"}, UsageError),
+        ({"max_size": "100MB"}, UsageError),
         ({"max_size": "10"}, UsageError),
         ({"max_size": "1kB"}, UsageError),
         ({"budget": "4bits", "max_size": "10MB"}, UsageError),
@@ -274,7 +291,7 @@ def test_budget_in_other_units_names_what_was_meant(budget: str, meant: str) -> 
         ({"max_drop": "perplexity=2%"}, UsageError),
         ({"max_drop": "accuracy=2%", "calibration_data": "."}, UsageError),
         ({"max_drop": "perplexity=2%", "budget": "4bits"}, UsageError),
-        ({"budget": "smallest", "min_sqnr_db": 500.0}, QuantizeError),
+        ({"budget": "smallest", "min_sqnr_db": 500.0}, VerificationError),
     ],
     ids=str,
 )

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from winml.modelkit.errors import QuantizeError, UsageError
+from winml.modelkit.errors import QuantizeError, UsageError, VerificationError
 from winml.modelkit.evaluate.metrics import PERPLEXITY
 from winml.modelkit.flows.quality_samples import SampleRequest, default_samples
 from winml.modelkit.flows.quantize.calibration_data import Calibration, CalibrationStatistics
@@ -186,7 +186,8 @@ def choose_bits(
 
     Raises:
         UsageError: the limit is below what the smallest form takes, or the graph names no modules.
-        QuantizeError: no form of the model reaches the quality.
+        QuantizeError: no form can be made and run.
+        VerificationError: no form of the model reaches the quality.
     """
     budget = options.bit_budget
     assert budget is not None  # whoever calls has one
@@ -246,7 +247,12 @@ class _Study:
             tries_sizes=True,
             model=request.tools.float_file,
         )
-        self._samples = take_samples(graph, samples, None)
+        self._samples = take_samples(
+            graph,
+            samples,
+            None,
+            hint="Quantize a file with trained weights, with its processor in the folder of the model.",
+        )
         self._evaluator, self._float_perplexity = None, None
         budget = request.options.bit_budget
         if budget is not None and budget.max_drop is not None:
@@ -468,11 +474,14 @@ class _Study:
             raise QuantizeError(f"no quantized variant can be measured: {problem}", hint="Use another --mode.")
         raise self._too_small(budget, found)
 
-    def _candidates(self, limit: int) -> list[tuple[_Form, ...]]:
+    def _candidates(
+        self, limit: int, is_enough: Callable[[tuple[_Form, ...]], bool] | None = None
+    ) -> list[tuple[_Form, ...]]:
         """Return forms that were measured as a whole: uniform ones, and mixtures of a grid of sizes up to a limit.
 
         Noise adds up roughly only, so each size is also filled from what was measured as a whole: by raising modules of
-        the best smaller form, and by lowering those of a uniform form that is a little too large.
+        the best smaller form, and by lowering those of a uniform form that is a little too large. Sizes rise, and end
+        where one has a mixture that is enough.
         """
         uniform = [(form,) * len(self._parts) for form in (*self._uniform, *self._of_one_algorithm(limit))]
         found = [forms for forms in uniform if self._measured(forms).runs]
@@ -492,8 +501,10 @@ class _Study:
                 best = max(beside, key=self._quality_of, default=None)
                 if best is not None and self._quality_of(best) > reached:
                     tried.append(self._fitted(step, self._choices_beside(best, compared)))
-            found += [forms for forms in tried if forms is not None]
+            found += (made := [forms for forms in tried if forms is not None])
             self._request.tools.tell(f"mixtures of {mean_bits:g} bits")
+            if is_enough is not None and any(is_enough(forms) for forms in made):
+                break
         return [forms for forms in dict.fromkeys(found) if self._measured(forms).runs]
 
     def _quality_of(self, forms: tuple[_Form, ...]) -> float:
@@ -575,7 +586,11 @@ class _Study:
                     yield replace(best, algorithm=algorithm)
 
     def _smallest(self) -> tuple[_Form, ...]:
-        """Return the smallest form that reaches a quality: the limit is halved as long as it does."""
+        """Return the smallest form that reaches a quality: the limit is halved as long as it does.
+
+        Quality does not rise with every size, and halving may pass by smaller forms that reach it. So mixtures of all
+        smaller sizes are measured as well, unless the limit is a perplexity, which takes long.
+        """
         low = self._least_bytes
         high = self._unit_bytes
         best: tuple[_Form, ...] | None = None
@@ -586,6 +601,8 @@ class _Study:
                 best, high = mixed, min(middle, self._bytes_of(mixed))
             else:
                 low = middle
+        if self._evaluator is None:
+            self._candidates(high if best is None else self._bytes_of(best), self._is_good)
         for forms in list(self._trials):  # mixtures that the search passed, and uniform forms
             if self._is_good(forms) and (best is None or self._bytes_of(forms) < self._bytes_of(best)):
                 best = forms
@@ -594,7 +611,7 @@ class _Study:
             limit = (
                 f"--min-sqnr {options.min_sqnr_db:g}" if options.max_drop is None else f"--max-drop {options.max_drop}"
             )
-            raise QuantizeError(
+            raise VerificationError(
                 f"{limit}: no variant smaller than the source reaches it",
                 hint="Lower the requirement, or --exclude the most sensitive modules, which winml quantize "
                 "--sensitivity lists.",

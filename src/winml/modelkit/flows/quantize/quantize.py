@@ -287,6 +287,8 @@ class Quantization(GraphWork[QuantizeResult]):
     """Says whether weights go to a file of their own."""
     largest_bytes: int | None = None
     """What the file may have, where the options limit it."""
+    is_within_drop: bool = False
+    """Whether bits were chosen by a perplexity."""
 
     @property
     def calibration(self) -> Calibration | None:
@@ -316,6 +318,9 @@ class Quantization(GraphWork[QuantizeResult]):
     def request_words(self) -> str:
         """The precisions and the ways to them."""
         cache = [f"KV cache {self.options.kv_cache}"] if self.options.kv_cache is not None else []
+        budget = self.options.bit_budget
+        if budget is not None:
+            return ", ".join((f"to {budget.words}: bits of each module chosen by measured sensitivity", *cache))
         modes = [f"{precision.name} ({mode})" for precision, mode in self.options.requested_modes()]
         return ", ".join((*modes, *cache)) or FLOAT32
 
@@ -369,6 +374,7 @@ class Quantization(GraphWork[QuantizeResult]):
         run = RunOptions(str(self.source), sizes=self.sizes, seed=self.seed)
         budget = self.options.bit_budget
         self.largest_bytes = None if budget is None else budget.max_bytes
+        self.is_within_drop = budget is not None and budget.max_drop is not None
         self.options, self.search = choose_bits(graph, self.options, run, tools)
 
     def _file_bytes(self, model: ir.Model) -> int:
@@ -468,6 +474,8 @@ class Quantization(GraphWork[QuantizeResult]):
     @property
     def below_minimum_hint(self) -> str:
         """What to do about a file below the minimum: allow more, where bits were chosen within a limit."""
+        if self.search is not None and self.is_within_drop:
+            return "No file was written. Lower --min-sqnr, set a stricter --max-drop, or write it with --no-verify."
         limit = None if self.search is None else "--max-size" if self.largest_bytes is not None else "--budget"
         return below_minimum_hint(self.options.remedies(), budget=limit)
 

@@ -125,7 +125,12 @@ def float_graph(source: Path, options: QuantizeOptions) -> FloatGraph:
     return FloatGraph.of(model, graph_modules(model, source.stem), (*notes, *prepared))
 
 
-def take_samples(graph: FloatGraph, request: SampleRequest, threads: int | None) -> Samples:
+def take_samples(
+    graph: FloatGraph,
+    request: SampleRequest,
+    threads: int | None,
+    hint: str = "Pass inputs with meaningful outputs: --input-data file.npz.",
+) -> Samples:
     """Run the float graph, as ONNX Runtime does by default, on the samples that the quality of a file is judged on.
 
     Raises:
@@ -144,7 +149,7 @@ def take_samples(graph: FloatGraph, request: SampleRequest, threads: int | None)
         raise StageError(
             f"{options.shown} returns only zeros, NaN or infinity on these inputs, so a loss of precision "
             "cannot be measured",
-            hint="Pass inputs with meaningful outputs: --input-data file.npz.",
+            hint=hint,
         )
     names = [name for name in outputs[0] if any(np.isfinite(output[name]).any() for output in outputs)]
     left_out = tuple(name for name in outputs[0] if name not in names and any(output[name].size for output in outputs))
