@@ -243,17 +243,16 @@ def open_session(path: Path, *, as_written: bool) -> Session:
 
     As it is written, its weights are mapped wherever they lie, so that they are not in memory twice while it is loaded.
     """
-    data = external_files(path)  # raises where one is missing
     if as_written:
         # ONNX Runtime maps no weights through a link: those inside a file lie where the link leads.
-        file = path.absolute() if data else path.resolve()
+        file = path.absolute() if external_files(path) else path.resolve()
         referring = read_referring(file)
         referring.ir_version = min(referring.ir_version, newest_ir_version())
         content = referring.SerializeToString()
-        return Session(content, optimize=False, data_folder=file.parent, name=str(path))
+        return Session(content, optimize=False, data_folder=file.parent, name=str(path), source=file)
     model = runnable(path)
     folder = path.absolute().parent if isinstance(model, bytes) else None
-    return Session(model, data_folder=folder, name=str(path))
+    return Session(model, data_folder=folder, name=str(path), source=path)
 
 
 def _may_be_rounding(verification: VerificationInfo) -> bool:

@@ -28,6 +28,7 @@ __all__ = [
     "count_node_macs",
     "is_counted",
     "weight_owners",
+    "weights_cost",
 ]
 
 
@@ -409,6 +410,11 @@ def charge_modules(tree: OnnxTree, contents: Contents, macs: Sequence[int | None
         for module in tree.modules
     ]
     return modules, own_costs[""]
+
+
+def weights_cost(contents: Contents) -> Cost:
+    """Return the cost of all weights of a graph together, as the modules and what is in none add up to it."""
+    return sum(map(_weight_cost, contents.weights), Cost())
 
 
 def _weight_cost(weight: Weight) -> Cost:

@@ -13,7 +13,6 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 
-from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.reading import read_referring, read_structure
 from winml.modelkit.graph.files.wire_format import varint
 from winml.modelkit.runtime.host import saturates_integer_sums
@@ -88,7 +87,6 @@ def open_with_outputs(
         StageError: ONNX Runtime cannot load the graph.
     """
     file = path.resolve()  # data lies beside the file that a link leads to
-    external_files(file)  # raises where one is missing
     model = read_referring(file)
     model.ir_version = min(model.ir_version, newest_ir_version())
     for name in names:
@@ -99,6 +97,7 @@ def open_with_outputs(
     return Session(
         model.SerializeToString(),
         name=str(path),
+        source=file,
         optimize=optimize,
         data_folder=file.parent,
         providers=providers,

@@ -80,6 +80,7 @@ class Session:
         optimized_path: str | os.PathLike[str] | None = None,
         data_folder: str | os.PathLike[str] | None = None,
         name: str = "",
+        source: Path | None = None,
         prepack: bool = True,
         in_written_order: bool = False,
         adapter: Path | None = None,
@@ -98,6 +99,8 @@ class Session:
             optimized_path: Write the graph as it is executed to this file.
             data_folder: Folder of the data files of a model given as bytes.
             name: Name of a model given as bytes, for messages.
+            source: File that a model given as bytes was read from: where it cannot be loaded, damaged or missing data
+                is looked for there.
             prepack: Let kernels keep weights a second time, in the order they read them, which is faster.
             in_written_order: Run nodes in the order of the file, so that values live no longer than they do there.
             adapter: File of an adapter that is active in every run, prepared ones excepted; None: the base model runs.
@@ -114,6 +117,7 @@ class Session:
         """
         self.name = (name or "the model in memory") if isinstance(model, bytes) else os.fspath(model)
         self._path = None if isinstance(model, bytes) else Path(model)
+        source = self._path or source
         _refuse_unknown(providers)
         self._adapter = None if adapter is None else ActiveAdapter(adapter)
         self._weights = dict(weights or {})
@@ -150,10 +154,10 @@ class Session:
                 raise write_error(
                     Path(optimized_path), OSError(errno.ENOSPC, "ONNX Runtime could not write it")
                 ) from error
-            if self._path is not None:
+            if source is not None:
                 from winml.modelkit.graph.files.placing import external_files  # imports onnx
 
-                external_files(self._path)  # raises where the file or one of its data files is the cause
+                external_files(source)  # raises where the file or one of its data files is the cause
             raise StageError(f"ONNX Runtime cannot load {self.name}: {ort_reason(error)}") from error
         _refuse_inactive(providers[0], self._session)
         _refuse_other_processor(self.name, self.metadata.get(COMPILE_KEY))

@@ -210,6 +210,7 @@ def _refuse_nothing_to_do(plan: FilePlan[QuantizeRequest, Quantization]) -> None
 def _within_limit(part: PlannedPart[Quantization], budget: BitBudget) -> str:
     """Return what a source has, where it keeps a limit; nothing where it is larger, or was not read yet."""
     from winml.modelkit.graph.files.reading import read_structure
+    from winml.modelkit.inspect.module_costs import weights_cost
     from winml.modelkit.inspect.onnx_tree import read_contents
 
     if part.checked is None:
@@ -219,9 +220,8 @@ def _within_limit(part: PlannedPart[Quantization], budget: BitBudget) -> str:
         size = sum(path.stat().st_size for path in (source, *part.checked.data))
         return f"{size} bytes" if size <= budget.max_bytes else ""
     assert budget.mean_bits is not None
-    weights = [weight for weight in read_contents(read_structure(source)).weights if weight.has_parameters]
-    bits = 8 * sum(weight.size_bytes or 0 for weight in weights) / max(sum(weight.parameters for weight in weights), 1)
-    return f"{bits:.2f} bits per parameter" if 0 < bits <= budget.mean_bits else ""
+    bits = weights_cost(read_contents(read_structure(source))).bits
+    return f"{bits:.2f} bits per parameter" if bits and bits <= budget.mean_bits else ""
 
 
 def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizeRequest, Quantization]) -> None:

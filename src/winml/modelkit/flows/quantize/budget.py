@@ -42,7 +42,6 @@ from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.graph.weights import to_weightless
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import escape
-from winml.modelkit.inspect.onnx_tree import read_contents
 from winml.modelkit.quantize.bit_allocation import Choice, allocate
 from winml.modelkit.quantize.block_quantizers import BlockForm
 from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
@@ -235,10 +234,12 @@ class _Study:
         parts = list_parts(plan if base.mode == "qdq" else self._with_halves(plan), graph.modules, None, None)
         self._parts = [part for part in parts if part.is_unit and part.nodes]
         self._float_bytes = weight_bytes(graph.model)
-        weights = read_contents(to_weightless(graph.model).proto).weights
-        counted = [weight for weight in weights if weight.has_parameters]
-        self._parameters_of_file = sum(weight.parameters for weight in counted)
-        self._uncounted_bytes = self._float_bytes - sum(weight.size_bytes or 0 for weight in counted)
+        from winml.modelkit.inspect.module_costs import weights_cost  # where bits are chosen alone
+        from winml.modelkit.inspect.onnx_tree import read_contents
+
+        counted = weights_cost(read_contents(to_weightless(graph.model).proto))
+        self._parameters_of_file = counted.weight_parameters
+        self._uncounted_bytes = self._float_bytes - counted.weight_bytes
         """Of shapes, indices and masks, which have no parameters."""
         samples = SampleRequest(
             replace(request.run, seed=request.run.seed + _OTHER_SAMPLES),
@@ -344,9 +345,8 @@ class _Study:
         size = sum(tensor for tensor in self._weights_of(part).values())
         choices = {_Form(FLOAT32): Choice(size, 0.0)}
         alone: dict[str, float | None] = {}
-        is_in_blocks = not self._in_blocks.isdisjoint(part.node_names)
         for form in forms:
-            if form in _BY_OWN_OUTPUTS or not (is_in_blocks or form == _HALF):
+            if form in _BY_OWN_OUTPUTS or not self._takes(part, form):
                 continue
             options = only_options(part, self._base, self._graph.modules)
             measured = self._variant(_with_form(options, form))
@@ -378,9 +378,9 @@ class _Study:
                 found[form] = Choice(cost, max(loss, _LEAST_NOISE))
         return found
 
-    def _takes(self, unit: _Unit, form: _Form) -> bool:
+    def _takes(self, part: ModulePart, form: _Form) -> bool:
         """Say whether a module can have a form; one of convolutions has none in blocks."""
-        return form in (_HALF, _Form(FLOAT32)) or not self._in_blocks.isdisjoint(unit.part.node_names)
+        return form in (_HALF, _Form(FLOAT32)) or not self._in_blocks.isdisjoint(part.node_names)
 
     def _found_blocks(self, part: ModulePart, form: _Form) -> list[SolvedWeight]:
         """Return what was found for the weights of a module in a form, where its algorithm needs samples."""
@@ -408,39 +408,43 @@ class _Study:
 
     def choose(self, budget: BitBudget) -> tuple[QuantizeOptions, BudgetSearch]:
         """Return the options of the best form within the limit, and the search."""
-        least_bytes = 0
+        reached = 0
         if budget.is_smallest:
             forms = self._smallest()
         else:
-            least_bytes = self._limit(budget)
-            forms = self._best(least_bytes, budget)
+            reached = self._limit(budget)
+            forms = self._best(reached, budget)
         for limit in self._frontier_limits():
             # What is smaller was measured where it could be chosen.
-            if limit > least_bytes and (mixed := self._mixture(limit)) is not None:
+            if limit > reached and (mixed := self._mixture(limit)) is not None:
                 self._measured(mixed)
         return self._options(forms), self._record(budget, forms)
 
     def _limit(self, budget: BitBudget) -> int:
         """Return the bytes that the weights of the modules may take."""
-        fixed = self._float_bytes - self._unit_bytes
         if budget.mean_bits is not None:
             return self._bytes_at(budget.mean_bits)
         assert budget.max_bytes is not None
-        return budget.max_bytes - self._least_graph_bytes - fixed
+        return budget.max_bytes - self._least_graph_bytes - self._fixed_bytes
 
     def _bytes_at(self, mean_bits: float) -> int:
         """Return what the weights of the modules take where a parameter of the file takes so many bits."""
         counted = math.floor(mean_bits * self._parameters_of_file / 8 + 1e-6)
-        return counted + self._uncounted_bytes - (self._float_bytes - self._unit_bytes)
+        return counted + self._uncounted_bytes - self._fixed_bytes
 
     def _mean_bits(self, size: int) -> float:
         """Return the bits of a parameter of the file where the weights of the modules take so many bytes."""
-        counted = size + self._float_bytes - self._unit_bytes - self._uncounted_bytes
+        counted = size + self._fixed_bytes - self._uncounted_bytes
         return 8 * counted / max(self._parameters_of_file, 1)
 
     @property
     def _unit_bytes(self) -> int:
         return sum(unit.choices[_Form(FLOAT32)].cost for unit in self._units)
+
+    @property
+    def _fixed_bytes(self) -> int:
+        """What the file has beside the weights of the modules."""
+        return self._float_bytes - self._unit_bytes
 
     @property
     def _least_bytes(self) -> int:
@@ -570,7 +574,7 @@ class _Study:
         """Return which weights take most beyond some bits, and what is no weight of a module that could be chosen."""
         choices = sorted(self._choices(forms), key=lambda choice: mean_bits * choice.parameters / 8 - choice.size_bytes)
         words = [f"{choice.tag} {choice.form} {size_words(choice.size_bytes)}" for choice in choices[:_NAMED]]
-        left = self._float_bytes - self._unit_bytes - self._uncounted_bytes
+        left = self._fixed_bytes - self._uncounted_bytes
         if left > 0:
             words.append(f"biases, normalizations and others that stay floating-point {size_words(left)}")
         return f"largest: {', '.join(words)}"
@@ -694,7 +698,7 @@ class _Study:
         return tuple(self._choice(unit, form) for unit, form in zip(self._units, forms, strict=True))
 
     def _choice(self, unit: _Unit, form: _Form) -> BudgetChoice:
-        if not self._takes(unit, form):
+        if not self._takes(unit.part, form):
             form = _Form(FLOAT32)
         size = unit.choices[form].cost if form in unit.choices else 0
         tag, parameters = unit.part.module.tag, unit.parameters

@@ -48,7 +48,7 @@ from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY
 from winml.modelkit.options import load_json
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.quantize.half_float_engine import clipped_values
-from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, WeightSolver, quantize
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.planning import refuse_quantized
@@ -285,10 +285,8 @@ class Quantization(GraphWork[QuantizeResult]):
     """File that is to be written."""
     is_external: Callable[[ir.Model], bool | None] = field(default=lambda _model: None, compare=False)
     """Says whether weights go to a file of their own."""
-    largest_bytes: int | None = None
-    """What the file may have, where the options limit it."""
-    is_within_drop: bool = False
-    """Whether bits were chosen by a perplexity."""
+    budget: BitBudget | None = None
+    """The limit that bits were chosen within, which the options do not state afterwards."""
 
     @property
     def calibration(self) -> Calibration | None:
@@ -372,9 +370,7 @@ class Quantization(GraphWork[QuantizeResult]):
             self._file_bytes,
         )
         run = RunOptions(str(self.source), sizes=self.sizes, seed=self.seed)
-        budget = self.options.bit_budget
-        self.largest_bytes = None if budget is None else budget.max_bytes
-        self.is_within_drop = budget is not None and budget.max_drop is not None
+        self.budget = self.options.bit_budget
         self.options, self.search = choose_bits(graph, self.options, run, tools)
 
     def _file_bytes(self, model: ir.Model) -> int:
@@ -391,10 +387,10 @@ class Quantization(GraphWork[QuantizeResult]):
         Raises:
             QuantizeError: names both sizes.
         """
-        if self.largest_bytes is not None and size_bytes > self.largest_bytes:
+        most = None if self.budget is None else self.budget.max_bytes
+        if most is not None and size_bytes > most:
             raise QuantizeError(
-                f"--max-size {size_words(self.largest_bytes)}: the file has {size_bytes} bytes, "
-                f"{size_bytes - self.largest_bytes} too many",
+                f"--max-size {size_words(most)}: the file has {size_bytes} bytes, {size_bytes - most} too many",
                 hint=f"No file was written. Allow {size_bytes}B or more.",
             )
 
@@ -474,9 +470,11 @@ class Quantization(GraphWork[QuantizeResult]):
     @property
     def below_minimum_hint(self) -> str:
         """What to do about a file below the minimum: allow more, where bits were chosen within a limit."""
-        if self.search is not None and self.is_within_drop:
+        if self.budget is None:
+            return below_minimum_hint(self.options.remedies())
+        if self.budget.max_drop is not None:
             return "No file was written. Lower --min-sqnr, set a stricter --max-drop, or write it with --no-verify."
-        limit = None if self.search is None else "--max-size" if self.largest_bytes is not None else "--budget"
+        limit = "--budget" if self.budget.max_bytes is None else "--max-size"
         return below_minimum_hint(self.options.remedies(), budget=limit)
 
     @property
