@@ -111,10 +111,15 @@ def test_experts_are_exported_without_their_weights_in_memory(workplace: Workpla
     assert ["Text generation was not compared: the number of tokens is fixed."] == result["notes"]
 
 
-def test_dtype_the_execution_provider_lacks_is_told_with_what_helps(workplace: Workplace, tied: Path) -> None:
-    """ONNX Runtime's CPU does not multiply bfloat16; the file is not written unverified."""
-    words = ("cannot verify", "Could not find an implementation for", "bfloat16", "--dtype fp32", "--no-verify")
-    workplace.refuse(*_export(tied), code=3, words=words)
+def test_bfloat16_is_verified_in_float32(workplace: Workplace, tied: Path) -> None:
+    """ONNX Runtime's CPU does not multiply bfloat16: both sides compute in float32, and the file keeps its type."""
+    outcome = workplace.export(*_export(tied, "--format", "json", "-q"))
+    assert 0 == outcome.code, outcome.err
+    verification = json.loads(outcome.out)["verification"]
+    assert verification["is_verified"]
+    assert verification["in_float32"]
+    proto = onnx.load(workplace.folder / "model.onnx")
+    assert onnx.TensorProto.BFLOAT16 == proto.graph.output[0].type.tensor_type.elem_type
 
 
 def test_export_with_weights_in_memory_casts_them_too(workplace: Workplace, bert_tiny: Path) -> None:

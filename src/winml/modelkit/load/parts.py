@@ -92,9 +92,9 @@ class ModelPart:
     stored: Mapping[str, ir.TensorProtocol] | None = None
     """Parameters and persistent buffers by their path in ``model``, by reference into the weight files, where the
     parameters of ``model`` hold no values; None where they do."""
-    with_weights: Callable[[], torch.nn.Module] | None = None
-    """Loads the same model with the weights of this part, where ``model`` has none."""
-    with_references: Callable[[], torch.nn.Module] | None = None
+    with_weights: Callable[..., torch.nn.Module] | None = None
+    """Loads the same model with the weights of this part, where ``model`` has none; with ``dtype``, in another type."""
+    with_references: Callable[..., torch.nn.Module] | None = None
     """Loads the same model with parameters that refer to the weight files (``DeferredTensor``), in the same case."""
     feeds: tuple[PartFeed, ...] = ()
     """Which outputs become inputs of another part, or of this one in its next run."""

@@ -67,6 +67,8 @@ def verification_words(verification: VerificationInfo | None) -> str:
             f"inconclusive: no output of the model depends on its inputs, so a wrong graph would go unnoticed ({bound})"
         )
     on_copy = " on a copy with random weights" if verification.on_drawn_weights else ""
+    on_copy += " in float32" if verification.in_float32 else ""
+    on_copy += ", weights streamed" if verification.is_streamed else ""
     outcome = (
         f"ONNX Runtime equals PyTorch{on_copy}{_fixed_words(verification)}{_assumed_words(verification)}"
         if verification.agrees

@@ -39,6 +39,7 @@ __all__ = [
     "refuse_verification_beyond_memory",
     "run_for_shapes",
     "run_reference",
+    "verification_bytes",
     "with_drawn_weights",
     "with_values",
 ]
@@ -265,20 +266,33 @@ OUTSIDE_FACTOR = 1.25
 """Measured on 4.40 GB in a file of their own, which is mapped: 5.4 GB with all else, in PyTorch and in ONNX Runtime."""
 
 
-def refuse_verification_beyond_memory(weight_bytes: int, available: int | None) -> None:
+def verification_bytes(model: nn.Module) -> int:
+    """Return about how much memory it takes to compare a model with a file of it, all weights loaded.
+
+    PyTorch and ONNX Runtime hold them one after the other, those of bfloat16 as float32.
+    """
+    weights = sum(
+        parameter.numel() * (4 if parameter.dtype == torch.bfloat16 else parameter.element_size())
+        for parameter in model.parameters()
+    )
+    return int(weights * (INSIDE_FACTOR if weights < INLINE_LIMIT_BYTES else OUTSIDE_FACTOR))
+
+
+def refuse_verification_beyond_memory(model: nn.Module, available: int | None) -> None:
     """Refuse to compare with PyTorch a model whose weights memory cannot hold.
 
     Args:
-        weight_bytes: Size of the parameters in memory.
+        model: The model; its parameters need no values.
         available: Bytes of memory to be had; None where nobody knows.
 
     Raises:
         ExportError: they do not fit.
     """
-    needed = int(weight_bytes * (INSIDE_FACTOR if weight_bytes < INLINE_LIMIT_BYTES else OUTSIDE_FACTOR))
+    needed = verification_bytes(model)
     if available is not None and needed > available:
         raise ExportError(
-            f"comparing with PyTorch takes about {size_words(needed)} of memory ({size_words(weight_bytes)} of "
-            f"weights, in PyTorch and then in ONNX Runtime), and {size_words(available)} are available",
-            hint="Use --no-verify: the export itself needs no memory for weights.",
+            f"comparing with PyTorch takes about {size_words(needed)} of memory for the weights, in PyTorch and then "
+            f"in ONNX Runtime, and {size_words(available)} are available",
+            hint="Use --no-verify: the export itself needs no memory for weights. Weights in safetensors are compared "
+            "piece by piece and need no such memory.",
         )

@@ -38,6 +38,7 @@ __all__ = [
     "streamed_outputs",
     "streamed_slices",
     "with_streamed_values",
+    "with_streaming_loader",
 ]
 
 
@@ -439,6 +440,19 @@ def _read(stored: StoredValues, dtype: torch.dtype) -> torch.Tensor:
 # --- Outputs of a model in PyTorch whose weights remain in the checkpoint.
 #
 # All inputs are answered side by side: each weight is read once for all of them, and dropped before the next is read.
+
+
+def with_streaming_loader(prepared: PreparedPart) -> PreparedPart:
+    """Return a part whose weights, where they are loaded, are read whenever something is computed with them."""
+    load_references = prepared.part.with_references
+    assert load_references is not None  # the parameters have no values
+
+    def load(dtype: torch.dtype | None = None) -> nn.Module:
+        model = load_references(dtype)
+        stream_parameters(model)
+        return model
+
+    return replace(prepared, part=replace(prepared.part, with_weights=load))
 
 
 @contextmanager

@@ -17,17 +17,16 @@ from torch import nn
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
 from winml.modelkit.compare.files import refuse_below_minimum_sqnr
-from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs, constant_outputs
+from winml.modelkit.compare.outputs import BFLOAT16_CONSTANTS, VerificationInfo, compare_outputs, constant_outputs
 from winml.modelkit.compare.words import difference_words
 from winml.modelkit.errors import ExportError, StageError, VerificationError
 from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.graph.assumptions import constant_output
+from winml.modelkit.graph.bfloat16 import computes_in_bfloat16
 from winml.modelkit.graph.cutting import Cut, Cutter, cut_model
-from winml.modelkit.graph.files.graph_reading import graph_of
-from winml.modelkit.graph.files.reading import read_referring
 from winml.modelkit.progress import counted
-from winml.modelkit.runtime.ir_versions import newest_ir_version
 from winml.modelkit.verify.failure_explanation import refuse_outputs_by_value
+from winml.modelkit.verify.float32_sides import comparable_graph, in_float32, open_for_comparison, session_of_graph
 from winml.modelkit.verify.generated_text import GeneratedText, generate_reference, generates_alone
 from winml.modelkit.verify.generation import compare_generation
 from winml.modelkit.verify.input_draws import InputDraws, holds_nan
@@ -39,7 +38,7 @@ from winml.modelkit.verify.stable_draws import (
     is_decided_by_ties,
     rankings,
 )
-from winml.modelkit.verify.streamed_reference import streamed_outputs
+from winml.modelkit.verify.streamed_reference import streamed_outputs, with_streaming_loader
 from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph, compare_at_varied_sizes
 from winml.modelkit.verify.varied_values import (
     Varied,
@@ -64,6 +63,11 @@ __all__ = [
 ]
 
 
+PIECE_BYTES = 1 << 28
+"""Weights of a piece as they are stored. Chosen: bfloat16 of them becomes float32, and kernels lay it out once more, so
+that a piece takes five times as much for a moment."""
+
+
 # --- Runs a file piece by piece, so that memory holds the weights of one piece at a time.
 #
 # A piece is a run of nodes in the order of the file; what it computes for later ones is kept. Each piece is opened in
@@ -81,7 +85,7 @@ class FilePieces:
             piece_bytes: Weights of a piece, unless one node alone has more.
         """
         self._path = path
-        self._model = graph_of(read_referring(path), path)
+        self._model = comparable_graph(path)
         self._cuts = _cuts(self._model, piece_bytes)
 
     @property
@@ -108,16 +112,10 @@ class FilePieces:
         return [{name: values[name] for name in names} for values in known]
 
     def _run_piece(self, cut: Cut, known: Sequence[Arrays]) -> list[dict[str, Array]]:
-        # ONNX Runtime is loaded by those who verify only.
-        from winml.modelkit.runtime.sessions import Session
-
         for value in cut.inputs:
             if value.dtype is None:
                 value.dtype = ir.DataType.from_numpy(known[0][str(value.name)].dtype)
-        model = cut_model(self._model, cut)
-        model.ir_version = min(model.ir_version, newest_ir_version())
-        content = ir.serde.serialize_model(model).SerializeToString()
-        session = Session(content, data_folder=self._path.absolute().parent, name=str(self._path))
+        session = session_of_graph(cut_model(self._model, cut), self._path)
         return [session.run({name: values[name] for name in session.inputs}) for values in known]
 
 
@@ -149,25 +147,54 @@ def _pieces(graph: ir.Graph, cutter: Cutter, piece_bytes: int) -> Iterator[list[
 
 
 def verify_written_file(
-    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, *, advice: str = ""
+    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, *, advice: str = "", is_streamed: bool = False
 ) -> VerificationInfo:
-    """Compare a written file with PyTorch.
+    """Compare a written file with PyTorch; both compute in float32 where the file computes in bfloat16.
 
     Args:
         written: The file, and what was traced.
         prepared: The part it was made from.
         inputs: Further inputs.
         advice: What to try first where an open dimension froze.
+        is_streamed: Whether weights are read piece by piece on both sides, for a part that was traced without them. No
+            text is generated then: each token would read all weights again.
 
     Raises:
         VerificationError: they disagree, or the comparison would show nothing.
     """
-    written, second, values, text = _with_reference_outputs(written, prepared, inputs)
+    if is_streamed:
+        prepared = with_streaming_loader(prepared)
+    if not computes_in_bfloat16(written.model):
+        return _verify(written, prepared, inputs, advice, (), is_streamed=is_streamed)
+    with in_float32(written, prepared, inputs) as (written, prepared, inputs):
+        try:
+            verification = _verify(written, prepared, inputs, advice, (BFLOAT16_CONSTANTS,), is_streamed=is_streamed)
+        except VerificationError as error:
+            # Module by module the file is not run in float32.
+            error.inputs = None
+            raise
+        return replace(verification, in_float32=True)
+
+
+def _verify(
+    written: WrittenGraph,
+    prepared: PreparedPart,
+    inputs: InputDraws,
+    advice: str,
+    computed_in: Sequence[str],
+    *,
+    is_streamed: bool,
+) -> VerificationInfo:
+    outputs_of = _with_streamed_outputs if is_streamed else _with_reference_outputs
+    written, second, values, text = outputs_of(written, prepared, inputs)
     written = replace(written, assumed=settled_assumptions(written, values.reads))
     refuse_outputs_by_value((written.draw, second))
-    dtypes = dtypes_inside(prepared.part.module, written.draw.reference)
+    dtypes = (*dtypes_inside(prepared.part.module, written.draw.reference), *computed_in)
     file = _File(written, prepared.model)
-    prepared = file.closed_before_weights(prepared)
+    if is_streamed:
+        file.run_beforehand([written.draw, second, *written.proof.draws, *(item.draw for item in values.varied)])
+    else:
+        prepared = file.closed_before_weights(prepared)
     try:
         second = _without_nan(prepared, inputs, written.draw, second, file.run)
         verification = compare_stable_draws(
@@ -180,7 +207,7 @@ def verify_written_file(
         )
     except VerificationError as error:
         if error.is_graph_wrong:
-            _name_deciding_inputs(error, prepared, written, second, file.run)
+            _name_deciding_inputs(error, prepared, written, second, file.run, dtypes)
         raise
 
     def is_rounding(varied: Varied, outputs: Collection[str]) -> bool:
@@ -217,6 +244,7 @@ def verify_written_file(
     constant = constant_outputs([*answers, *(varied.draw.reference for varied in values.varied)])
     return replace(
         verification,
+        is_streamed=is_streamed,
         comparisons=comparisons,
         values=checked,
         generation=generation,
@@ -378,6 +406,25 @@ def _with_reference_outputs(
     return written, _telling_draw(written.draw, second, values), values, text
 
 
+def _with_streamed_outputs(
+    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws
+) -> tuple[WrittenGraph, Draw, VariedValues, None]:
+    """Return the same where each weight is read once for all draws; no text, since each token reads all weights again.
+
+    Other values of single inputs are tried where Python read values.
+    """
+    traced, *draws, second = _streamed_draws(written, prepared, inputs, ())
+    # A draw far from the traced sizes costs as much as all others together.
+    written = replace(written, draw=traced, proof=replace(written.proof, draws=tuple(draws), far_draws=()))
+    values = VariedValues()
+    if written.choices:
+        with with_values(prepared) as streamed:
+            values = run_at_varied_values(streamed, traced, inputs.learned.rules, reads_values=True)
+    if generates_alone(prepared.part):
+        inputs.notes.append("Text generation was not compared: the weights are read piece by piece.")
+    return written, _telling_draw(traced, second, values), values, None
+
+
 def _without_nan(
     prepared: PreparedPart,
     inputs: InputDraws,
@@ -423,9 +470,9 @@ def _name_deciding_inputs(
     written: WrittenGraph,
     second: Draw,
     run_file: Callable[[Draw], Arrays],
+    dtypes: Sequence[str],
 ) -> None:
     """Add to an error which inputs the answers go apart by, and which lines read values, as far as that is known."""
-    dtypes = dtypes_inside(prepared.part.module, written.draw.reference)
     traced = written.draw
     if compare_outputs([traced.reference], [run_file(traced)], computed_in=dtypes).worst.is_equal:
         with with_values(prepared) as weighted:
@@ -447,6 +494,8 @@ class _File:
         self._path, self._model, self._adapter = written.path, model, adapter
         self._has_single_rows = takes_single_rows(written.model)
         self._session: Session | None = None
+        self._known: dict[int, tuple[Draw, Arrays]] = {}
+        self._is_in_pieces = False
         self._weighted: Callable[[], AbstractContextManager[PreparedPart]] | None = None
 
     def closed_before_weights(self, prepared: PreparedPart) -> PreparedPart:
@@ -468,11 +517,15 @@ class _File:
         Raises:
             StageError: ONNX Runtime cannot run it.
         """
-        # ONNX Runtime is loaded by those who verify only.
-        from winml.modelkit.runtime.sessions import Session
+        if (known := self._known.get(id(draw))) is not None:
+            return known[1]
+        if self._is_in_pieces:
+            return self._as_ranked(draw, self._answers_in_pieces([draw], PIECE_BYTES)[0])
+        return self._answer_whole(draw)
 
+    def _answer_whole(self, draw: Draw) -> Arrays:
         if self._session is None:
-            self._session = Session(self._path, adapter=self._adapter)
+            self._session = open_for_comparison(self._path, self._adapter)
         return self._as_ranked(draw, joined_rows([self._session.run(feeds) for feeds in self._feeds(draw)]))
 
     def _as_ranked(self, draw: Draw, answers: Arrays) -> Arrays:
@@ -503,18 +556,33 @@ class _File:
         with self._failures_as_unverified():
             return self.answer(draw)
 
+    def run_beforehand(self, draws: Sequence[Draw]) -> None:
+        """Run several draws in pieces, each piece once for all; further ones are run in pieces when they come."""
+        self._is_in_pieces = True
+        try:
+            outputs = self.run_in_pieces(draws, PIECE_BYTES)
+        except VerificationError:
+            # Run one by one, the draw that fails is known.
+            return
+        self._known = {
+            id(draw): (draw, self._as_ranked(draw, output)) for draw, output in zip(draws, outputs, strict=True)
+        }
+
     def run_in_pieces(self, draws: Sequence[Draw], piece_bytes: int) -> list[Arrays]:
         """Return the answers to several draws, with no more weights in memory at a time than a piece has.
 
         Raises:
             VerificationError: ONNX Runtime cannot run it.
         """
+        with self._failures_as_unverified():
+            return self._answers_in_pieces(draws, piece_bytes)
+
+    def _answers_in_pieces(self, draws: Sequence[Draw], piece_bytes: int) -> list[Arrays]:
         pieces = FilePieces(self._path, piece_bytes)
         if not pieces.count:
-            return [self.run(draw) for draw in draws]
+            return [self._answer_whole(draw) for draw in draws]
         fed = [self._feeds(draw) for draw in draws]
-        with self._failures_as_unverified():
-            outputs = iter(pieces.run([feeds for rows in fed for feeds in rows]))
+        outputs = iter(pieces.run([feeds for rows in fed for feeds in rows]))
         return [joined_rows(list(islice(outputs, len(rows)))) for rows in fed]
 
     def _feeds(self, draw: Draw) -> list[Arrays]:

@@ -26,7 +26,6 @@ from winml.modelkit.export.output_shapes import with_named_sums
 from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.export.state_restoration import shared_state, unchanged_attributes
 from winml.modelkit.file_names import ONLY_PART, part_path
-from winml.modelkit.flows.export.loading import parameter_bytes
 from winml.modelkit.flows.graph_file import GraphHandover, HandedGraph
 from winml.modelkit.flows.module_functions import chosen_modules
 from winml.modelkit.graph.assumptions import Assumption
@@ -156,7 +155,7 @@ def _capture_with(
 ) -> Capture:
     if has_values and request.prepared.part.stored is not None:
         if request.config.verify:
-            refuse_verification_beyond_memory(parameter_bytes(request.prepared.model), available_bytes())
+            refuse_verification_beyond_memory(request.prepared.model, available_bytes())
         with with_values(request.prepared) as weighted:
             capture = _capture_with(name, replace(request, prepared=weighted), time_limit_s, has_values=True)
         return replace(capture, notes=(*capture.notes, _WEIGHTS_LOADED))

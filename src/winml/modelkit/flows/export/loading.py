@@ -73,9 +73,7 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
     Raises:
         CheckpointError: the weights cannot be read or are not those of the model.
     """
-    weights = resolved.source.weights
-    is_readable = weights is not None and (weights.format == "safetensors" or resolved.coded is not None)
-    if resolved.checkpoint is None or request.random_weights or not is_readable:
+    if resolved.checkpoint is None or not _reads_by_reference(resolved, request):
         return load_resolved(resolved, request, progress)
     try:
         with local_libraries():
@@ -90,15 +88,15 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
         note = f"the weights are loaded into memory: transformers needs their values ({reason})"
         return dataclasses.replace(loaded, model_notes=(*loaded.model_notes, note))
 
-    def with_weights() -> nn.Module:
+    def with_weights(dtype: torch.dtype | None = None) -> nn.Module:
         with local_libraries():
-            weighted = _load_weights(resolved, request, deferred=False)[0]
+            weighted = _load_weights(resolved, request, deferred=False, dtype=dtype)[0]
             merge_adapters(weighted, resolved.adapters)
         return weighted
 
-    def with_references() -> nn.Module:
+    def with_references(dtype: torch.dtype | None = None) -> nn.Module:
         with local_libraries():
-            referring = _load_weights(resolved, request, deferred=True)[0]
+            referring = _load_weights(resolved, request, deferred=True, dtype=dtype)[0]
             merge_adapters(referring, resolved.adapters)
         _read_buffers(referring)
         return referring
@@ -116,8 +114,14 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
     return LoadedModel.of_parts(info, parts, resolved.checkpoint.notes, notes, wanted=request.submodel)
 
 
+def _reads_by_reference(resolved: ResolvedModel, request: ModelRequest) -> bool:
+    weights = resolved.source.weights
+    is_readable = weights is not None and (weights.format == "safetensors" or resolved.coded is not None)
+    return resolved.checkpoint is not None and is_readable and not request.random_weights
+
+
 def _load_weights(
-    resolved: ResolvedModel, request: ModelRequest, *, deferred: bool
+    resolved: ResolvedModel, request: ModelRequest, *, deferred: bool, dtype: torch.dtype | None = None
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """Load the checkpoint, with values or with tensors that refer to them; return also what is to be said of it."""
     weights, checkpoint = resolved.source.weights, resolved.checkpoint
@@ -128,7 +132,7 @@ def _load_weights(
         resolved.model_class,
         checkpoint.config,
         weights,
-        dtype=resolved.dtype,
+        dtype=dtype or resolved.dtype,
         trust_remote_code=request.trust_remote_code,
         coded=resolved.coded,
         is_deferred=deferred,
@@ -231,13 +235,13 @@ def _load(request: ModelRequest, config: WinMLExportConfig, *, is_handed_over: b
     if use.name == "torchscript" and not are_large and resolved.coded is None:
         return load_resolved(resolved, request), use
     # A graph that is handed over is compared without them.
-    if are_read:
-        refuse_verification_beyond_memory(weight_bytes, available_bytes())
+    if are_read and not _reads_by_reference(resolved, request):
+        refuse_verification_beyond_memory(resolved.model, available_bytes())
     loaded = load_weightless(resolved, request)
     for part in loaded.parts:
         if part.stored is not None and (refusal := _refusal_without_values(part)) is not None:
             if config.verify:
-                refuse_verification_beyond_memory(weight_bytes, available_bytes())
+                refuse_verification_beyond_memory(resolved.model, available_bytes())
             note = f"The weights were loaded: the forward fails without them in {refusal.module or 'the root'}."
             complete = load_resolved(resolved, request)
             parts = tuple(

@@ -60,7 +60,13 @@ from winml.modelkit.verify.parts.parts_together import (
     decodes_for_others,
     measure_text_together,
 )
-from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, with_drawn_weights, with_values
+from winml.modelkit.verify.reference_run import (
+    PreparedPart,
+    prepared_part,
+    verification_bytes,
+    with_drawn_weights,
+    with_values,
+)
 from winml.modelkit.verify.varied_sizes import WrittenGraph
 from winml.modelkit.verify.written_file import measure_written_file, verify_with_adapter, verify_written_file
 from winml.modelkit.words import size_words
@@ -330,7 +336,8 @@ def _verify_part(
         return fidelity if len(run.loaded.parts) == 1 else _measured_text(run, prepared, fidelity)
     advice = _LEAVE_IT_TO_DYNAMO if run.config.exporter == "torchscript" else ""
     try:
-        verification = verify_written_file(written, prepared, run.inputs(part), advice=advice)
+        is_streamed = _streams_weights(prepared)
+        verification = verify_written_file(written, prepared, run.inputs(part), advice=advice, is_streamed=is_streamed)
     except VerificationError as error:
         verified = _verified_on_copy(run, prepared, tagged_graph, advice) if error.is_silent else None
         if verified is None:
@@ -346,6 +353,17 @@ def _verify_part(
             verification = replace(verification, assumed=tuple(assumed), on_drawn_weights=True)
     verification = replace(verification, accepts_assumptions=run.config.accept_assumptions)
     return _verify_text(run, prepared, verification)
+
+
+def _streams_weights(prepared: PreparedPart) -> bool:
+    """Say whether a comparison with PyTorch reads weights piece by piece.
+
+    So it does where they were not loaded for the trace, and all of them take more than half of the available memory.
+    """
+    available = available_bytes()
+    if prepared.part.with_references is None or available is None:
+        return False
+    return 2 * verification_bytes(prepared.model) > available
 
 
 def _verified_on_copy(

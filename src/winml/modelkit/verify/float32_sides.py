@@ -1,0 +1,156 @@
+"""Compares models that compute in bfloat16 in float32: ONNX Runtime's CPU provider has few bfloat16 kernels.
+
+Both sides keep their weights and compute in float32: the graph by casts (``graph/bfloat16.py``), the model in PyTorch
+by parameters that are cast for the time of the comparison. So the limits of float32 apply, and the file is not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from winml.modelkit.graph.bfloat16 import computes_in_bfloat16, widen_bfloat16
+from winml.modelkit.graph.files.graph_reading import graph_of
+from winml.modelkit.graph.files.reading import read_referring
+from winml.modelkit.load.parts import ModelPart
+from winml.modelkit.runtime.ir_versions import newest_ir_version
+from winml.modelkit.verify.input_draws import InputDraws
+from winml.modelkit.verify.reference_run import PreparedPart, run_reference
+from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph
+
+if TYPE_CHECKING:
+    from winml.modelkit.runtime.sessions import Session
+
+__all__ = ["comparable_graph", "float32_model", "float32_part", "in_float32", "open_for_comparison", "session_of_graph"]
+
+
+def comparable_graph(path: Path) -> ir.Model:
+    """Return the graph of a file as it is run for a comparison: in float32 where it computes in bfloat16.
+
+    No weight is read.
+    """
+    model = graph_of(read_referring(path), path)
+    if computes_in_bfloat16(model):
+        widen_bfloat16(model)
+    return model
+
+
+def session_of_graph(model: ir.Model, path: Path) -> Session:
+    """Open a graph whose weights lie in ``path`` and the data files beside it.
+
+    Raises:
+        StageError: ONNX Runtime cannot load it.
+    """
+    # ONNX Runtime is loaded by those who verify only.
+    from winml.modelkit.runtime.sessions import Session
+
+    model.ir_version = min(model.ir_version, newest_ir_version())
+    content = ir.serde.serialize_model(model).SerializeToString()
+    return Session(content, data_folder=path.absolute().parent, name=str(path))
+
+
+def open_for_comparison(path: Path, adapter: Path | None = None) -> Session:
+    """Open a file to compare it with PyTorch: in float32 where it computes in bfloat16.
+
+    Args:
+        path: An ONNX file.
+        adapter: An adapter that is active in every run, in ONNX Runtime's format.
+
+    Raises:
+        StageError: ONNX Runtime cannot load it.
+    """
+    from winml.modelkit.runtime.sessions import Session
+
+    model = graph_of(read_referring(path), path)
+    if adapter is not None or not computes_in_bfloat16(model):
+        return Session(path, adapter=adapter)
+    widen_bfloat16(model)
+    return session_of_graph(model, path)
+
+
+@contextmanager
+def in_float32(
+    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws
+) -> Iterator[tuple[WrittenGraph, PreparedPart, InputDraws]]:
+    """Yield a file, its part and its inputs such that PyTorch computes in float32, for the time of the block.
+
+    Args:
+        written: A file that computes in bfloat16, and what was traced.
+        prepared: The part it was made from; its model is changed in place and restored at the end.
+        inputs: Further inputs.
+    """
+    with float32_model(prepared.model):
+        part = PreparedPart(float32_part(prepared.part), prepared.forward)
+
+        def widened(draw: Draw) -> Draw:
+            draw = replace(draw, inputs=_float32_tensors(draw.inputs))
+            # Without values, what PyTorch answers is computed later.
+            return draw if part.part.stored is not None else replace(draw, reference=run_reference(part, draw.inputs))
+
+        proof = written.proof
+        proof = replace(proof, draws=tuple(map(widened, proof.draws)), far_draws=tuple(map(widened, proof.far_draws)))
+        traced = None if inputs.traced is None else _float32_tensors(inputs.traced)
+        yield (
+            replace(written, inputs=part.part.inputs, draw=widened(written.draw), proof=proof),
+            part,
+            replace(inputs, part=part.part, traced=traced),
+        )
+
+
+@contextmanager
+def float32_model(model: nn.Module) -> Iterator[None]:
+    """Cast the bfloat16 parameters and buffers of a model to float32 for the time of the block."""
+    held = [
+        (module, name, value)
+        for module in model.modules()
+        for values in (module.named_parameters, module.named_buffers)
+        for name, value in values(recurse=False, remove_duplicate=False)
+        if value.dtype == torch.bfloat16
+    ]
+    # What is shared is shared still.
+    cast = {id(value): value for _, _, value in held}
+    for key, value in cast.items():
+        widened = value.detach().float()
+        cast[key] = nn.Parameter(widened, requires_grad=False) if isinstance(value, nn.Parameter) else widened
+    try:
+        for module, name, value in held:
+            setattr(module, name, cast[id(value)])
+        yield
+    finally:
+        for module, name, value in held:
+            setattr(module, name, value)
+
+
+def float32_part(part: ModelPart) -> ModelPart:
+    """Return a part whose bfloat16 inputs, states and loaded weights are float32; see :func:`float32_model`."""
+    cache = part.cache
+    if cache is not None:
+        cache = replace(cache, states=tuple(replace(state, dtype=_float32_name(state.dtype)) for state in cache.states))
+    return replace(
+        part,
+        inputs=tuple(spec.model_copy(update={"dtype": _float32_name(spec.dtype)}) for spec in part.inputs),
+        example=None if part.example is None else _float32_tensors(part.example),
+        cache=cache,
+        with_weights=_loading_float32(part.with_weights),
+        with_references=_loading_float32(part.with_references),
+    )
+
+
+def _loading_float32(load: Callable[..., nn.Module] | None) -> Callable[..., nn.Module] | None:
+    return None if load is None else partial(load, dtype=torch.float32)
+
+
+def _float32_name(dtype: str) -> str:
+    return "float32" if dtype == "bfloat16" else dtype
+
+
+def _float32_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.float() if value.dtype == torch.bfloat16 else value for name, value in tensors.items()}
