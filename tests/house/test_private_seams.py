@@ -173,7 +173,7 @@ SEAMS: dict[str, dict[str, str]] = {
     "verify.stable_draws": {
         "torch.utils._pytree": "tests/unit/verify/test_stable_draws.py::test_draw_that_rounding_decides_is_set_aside",
     },
-    "verify.varied_values": {
+    "verify.value_reads": {
         "torch.utils._python_dispatch": "tests/integration/test_input_values.py::"
         "test_value_that_the_trace_fixed_is_no_verified_file",
         "torch.utils._pytree": "tests/integration/test_input_values.py::"

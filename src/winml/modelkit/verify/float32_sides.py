@@ -43,8 +43,13 @@ def comparable_graph(path: Path) -> ir.Model:
     return model
 
 
-def session_of_graph(model: ir.Model, path: Path) -> Session:
+def session_of_graph(model: ir.Model, path: Path, *, prepack: bool = True) -> Session:
     """Open a graph whose weights lie in ``path`` and the data files beside it.
+
+    Args:
+        model: The graph.
+        path: The file it was read from.
+        prepack: Let kernels keep weights a second time, in the order they read them.
 
     Raises:
         StageError: ONNX Runtime cannot load it.
@@ -54,7 +59,7 @@ def session_of_graph(model: ir.Model, path: Path) -> Session:
 
     model.ir_version = min(model.ir_version, newest_ir_version())
     content = ir.serde.serialize_model(model).SerializeToString()
-    return Session(content, data_folder=path.absolute().parent, name=str(path))
+    return Session(content, data_folder=path.absolute().parent, name=str(path), prepack=prepack)
 
 
 def open_for_comparison(path: Path, adapter: Path | None = None) -> Session:

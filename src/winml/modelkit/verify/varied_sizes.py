@@ -24,6 +24,7 @@ from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.assumptions import Assumption, places_of
 from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec
 from winml.modelkit.hierarchy.tagging import all_nodes, read_tag
+from winml.modelkit.verify.value_reads import ValueReads
 from winml.modelkit.words import shape_words
 
 __all__ = [
@@ -104,6 +105,8 @@ class WrittenGraph:
     proof: DynamicProof
     assumed: tuple[Assumption, ...] = ()
     """What was taken for granted while it was traced."""
+    reads: ValueReads | None = None
+    """What Python read of the traced inputs; None where nobody watched."""
 
     @property
     def choices(self) -> tuple[str, ...]:

@@ -115,7 +115,7 @@ class FilePieces:
         for value in cut.inputs:
             if value.dtype is None:
                 value.dtype = ir.DataType.from_numpy(known[0][str(value.name)].dtype)
-        session = session_of_graph(cut_model(self._model, cut), self._path)
+        session = session_of_graph(cut_model(self._model, cut), self._path, prepack=False)
         return [session.run({name: values[name] for name in session.inputs}) for values in known]
 
 
@@ -133,17 +133,33 @@ def _cuts(model: ir.Model, piece_bytes: int) -> tuple[Cut, ...]:
 
 
 def _pieces(graph: ir.Graph, cutter: Cutter, piece_bytes: int) -> Iterator[list[ir.Node]]:
-    """Yield the nodes of a graph in order, in runs that read no more weights than a piece may."""
+    """Yield the nodes of a graph in order, in runs that read no more weights than a piece may.
+
+    What is computed of weights alone comes with the node that reads it, wherever it stands.
+    """
+    outputs = set(graph.outputs)
     nodes: list[ir.Node] = []
     weights: dict[ir.Value, int] = {}
     for node in graph:
-        read = {value: value.const_value.nbytes for value in cutter.reads(node) if value.const_value is not None}
+        if cutter.is_constant(node) and outputs.isdisjoint(node.outputs):
+            continue
+        read = dict(_weights_behind(node, cutter))
         if weights and not read.keys() <= weights.keys() and sum({**weights, **read}.values()) > piece_bytes:
             yield nodes
             nodes, weights = [], {}
         nodes.append(node)
         weights |= read
     yield nodes
+
+
+def _weights_behind(node: ir.Node, cutter: Cutter) -> Iterator[tuple[ir.Value, int]]:
+    """Yield the weights that a node reads, also by way of nodes that compute constants of them, with their sizes."""
+    for value in cutter.reads(node):
+        maker = value.producer()
+        if value.const_value is not None:
+            yield value, value.const_value.nbytes
+        elif maker is not None and cutter.is_constant(maker):
+            yield from _weights_behind(maker, cutter)
 
 
 def verify_written_file(
@@ -395,7 +411,9 @@ def _with_reference_outputs(
             lambda drawing: drawing.draw(2, with_padding=not drawing.hides(written.draw.inputs)),
             lambda tensors: Draw(tensors, run_reference(weighted, tensors), sizes),
         )
-        values = run_at_varied_values(weighted, written.draw, inputs.learned.rules, reads_values=bool(written.choices))
+        values = run_at_varied_values(
+            weighted, written.draw, inputs.learned.rules, reads_values=bool(written.choices), reads=written.reads
+        )
         text = None
         if generates_alone(prepared.part):
             generated = generate_reference(weighted, inputs.seed)

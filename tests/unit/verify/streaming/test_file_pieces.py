@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 
 from graphs import parse
 from weighted_graphs import weight
+from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.verify.written_file import FilePieces
@@ -55,3 +58,23 @@ def test_file_of_few_weights_or_that_cannot_be_cut_stays_whole(tmp_path: Path) -
     assert 0 == FilePieces(_written(tmp_path, _CHAIN), 3 * _WEIGHT_BYTES).count
     random = _CHAIN.replace("sum = Add (two, x)", "noise = RandomNormalLike (two) sum = Add (two, noise)")
     assert 0 == FilePieces(_written(tmp_path, random), _WEIGHT_BYTES).count
+
+
+def test_weights_that_are_cast_come_with_the_node_that_reads_them(tmp_path: Path) -> None:
+    """A file in bfloat16 is run in float32: all of its casts stand where the graph begins."""
+    path = _written(tmp_path, _CHAIN)
+    model = load_by_reference(path)
+    for value in model.graph.initializers.values():
+        assert value.const_value is not None
+        value.const_value = ir.tensor(value.const_value.numpy().astype(ml_dtypes.bfloat16), name=value.name)
+        value.dtype = ir.DataType.BFLOAT16
+    for value in (*model.graph.inputs, *(output for node in model.graph for output in node.outputs)):
+        if value.dtype != ir.DataType.INT64:
+            value.dtype = ir.DataType.BFLOAT16
+    write_model(model, tmp_path / "narrow.onnx", external=True)
+    pieces = FilePieces(tmp_path / "narrow.onnx", _WEIGHT_BYTES // 2)
+    assert 3 == pieces.count
+    feeds = {"x": np.random.default_rng(1).normal(size=(5, 64)).astype(np.float32)}
+    (answer,) = pieces.run([feeds])
+    # bfloat16 has 8 bits: three products of weights that are off by 1/512 each.
+    np.testing.assert_allclose(Session(path).run(feeds)["y"], answer["y"], atol=0.02 * np.abs(answer["y"]).max())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -53,6 +54,7 @@ from winml.modelkit.verify.reference_run import (
     run_reference,
     with_values,
 )
+from winml.modelkit.verify.value_reads import ValueReads, recorded_reads
 from winml.modelkit.verify.varied_sizes import (
     Draw,
     DynamicProof,
@@ -298,6 +300,8 @@ class TaggedGraph:
     """What the trace took for granted; a comparison with PyTorch says which of it holds for other inputs."""
     dimensions: tuple[DynamicDimension, ...] = ()
     """What is left open, within the bounds of what the graph follows."""
+    reads: ValueReads | None = None
+    """What Python read of the traced inputs; None where nobody watched."""
 
 
 # --- Gives axes of outputs the names they were asked to have, as far as they are open.
@@ -405,7 +409,9 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         inputs = run.inputs(part)
         step.summary = input_words(part.inputs)
     with clock.step("hierarchy building") as step:
-        first = _trace_calls(prepared, inputs)
+        # Without values there is nothing to read.
+        watches_reads = run.config.verify and run.handover is None and part.stored is None
+        first = _trace_calls(prepared, inputs, watches_reads=watches_reads)
         trace, draw = first.calls, first.draw
         inputs.traced = tensors = draw.inputs
         tree = build_tree(trace, run.config.torch_module, run.all_parts)
@@ -467,6 +473,7 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
             *map(_shared_state_written, first.shared),
         ),
         dimensions=dimensions,
+        reads=first.reads,
     )
 
 
@@ -552,10 +559,12 @@ class _FirstRun:
     """Attributes of modules that it left behind otherwise."""
     shared: tuple[str, ...]
     """Globals and attributes of classes of the user's code that it left behind otherwise."""
+    reads: ValueReads | None
+    """What Python read of the inputs; None where nobody watched."""
 
 
-def _trace_calls(prepared: PreparedPart, inputs: InputDraws) -> _FirstRun:
-    """Run the part once, on its first inputs.
+def _trace_calls(prepared: PreparedPart, inputs: InputDraws, *, watches_reads: bool = False) -> _FirstRun:
+    """Run the part once, on its first inputs, and watch what Python reads of them, where that is asked for.
 
     Some models replace modules of theirs while they run, depending on their inputs: those stay, and run the next time.
     Anything else is put back, so that the trace starts from what was found as well.
@@ -568,13 +577,14 @@ def _trace_calls(prepared: PreparedPart, inputs: InputDraws) -> _FirstRun:
         nonlocal replaces_modules
         registered, shared = _kinds(model), shared_state(model)
         with record_calls(model) as trace, unchanged_attributes(model) as state:
-            draw = Draw(tensors, run_reference(prepared, tensors, keeps_state=True), sizes)
+            with recorded_reads(tensors) if watches_reads else nullcontext() as reads:
+                draw = Draw(tensors, run_reference(prepared, tensors, keeps_state=True), sizes)
             changes = state.changes()
             if registered != _kinds(model):
                 replaces_modules = True
                 state.keep()
         written = tuple(name for name, value in shared_state(model).items() if shared.get(name, _ABSENT) != value)
-        runs.append(_FirstRun(trace, draw, changes, written))
+        runs.append(_FirstRun(trace, draw, changes, written, reads() if reads is not None else None))
         return draw
 
     draw = inputs.accepted(lambda drawing: drawing.draw(1), run)

@@ -317,7 +317,13 @@ def _verify_adapters(
 
 def _written_graph(part: ModelPart, tagged_graph: TaggedGraph, staged: Path) -> WrittenGraph:
     return WrittenGraph(
-        staged, tagged_graph.model, part.inputs, tagged_graph.draw, tagged_graph.proof, tagged_graph.assumed
+        staged,
+        tagged_graph.model,
+        part.inputs,
+        tagged_graph.draw,
+        tagged_graph.proof,
+        tagged_graph.assumed,
+        tagged_graph.reads,
     )
 
 
@@ -388,7 +394,9 @@ def _verified_on_copy(
             return None
         path = Path(folder) / "copy.onnx"
         write_model(copied.model, path)
-        written = WrittenGraph(path, copied.model, drawn.part.inputs, copied.draw, copied.proof, copied.assumed)
+        written = WrittenGraph(
+            path, copied.model, drawn.part.inputs, copied.draw, copied.proof, copied.assumed, copied.reads
+        )
         try:
             return verify_written_file(written, drawn, copied_run.inputs(drawn.part), advice=advice)
         except VerificationError as error:
