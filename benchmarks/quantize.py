@@ -47,6 +47,7 @@ from collections.abc import Iterator  # noqa: E402
 from typing import Any  # noqa: E402
 
 from process_cost import Cost, run, spread  # noqa: E402
+from results import add_save_option, publish  # noqa: E402
 
 WINML = [sys.executable, "-m", "winml.modelkit"]
 LATENCY_MODELS = ("bert-base", "minilm", "vit-base", "resnet-50", "gpt2")
@@ -453,6 +454,7 @@ def main() -> None:
     parser.add_argument("--genai-python", type=Path, help="Interpreter with onnxruntime-genai.")
     parser.add_argument("--optimum-python", type=Path, help="Interpreter with optimum[onnxruntime].")
     parser.add_argument("--openvino-python", type=Path, help="Interpreter with openvino and nncf.")
+    add_save_option(parser)
     arguments = parser.parse_args()
     from winml.modelkit.runtime.host import has_integer_dot_products
 
@@ -464,14 +466,17 @@ def main() -> None:
         "vnni": vnni, "threads": arguments.threads, "cost": [], "latency": {}, "sensitivity": None, "troubles": [],
     }  # fmt: skip
     print(f"8-bit dot products (VNNI): {vnni}; modes: {', '.join(arguments.modes)}; threads: {arguments.threads}")
+    tables: list[str] = []
     for name in arguments.rows.split(","):
         print(f"\n## {name}\n")
+        tables += ["", f"**{name}**", ""]
         for line in TABLES[name](arguments, output):
             print(line, flush=True)
+            tables.append(line)
     print()
     for trouble in output["troubles"]:
         print(f"not made: {trouble}")
-    print(json.dumps(output))
+    publish(arguments, output, tables[1:], arguments.rows.replace(",", "-"))
 
 
 if __name__ == "__main__":
