@@ -25,8 +25,8 @@ Saved results of the benchmarks, each with its machine, date and command. Writte
 `benchmarks/results`; a benchmark writes its result there with `--save`. How each one measures, and results that were
 written by hand: [what it costs](../../benchmarks/README.md).
 
-Times are from one machine. The load is the load average of the minute before the start: well above 0, other processes
-were running, and times count for orientation only. Ratios within one table are taken in alternation.
+*Load at the start* is the load average of the minute before. If it is well above 0, other processes were running, and
+absolute times are approximate.
 """
 _LONGEST_LINE = 150
 
