@@ -23,7 +23,7 @@ HEAD = """# Benchmarks
 
 Saved results of the benchmarks, each with its machine, date and command. Written by `scripts/benchmark_page.py` from
 `benchmarks/results`; a benchmark writes its result there with `--save`. How each one measures, and results that were
-written by hand: [what it costs](../../benchmarks/README.md).
+written by hand: [benchmark notes](../../benchmarks/README.md).
 
 *Load at the start* is the load average of the minute before. If it is well above 0, other processes were running, and
 absolute times are approximate.
