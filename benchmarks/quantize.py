@@ -143,13 +143,6 @@ def export(name: str, cache: Path) -> Path:
     return make_export(name, cache)
 
 
-def offered_modes() -> list[str]:
-    """Return the modes the installed ``winml quantize`` has."""
-    from winml.modelkit.quantize.pipeline import ENGINES
-
-    return [mode for mode in OURS if mode in ENGINES]
-
-
 def has_option(name: str) -> bool:
     """Say whether ``winml quantize`` has an option."""
     from winml.modelkit.cli.verbs.quantize import command
@@ -407,9 +400,9 @@ def one_module_alone(source: Path, tag: str) -> tuple[float, float, float]:
     """Return seconds of quantizing one module (in this process, written and not compared), of a run, of a session."""
     import onnxruntime as ort
 
-    from winml.modelkit.flows.quantize.quantize import quantize_onnx
     from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
     from winml.modelkit.runtime.sessions import Session
+    from winml.modelkit.verbs.quantize import quantize_onnx
 
     output = source.with_name("alone.onnx")
     walls = []
@@ -458,9 +451,8 @@ def main() -> None:
     arguments = parser.parse_args()
     from winml.modelkit.runtime.host import has_integer_dot_products
 
-    offered = offered_modes()
     arguments.models = [name for name in arguments.models.split(",") if name]
-    arguments.modes = [mode for mode in arguments.modes.split(",") if mode in offered] or offered
+    arguments.modes = [mode for mode in arguments.modes.split(",") if mode in OURS] or list(OURS)
     vnni = {True: "yes", False: "no", None: "not known"}[has_integer_dot_products()]
     output: dict[str, Any] = {
         "vnni": vnni, "threads": arguments.threads, "cost": [], "latency": {}, "sensitivity": None, "troubles": [],
