@@ -39,6 +39,7 @@ documents: $(READY)
 	$(RUN) scripts/build_manifest_schema.py
 	$(RUN) scripts/house_picture.py
 	$(RUN) scripts/verb_reference.py
+	$(RUN) scripts/benchmark_page.py
 
 notebooks: $(READY)
 	$(RUN) scripts/notebook_outputs.py

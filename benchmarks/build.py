@@ -32,6 +32,7 @@ import tempfile  # noqa: E402
 from collections import Counter  # noqa: E402
 
 from process_cost import Cost, run, spread  # noqa: E402
+from results import add_save_option, markdown_table, publish  # noqa: E402
 
 WINML = [sys.executable, "-m", "winml.modelkit"]
 SHAPE = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
@@ -97,6 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--layers", type=int, default=24)
+    add_save_option(parser)
     options = parser.parse_args()
     if not hasattr(os, "wait4"):
         raise SystemExit("this benchmark needs os.wait4, which Windows does not have")
@@ -111,13 +113,16 @@ def main() -> None:
         artifacts = check_artifacts(fused)
         shutil.rmtree(fused)
         row = compare(folder / "checkpoint", options.pairs, folder)
+    cells = []
     for name in ("wall_ratio", "peak_memory_ratio", "build_wall_s", "export_wall_s"):
         value = row[name]
         assert isinstance(value, dict)
-        print(f"{name:<20}{value['median']:.2f} ({value['min']:.2f}–{value['max']:.2f})")
+        cells.append({"measured": name, "median (range)": "{median:.2f} ({min:.2f}–{max:.2f})".format(**value)})
+    table = markdown_table(cells)
+    print("\n".join(table))
     for file, counts in artifacts.items():
         print(f"{file:<20}{counts}")
-    print(json.dumps({"benchmark": "build", "layers": options.layers, **row, "artifacts": artifacts}))
+    publish(options, {"benchmark": "build", "layers": options.layers, **row, "artifacts": artifacts}, table)
 
 
 if __name__ == "__main__":

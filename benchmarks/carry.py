@@ -15,13 +15,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Beside this file stands one with the name of a standard module: its folder is not looked in.
+# inspect.py beside this file bears the name of a standard module: the script's own folder is looked in last.
 FOLDER = Path(__file__).resolve().parent
-sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER]
+sys.path = [*(entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER), str(FOLDER)]
 
 import argparse  # noqa: E402  # behind the line above, as everything here
 import gc  # noqa: E402
-import json  # noqa: E402
 import statistics  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
@@ -30,6 +29,7 @@ from collections.abc import Callable  # noqa: E402
 import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 import onnx_ir as ir  # noqa: E402
+from results import add_save_option, markdown_table, publish  # noqa: E402
 
 from winml.modelkit.cli.main import COLLECTION_THRESHOLD  # noqa: E402
 from winml.modelkit.hierarchy.carry.carrying import carry_tags  # noqa: E402
@@ -146,6 +146,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=100_000)
     parser.add_argument("--width", type=int, default=8, help="size of the square weights, one to every fourth node")
     parser.add_argument("--runs", type=int, default=5)
+    add_save_option(parser)
     arguments = parser.parse_args()
     gc.set_threshold(COLLECTION_THRESHOLD)
     model = build(arguments.nodes, arguments.width)
@@ -165,22 +166,23 @@ def main() -> int:
                 seconds[name] += [value] if run else []
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     ratios = {name: median / medians["onnx.load"] for name, median in medians.items()}
-    for name, values in seconds.items():
-        spread = f"{min(values):.2f} to {max(values):.2f}"
-        print(f"{name:<10} {medians[name]:6.2f} s  ({spread})  {ratios[name]:.2f} × onnx.load")
-    met = all(ratios[name] < LIMIT for name in makers)
-    print(
-        json.dumps(
+    table = markdown_table(
+        [
             {
-                "nodes": arguments.nodes,
-                "file_bytes": size_bytes,
-                "seconds": medians,
-                "ratios": ratios,
-                "limit": LIMIT,
-                "met": met,
+                "graph": name,
+                "computing": f"{medians[name]:.2f} s ({min(values):.2f}–{max(values):.2f})",
+                "times `onnx.load`": f"{ratios[name]:.2f}",
             }
-        )
+            for name, values in seconds.items()
+        ]
     )
+    print("\n".join(table))
+    met = all(ratios[name] < LIMIT for name in makers)
+    record = {
+        "nodes": arguments.nodes, "file_bytes": size_bytes, "seconds": medians, "ratios": ratios, "limit": LIMIT,
+        "met": met,
+    }  # fmt: skip
+    publish(arguments, record, table)
     return 0 if met else 1
 
 

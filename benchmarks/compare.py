@@ -31,6 +31,7 @@ from dataclasses import dataclass  # noqa: E402
 
 import onnx  # noqa: E402
 from process_cost import Cost, run, spread  # noqa: E402
+from results import add_save_option, markdown_table, publish  # noqa: E402
 
 from winml.modelkit.metadata_keys import MODULE_KEY, TAG_KEY  # noqa: E402
 
@@ -189,6 +190,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--small", action="store_true", help="Small models, to see that the benchmark works.")
     parser.add_argument("--cases", default="compare,diff,diff-7b")
+    add_save_option(parser)
     options = parser.parse_args()
     if not hasattr(os, "wait4"):
         raise SystemExit("this benchmark needs os.wait4, which Windows does not have")
@@ -202,8 +204,11 @@ def main() -> None:
     imports = spread([cost.wall_s for cost in costs["imports"]])["median"]
     held = spread([cost.peak_bytes for cost in costs["imports"]])["median"]
     allowed = RUNS_FACTOR * plain["median"] + sessions["median"]
-    rows = []
-    print(f"{'two sessions':<14}{sessions['median']:.2f} s, two plain runs {plain['median']:.3f} s")
+    rows: list[dict[str, object]] = []
+    cells = [
+        {"case": "two sessions", "wall": _seconds(sessions), "limit": "", "peak memory": "", "limit of memory": ""},
+        {"case": "two plain runs", "wall": _seconds(plain)},
+    ]
     for case in cases:
         wall, peak = (spread([getattr(cost, key) for cost in costs[case.name]]) for key in ("wall_s", "peak_bytes"))
         limit_s = imports + allowed if case.name == "compare" else case.limit_s
@@ -211,13 +216,22 @@ def main() -> None:
         rows.append(
             {"case": case.name, "wall_s": wall, "limit_s": limit_s, "peak_bytes": peak, "limit_bytes": limit_bytes}
         )
-        print(
-            f"{case.name:<14}{wall['median']:.2f} s ({wall['min']:.2f}–{wall['max']:.2f})".ljust(38)
-            + (f"limit {limit_s:.2f} s" if limit_s else "").ljust(16)
-            + f"{peak['median'] / 1e6:.0f} MB"
-            + (f", limit {limit_bytes / 1e6:.0f} MB" if limit_bytes else "")
+        cells.append(
+            {
+                "case": case.name,
+                "wall": _seconds(wall),
+                "limit": f"{limit_s:.2f} s" if limit_s else "",
+                "peak memory": f"{peak['median'] / 1e6:.0f} MB",
+                "limit of memory": f"{limit_bytes / 1e6:.0f} MB" if limit_bytes else "",
+            }
         )
-    print(json.dumps({"benchmark": "compare", "sessions_s": sessions, "runs_s": plain, "rows": rows}))
+    table = markdown_table(cells)
+    print("\n".join(table))
+    publish(options, {"benchmark": "compare", "sessions_s": sessions, "runs_s": plain, "rows": rows}, table)
+
+
+def _seconds(values: dict[str, float]) -> str:
+    return f"{values['median']:.2f} s ({values['min']:.2f}–{values['max']:.2f})"
 
 
 if __name__ == "__main__":

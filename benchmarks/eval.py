@@ -26,7 +26,6 @@ sys.path = [*(entry for entry in sys.path if Path(entry or ".").resolve() != FOL
 
 import argparse  # noqa: E402  # behind the line above, as everything here
 import itertools  # noqa: E402
-import json  # noqa: E402
 import random  # noqa: E402
 import statistics  # noqa: E402
 import string  # noqa: E402
@@ -37,6 +36,7 @@ from dataclasses import dataclass  # noqa: E402
 from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
+from results import add_save_option, publish  # noqa: E402
 
 GROUP = 16
 """Batches that one model runs before the other does, as in an evaluation."""
@@ -233,19 +233,21 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int)
+    add_save_option(parser)
     arguments = parser.parse_args()
     makers = {"text": text_case, "image": image_case}
     record: dict[str, Any] = {}
-    print("| model | bare loop | of it, runs | eval over it | quarter points |")
-    print("| --- | --- | --- | --- | --- |")
+    table = ["| model | bare loop | of it, runs | eval over it | quarter points |", "| --- | --- | --- | --- | --- |"]
+    print("\n".join(table))
     for name in arguments.models.split(","):
         with tempfile.TemporaryDirectory() as folder:
             row = measured(makers[name](Path(folder), arguments.samples), arguments)
         record[name] = row
         low, high = row["ratio_quarters"]
         times = f"{row['bare_s']:.2f} s | {row['share_of_runs']:.0%}"
-        print(f"| {name} | {times} | {row['ratio']:.3f} | {low:.3f}–{high:.3f} |")
-    print(json.dumps({"benchmark": "eval", "samples": arguments.samples, "models": record}))
+        table.append(f"| {name} | {times} | {row['ratio']:.3f} | {low:.3f}–{high:.3f} |")
+        print(table[-1], flush=True)
+    publish(arguments, {"benchmark": "eval", "samples": arguments.samples, "models": record}, table)
 
 
 if __name__ == "__main__":

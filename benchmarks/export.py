@@ -9,7 +9,8 @@ safetensors). Then whole processes run in alternation, A B A B …, after one wa
 
 Wall time and peak resident memory are the operating system's own account of each finished process. Every ratio is taken
 within a pair, so a drift of the machine's speed cancels; the median and the spread (smallest to largest) of the pairs
-are printed. Both files are removed between runs. A table for people, then one line of JSON.
+are printed. Both files are removed between runs. A table for people, then one line of JSON; ``--save`` writes both to
+benchmarks/results, as every benchmark with this option does.
 
     python benchmarks/export.py [--pairs 5] [--models bert-base,resnet-50]
 
@@ -44,8 +45,10 @@ import shutil  # noqa: E402
 import subprocess  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
+from typing import Any  # noqa: E402
 
 from process_cost import Cost, run, spread  # noqa: E402
+from results import add_save_option, markdown_table, publish  # noqa: E402
 
 OPSET = 17
 SEQUENCE = 128
@@ -127,7 +130,7 @@ def verified_commands(checkpoint: Path, output: Path, against: Path | None) -> t
     return verified, ["env", f"PYTHONPATH={against.resolve() / 'src'}", *verified]
 
 
-def compare(name: str, pairs: int, folder: Path, *, verified: bool, against: Path | None) -> dict[str, object]:
+def compare(name: str, pairs: int, folder: Path, *, verified: bool, against: Path | None) -> dict[str, Any]:
     """Measure one model."""
     checkpoint = folder / name
     make_checkpoint_process = [sys.executable, __file__, "--make", name, str(checkpoint)]
@@ -175,7 +178,7 @@ def sides(name: str, checkpoint: Path, output: Path, optimum_python: Path | None
     return found
 
 
-def side_by_side(name: str, rounds: int, folder: Path, optimum_python: Path | None) -> dict[str, object]:
+def side_by_side(name: str, rounds: int, folder: Path, optimum_python: Path | None) -> dict[str, Any]:
     """Measure one model in shuffled rounds, after one that is not counted."""
     checkpoint, output = folder / name, folder / "out" / "model.onnx"
     subprocess.run([sys.executable, __file__, "--make", name, str(checkpoint)], check=True)
@@ -203,18 +206,39 @@ def side_by_side(name: str, rounds: int, folder: Path, optimum_python: Path | No
     }
 
 
-def print_side_by_side(rows: list[dict[str, object]]) -> None:
-    """Print a Markdown table: wall and its ratio to bare TorchScript in the same round, and peak memory."""
-    names = list(rows[0]["wall_s"])
-    print(f"| | {' | '.join(names)} |\n| --- |{' --- |' * len(names)}")
+def side_by_side_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a Markdown table: wall time, its ratio to bare TorchScript in the same round, and peak memory."""
+    cells = []
     for row in rows:
-        cells = []
-        for side in names:
+        line = {"model": row["model"]}
+        for side in row["wall_s"]:
             wall, ratio, peak = (row[key][side] for key in ("wall_s", "wall_ratio", "peak_bytes"))
-            words = f"{ratio['median']:.2f} ({ratio['min']:.2f}–{ratio['max']:.2f})"
-            cells.append(f"{wall['median']:.1f} s, {words}, {peak['median'] / 1e6:.0f} MB")
-        print(f"| {row['model']} | {' | '.join(cells)} |")
-    print(json.dumps({"benchmark": "export, side by side", "rows": rows}))
+            line[side] = f"{wall['median']:.1f} s, {_range(ratio)}, {peak['median'] / 1e6:.0f} MB"
+        cells.append(line)
+    return markdown_table(cells)
+
+
+def pair_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a Markdown table: both ratios, and wall time and peak memory of both sides."""
+    sides = list(rows[0]["wall_s"])
+    return markdown_table(
+        [
+            {
+                "model": row["model"],
+                f"wall, {'/'.join(sides)}": _range(row["wall_ratio"]),
+                f"peak memory, {'/'.join(sides)}": _range(row["peak_memory_ratio"]),
+                **{
+                    side: f"{row['wall_s'][side]['median']:.1f} s, {row['peak_bytes'][side]['median'] / 1e9:.2f} GB"
+                    for side in sides
+                },
+            }
+            for row in rows
+        ]
+    )
+
+
+def _range(values: dict[str, float]) -> str:
+    return f"{values['median']:.2f} ({values['min']:.2f}–{values['max']:.2f})"
 
 
 def main() -> None:
@@ -230,6 +254,7 @@ def main() -> None:
     parser.add_argument("--dynamo", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--bare", nargs=3, metavar=("NAME", "CHECKPOINT", "OUTPUT"), help=argparse.SUPPRESS)
     parser.add_argument("--make", nargs=2, metavar=("NAME", "CHECKPOINT"), help=argparse.SUPPRESS)
+    add_save_option(parser)
     options = parser.parse_args()
     if options.against and not options.verified:
         parser.error("--against compares verified exports: add --verified")
@@ -248,26 +273,18 @@ def main() -> None:
         names = options.models.split(",") if options.models else list(measured)
         if options.side_by_side:
             rows = [side_by_side(name, options.rounds, Path(folder), options.optimum_python) for name in names]
-            print_side_by_side(rows)
+            table = side_by_side_table(rows)
+            print("\n".join(table))
+            publish(options, {"benchmark": "export, side by side", "rows": rows}, table, "side-by-side")
             return
         rows = [
             compare(name, options.pairs, Path(folder), verified=options.verified, against=options.against)
             for name in names
         ]
-    both = list(rows[0]["wall_s"])
-    ratio = "/".join(both)
-    print(f"{'model':<12}{f'wall, {ratio}':<28}{f'peak memory, {ratio}':<34}{both[0]:<20}{both[1]:<20}")
-    for row in rows:
-        wall, peak = row["wall_ratio"], row["peak_memory_ratio"]
-        print(
-            f"{row['model']:<12}{wall['median']:.2f} ({wall['min']:.2f}–{wall['max']:.2f})".ljust(40)
-            + f"{peak['median']:.2f} ({peak['min']:.2f}–{peak['max']:.2f})".ljust(34)
-            + "".join(
-                f"{row['wall_s'][side]['median']:.1f} s, {row['peak_bytes'][side]['median'] / 1e9:.2f} GB".ljust(20)
-                for side in both
-            )
-        )
-    print(json.dumps({"benchmark": "export", "rows": rows}))
+    table = pair_table(rows)
+    print("\n".join(table))
+    case = "bare" if not options.verified else "verified" if options.against is None else "against"
+    publish(options, {"benchmark": "export", "rows": rows}, table, case)
 
 
 if __name__ == "__main__":

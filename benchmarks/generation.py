@@ -44,6 +44,8 @@ import time  # noqa: E402
 from statistics import median  # noqa: E402
 from typing import Any  # noqa: E402
 
+from results import add_save_option, markdown_table, publish  # noqa: E402
+
 VOCABULARY = 32_000
 OURS, THEIRS = "winml", "genai"
 RUNTIMES = ("genai", "onnxruntime", "winml")
@@ -253,27 +255,32 @@ def _row(size: str, precision: str, builds: Any, outputs: Any, sizes: dict[str, 
     return row
 
 
-def _lines(row: dict[str, Any]) -> list[str]:
-    def ratio(values: dict[str, dict[str, float]], unit: str, scale: float = 1.0) -> str:
+def _table_rows(row: dict[str, Any]) -> list[dict[str, str]]:
+    def compared(what: str, values: dict[str, dict[str, float]], unit: str, scale: float = 1.0) -> dict[str, str]:
         ours, theirs = (values[who]["median"] for who in (OURS, THEIRS))
-        return f"{ours * scale:9.2f} {unit} against {theirs * scale:9.2f} {unit}, {ours / theirs:.2f} ×"
+        return {
+            "model": f"{row['billions']} B {row['precision']}",
+            "measured": what,
+            "winml": f"{ours * scale:.2f} {unit}",
+            "genai": f"{theirs * scale:.2f} {unit}",
+            "winml / genai": f"{ours / theirs:.2f}",
+        }
 
-    head = f"{row['billions']} B {row['precision']}"
     lines = [
-        f"{head:<10} build wall            {ratio(row['wall_s'], 's')}",
-        f"{head:<10} build computing       {ratio(row['cpu_s'], 's')}",
-        f"{head:<10} build peak            {ratio(row['peak_bytes'], 'GB', 1e-9)}",
+        compared("build, wall time", row["wall_s"], "s"),
+        compared("build, computing time", row["cpu_s"], "s"),
+        compared("build, peak memory", row["peak_bytes"], "GB", 1e-9),
     ]
     for runtime in RUNTIMES:
         reported = row[runtime]
-        lines.append(f"{head:<10} {runtime:<12} first    {ratio(reported['first_ms'], 'ms')}")
-        lines.append(
-            f"{head:<10} {runtime:<12} token    {ratio(reported['step_ms'], 'ms')}; "
-            f"{reported['equal_tokens']:.0%} equal tokens"
-        )
-    for key, what in (("first_ms", "first"), ("step_ms", "token"), ("step_cpu_ms", "token, computing")):
+        lines.append(compared(f"both folders in {runtime}: first token", reported["first_ms"], "ms"))
+        equal = f"{reported['equal_tokens']:.0%} equal tokens"
+        lines.append(compared(f"both folders in {runtime}: later token ({equal})", reported["step_ms"], "ms"))
+    for key, what in (
+        ("first_ms", "first token"), ("step_ms", "later token"), ("step_cpu_ms", "later token, computing time")
+    ):  # fmt: skip
         pair = {who: row[runtime][key][OURS] for who, runtime in ((OURS, "winml"), (THEIRS, "genai"))}
-        lines.append(f"{head:<10} our loop against genai's, our folder: {what:<16} {ratio(pair, 'ms')}")
+        lines.append(compared(f"our folder, our loop beside that of genai: {what}", pair, "ms"))
     return lines
 
 
@@ -293,6 +300,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to work; else the place for temporary files")
     parser.add_argument("--generate", nargs=2, metavar=("RUNTIME", "FOLDER"), help=argparse.SUPPRESS)
     parser.add_argument("--tokenizer", type=Path, help=argparse.SUPPRESS)
+    add_save_option(parser)
     options = parser.parse_args()
     if options.tokenizer:
         add_tokenizer(options.tokenizer)
@@ -303,12 +311,15 @@ def main() -> None:
     if not options.genai_python:
         raise SystemExit("--genai-python is missing: the Python of an environment with onnxruntime-genai")
     rows = []
+    table: list[str] = []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for size in options.sizes.split(","):
             for row in measure_size(size, options, Path(folder)):
                 rows.append(row)
-                print("\n".join(_lines(row)), flush=True)
-    print(json.dumps({"benchmark": "generation", "rows": rows}))
+                lines = markdown_table(_table_rows(row))[2 if table else 0 :]
+                print("\n".join(lines), flush=True)
+                table += lines
+    publish(options, {"benchmark": "generation", "rows": rows}, table)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,15 @@ FOLDER = Path(__file__).resolve().parent
 sys.path = [*(entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER), str(FOLDER)]
 
 import argparse  # noqa: E402  # behind the line above, as everything here
-import json  # noqa: E402
 import os  # noqa: E402
 import subprocess  # noqa: E402
 import tempfile  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
+from typing import Any  # noqa: E402
 
 from process_cost import Cost, run, spread  # noqa: E402
+from results import add_save_option, markdown_table, publish  # noqa: E402
 
 WINML = [sys.executable, "-m", "winml.modelkit"]
 MAKE_BERT_BASE = """
@@ -100,7 +101,7 @@ CASES = (
 )
 
 
-def measure(cases: list[Case], runs: int, folder: Path) -> list[dict[str, object]]:
+def measure(cases: list[Case], runs: int, folder: Path) -> list[dict[str, Any]]:
     """Measure the cases in alternation."""
     commands = {case.name: case.prepare(folder) for case in cases}
     costs: dict[str, list[Cost]] = {case.name: [] for case in cases}
@@ -126,6 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--cases", default=",".join(case.name for case in CASES))
+    add_save_option(parser)
     options = parser.parse_args()
     if not hasattr(os, "wait4"):
         raise SystemExit("this benchmark needs os.wait4, which Windows does not have")
@@ -134,16 +136,19 @@ def main() -> None:
         raise SystemExit(f"unknown case {', '.join(sorted(unknown))}; known: {', '.join(case.name for case in CASES)}")
     with tempfile.TemporaryDirectory() as folder:
         rows = measure([case for case in CASES if case.name in requested], options.runs, Path(folder))
-    print(f"{'case':<20}{'wall':<26}{'limit':<10}{'peak memory':<14}")
-    for row in rows:
-        wall, limit = row["wall_s"], row["limit_s"]
-        print(
-            f"{row['case']:<20}"
-            + f"{wall['median']:.2f} s ({wall['min']:.2f}–{wall['max']:.2f})".ljust(26)
-            + (f"{limit} s" if limit else "–").ljust(10)
-            + f"{row['peak_bytes']['median'] / 1e6:.0f} MB"
-        )
-    print(json.dumps({"benchmark": "inspect", "rows": rows}))
+    table = markdown_table(
+        [
+            {
+                "case": row["case"],
+                "wall": "{median:.2f} s ({min:.2f}–{max:.2f})".format(**row["wall_s"]),
+                "limit": f"{row['limit_s']} s" if row["limit_s"] else "",
+                "peak memory": f"{row['peak_bytes']['median'] / 1e6:.0f} MB",
+            }
+            for row in rows
+        ]
+    )
+    print("\n".join(table))
+    publish(options, {"benchmark": "inspect", "rows": rows}, table)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,8 @@ import sysconfig  # noqa: E402
 import time  # noqa: E402
 from typing import Any  # noqa: E402
 
+from results import add_save_option, publish  # noqa: E402
+
 VOCABULARY, WINDOW, BATCH, LAYERS, HEAD = 2048, 256, 8, 6, 64
 HELD_OUT = 20
 """Every so many-th file of the corpus is not trained on."""
@@ -569,6 +571,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=40)
     for tool in ("genai", "olive", "inc"):
         parser.add_argument(f"--{tool}-python", type=Path)
+    add_save_option(parser)
     arguments = parser.parse_args()
     measured: dict[str, Any] = {}
     if {"perplexity", "budget", "drop", "peers", "kv-cache"}.intersection(arguments.rows):
@@ -579,9 +582,9 @@ def main() -> None:
             measured["budgets beside uniform files"] = compared
     if "encoder" in arguments.rows:
         measured["encoder"] = encoder_rows(arguments)
-    for name, rows in measured.items():
-        print(f"\n{name}\n\n{table(rows)}")
-    print(json.dumps(measured))
+    tables = [line for name, rows in measured.items() for line in ("", f"**{name}**", "", *table(rows).splitlines())]
+    print("\n".join(tables))
+    publish(arguments, measured, tables[1:], "-".join(arguments.rows))
 
 
 if __name__ == "__main__":

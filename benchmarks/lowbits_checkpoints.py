@@ -34,6 +34,7 @@ import time  # noqa: E402
 from typing import Any  # noqa: E402
 
 from process_cost import run  # noqa: E402
+from results import add_save_option, markdown_table, publish  # noqa: E402
 from weights import SHAPES, SHARD_BYTES, size_on_disk, watch  # noqa: E402
 
 GROUP = 128
@@ -155,6 +156,7 @@ def main() -> None:
     parser.add_argument("--build", action="store_true", help="build as well")
     parser.add_argument("--folder", type=Path, help="where to work; else the place for temporary files")
     parser.add_argument("--make", nargs=3, metavar=("SIZE", "FORMAT", "CHECKPOINT"), help=argparse.SUPPRESS)
+    add_save_option(parser)
     options = parser.parse_args()
     if options.make:
         make_checkpoint(options.make[0], options.make[1], Path(options.make[2]))
@@ -163,9 +165,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
         folder = Path(temporary)
-        print(
-            f"{'billions':<10}{'format':<8}{'verb':<8}{'checkpoint':<13}{'output':<10}{'wall':<10}{'computing':<11}peak"
-        )
+        table: list[str] = []
         for number, (size, name) in enumerate(
             (size, name) for size in options.sizes.split(",") for name in options.formats.split(",")
         ):
@@ -178,19 +178,25 @@ def main() -> None:
                     measure(verb, checkpoint, folder / "out")
                 row = {"billions": size, "format": name, "verb": verb, "checkpoint_bytes": stored}
                 rows.append({**row, **measure(verb, checkpoint, folder / "out")})
-                print(_line(rows[-1]), flush=True)
+                lines = markdown_table([_table_row(rows[-1])])[2 if table else 0 :]
+                print("\n".join(lines), flush=True)
+                table += lines
             shutil.rmtree(checkpoint)
-    print(json.dumps({"benchmark": "lowbits_checkpoints", "rows": rows}))
+    publish(options, {"benchmark": "lowbits_checkpoints", "rows": rows}, table)
 
 
-def _line(row: dict[str, Any]) -> str:
-    return (
-        f"{row['billions']:<10}{row['format']:<8}{row['verb']:<8}{row['checkpoint_bytes'] / 1e9:.2f} GB".ljust(39)
-        + f"{row['output_bytes'] / 1e9:.2f} GB".ljust(10)
-        + f"{row['wall_s']:.1f} s".ljust(10)
-        + f"{row['cpu_s']:.1f} s".ljust(11)
-        + f"{row['peak_bytes'] / 1e9:.2f} GB, of it {row['anonymous_bytes'] / 1e9:.2f} anonymous"
-    )
+def _table_row(row: dict[str, Any]) -> dict[str, str]:
+    return {
+        "billions": row["billions"],
+        "format": row["format"],
+        "verb": row["verb"],
+        "checkpoint": f"{row['checkpoint_bytes'] / 1e9:.2f} GB",
+        "output": f"{row['output_bytes'] / 1e9:.2f} GB",
+        "wall": f"{row['wall_s']:.1f} s",
+        "computing": f"{row['cpu_s']:.1f} s",
+        "peak memory": f"{row['peak_bytes'] / 1e9:.2f} GB",
+        "of it anonymous": f"{row['anonymous_bytes'] / 1e9:.2f} GB",
+    }
 
 
 if __name__ == "__main__":

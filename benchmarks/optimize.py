@@ -36,13 +36,14 @@ FOLDER = Path(__file__).resolve().parent
 sys.path = [*(entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER), str(FOLDER)]
 
 import argparse  # noqa: E402  # behind the line above, as everything here
-import json  # noqa: E402
 import random  # noqa: E402
 import statistics  # noqa: E402
 import subprocess  # noqa: E402
 import time  # noqa: E402
 import venv  # noqa: E402
 from typing import Any  # noqa: E402
+
+from results import add_save_option, markdown_table, publish  # noqa: E402
 
 WINML = [sys.executable, "-m", "winml.modelkit"]
 
@@ -305,13 +306,10 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="Folder for an environment with the other optimizers.")
     parser.add_argument("--others", action="store_true", help="Run other runtimes too, for orientation.")
     parser.add_argument("--openvino-python", type=Path, help="Interpreter with openvino.")
+    add_save_option(parser)
     arguments = parser.parse_args()
     output: dict[str, Any] = {"threads": arguments.threads, "rounds": arguments.rounds, "models": {}, "troubles": []}
-    heads = ("wall ms", "wall ratio", "computing ratio", "cold ms", "faster")
-    nodes = "nodes"
-    print(
-        f"{'model':<10} {'file':<9} {nodes:>6} {heads[0]:>9} {heads[1]:>22} {heads[2]:>22} {heads[3]:>9} {heads[4]:>7}"
-    )
+    table: list[str] = []
     for name in arguments.models.split(","):
         files, troubles = make_variants(name, make_export(name, arguments.cache), arguments.peers)
         latency = measure_latency(files, arguments.rounds, arguments.threads)
@@ -320,14 +318,19 @@ def main() -> None:
         output["models"][name] = {kind: {"nodes": nodes_of[kind], **latency[kind], **cold[kind]} for kind in files}
         output["troubles"] += troubles
         for kind, row in output["models"][name].items():
-            ratios = [
-                f"{low:.3f} {middle:.3f} {high:.3f}"
-                for low, middle, high in (row["wall_ratio"], row["computing_ratio"])
-            ]
-            print(
-                f"{name:<10} {kind:<9} {row['nodes']:>6} {row['wall_ms']:>9.2f} {ratios[0]:>22} {ratios[1]:>22} "
-                f"{row['cold_ms']:>9.1f} {row['times_as_fast']:>6.2f}x"
-            )
+            cells = {
+                "model": name,
+                "file": kind,
+                "nodes": str(row["nodes"]),
+                "wall": f"{row['wall_ms']:.2f} ms",
+                "wall / plain": "{1:.3f} ({0:.3f}–{2:.3f})".format(*row["wall_ratio"]),
+                "computing / plain": "{1:.3f} ({0:.3f}–{2:.3f})".format(*row["computing_ratio"]),
+                "cold session": f"{row['cold_ms']:.1f} ms",
+                "cold session, times as fast": f"{row['times_as_fast']:.2f}",
+            }
+            lines = markdown_table([cells])[2 if table else 0 :]
+            print("\n".join(lines), flush=True)
+            table += lines
         if arguments.others:
             output.setdefault("others", {})[name], troubles = measure_others(name, files["plain"], arguments)
             output["troubles"] += troubles
@@ -335,7 +338,7 @@ def main() -> None:
                 print(f"{name:<10} {kind:<15} {milliseconds:>9.2f}")
     for trouble in output["troubles"]:
         print(f"not made: {trouble}")
-    print(json.dumps(output))
+    publish(arguments, output, table, f"{arguments.threads}-threads")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ import numpy as np  # noqa: E402
 import onnx.parser  # noqa: E402
 import onnxruntime  # noqa: E402
 from process_cost import run, spread  # noqa: E402
+from results import add_save_option, markdown_table, publish  # noqa: E402
 
 from winml.modelkit.measure.latency import LatencyOptions, measure_alternating  # noqa: E402
 from winml.modelkit.runtime.sessions import Session  # noqa: E402
@@ -98,17 +99,27 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
+    add_save_option(parser)
     options = parser.parse_args()
     if not hasattr(os, "wait4"):
         raise SystemExit("this benchmark needs os.wait4, which Windows does not have")
     with tempfile.TemporaryDirectory() as folder:
         rows = measure_start(exported_bert_base(Path(folder)), options.runs)
     loop = measure_loop()
-    for name, wall in rows.items():
-        limit = f"   limit {LIMIT_S} s" if name == "start" else ""
-        print(f"{name:<20}{wall['median']:.2f} s ({wall['min']:.2f}–{wall['max']:.2f}){limit}")
-    print(f"{'prepared run':<20}{loop['prepared_us']} µs, a bare one with arrays {loop['bare_us']} µs")
-    print(json.dumps({"benchmark": "perf", "limit_s": LIMIT_S, **rows, "loop": loop}))
+    names = {"import-onnxruntime": "`import onnxruntime`", "start": "`winml perf` until it measures"}
+    cells = [
+        {
+            "measured": names[name],
+            "median (range)": f"{wall['median']:.2f} s ({wall['min']:.2f}–{wall['max']:.2f})",
+            "limit": f"{LIMIT_S} s" if name == "start" else "",
+        }
+        for name, wall in rows.items()
+    ]
+    cells.append({"measured": "prepared run", "median (range)": f"{loop['prepared_us']} µs"})
+    cells.append({"measured": "bare run with arrays", "median (range)": f"{loop['bare_us']} µs"})
+    table = markdown_table(cells)
+    print("\n".join(table))
+    publish(options, {"benchmark": "perf", "limit_s": LIMIT_S, **rows, "loop": loop}, table)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from collections.abc import Mapping  # noqa: E402
 from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
+from results import add_save_option, markdown_table, publish  # noqa: E402
 
 QNN = ["--ep", "qnn", "--ep-options", "soc_model=60"]
 CALIBRATION_SAMPLES = 16
@@ -265,6 +266,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join([*models(), "minilm"]))
     parser.add_argument("--precisions", default=",".join(VARIANTS), help=f"Of {', '.join(VARIANTS)}.")
     parser.add_argument("--provider", default="qnn", choices=["qnn", "openvino"])
+    add_save_option(parser)
     options = parser.parse_args()
     measure = compiled if options.provider == "qnn" else run_by_openvino
     rows = []
@@ -289,12 +291,20 @@ def main() -> None:
                 for path in values.iterdir():
                     path.unlink()
     keys = list(dict.fromkeys(key for row in rows for key in row["ours"]))
-    print(f"| model | precision | {' | '.join(keys)} | {' | '.join(f'ORT: {key}' for key in keys)} |")
-    print(f"|{' --- |' * (2 + 2 * len(keys))}")
-    for row in rows:
-        cells = [row["ours"].get(key, "–") for key in keys] + [row.get("ort", {}).get(key, "–") for key in keys]
-        print(f"| {row['model']} | {row['precision']} | {' | '.join(map(str, cells))} |")
-    print(json.dumps({"benchmark": "placements", "provider": options.provider, "rows": rows}))
+    table = markdown_table(
+        [
+            {
+                "model": row["model"],
+                "precision": row["precision"],
+                **{key: str(row["ours"].get(key, "–")) for key in keys},
+                **{f"ORT: {key}": str(row.get("ort", {}).get(key, "–")) for key in keys},
+            }
+            for row in rows
+        ]
+    )
+    print("\n".join(table))
+    record = {"benchmark": "placements", "provider": options.provider, "rows": rows}
+    publish(options, record, table, options.provider)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ from collections.abc import Iterator  # noqa: E402
 from typing import Any  # noqa: E402
 
 from process_cost import Cost, run, spread  # noqa: E402
+from results import add_save_option, publish  # noqa: E402
 
 WINML = [sys.executable, "-m", "winml.modelkit"]
 LATENCY_MODELS = ("bert-base", "minilm", "vit-base", "resnet-50", "gpt2")
@@ -140,13 +141,6 @@ def export(name: str, cache: Path) -> Path:
     from optimize import make_export  # imports torch where it is not there yet
 
     return make_export(name, cache)
-
-
-def offered_modes() -> list[str]:
-    """Return the modes the installed ``winml quantize`` has."""
-    from winml.modelkit.quantize.pipeline import ENGINES
-
-    return [mode for mode in OURS if mode in ENGINES]
 
 
 def has_option(name: str) -> bool:
@@ -406,9 +400,9 @@ def one_module_alone(source: Path, tag: str) -> tuple[float, float, float]:
     """Return seconds of quantizing one module (in this process, written and not compared), of a run, of a session."""
     import onnxruntime as ort
 
-    from winml.modelkit.flows.quantize.quantize import quantize_onnx
     from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
     from winml.modelkit.runtime.sessions import Session
+    from winml.modelkit.verbs.quantize import quantize_onnx
 
     output = source.with_name("alone.onnx")
     walls = []
@@ -453,25 +447,28 @@ def main() -> None:
     parser.add_argument("--genai-python", type=Path, help="Interpreter with onnxruntime-genai.")
     parser.add_argument("--optimum-python", type=Path, help="Interpreter with optimum[onnxruntime].")
     parser.add_argument("--openvino-python", type=Path, help="Interpreter with openvino and nncf.")
+    add_save_option(parser)
     arguments = parser.parse_args()
     from winml.modelkit.runtime.host import has_integer_dot_products
 
-    offered = offered_modes()
     arguments.models = [name for name in arguments.models.split(",") if name]
-    arguments.modes = [mode for mode in arguments.modes.split(",") if mode in offered] or offered
+    arguments.modes = [mode for mode in arguments.modes.split(",") if mode in OURS] or list(OURS)
     vnni = {True: "yes", False: "no", None: "not known"}[has_integer_dot_products()]
     output: dict[str, Any] = {
         "vnni": vnni, "threads": arguments.threads, "cost": [], "latency": {}, "sensitivity": None, "troubles": [],
     }  # fmt: skip
     print(f"8-bit dot products (VNNI): {vnni}; modes: {', '.join(arguments.modes)}; threads: {arguments.threads}")
+    tables: list[str] = []
     for name in arguments.rows.split(","):
         print(f"\n## {name}\n")
+        tables += ["", f"**{name}**", ""]
         for line in TABLES[name](arguments, output):
             print(line, flush=True)
+            tables.append(line)
     print()
     for trouble in output["troubles"]:
         print(f"not made: {trouble}")
-    print(json.dumps(output))
+    publish(arguments, output, tables[1:], arguments.rows.replace(",", "-"))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ from statistics import median  # noqa: E402
 from typing import Any  # noqa: E402
 
 from process_cost import run, spread  # noqa: E402
+from results import add_save_option, markdown_table, publish  # noqa: E402
 
 SHARD_BYTES = 500_000_000
 SEQUENCE = 128
@@ -221,6 +222,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to work; else the place for temporary files")
     parser.add_argument("--make", nargs=2, metavar=("SIZE", "CHECKPOINT"), help=argparse.SUPPRESS)
     parser.add_argument("--copy", nargs=2, metavar=("SOURCE", "TARGET"), help=argparse.SUPPRESS)
+    add_save_option(parser)
     options = parser.parse_args()
     if options.make:
         make_checkpoint(options.make[0], Path(options.make[1]))
@@ -237,26 +239,29 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         measure_size(sizes[0], dtypes, 1, Path(folder))
-        head = f"{'billions':<10}{'dtype':<7}{'weights':<10}{'output/weights':<16}{'wall':<22}"
-        print(f"{head}{'of it computing':<17}{'copy alone':<12}peak")
+        table: list[str] = []
         for size, ways, runs in plan:
             for row in measure_size(size, ways, runs, Path(folder)):
                 rows.append(row)
-                print(_line(row), flush=True)
-    print(json.dumps({"benchmark": "weights", "rows": rows}))
+                lines = markdown_table([_table_row(row)])[2 if table else 0 :]
+                print("\n".join(lines), flush=True)
+                table += lines
+    publish(options, {"benchmark": "weights", "rows": rows}, table)
 
 
-def _line(row: dict[str, Any]) -> str:
-    wall, peak, anonymous = row["wall_s"], row["peak_bytes"]["median"], row["anonymous_bytes"]["median"]
-    return (
-        f"{row['billions']:<10}{row['dtype']:<7}{row['weights_bytes'] / 1e9:.2f} GB".ljust(27)
-        + f"{row['output_over_weights']:.3f}".ljust(16)
-        + f"{wall['median']:.1f} s ({wall['min']:.1f}–{wall['max']:.1f})".ljust(22)
-        + f"{row['cpu_s']['median']:.1f} s".ljust(17)
-        + f"{row['copy_s']['median']:.1f} s".ljust(12)
-        + f"{peak / 1e9:.2f} GB, of it {anonymous / 1e9:.2f} anonymous; "
-        + f"disk {row['disk_bytes']['median'] / 1e9:.2f} GB"
-    )
+def _table_row(row: dict[str, Any]) -> dict[str, str]:
+    return {
+        "billions": str(row["billions"]),
+        "dtype": row["dtype"],
+        "weights": f"{row['weights_bytes'] / 1e9:.2f} GB",
+        "output / weights": f"{row['output_over_weights']:.3f}",
+        "wall": "{median:.1f} s ({min:.1f}–{max:.1f})".format(**row["wall_s"]),
+        "computing": f"{row['cpu_s']['median']:.1f} s",
+        "copy alone": f"{row['copy_s']['median']:.1f} s",
+        "peak memory": f"{row['peak_bytes']['median'] / 1e9:.2f} GB",
+        "of it anonymous": f"{row['anonymous_bytes']['median'] / 1e9:.2f} GB",
+        "most on the disk": f"{row['disk_bytes']['median'] / 1e9:.2f} GB",
+    }
 
 
 if __name__ == "__main__":

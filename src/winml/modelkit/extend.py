@@ -1,4 +1,4 @@
-"""What may a plug-in package use? The contracts of what it adds, with a promise of stability.
+"""What may a plug-in package use? The contracts of its objects, with a guarantee of stability.
 
 Everything in ``__all__`` keeps its name and meaning, and the fields it has, as long as :data:`CONTRACT` is the same; a
 field that is added has a default. How a package names what it adds: docs/how_to/extend.md. Each name is fetched on

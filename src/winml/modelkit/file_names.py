@@ -1,4 +1,4 @@
-"""What are the files called that winml writes? Every name is spelled here and nowhere else."""
+"""How are the files named that winml writes? Every name is defined here and nowhere else."""
 
 from __future__ import annotations
 

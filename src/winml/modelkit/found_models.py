@@ -1,4 +1,4 @@
-"""Which files does the name of a model mean? A file, those of a build or an export, or a PyTorch model.
+"""Which files does a model name refer to? A file, those of a build or an export, or a PyTorch model.
 
 Flows take paths; this is where a name becomes one. Builds nothing: ``builds.build_model`` exports a PyTorch model.
 """

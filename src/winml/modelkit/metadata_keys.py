@@ -1,4 +1,4 @@
-"""Under which keys does an ONNX file carry what we know of it? Every ``winml.*`` key is spelled here and nowhere else.
+"""Which metadata keys does winml write into an ONNX file? Every ``winml.*`` key is defined here and nowhere else.
 
 Also spelled here: the keys of torch and Model Explorer that we read or write beside ours. What each holds is
 specified in docs/reference/formats.md.

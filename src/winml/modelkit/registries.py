@@ -1,4 +1,4 @@
-"""Which object does a name stand for? What winml brings, and what installed packages add through entry points.
+"""Which object does a name refer to? Built-in ones, and those that installed packages add through entry points.
 
 A name is known without importing the object behind it: built-in names stand in the code, names of plug-ins in the
 ``entry_points.txt`` of their distribution. A plug-in that cannot be used is named in :func:`installed_plug_ins` and

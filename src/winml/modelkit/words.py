@@ -1,4 +1,4 @@
-"""How are sizes, counts, shapes and foreign text put into words? Shared by messages and reports."""
+"""How are sizes, counts, shapes and foreign text formatted? Shared by messages and reports."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How well does a model do its task? Samples of data sets, what a model takes of them, and metrics of its answers."""
+"""How well does a model perform its task? Samples of datasets, their preparation, and metrics of the outputs."""

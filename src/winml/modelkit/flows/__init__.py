@@ -1,1 +1,1 @@
-"""What does one verb do, from path to path?"""
+"""What does one verb do, from input path to output path?"""

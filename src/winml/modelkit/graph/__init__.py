@@ -1,4 +1,4 @@
-"""How is a graph read, written, cut?
+"""How is a graph read, written and cut into parts?
 
 Knows the ONNX file format and the ``onnx_ir`` graph. Does not know why a stage reads or writes one.
 """

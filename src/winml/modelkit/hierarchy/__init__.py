@@ -1,4 +1,4 @@
-"""What is a module's address, and which node belongs to it?
+"""How is a module identified, and which nodes belong to it?
 
 Tags as text (``address``), the modules a forward pass calls (``tracing``), the module tree built from those calls
 (``tree``), tags on nodes (``tagging``), the share of tagged nodes (``coverage``), selectors (``selector``), and tags

@@ -1,4 +1,4 @@
-"""What does a graph answer on a device?
+"""How does a graph run on a device, and what are its outputs?
 
 Generates input values (``feeds``), opens and runs sessions (``sessions``), reads kernel times and memory. Knows nothing
 of torch, nor of how a graph was made.

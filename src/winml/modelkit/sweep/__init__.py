@@ -1,1 +1,1 @@
-"""How do many models fare in many configurations? Each pair has its own process, with bounds on time and memory."""
+"""How do many models perform in many configurations? Each pair runs in a separate process with limits."""

@@ -1,1 +1,1 @@
-"""Which file is the fastest on this machine that is still right?"""
+"""Which variant of a model is the fastest on this machine within a quality limit?"""
