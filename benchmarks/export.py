@@ -20,10 +20,14 @@ what a change made of the cost.
 
     python benchmarks/export.py --verified [--against ../earlier] [--models bert-base,gpt2,resnet-50]
 
+``--exporters`` compares ``winml export --dynamo --no-verify`` with ``--no-dynamo``.
+
+    python benchmarks/export.py --exporters [--models bert-base,gpt2,vit-base,resnet-50,llama-0.5]
+
 ``--side-by-side`` runs five exports of each model: ``winml export`` unverified and verified, bare ``torch.onnx.export``
 with TorchScript and with dynamo and, with ``--optimum-python`` of another environment, ``optimum-cli export onnx``. The
 order is shuffled in each round, and a pause lets caches of the processor and the disk settle. ``gpt2`` is exported with
-its KV cache by winml alone.
+its KV cache by winml alone, as are ``llama-0.5`` and ``whisper-tiny``.
 
     python benchmarks/export.py --side-by-side [--rounds 5] [--optimum-python PYTHON] [--models bert-base,vit-base]
 """
@@ -62,7 +66,10 @@ SIDE_BY_SIDE = {
     "gpt2": {"input_ids": [1, SEQUENCE], "attention_mask": [1, SEQUENCE]},
     "resnet-50": INPUTS["resnet-50"],
     "bert-tiny": INPUTS["bert-base"],
+    "llama-0.5": {"input_ids": [1, SEQUENCE], "attention_mask": [1, SEQUENCE]},
+    "whisper-tiny": {"input_features": [1, 80, 3000], "decoder_input_ids": [1, 16]},
 }
+EXPORTERS = ("bert-base", "gpt2", "vit-base", "resnet-50", "llama-0.5")
 PAUSE_S = 1.0
 """Between two processes. Chosen: longer than the writes of a file of 500 MB take to reach the disk here."""
 
@@ -78,6 +85,15 @@ def make_checkpoint(name: str, folder: Path) -> None:
     elif name == "bert-tiny":
         sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
         model = transformers.BertModel(transformers.BertConfig(**sizes))
+    elif name == "llama-0.5":
+        sizes = {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}
+        config = transformers.LlamaConfig(**sizes, intermediate_size=4864, vocab_size=151_936, tie_word_embeddings=True)
+        model = transformers.LlamaForCausalLM(config)
+    elif name == "whisper-tiny":
+        sizes = {"d_model": 384, "encoder_layers": 4, "decoder_layers": 4}
+        heads = {"encoder_attention_heads": 6, "decoder_attention_heads": 6}
+        inner = {"encoder_ffn_dim": 1536, "decoder_ffn_dim": 1536}
+        model = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**sizes, **heads, **inner))
     elif name == "vit-base":
         model = transformers.ViTModel(transformers.ViTConfig())
     elif name == "gpt2":
@@ -92,7 +108,8 @@ def export_bare(name: str, folder: str, output: str, *, dynamo: bool) -> None:
     import torch
     import transformers
 
-    auto = transformers.AutoModelForCausalLM if name == "gpt2" else transformers.AutoModel
+    class_name = {"gpt2": "CausalLM", "llama-0.5": "CausalLM", "whisper-tiny": "SpeechSeq2Seq"}.get(name)
+    auto = getattr(transformers, f"AutoModelFor{class_name}") if class_name else transformers.AutoModel
     model = auto.from_pretrained(folder).eval()
     model.config.use_cache = False
     shapes = SIDE_BY_SIDE[name]
@@ -130,14 +147,25 @@ def verified_commands(checkpoint: Path, output: Path, against: Path | None) -> t
     return verified, ["env", f"PYTHONPATH={against.resolve() / 'src'}", *verified]
 
 
-def compare(name: str, pairs: int, folder: Path, *, verified: bool, against: Path | None) -> dict[str, Any]:
+def exporter_commands(checkpoint: Path, output: Path) -> tuple[list[str], list[str]]:
+    """Return the unverified export with dynamo, and the same with TorchScript."""
+    _, unverified = verified_commands(checkpoint, output, None)
+    return [*unverified, "--dynamo"], [*unverified, "--no-dynamo"]
+
+
+def compare(
+    name: str, pairs: int, folder: Path, *, verified: bool, against: Path | None, exporters: bool = False
+) -> dict[str, Any]:
     """Measure one model."""
     checkpoint = folder / name
     make_checkpoint_process = [sys.executable, __file__, "--make", name, str(checkpoint)]
     subprocess.run(make_checkpoint_process, check=True)
     output = folder / "out" / "model.onnx"
-    both = verified_commands(checkpoint, output, against) if verified else commands(name, checkpoint, output)
-    other = "bare" if not verified else "not verified" if against is None else "earlier"
+    first, other = "winml", "bare" if not verified else "not verified" if against is None else "earlier"
+    if exporters:
+        both, (first, other) = exporter_commands(checkpoint, output), ("dynamo", "TorchScript")
+    else:
+        both = verified_commands(checkpoint, output, against) if verified else commands(name, checkpoint, output)
     costs: list[tuple[Cost, Cost]] = []
     for pair in range(pairs + 1):
         row = []
@@ -156,11 +184,11 @@ def compare(name: str, pairs: int, folder: Path, *, verified: bool, against: Pat
         "wall_ratio": spread(wall),
         "peak_memory_ratio": spread(peak),
         "wall_s": {
-            "winml": spread([ours.wall_s for ours, _ in costs]),
+            first: spread([ours.wall_s for ours, _ in costs]),
             other: spread([bare.wall_s for _, bare in costs]),
         },
         "peak_bytes": {
-            "winml": spread([ours.peak_bytes for ours, _ in costs]),
+            first: spread([ours.peak_bytes for ours, _ in costs]),
             other: spread([bare.peak_bytes for _, bare in costs]),
         },
     }
@@ -172,7 +200,8 @@ def sides(name: str, checkpoint: Path, output: Path, optimum_python: Path | None
     bare = [sys.executable, __file__, "--bare", name, str(checkpoint), str(output)]
     found = {"winml": unverified, "winml verified": verified, "TorchScript": bare, "dynamo": [*bare, "--dynamo"]}
     if optimum_python is not None:
-        task = "text-generation" if name == "gpt2" else "feature-extraction"
+        tasks = {"gpt2": "text-generation", "llama-0.5": "text-generation"}
+        task = tasks.get(name, "automatic-speech-recognition" if name == "whisper-tiny" else "feature-extraction")
         cli = [str(optimum_python.parent / "optimum-cli"), "export", "onnx", "-m", str(checkpoint), "--task", task]
         found["optimum"] = [*cli, str(output.parent)]
     return found
@@ -248,6 +277,7 @@ def main() -> None:
     parser.add_argument("--models", help="bert-base, resnet-50, and gpt2 with --verified; all of these by default")
     parser.add_argument("--verified", action="store_true", help="measure the comparison with PyTorch")
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="with --verified: another checkout")
+    parser.add_argument("--exporters", action="store_true", help="measure winml with dynamo beside TorchScript")
     parser.add_argument("--side-by-side", action="store_true", help="measure bare exports and optimum as well")
     parser.add_argument("--rounds", type=int, default=5, help="with --side-by-side")
     parser.add_argument("--optimum-python", type=Path, metavar="PYTHON", help="of an environment with optimum-onnx")
@@ -258,7 +288,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.against and not options.verified:
         parser.error("--against compares verified exports: add --verified")
-    measured = SIDE_BY_SIDE if options.side_by_side else [*INPUTS, *(["gpt2"] if options.verified else [])]
+    measured = (
+        SIDE_BY_SIDE
+        if options.side_by_side
+        else EXPORTERS
+        if options.exporters
+        else [*INPUTS, *(["gpt2"] if options.verified else [])]
+    )
     if unknown := {*(options.models or "").split(",")} - {"", *measured}:
         parser.error(f"--models: {', '.join(sorted(unknown))} is not measured here")
     if options.bare:
@@ -278,12 +314,27 @@ def main() -> None:
             publish(options, {"benchmark": "export, side by side", "rows": rows}, table, "side-by-side")
             return
         rows = [
-            compare(name, options.pairs, Path(folder), verified=options.verified, against=options.against)
+            compare(
+                name,
+                options.pairs,
+                Path(folder),
+                verified=options.verified,
+                against=options.against,
+                exporters=options.exporters,
+            )
             for name in names
         ]
     table = pair_table(rows)
     print("\n".join(table))
-    case = "bare" if not options.verified else "verified" if options.against is None else "against"
+    case = (
+        "exporters"
+        if options.exporters
+        else "bare"
+        if not options.verified
+        else "verified"
+        if options.against is None
+        else "against"
+    )
     publish(options, {"benchmark": "export", "rows": rows}, table, case)
 
 

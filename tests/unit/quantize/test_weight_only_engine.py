@@ -183,7 +183,9 @@ def test_weight_read_in_slabs_is_the_same(
         assert expected.tobytes() == part.tobytes()
 
 
-@pytest.mark.parametrize(("bits", "block_size", "depth"), [(4, 32, 96), (4, 16, 4096), (8, 64, 192)])
+@pytest.mark.parametrize(
+    ("bits", "block_size", "depth"), [(4, 32, 96), (4, 16, 4096), (8, 64, 192), (4, 32, 100), (8, 16, 33)]
+)
 @pytest.mark.parametrize("is_symmetric", [False, True])
 def test_rounded_blocks_are_those_of_onnxruntime(bits: int, block_size: int, depth: int, is_symmetric: bool) -> None:
     """Bit for bit, in either memory order: zeros, one sign only, equal ends, halves, subnormal scales."""

@@ -119,6 +119,9 @@ def _rounded(rows: Array, bits: int, *, is_symmetric: bool) -> tuple[Array, Arra
             zero_points = np.clip(np.trunc(exact + _ALMOST_HALF), 0, most)
         inverse = np.where(scales != 0, np.float32(1) / scales, np.float32(0))
         steps = rows * inverse
+        if np.isinf(inverse).any():
+            # Of a subnormal scale; a zero is none of its NaN.
+            steps[rows == 0] = 0
         steps += zero_points
         steps += _ALMOST_HALF
         np.clip(steps, 0, most, out=steps)
@@ -183,39 +186,29 @@ class Blocks(NamedTuple):
 
 def quantize_blocks(matrix: Array, form: BlockForm) -> Blocks:
     """Quantize a float32 matrix of depth × width, in any memory order."""
-    if form.algorithm == "rtn" and matrix.shape[0] % form.block_size == 0:
-        return _round_full_blocks(matrix, form)
-    return _ALGORITHMS[form.algorithm](np.ascontiguousarray(matrix), form)
-
-
-def _round_full_blocks(matrix: Array, form: BlockForm) -> Blocks:
-    rounded = round_to_nearest_steps(matrix, form.bits, form.block_size, is_symmetric=form.is_symmetric)
-    # ONNX Runtime fills the byte of an odd number of blocks with the middle, and here bytes are the same.
-    zero_points = _packed_zero_points(rounded.zero_points, form, unused=2 ** (form.bits - 1))
-    return Blocks(rounded.packed, rounded.scales, None if form.is_symmetric else zero_points)
+    return _ALGORITHMS[form.algorithm](matrix, form)
 
 
 def _round_to_nearest(matrix: Array, form: BlockForm) -> Blocks:
-    """Round with ONNX Runtime's own function, which pads the last block."""
-    with _logging_left_alone():
-        from onnxruntime.quantization.matmul_nbits_quantizer import (
-            DefaultWeightOnlyQuantConfig,
-            DefaultWeightOnlyQuantizer,
-        )
-    config = DefaultWeightOnlyQuantConfig(block_size=form.block_size, is_symmetric=form.is_symmetric, bits=form.bits)
-    packed, scales, zero_points = DefaultWeightOnlyQuantizer(config).qbits_block_quant(matrix)
-    # Earlier versions of ONNX Runtime answer flat arrays.
-    width = len(packed)
-    return Blocks(
-        packed, scales.reshape(width, -1), None if form.is_symmetric else np.asarray(zero_points).reshape(width, -1)
-    )
+    """Round to the bytes that ONNX Runtime's own function returns, which before 1.24 has no 2 bits."""
+    missing = -matrix.shape[0] % form.block_size
+    if missing:
+        matrix = np.pad(matrix, ((0, missing), (0, 0)))
+    rounded = round_to_nearest_steps(matrix, form.bits, form.block_size, is_symmetric=form.is_symmetric)
+    if missing:
+        last = _unpacked_bytes(rounded.packed[:, -1], form).copy()
+        last[:, -missing:] = 0
+        rounded.packed[:, -1] = _packed_bytes(last, form)
+    # ONNX Runtime fills the byte of an odd number of blocks with the middle, and here bytes are the same.
+    zero_points = _packed_zero_points(rounded.zero_points, form, unused=2 ** (form.bits - 1))
+    return Blocks(rounded.packed, rounded.scales, None if form.is_symmetric else zero_points)
 
 
 def _half_quadratic(matrix: Array, form: BlockForm) -> Blocks:
     with _logging_left_alone():
         from onnxruntime.quantization.matmul_nbits_quantizer import HQQWeightOnlyQuantConfig, HQQWeightOnlyQuantizer
     config = HQQWeightOnlyQuantConfig(block_size=form.block_size, bits=form.bits)
-    graph = onnx.GraphProto(initializer=[ir.serde.serialize_tensor(ir.tensor(matrix.copy(), name="w"))])
+    graph = onnx.GraphProto(initializer=[ir.serde.serialize_tensor(ir.tensor(matrix.copy(order="C"), name="w"))])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # and is not written
         (product,) = HQQWeightOnlyQuantizer(config).quantize(_product_node(), [graph])

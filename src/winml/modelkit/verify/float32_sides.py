@@ -43,13 +43,14 @@ def comparable_graph(path: Path) -> ir.Model:
     return model
 
 
-def session_of_graph(model: ir.Model, path: Path, *, prepack: bool = True) -> Session:
+def session_of_graph(model: ir.Model, path: Path, *, prepack: bool = True, folds_constants: bool = True) -> Session:
     """Open a graph whose weights lie in ``path`` and the data files beside it.
 
     Args:
         model: The graph.
         path: The file it was read from.
         prepack: Let kernels keep weights a second time, in the order they read them.
+        folds_constants: Let the optimizer compute what depends on constants only, and hold the result.
 
     Raises:
         StageError: ONNX Runtime cannot load it.
@@ -59,7 +60,8 @@ def session_of_graph(model: ir.Model, path: Path, *, prepack: bool = True) -> Se
 
     model.ir_version = min(model.ir_version, newest_ir_version())
     content = ir.serde.serialize_model(model).SerializeToString()
-    return Session(content, data_folder=path.absolute().parent, name=str(path), prepack=prepack)
+    folder, name = path.absolute().parent, str(path)
+    return Session(content, data_folder=folder, name=name, prepack=prepack, folds_constants=folds_constants)
 
 
 def open_for_comparison(path: Path, adapter: Path | None = None) -> Session:
