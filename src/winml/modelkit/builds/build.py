@@ -448,7 +448,7 @@ def run_build(
         listener: Who is told.
 
     Raises:
-        UsageError: the folder is the model, or holds files no build wrote.
+        UsageError: the folder is the model, or holds files no build wrote or the finished build of another model.
         WinMLError: a stage failed; finished stages are kept.
     """
     refuse_missing_compiler(plan)
@@ -458,6 +458,7 @@ def run_build(
     names = names_of_build(plan, stages)
     refuse_input_as_output(folder, identity.places, (*names, BUILD_MANIFEST_NAME))
     with held_folder(folder, names, is_cache=cache is not None, tell=listener.tell) as held:
+        held.refuse_other_model(plan.request.model, lambda: identity.record.get("files"), rebuild=rebuild)
         job = BuildJob(plan, held, identity, tuple(stages), rebuild, store, listener.on_step)
         return _Build(job, listener).run()
 

@@ -75,7 +75,7 @@ def planned_build(
 
     Raises:
         UsageError: the folder is the model, or the request is wrong.
-        OutputExistsError: a file is there that no build wrote.
+        OutputExistsError: a file is there that no build wrote, or the finished build of another model.
         InputError: a file of the model is missing or cannot be read.
         WriteError: the folder cannot be written.
     """
@@ -86,6 +86,8 @@ def planned_build(
         if identity is not None:
             refuse_input_as_output(folder, identity.places, (*names, BUILD_MANIFEST_NAME))
         held = BuildFolder(folder, names, is_cache=output is None)
+        files = (lambda: None) if identity is None else (lambda: identity.record.get("files"))
+        held.refuse_other_model(plan.request.model, files, rebuild=rebuild)
         store = StageStore(cache_root()) if output is None and identity is not None else None
         is_unknown = identity is None
         unknown = ModelIdentity(dict, is_repeatable=False, places=())
