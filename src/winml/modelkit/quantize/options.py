@@ -6,9 +6,9 @@ Declared in ``declared_options.py``. Imports nothing heavy.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pydantic
 
@@ -58,6 +58,37 @@ class BitBudget:
     def is_smallest(self) -> bool:
         """Whether the smallest form that reaches a quality is wanted."""
         return self.mean_bits is None and self.max_bytes is None
+
+    @property
+    def option(self) -> str:
+        """The option that states the limit."""
+        return "--max-drop" if self.max_drop is not None else "--budget" if self.max_bytes is None else "--max-size"
+
+    def kept_by(self, size_bytes: Callable[[], int], mean_bits: Callable[[], float | None]) -> str:
+        """Return what a file has, in words, where it keeps the limit; empty where it does not, or the least is wanted.
+
+        Args:
+            size_bytes: Returns the size of the file.
+            mean_bits: Returns the bits of a parameter; None where it has none.
+        """
+        if self.max_bytes is not None:
+            return f"{size} bytes" if (size := size_bytes()) <= self.max_bytes else ""
+        bits = None if self.mean_bits is None else mean_bits()
+        return f"{bits:.2f} bits per parameter" if bits and bits <= (self.mean_bits or 0) else ""
+
+    def refuse_kept(self, found: Sequence[str]) -> NoReturn:
+        """Refuse a limit that every source keeps.
+
+        Args:
+            found: What each has.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            f"{self.option} {self.words}: the source has {', '.join(found)}, within the limit: nothing to quantize",
+            hint="Use a lower limit, or --budget smallest with --min-sqnr.",
+        )
 
     @property
     def words(self) -> str:
@@ -145,6 +176,15 @@ class QuantizeOptions(_Fields):
         if self.budget is not None:
             return _read_budget(self.budget)
         return None if self.max_size is None else BitBudget(max_bytes=_read_size(self.max_size))
+
+    @property
+    def words(self) -> str:
+        """What is requested: the limit, or precisions with the ways to them, and the cache."""
+        cache = [f"KV cache {self.kv_cache}"] if self.kv_cache is not None else []
+        if (budget := self.bit_budget) is not None:
+            return ", ".join((f"to {budget.words}: bits of each module chosen by measured sensitivity", *cache))
+        modes = [f"{precision.name} ({mode})" for precision, mode in self.requested_modes()]
+        return ", ".join((*modes, *cache)) or FLOAT32
 
     def requested_modes(self) -> Iterator[tuple[Precision, Mode]]:
         """Yield each precision that is asked for with the way to it, each once.
