@@ -381,9 +381,7 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
             seed=task.plan.request.seed,
             external_from_bytes=external_from_bytes(task.plan, "quantize"),
         ),
-        Quantization(
-            task.source, quantize_options(section), {}, may_stay_float=task.output.name != QUANTIZED_NAME
-        ),
+        Quantization(task.source, quantize_options(section), {}, may_stay_float=task.output.name != QUANTIZED_NAME),
         processors=processor_folder(task.plan.onnx_path or task.plan.request),
         statistics_folder=task.statistics,
     )

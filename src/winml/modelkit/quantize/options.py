@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pydantic
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.options import Options, record_of
+from winml.modelkit.options import Drop, Options, drop_words, read_drop, record_of
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, Algorithm, QuantizeFields
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.precisions import (
@@ -51,8 +51,8 @@ class BitBudget:
     """Of all parameters of a file, as ``winml inspect`` counts them; scales and zero points included."""
     max_bytes: int | None = None
     """Of a file with its graph and metadata, and of its data files."""
-    max_drop: float | None = None
-    """Share by which the perplexity may be larger than that of the source."""
+    max_drop: Drop | None = None
+    """By how much the perplexity may be larger than that of the source."""
 
     @property
     def is_smallest(self) -> bool:
@@ -94,7 +94,7 @@ class BitBudget:
     def words(self) -> str:
         """The limit as it is told."""
         if self.max_drop is not None:
-            return f"the smallest with a perplexity at most {100 * self.max_drop:.3g} % larger"
+            return f"the smallest with a perplexity at most {drop_words(self.max_drop)} larger"
         if self.mean_bits is not None:
             return f"{self.mean_bits:g} bits"
         return "the smallest" if self.max_bytes is None else size_words(self.max_bytes)
@@ -123,15 +123,14 @@ def _read_size(text: str) -> int:
     return round(float(found[1]) * _UNITS[found[2]])
 
 
-def _read_drop(text: str) -> float:
-    name, _, number = (part.strip() for part in text.partition("="))
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", number)
-    if name != "perplexity" or found is None:
+def _read_drop(text: str) -> Drop:
+    name, drop = read_drop(text)
+    if name != "perplexity":
         raise UsageError(
-            f"--max-drop {text!r}: expected perplexity=SHARE, relative to the source",
+            f"--max-drop {text}: a search for bits limits the perplexity alone",
             hint="For example --max-drop perplexity=2%. For other outputs, use --min-sqnr.",
         )
-    return float(found[1]) / (100 if found[2] else 1)
+    return drop
 
 
 _OF_SAMPLES = ("calibration_data", "split", "columns", "samples")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from winml.modelkit.file_names import TUNE_RESULT_NAME
+from winml.modelkit.options import drop_words
 from winml.modelkit.report import document as doc
 from winml.modelkit.results.tuning import TunedCandidate, TuneResult
 from winml.modelkit.words import decibel_words, size_words
@@ -108,7 +109,9 @@ def _least_words(result: TuneResult) -> str:
 def _limit_words(result: TuneResult) -> str:
     least, drops = result.limits["min_sqnr_db"], result.limits["max_drop"]
     words = [] if least is None else [f"an SQNR of {least:g} dB beside the plain file"]
-    words += [f"{name} drops by at most {most:g} on {result.limits['dataset']}" for name, most in drops.items()]
+    words += [
+        f"{name} drops by at most {drop_words(most)} on {result.limits['dataset']}" for name, most in drops.items()
+    ]
     return " and ".join(words)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.declared_options import DataSetFields, data_set_files, declare_limits
 from winml.modelkit.fields import DATASET, LIMITS, declare
+from winml.modelkit.options import Drop
 from winml.modelkit.results.plan import PlannedStep
 from winml.modelkit.verbs.answers import AnswerPlan, PageAnswerRequest, plan_answer
 from winml.modelkit.verbs.running import ProviderFields
@@ -66,7 +67,7 @@ class EvalRequest(PageAnswerRequest, ProviderFields, DataSetFields):
     max: dict[str, float] = declare_limits(
         "--max", "Maximum of a metric where less is better. If it is exceeded, the exit code is 3.", LIMITS
     )
-    max_drop: dict[str, float] = declare_limits(
+    max_drop: dict[str, Drop] = declare_limits(
         "--max-drop",
         "Maximum drop of a metric relative to the baseline. If it is exceeded, the exit code is 3.",
         LIMITS,
