@@ -121,9 +121,10 @@ class WinMLCommand(click.Command):
         for param in self.params:
             value = ctx.params.get(param.name or "")
             texts = value if isinstance(value, tuple) else (value,)
-            for one in texts:
+            for number, one in enumerate(texts, 1):
                 if problem := _problem_of(one):
-                    raise click.BadParameter(problem, ctx, param)
+                    where = f"value {number} of {len(texts)}: " if len(texts) > 1 else ""
+                    raise click.BadParameter(f"{where}{problem}", ctx, param)
         _named_paths[:] = self._named_files(ctx)
         return remaining
 

@@ -110,6 +110,8 @@ def _read_budget(text: str) -> BitBudget:
             example = f"A size is --max-size {text.strip()}."
         elif re.fullmatch(r"\d+(\.\d+)?", text.strip()):
             example = f"Did you mean --budget {text.strip()}bits?"
+        elif text.strip().lower() == "smallest":
+            example = "Did you mean --budget smallest?"
         raise UsageError(f"--budget {text!r}: expected bits per parameter, or smallest", hint=example)
     return BitBudget(mean_bits=float(found[1]))
 
@@ -117,9 +119,10 @@ def _read_budget(text: str) -> BitBudget:
 def _read_size(text: str) -> int:
     found = _NUMBER.fullmatch(text.strip())
     if found is None or found[2] not in _UNITS or not float(found[1]):
-        raise UsageError(
-            f"--max-size {text!r}: expected a size", hint="A number with B, kB, MB, GB or TB, such as 900MB."
-        )
+        hint = "A number with B, kB, MB, GB or TB, such as 900MB."
+        if found is not None and (unit := next((name for name in _UNITS if name.lower() == found[2].lower()), None)):
+            hint = f"Did you mean {found[1]}{unit}?"
+        raise UsageError(f"--max-size {text!r}: expected a size", hint=hint)
     return round(float(found[1]) * _UNITS[found[2]])
 
 
@@ -300,8 +303,11 @@ class QuantizeOptions(_Fields):
         budget = self.bit_budget
         if budget is None:
             return
+        if self.budget is not None and self.max_size is not None:
+            raise UsageError(
+                f"--budget {self.budget} and --max-size {self.max_size} are two limits", hint="Use one of them."
+            )
         chosen = {
-            "--max-size": self.budget is not None and self.max_size is not None,
             "--precision": self.precision is not None,
             f"--mode {self.mode}": self.mode not in (None, "weight-only", "qdq"),
             "--per-module": bool(self.per_module),

@@ -82,21 +82,19 @@ def plan_evaluation(request: EvalRequest) -> AnswerPlan[EvaluationOptions]:
         UsageError: a name means nothing, options do not go together, or a limit is none of the task.
         OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
     """
-    from winml.modelkit.builds.evaluated_models import named_baseline
+    from winml.modelkit.builds.evaluated_models import named_baseline, refuse_unfit_limits
     from winml.modelkit.evaluate.data_sources import find_source
     from winml.modelkit.evaluate.options import EvaluationOptions
+    from winml.modelkit.graph.bundle import described_model
 
     request.refuse_unknown_provider()
     if request.model.path is None:
         _refuse_run_options(request)
     find_source(str(request.dataset))
     options = EvaluationOptions(**{name: getattr(request, name) for name in EvaluationOptions.model_fields})
-    if options.task is not None:
-        from winml.modelkit.evaluate.tasks.table import task_definition
-        from winml.modelkit.flows.evaluate.evaluate import check_limits
-        from winml.modelkit.flows.evaluate.evaluated_models import task_name
-
-        check_limits(task_definition(task_name(options.task)), options)
+    path = request.model.path
+    stated = None if path is None or not path.is_file() else described_model(path).get("task")
+    refuse_unfit_limits(options, stated, is_section=False)
     baseline = named_baseline(options.baseline)
     plan = plan_answer(
         "eval",

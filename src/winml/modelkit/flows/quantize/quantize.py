@@ -407,7 +407,7 @@ class Quantization(GraphWork[QuantizeResult]):
         """Say what an interrupted run had found already."""
         walks = self.layers.resumed if self.layers is not None else []
         layers = f"{sum(count for count, _ in walks)} of {sum(of for _, of in walks)} layers"
-        found = [layers if len(walks) == 1 else f"{layers} in {len(walks)} walks"] if walks else []
+        found = [layers if len(walks) == 1 else f"{layers} in {len(walks)} passes"] if walks else []
         if self.search is not None and self.search.resumed:
             found.append(f"{self.search.resumed} of {self.search.measured} measurements")
         if found:
