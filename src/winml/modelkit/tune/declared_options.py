@@ -63,7 +63,7 @@ class TuneFields(DataSetFields):
     )
     max_drop: dict[str, Drop] = declare_limits(
         "--max-drop",
-        "Maximum drop of a task metric on `dataset`. It is relative to the unoptimized model.",
+        "Maximum drop of a task metric on `dataset` from the unoptimized model, such as accuracy=0.01, or 1% of it.",
         LIMITS,
         is_common=True,
     )
