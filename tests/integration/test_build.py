@@ -28,6 +28,7 @@ from winml.modelkit.builds.build import run_build
 from winml.modelkit.builds.build_model import exported_model
 from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
 from winml.modelkit.builds.plan import BuildPlan, plan_build
+from winml.modelkit.builds.planned_build import planned_build
 from winml.modelkit.builds.stages import STAGES, StageOutcome, StageTask
 from winml.modelkit.errors import ConfigError, InputError, OutputExistsError, StageError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
@@ -241,6 +242,21 @@ def test_changed_weights_run_everything(bert: Path, out: Path, tmp_path: Path) -
     result = build_hf_model(str(checkpoint), tmp_path / "there", config=PLAIN)
     assert {"run"} == {statuses(result)[name] for name in ("export", "optimize")}
     assert reason(result, "export").startswith("its input changed: files.model.safetensors")
+
+
+def test_finished_build_of_another_model_is_replaced_on_request_only(bert: Path, out: Path, tmp_path: Path) -> None:
+    """The message names both; a copy of the model under another name is no other one."""
+    before = contents(out)
+    other = save_checkpoint("bert", tmp_path / "other", seed=1)
+    with pytest.raises(OutputExistsError) as refused:
+        build_hf_model(str(other), out, config=PLAIN)
+    assert {str(bert), str(other)} <= {*refused.value.message.replace(",", "").split()}
+    with pytest.raises(OutputExistsError):
+        planned_build(plan_build(WinMLBuildConfig(), ModelRequest(str(other))), out)
+    assert before == contents(out)
+    copied = build_hf_model(str(shutil.copytree(bert, tmp_path / "copy")), out, config=FUSIONS)
+    assert ("reused", "reused") == (statuses(copied)["export"], statuses(copied)["optimize"])
+    assert "run" == statuses(build_hf_model(str(other), out, config=PLAIN, rebuild=True))["export"]
 
 
 def test_damaged_result_is_made_again_and_said(bert: Path, out: Path) -> None:

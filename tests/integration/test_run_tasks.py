@@ -211,7 +211,17 @@ def _save_whisper(path: Path) -> None:
     save_encoder_decoder(path, "whisper")
     (path / "tokenizer.json").unlink()
     (path / "tokenizer_config.json").unlink()
-    kinds = "endoftext startoftranscript en translate transcribe startoflm startofprev nospeech notimestamps".split()
+    kinds = [
+        "endoftext",
+        "startoftranscript",
+        "en",
+        "translate",
+        "transcribe",
+        "startoflm",
+        "startofprev",
+        "nospeech",
+        "notimestamps",
+    ]
     marks = [f"<|{kind}|>" for kind in kinds]
     words = [first + second for first in ("", "b", "c") for second in string.ascii_lowercase]
     times = [f"<|{place * 0.02:.2f}|>" for place in range(51)]
@@ -222,9 +232,9 @@ def _save_whisper(path: Path) -> None:
     settings = json.loads((path / "generation_config.json").read_text())
     (path / "generation_config.json").write_text(json.dumps({**settings, "suppress_tokens": silent}))
     end = {f"{kind}_token": marks[0] for kind in ("unk", "bos", "eos", "pad")}
-    transformers.WhisperTokenizer(
-        vocab=vocabulary, merges=[], **end, additional_special_tokens=marks
-    ).save_pretrained(path)
+    transformers.WhisperTokenizer(vocab=vocabulary, merges=[], **end, additional_special_tokens=marks).save_pretrained(
+        path
+    )
 
 
 def test_speech_of_whisper_is_the_text_of_the_pipeline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,6 +267,9 @@ def test_each_of_several_texts_has_its_answer(folder: Path, monkeypatch: pytest.
     assert len(alone) == sum(line.startswith((TEXT[:20], OTHER[:20])) for line in table.splitlines())
     pairs = ("--input", "text_pair=a", "--input", "text_pair=b")
     assert 2 == run_here("run", model, "--text", TEXT, "--text", OTHER, *pairs).code
+    misspelled = run_here("run", model, "--text", TEXT, "--text-pair", OTHER)
+    assert 2 == misspelled.code
+    assert "--input text_pair=" in misspelled.err
 
 
 def test_inputs_that_do_not_fit_are_refused_with_what_fits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,11 @@ class _CuttingTokenizer:
         rows = self._tokenizer(*texts, **options)
         limit = self._tokenizer.model_max_length
         # Read in windows, nothing is lost.
-        if options.get("truncation") and not options.get("return_overflowing_tokens") and self._is_cut(rows, *texts, **options):
+        if (
+            options.get("truncation")
+            and not options.get("return_overflowing_tokens")
+            and self._is_cut(rows, *texts, **options)
+        ):
             self._notes[f"a text of more than {limit} tokens is cut to {limit}, the maximum of the model"] = None
         return rows
 

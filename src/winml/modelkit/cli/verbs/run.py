@@ -54,6 +54,7 @@ class _RunCommand(WinMLCommand):
                 ) from None
             raise
 
+
 EPILOG = """\b
 Examples:
   winml run built --schema
