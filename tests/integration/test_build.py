@@ -254,8 +254,8 @@ def test_finished_build_of_another_model_is_replaced_on_request_only(bert: Path,
     with pytest.raises(OutputExistsError):
         planned_build(plan_build(WinMLBuildConfig(), ModelRequest(str(other))), out)
     assert before == contents(out)
-    copied = build_hf_model(str(shutil.copytree(bert, tmp_path / "copy")), out, config=FUSIONS)
-    assert ("reused", "reused") == (statuses(copied)["export"], statuses(copied)["optimize"])
+    copied = shutil.copytree(bert, tmp_path / "copy")
+    assert str(copied) == build_hf_model(str(copied), out, config=FUSIONS).manifest.input["model"]
     assert "run" == statuses(build_hf_model(str(other), out, config=PLAIN, rebuild=True))["export"]
 
 
@@ -447,9 +447,9 @@ def test_companion_the_user_changed_stays_and_is_the_users(bert: Path, out: Path
         assert with_companions == any("config.json" in note for note in result.notes)
 
 
-def test_companion_follows_the_checkpoint_and_goes_with_it(bert: Path, out: Path, tmp_path: Path) -> None:
+def test_companion_follows_the_checkpoint_and_goes_with_it(bert: Path, tmp_path: Path) -> None:
     """As long as nobody changed it."""
-    checkpoint = shutil.copytree(bert, tmp_path / "checkpoint")
+    checkpoint, out = shutil.copytree(bert, tmp_path / "checkpoint"), tmp_path / "out"
     (checkpoint / "vocab.txt").write_text("a", encoding="utf-8")
     build_hf_model(str(checkpoint), out, config=FUSIONS)
     (checkpoint / "vocab.txt").write_text("b", encoding="utf-8")

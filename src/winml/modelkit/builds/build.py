@@ -244,10 +244,10 @@ def _run_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:
         task.claim_parts(parts)
 
     with contextlib.ExitStack() as stack:  # what finds weights with samples holds them until they are written
-        quantizations: dict[Path, Quantization] = {}
+        quantizations: dict[str, Quantization] = {}
         handover = _handover_of(task.plan, stack, names, quantizations)
         outcomes = _run_with(replace(task, claim_parts=claim), handover, partial(_summary, task.plan))
-    searches = [quantizations[outcome.files[0]].search for outcome in outcomes]
+    searches = [quantizations[outcome.files[0].name].search for outcome in outcomes]
     return tuple(
         outcome if search is None else replace(outcome, notes=(search.note, *outcome.notes))
         for outcome, search in zip(outcomes, searches, strict=True)
@@ -281,7 +281,7 @@ def _run_with(
 
 
 def _handover_of(
-    plan: BuildPlan, stack: contextlib.ExitStack, names: Sequence[str], quantizations: dict[Path, Quantization]
+    plan: BuildPlan, stack: contextlib.ExitStack, names: Sequence[str], quantizations: dict[str, Quantization]
 ) -> GraphHandover:
     """Return the works of a build.
 
@@ -289,7 +289,7 @@ def _handover_of(
         plan: The build.
         stack: Ends when the files are written.
         names: Those of all parts, once they are known.
-        quantizations: Gets the quantization of each part, by the path of its file.
+        quantizations: Gets the quantization of each part, by the name of its file.
     """
     from winml.modelkit.builds.decoder_fusions import optimization_of
     from winml.modelkit.flows.graph_file import GraphHandover, is_external
@@ -310,12 +310,12 @@ def _handover_of(
         place = SampleSource(
             folder, None, plan.request.seed, path, is_external=partial(is_external, from_bytes=external)
         )
-        others = [work for other, work in quantizations.items() if other != path]
+        others = [work for name, work in quantizations.items() if name != path.name]
         # Of several parts, those that keep a limit stay in float, unless all do.
         all_stay = len(others) + 1 == len(names) and all(work.stays_float for work in others)
         work = Quantization(path, options, {}, may_stay_float=not all_stay)
-        quantizations[path] = stack.enter_context(equipped(work, place))
-        return [*optimization, quantizations[path]]
+        quantizations[path.name] = stack.enter_context(equipped(work, place))
+        return [*optimization, quantizations[path.name]]
 
     return GraphHandover(works, external_from_bytes=external, processors=processors)
 

@@ -485,7 +485,17 @@ class _Study:
         if not found:
             problem = next((form.problem for form in self._trials.values() if form.problem), "")
             raise QuantizeError(f"no quantized variant can be measured: {problem}", hint="Use another --mode.")
+        if budget.max_bytes is not None and self._file_bytes(least := self._least_file(found)) <= budget.max_bytes:
+            return least  # its graph takes less than those that the limit of weights was taken from
         raise self._too_small(budget, found)
+
+    def _least_file(self, found: Sequence[tuple[_Form, ...]]) -> tuple[_Form, ...]:
+        """Return the form with the smallest file, which needs not be that with the smallest weights."""
+        least, *others = sorted(found, key=self._bytes_of)
+        for forms in others:
+            if self._measured(forms).weight_bytes + self._least_graph_bytes < self._file_bytes(least):
+                least = min(least, forms, key=self._file_bytes)
+        return least
 
     def _candidates(
         self, limit: int, is_enough: Callable[[tuple[_Form, ...]], bool] | None = None
@@ -557,18 +567,15 @@ class _Study:
 
     def _too_small(self, budget: BitBudget, found: Sequence[tuple[_Form, ...]]) -> UsageError:
         """Return what is to be said where no form is small enough: how small the smallest is, and what makes it so."""
-        by_weights = sorted(found, key=self._bytes_of)
         if budget.max_bytes is None:
-            least, needed = by_weights[0], self._mean_bits(self._bytes_of(by_weights[0]))
+            least = min(found, key=self._bytes_of)
+            needed = self._mean_bits(self._bytes_of(least))
             return UsageError(
                 f"--budget {budget.words}: the smallest variant has {needed:.2f} bits per parameter, scales and "
                 f"floating-point weights included; {self._largest_words(least, budget.mean_bits or 0.0)}",
                 hint=f"Allow {math.ceil(10 * needed) / 10:g}bits or more.",
             )
-        least = by_weights[0]
-        for forms in by_weights[1:]:
-            if self._measured(forms).weight_bytes + self._least_graph_bytes < self._file_bytes(least):
-                least = min(least, forms, key=self._file_bytes)
+        least = self._least_file(found)
         size, weights = self._file_bytes(least), self._measured(least).weight_bytes
         return UsageError(
             f"--max-size {budget.words}: the smallest file has {size_words(size)}, of which weights take "
