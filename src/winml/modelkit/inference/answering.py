@@ -82,7 +82,7 @@ class _CuttingTokenizer:
         limit = self._tokenizer.model_max_length
         is_full = np.asarray(rows["input_ids"]).shape[-1] >= limit
         named = {name: options[name] for name in ("text", "text_pair") if name in options}
-        return is_full and len(self._tokenizer(*texts, **named, verbose=False)["input_ids"]) > limit
+        return bool(is_full and len(self._tokenizer(*texts, **named, verbose=False)["input_ids"]) > limit)
 
 
 class TaskRunner:
