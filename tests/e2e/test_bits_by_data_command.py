@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from e2e.in_process import run_here
+from encoder_decoder import save_encoder_decoder
 from generating import save_decoder
 
 TEXTS = "".join(f"{json.dumps({'text': f'a b c d {number} e f g h i j k'})}\n" for number in range(6))
@@ -72,6 +73,11 @@ def test_build_within_a_size_counts_the_model_file(here: Path) -> None:
     """The smallest size is named where the limit is below it, and kept; tokenizer and config are extra."""
     save_decoder(here / "checkpoint")
     words = ["build", "-m", "checkpoint", "-o", "built", "--samples", "2", "--min-sqnr", "-100", "--max-size"]
+    assert 2 == run_here(*words, "1GB").code  # the source keeps it
+    planned = json.loads(run_here(*words, "20kB", "--dry-run", "--format", "json").out)
+    assert ["20.0 kB" in step["does"] for step in planned["steps"]] == [
+        step["name"] == "quantize" for step in planned["steps"]
+    ]
     refused = run_here(*words, "1kB")
     assert 2 == refused.code, refused.err
     assert not [path for path in here.rglob("*.onnx") if path.name != "export.onnx"]
@@ -80,6 +86,24 @@ def test_build_within_a_size_counts_the_model_file(here: Path) -> None:
     assert 0 == done.code, done.err
     files = [path for path in (here / "built").iterdir() if path.name.startswith("model.onnx")]
     assert 0 < sum(path.stat().st_size for path in files) <= 1000 * float(smallest.removesuffix("kB"))
+    assert "bits per parameter" in done.out  # in the summary
+
+
+@pytest.mark.slow
+def test_part_of_a_build_within_a_size_stays_float(here: Path) -> None:
+    """The larger part is quantized; a size that both keep is refused."""
+    save_encoder_decoder(here / "checkpoint", "t5")
+    words = ["build", "-m", "checkpoint", "--samples", "2", "--min-sqnr", "-100", "--format", "json"]
+    assert 0 == run_here(*words, "-o", "float", "--no-verify").code
+    encoder, decoder = ((here / "float" / f"{part}.onnx").stat().st_size for part in ("encoder", "decoder"))
+    assert encoder != decoder
+    done = run_here(*words, "-o", "built", "--max-size", f"{(encoder + decoder) // 2}B")
+    assert 0 == done.code, done.err
+    smaller, larger = ("encoder", "decoder") if encoder < decoder else ("decoder", "encoder")
+    assert "MatMulNBits" not in operators(here / "built" / f"{smaller}.onnx")
+    assert (here / "built" / f"{larger}.onnx").stat().st_size <= (encoder + decoder) // 2
+    assert 2 == run_here(*words, "-o", "other", "--max-size", "1MB").code
+    assert not (here / "other").exists()
 
 
 @pytest.mark.slow

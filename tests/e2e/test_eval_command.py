@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,14 +115,37 @@ def test_progress_is_told_off_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_limits_that_are_not_met_end_with_three(folder: Path) -> None:
     asked = ("eval", MODEL, "--dataset", "texts.csv", "--columns", "label=wrong", "--baseline", MODEL, "-f", "json")
-    met = run_here(*asked, "--min", "accuracy=0.5", "--max-drop", "f1=0", "--min", "agreement=1", "--metric", "recall")
+    met = run_here(
+        *asked,
+        "--min",
+        "accuracy=0.5",
+        "--max-drop",
+        "f1=0",
+        "--max-drop",
+        "accuracy=5%",
+        "--min",
+        "agreement=1",
+        "--metric",
+        "recall",
+    )
     missed = run_here(*asked, "--min", "accuracy=0.99", "--samples", "30", "--seed", "1")
 
     assert (met.code, missed.code) == (0, 3)
     assert [metric["name"] for metric in json.loads(met.out)["metrics"]] == ["accuracy", "f1", "recall"]
     assert json.loads(met.out)["agreement"]["share"] == 1
+    accuracy = json.loads(met.out)["metrics"][0]["baseline"]["value"]
+    drops = {limit["metric"]: limit["limit"] for limit in json.loads(met.out)["limits"] if limit["kind"] == "max_drop"}
+    assert drops == {"f1": 0, "accuracy": pytest.approx(accuracy / 20)}
     assert [limit["is_met"] for limit in json.loads(missed.out)["limits"]] == [False]
     assert json.loads(missed.out)["dataset"]["samples"] == 30
+
+
+def test_limits_that_cannot_be_are_refused_before_a_model_is_loaded() -> None:
+    """Also by the plan: the file says its task, and no baseline is none."""
+    asked = ("eval", MODEL, "--dataset", "texts.csv", "--dry-run")
+    assert 0 == run_here(*asked, "--min", "accuracy=0.9").code
+    for limit in (("--min", "acuracy=0.9"), ("--min", "accuracy=90"), ("--max-drop", "f1=0.1", "--baseline", "none")):
+        assert 2 == run_here(*asked, *limit).code
 
 
 def test_checkpoint_is_judged_by_itself() -> None:
@@ -175,6 +199,7 @@ def test_build_judges_its_result_and_keeps_what_it_found(folder: Path, tmp_path:
         (("--baseline", "none", "--max-drop", "f1=0.1"), "--max-drop f1=0.1"),
         (("--task", "text-classification", "--min", "accuracy=90"), "--min accuracy=90:"),
         (("--max-drop", "f1=-0.01"), "--max-drop f1=-0.01:"),
+        (("--max-drop", "f1=%"), "--max-drop 'f1=%':"),
         (("--baseline", "nowhere.onnx"), "nowhere.onnx:"),
         (("--columns", "label=stars"), "'stars'"),
         (("--task", "token-classification"), "review, label"),
@@ -246,6 +271,7 @@ def test_tuning_judges_candidates_by_what_a_metric_loses(tmp_path: Path) -> None
     wrong.graph.node.append(onnx.helper.make_node("Neg", ["opposite"], [wrong.graph.output[0].name]))
     onnx.save(wrong, tmp_path / MODEL)
     options = TuneOptions(max_drop={"accuracy": 0.01}, dataset="texts.csv", samples=24)
+    share = TuneOptions(max_drop={"accuracy": "1%"}, dataset="texts.csv", samples=24)
     judge = QualityLimits(options, tmp_path, MODEL, Contestants(tmp_path), None)
     form, facts = Candidate("form", "dynamic", ""), CandidateFacts(1, 1.0, 1, 1, 1, 1.0, 5.0, "logits")
 
@@ -258,6 +284,9 @@ def test_tuning_judges_candidates_by_what_a_metric_loses(tmp_path: Path) -> None
     for judged, numbers in ((lost, ["1.0000", "0.01"]), (facts, ["0.01"])):
         reason = judge.reason_wrong(judged)
         assert ("accuracy", numbers) == (reason.split()[0], re.findall(r"[\d.]+", reason))
+    shares = QualityLimits(share, tmp_path, MODEL, Contestants(tmp_path), None)
+    near = replace(lost, scores={"accuracy": 0.991}, drops={"accuracy": 0.009})
+    assert [True, False, False] == [bool(shares.reason_wrong(item)) for item in (lost, near, plain)]
 
 
 def test_empty_data_is_refused(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from winml.modelkit.builds.build import run_build
 from winml.modelkit.builds.build_model import exported_model
 from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
 from winml.modelkit.builds.plan import BuildPlan, plan_build
+from winml.modelkit.builds.planned_build import planned_build
 from winml.modelkit.builds.stages import STAGES, StageOutcome, StageTask
 from winml.modelkit.errors import ConfigError, InputError, OutputExistsError, StageError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
@@ -243,6 +244,21 @@ def test_changed_weights_run_everything(bert: Path, out: Path, tmp_path: Path) -
     assert reason(result, "export").startswith("its input changed: files.model.safetensors")
 
 
+def test_finished_build_of_another_model_is_replaced_on_request_only(bert: Path, out: Path, tmp_path: Path) -> None:
+    """The message names both; a copy of the model under another name is no other one."""
+    before = contents(out)
+    other = save_checkpoint("bert", tmp_path / "other", seed=1)
+    with pytest.raises(OutputExistsError) as refused:
+        build_hf_model(str(other), out, config=PLAIN)
+    assert {str(bert), str(other)} <= {*refused.value.message.replace(",", "").split()}
+    with pytest.raises(OutputExistsError):
+        planned_build(plan_build(WinMLBuildConfig(), ModelRequest(str(other))), out)
+    assert before == contents(out)
+    copied = shutil.copytree(bert, tmp_path / "copy")
+    assert str(copied) == build_hf_model(str(copied), out, config=FUSIONS).manifest.input["model"]
+    assert "run" == statuses(build_hf_model(str(other), out, config=PLAIN, rebuild=True))["export"]
+
+
 def test_damaged_result_is_made_again_and_said(bert: Path, out: Path) -> None:
     """The digest does not fit; size and time may."""
     path = out / "optimized.onnx"
@@ -431,9 +447,9 @@ def test_companion_the_user_changed_stays_and_is_the_users(bert: Path, out: Path
         assert with_companions == any("config.json" in note for note in result.notes)
 
 
-def test_companion_follows_the_checkpoint_and_goes_with_it(bert: Path, out: Path, tmp_path: Path) -> None:
+def test_companion_follows_the_checkpoint_and_goes_with_it(bert: Path, tmp_path: Path) -> None:
     """As long as nobody changed it."""
-    checkpoint = shutil.copytree(bert, tmp_path / "checkpoint")
+    checkpoint, out = shutil.copytree(bert, tmp_path / "checkpoint"), tmp_path / "out"
     (checkpoint / "vocab.txt").write_text("a", encoding="utf-8")
     build_hf_model(str(checkpoint), out, config=FUSIONS)
     (checkpoint / "vocab.txt").write_text("b", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,17 @@ def test_weights_and_cache_are_quantized_together(built: Path, tmp_path: Path) -
     assert result.quantized > 0
     assert result.fidelity is not None
     assert result.fidelity.worst.sqnr_db > 10
+
+
+def test_size_is_a_limit_of_the_file_with_the_scales_of_its_cache(built: Path, tmp_path: Path) -> None:
+    """The search counts them, so that the smallest size that it names is kept."""
+    asked = {"kv_cache": "int8", "samples": 2, "min_sqnr_db": -100.0}
+    with pytest.raises(UsageError) as refused:
+        quantize_onnx(built / "optimized.onnx", tmp_path / "q.onnx", max_size="1kB", **asked)
+    smallest = re.findall(r"[\d.]+kB", refused.value.hint)[0]
+    result = quantize_onnx(built / "optimized.onnx", tmp_path / "q.onnx", max_size=smallest, **asked)
+    assert "int8" == result.kv_cache
+    assert sum(file.size_bytes for file in result.files) <= 1000 * float(smallest.removesuffix("kB"))
 
 
 def test_codes_of_a_checkpoint_stay_beside_such_a_cache(tmp_path: Path) -> None:

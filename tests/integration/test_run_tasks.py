@@ -7,6 +7,7 @@ the reference is PyTorch by the same reading, or sentence-transformers' mean of 
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from PIL import Image
 
 from checkpoints import CONFIGS, make_distinct, save_image_processor
 from e2e.in_process import run_here
+from encoder_decoder import save_encoder_decoder
 from evaluation_checkpoints import WORDS, pipeline_of, save_task_checkpoint, sentences, text_tokenizer
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.flows.export.export import HTPExporter
@@ -204,6 +206,53 @@ def test_answer_of_a_task_is_that_of_the_pipeline(task: str, folder: Path, monke
             assert list(item["box"].values()) == entry["box"]
 
 
+def _save_whisper(path: Path) -> None:
+    """Write a small Whisper whose tokens are its special ones, letters, and times."""
+    save_encoder_decoder(path, "whisper")
+    (path / "tokenizer.json").unlink()
+    (path / "tokenizer_config.json").unlink()
+    kinds = [
+        "endoftext",
+        "startoftranscript",
+        "en",
+        "translate",
+        "transcribe",
+        "startoflm",
+        "startofprev",
+        "nospeech",
+        "notimestamps",
+    ]
+    marks = [f"<|{kind}|>" for kind in kinds]
+    words = [first + second for first in ("", "b", "c") for second in string.ascii_lowercase]
+    times = [f"<|{place * 0.02:.2f}|>" for place in range(51)]
+    letters = words[: 120 - 2 - len(marks) - len(times)]
+    names = ["<pad>", "<bos>", *marks[:2], *letters, *marks[2:], *times]  # of times, the reader knows the place
+    vocabulary = {name: place for place, name in enumerate(names)}
+    silent = [place for name, place in vocabulary.items() if name not in letters]
+    settings = json.loads((path / "generation_config.json").read_text())
+    (path / "generation_config.json").write_text(json.dumps({**settings, "suppress_tokens": silent}))
+    end = {f"{kind}_token": marks[0] for kind in ("unk", "bos", "eos", "pad")}
+    transformers.WhisperTokenizer(vocab=vocabulary, merges=[], **end, additional_special_tokens=marks).save_pretrained(
+        path
+    )
+
+
+def test_speech_of_whisper_is_the_text_of_the_pipeline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoder and decoder run in the loop of transformers, up to the positions of the decoder."""
+    monkeypatch.chdir(folder)
+    _save_whisper(folder / "whisper")
+    task = "automatic-speech-recognition"
+    model = exported(folder / "whisper", task, is_open=False)
+    samples, rate = soundfile.read("sound.wav", dtype="float32")
+    loop = {"generate_kwargs": {"max_new_tokens": 60}}
+    expected = pipeline_of(folder / "whisper", task)({"raw": samples, "sampling_rate": rate}, **loop)["text"]
+    assert expected.strip()
+    found = answer(model.parent, "--audio", "sound.wav", "--reference")
+    assert task == found["task"]
+    assert found["reference"]["is_same"], found["reference"]
+    assert expected == found["entries"][0]["text"]
+
+
 def test_each_of_several_texts_has_its_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that takes one text is run on each, and every result names it; two inputs cannot both have several."""
     monkeypatch.chdir(folder)
@@ -218,6 +267,9 @@ def test_each_of_several_texts_has_its_answer(folder: Path, monkeypatch: pytest.
     assert len(alone) == sum(line.startswith((TEXT[:20], OTHER[:20])) for line in table.splitlines())
     pairs = ("--input", "text_pair=a", "--input", "text_pair=b")
     assert 2 == run_here("run", model, "--text", TEXT, "--text", OTHER, *pairs).code
+    misspelled = run_here("run", model, "--text", TEXT, "--text-pair", OTHER)
+    assert 2 == misspelled.code
+    assert "--input text_pair=" in misspelled.err
 
 
 def test_inputs_that_do_not_fit_are_refused_with_what_fits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +287,7 @@ def test_inputs_that_do_not_fit_are_refused_with_what_fits(folder: Path, monkeyp
     assert "was exported for image-classification" in told(*PHOTO, "--task", "fill-mask")
     assert "Did you mean 'image'" in told("--input", "imge=@photo.png")
     assert "image-classification takes image" in told("--text", "a word")
-    assert "is none of BMP" in told("--image", "broken.png", code=1)
+    assert "none of BMP" in told("--image", "broken.png", code=1)
     assert "no image and no arrays to save" in told(*PHOTO, "--save", "answer.png")
     (model.parent / "preprocessor_config.json").unlink()
     assert "image processor" in told(*PHOTO)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from winml.modelkit.errors import ExportError
-from winml.modelkit.progress import StepClock, StepEvent, count_progress, counted
+from winml.modelkit.progress import StepClock, StepEvent, count_progress, counted, part_of_step
 
 NAMES = ("load", "trace", "write")
 
@@ -69,6 +69,18 @@ def test_work_that_is_counted_is_told_of_the_innermost_step() -> None:
     assert [0.5, 0.25] == [step.done for step in steps]
     assert "0 s, layer 1 of 4, about 0 s left" == steps[1].words
     assert all(step.is_over for step in steps)
+
+
+def test_parts_of_a_step_are_told_with_what_is_counted_in_them() -> None:
+    """The step around hears of the parts as well, and of nothing when they are over."""
+    heard: list[str] = []
+    outer = StepClock(NAMES, lambda event: heard.append(event.running.progress if event.running else "over"))
+    with outer.step("load"), StepClock(NAMES).step("trace"):
+        for number in (1, 2):
+            with part_of_step(f"part {number} of 2"):
+                count_progress(1, 2, "layer 1 of 2", is_told=True)
+    one, two = "part 1 of 2", "part 2 of 2"
+    assert ["", one, f"{one}, layer 1 of 2", two, f"{two}, layer 1 of 2", "over"] == heard
 
 
 def test_step_that_failed_is_over() -> None:

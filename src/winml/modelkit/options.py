@@ -11,6 +11,7 @@ import ast
 import difflib
 import inspect
 import json
+import math
 import os
 import stat
 import textwrap
@@ -26,13 +27,17 @@ from winml.modelkit.fields import Field, fields_of
 
 __all__ = [
     "JSON_LIMIT_BYTES",
+    "Drop",
     "JsonError",
     "Options",
+    "drop_at",
+    "drop_words",
     "load_json",
     "nearest",
     "options_of",
     "parse_json",
     "parse_options",
+    "read_drop",
     "read_json",
     "read_json_file",
     "read_text_file",
@@ -166,6 +171,52 @@ def unknown_key_message(key: str, keys: Iterable[str], label: str) -> str:
     guess = nearest(key, names)
     ending = f"did you mean {guess!r}?" if guess else f"known keys: {', '.join(names)}"
     return f"{label}: unknown key {key!r}; {ending}"
+
+
+# --- By how much may a metric be worse? One form for every verb: a number, or a share of the value before.
+
+
+Drop = Annotated[float, pydantic.Field(allow_inf_nan=False)] | Annotated[str, pydantic.Field(pattern=r"^[\d.]+%$")]
+"""The most by which a metric may be worse: a number, or a share of the baseline, such as ``5%``."""
+
+
+def read_drop(text: str) -> tuple[str, Drop]:
+    """Read ``METRIC=NUMBER`` or ``METRIC=PERCENT%``; returns the metric and the drop.
+
+    Raises:
+        UsageError: it is neither.
+
+    >>> read_drop("accuracy=0.05"), read_drop("perplexity = 2 %")
+    (('accuracy', 0.05), ('perplexity', '2%'))
+    """
+    name, _, number = (part.strip() for part in text.partition("="))
+    share = number.removesuffix("%").rstrip()
+    try:
+        value = float(share)
+    except ValueError:
+        value = math.nan
+    if not name or not math.isfinite(value):
+        raise UsageError(
+            f"--max-drop {text!r}: expected METRIC=NUMBER, or METRIC=PERCENT% of the baseline",
+            hint="For example accuracy=0.01 or perplexity=2%.",
+        )
+    if value < 0:
+        raise UsageError(f"--max-drop {text}: expected zero or more", hint="State the maximum drop, such as 0.01.")
+    return name, value if share == number else f"{value:g}%"
+
+
+def drop_at(drop: Drop, baseline: float) -> float:
+    """Return the most by which a metric may be worse than a value.
+
+    >>> drop_at(0.05, 2.0), drop_at("5%", 2.0)
+    (0.05, 0.1)
+    """
+    return float(drop.removesuffix("%")) / 100 * abs(baseline) if isinstance(drop, str) else drop
+
+
+def drop_words(drop: Drop) -> str:
+    """Return a drop as users write it."""
+    return drop if isinstance(drop, str) else f"{drop:g}"
 
 
 def read_json(text_or_path: str | os.PathLike[str], option: str) -> tuple[Any, str]:

@@ -15,7 +15,16 @@ from typing import TypeVar
 from winml.modelkit.errors import WinMLError
 from winml.modelkit.records import Record, entry
 
-__all__ = ["RunningStep", "StepClock", "StepEvent", "StepTiming", "count_progress", "counted", "running_step"]
+__all__ = [
+    "RunningStep",
+    "StepClock",
+    "StepEvent",
+    "StepTiming",
+    "count_progress",
+    "counted",
+    "part_of_step",
+    "running_step",
+]
 
 _T = TypeVar("_T")
 
@@ -34,7 +43,7 @@ class StepTiming(Record):
 
 @dataclass(frozen=True)
 class StepEvent:
-    """A step started, or finished."""
+    """A step started, came further, or finished."""
 
     number: int
     """Position, from 1."""
@@ -55,16 +64,34 @@ class RunningStep:
     """Share of its work that is done, as far as it is counted."""
     counted: str = ""
     """The same in words, such as ``layer 3 of 24``."""
+    inner: str = ""
+    """The same of what runs inside of it."""
     started: float = field(default_factory=time.monotonic)
     is_over: bool = False
     """Whether it ended, or failed."""
+    outer: RunningStep | None = None
+    """The step that it runs in."""
+    tell: Callable[[], None] = field(default=lambda: None, compare=False)
+    """Tells whoever listens that it came further."""
+
+    @property
+    def progress(self) -> str:
+        """What is done of it and of what runs inside: ``step 1 of 3, layer 3 of 24``."""
+        return ", ".join(filter(None, (self.counted, self.inner)))
 
     @property
     def words(self) -> str:
         """Time so far, what is done, and an estimate of the rest: ``12 s, layer 3 of 24, about 84 s left``."""
         seconds = time.monotonic() - self.started
         left = f"about {seconds * (1 / self.done - 1):.0f} s left" if self.done else ""
-        return ", ".join(filter(None, (f"{seconds:.0f} s", self.counted, left)))
+        return ", ".join(filter(None, (f"{seconds:.0f} s", self.progress, left)))
+
+    def outward(self) -> Iterator[RunningStep]:
+        """Yield the step and those it runs in, the outermost last."""
+        step: RunningStep | None = self
+        while step is not None:
+            yield step
+            step = step.outer
 
 
 _innermost: ContextVar[RunningStep | None] = ContextVar("innermost", default=None)
@@ -73,24 +100,46 @@ _innermost: ContextVar[RunningStep | None] = ContextVar("innermost", default=Non
 @contextmanager
 def running_step(step: RunningStep) -> Iterator[None]:
     """Let work that is counted in the block count for a step, which is over when the block ends."""
+    step.outer = _innermost.get()
     token = _innermost.set(step)
     try:
         yield
     finally:
         step.is_over = True
         _innermost.reset(token)
+        for outer in [] if step.outer is None else step.outer.outward():
+            outer.inner = ""
 
 
-def count_progress(done: float, total: float, counted: str) -> None:
+def count_progress(done: float, total: float, counted: str, *, is_told: bool = False) -> None:
     """Note how far the step is that runs in this thread; without one, nothing.
 
     Args:
         done: Amount of work that is done.
         total: Amount of all of it.
         counted: The same in words, such as ``layer 3 of 24``.
+        is_told: Whether listeners hear of it at once; for work that takes long.
     """
-    if (running := _innermost.get()) is not None and total:
-        running.done, running.counted = done / total, counted
+    if (running := _innermost.get()) is None or not total:
+        return
+    running.done, running.counted = done / total, counted
+    inner, *outer = running.outward()
+    for step in outer:
+        step.inner, inner = inner.progress, step
+    for step in running.outward() if is_told else ():
+        step.tell()
+
+
+@contextmanager
+def part_of_step(words: str) -> Iterator[None]:
+    """Tell which part of the running step the block is; what is counted in it is counted of the part.
+
+    Args:
+        words: The part, such as ``step 2 of 3, module 3 of 24``; parts need not take equally long.
+    """
+    count_progress(0, 1, words, is_told=True)
+    with running_step(RunningStep()):
+        yield
 
 
 def counted(items: Sequence[_T], words: str) -> Iterator[_T]:
@@ -123,8 +172,9 @@ class StepClock:
         """
         number, total = self._names.index(name) + 1, len(self._names)
         running = RunningStep()
+        running.tell = lambda: self._listener(StepEvent(number, total, name, running=running))
         self._running = (number, name, time.perf_counter(), running)
-        self._listener(StepEvent(number, total, name, running=running))
+        running.tell()
         try:
             with running_step(running):
                 yield running

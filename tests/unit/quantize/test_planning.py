@@ -42,7 +42,7 @@ def test_exclude_and_include_hold_for_all_below() -> None:
 def test_of_several_rules_the_first_wins() -> None:
     """Rules stand in the order of the file, and all win over the precision of the rest."""
     made = plan(PERCEPTRON, precision="int8", per_module={"Gemm": "uint8", "M": "fp32"})
-    assert {"MatMul": "fp32 by its rule", "Gemm": "uint8"} == precisions(made)
+    assert {"MatMul": "set to fp32", "Gemm": "uint8"} == precisions(made)
     assert [("dynamic", "uint8")] == [(mode, precision.name) for mode, precision in made.groups()]
 
 

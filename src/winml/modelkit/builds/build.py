@@ -79,6 +79,7 @@ from winml.modelkit.version import __version__
 
 if TYPE_CHECKING:
     from winml.modelkit.flows.graph_file import GraphHandover, GraphWork
+    from winml.modelkit.flows.quantize.quantize import Quantization
     from winml.modelkit.results.export_result import ExportedPart
 
 __all__ = [
@@ -236,12 +237,21 @@ def _is_handed_over(plan: BuildPlan) -> bool:
 
 
 def _run_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:
-    from winml.modelkit.flows.quantize.quantize import told_within_step
+    names: list[str] = []
 
-    on_step, tell = told_within_step(task.on_step)
+    def claim(parts: Sequence[str]) -> None:
+        names[:] = parts
+        task.claim_parts(parts)
+
     with contextlib.ExitStack() as stack:  # what finds weights with samples holds them until they are written
-        handover = _handover_of(task.plan, stack, tell)
-        return _run_with(replace(task, on_step=on_step), handover, partial(_summary, task.plan))
+        quantizations: dict[str, Quantization] = {}
+        handover = _handover_of(task.plan, stack, names, quantizations)
+        outcomes = _run_with(replace(task, claim_parts=claim), handover, partial(_summary, task.plan))
+    searches = [quantizations[outcome.files[0].name].search for outcome in outcomes]
+    return tuple(
+        outcome if search is None else replace(outcome, notes=(search.note, *outcome.notes))
+        for outcome, search in zip(outcomes, searches, strict=True)
+    )
 
 
 def _run_codes_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:
@@ -270,7 +280,17 @@ def _run_with(
     return tuple(replace(outcome, summary=summary(part)) for outcome, part in zip(outcomes, result.parts, strict=True))
 
 
-def _handover_of(plan: BuildPlan, stack: contextlib.ExitStack, tell: Callable[[str], None]) -> GraphHandover:
+def _handover_of(
+    plan: BuildPlan, stack: contextlib.ExitStack, names: Sequence[str], quantizations: dict[str, Quantization]
+) -> GraphHandover:
+    """Return the works of a build.
+
+    Args:
+        plan: The build.
+        stack: Ends when the files are written.
+        names: Those of all parts, once they are known.
+        quantizations: Gets the quantization of each part, by the name of its file.
+    """
     from winml.modelkit.builds.decoder_fusions import optimization_of
     from winml.modelkit.flows.graph_file import GraphHandover, is_external
     from winml.modelkit.flows.optimize import SingleOptimization
@@ -290,7 +310,12 @@ def _handover_of(plan: BuildPlan, stack: contextlib.ExitStack, tell: Callable[[s
         place = SampleSource(
             folder, None, plan.request.seed, path, is_external=partial(is_external, from_bytes=external)
         )
-        return [*optimization, stack.enter_context(equipped(Quantization(path, options, {}), place, tell))]
+        others = [work for name, work in quantizations.items() if name != path.name]
+        # Of several parts, those that keep a limit stay in float, unless all do.
+        all_stay = len(others) + 1 == len(names) and all(work.stays_float for work in others)
+        work = Quantization(path, options, {}, may_stay_float=not all_stay)
+        quantizations[path.name] = stack.enter_context(equipped(work, place))
+        return [*optimization, quantizations[path.name]]
 
     return GraphHandover(works, external_from_bytes=external, processors=processors)
 
@@ -324,10 +349,9 @@ def _summary(plan: BuildPlan, part: ExportedPart) -> str:
     from winml.modelkit.compare.words import fidelity_words
 
     assert plan.config.quant is not None  # the graph was handed to it
-    options = quantize_options(plan.config.quant)
-    modes = ", ".join(options.modes())
+    words = quantize_options(plan.config.quant).words
     compared = "not compared with PyTorch" if part.fidelity is None else fidelity_words(part.fidelity)
-    return "; ".join((f"opset {part.opset_produced}, {options.base.name} ({modes})", *part.done, compared))
+    return "; ".join((f"opset {part.opset_produced}, {words}", *part.done, compared))
 
 
 # --- Describes the finished model of a build: the sidecar of its export, with the nodes as they are now.
@@ -448,7 +472,7 @@ def run_build(
         listener: Who is told.
 
     Raises:
-        UsageError: the folder is the model, or holds files no build wrote.
+        UsageError: the folder is the model, or holds files no build wrote or the finished build of another model.
         WinMLError: a stage failed; finished stages are kept.
     """
     refuse_missing_compiler(plan)
@@ -458,6 +482,7 @@ def run_build(
     names = names_of_build(plan, stages)
     refuse_input_as_output(folder, identity.places, (*names, BUILD_MANIFEST_NAME))
     with held_folder(folder, names, is_cache=cache is not None, tell=listener.tell) as held:
+        held.refuse_other_model(plan.request.model, lambda: identity.record.get("files"), rebuild=rebuild)
         job = BuildJob(plan, held, identity, tuple(stages), rebuild, store, listener.on_step)
         return _Build(job, listener).run()
 

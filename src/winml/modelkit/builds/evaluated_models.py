@@ -135,21 +135,22 @@ def refuse_missing_evaluations(options: EvaluationOptions) -> None:
     named_baseline(options.baseline)
 
 
-def refuse_unfit_limits(options: EvaluationOptions, task: str | None) -> None:
+def refuse_unfit_limits(options: EvaluationOptions, task: str | None, *, is_section: bool = True) -> None:
     """Refuse metrics and limits that the task does not have, and drops from a baseline that is none.
 
     Args:
-        options: The ``eval`` section.
-        task: The task of the model, where a config says it.
+        options: The ``eval`` section of a config, or the options of a command.
+        task: The task of the model, where it is stated.
+        is_section: Whether messages name entries of the section.
 
     Raises:
-        UsageError: names the entry of the section.
+        UsageError: names the option.
     """
     from winml.modelkit.evaluate.tasks.table import task_definition
     from winml.modelkit.flows.evaluate.evaluate import check_limits, refuse_limits_without_baseline
     from winml.modelkit.flows.evaluate.evaluated_models import task_name
 
-    with rename_options(_ENTRIES):
+    with rename_options(_ENTRIES if is_section else {}):
         if options.baseline == NO_BASELINE:
             refuse_limits_without_baseline(options, None)
         if (named := options.task or task) is not None:

@@ -65,6 +65,31 @@ class BuildFolder:
         self._read_manifest(is_cache=is_cache)
         self._refuse_foreign(self._names)
 
+    def refuse_other_model(self, model: str, files: Callable[[], object], *, rebuild: bool) -> None:
+        """Refuse to replace the finished build of another model.
+
+        A model of another name with equal files is the same one, and so is one of this name whose files have changed.
+
+        Args:
+            model: What is to be built.
+            files: Returns the digests of its files; None where they are not known.
+            rebuild: Whether everything is to be built anew, whatever is there.
+
+        Raises:
+            OutputExistsError: names both models.
+        """
+        earlier = self.manifest
+        if self._is_cache or rebuild or earlier is None or earlier.status != "done":
+            return
+        before = str(earlier.input.get("model", model))
+        if before == model or Path(before).resolve() == Path(model).resolve():
+            return
+        if (found := earlier.input.get("files")) is None or found != files():
+            raise OutputExistsError(
+                f"output {self.path} holds the build of {before}, and {model} is requested",
+                hint="Choose another folder, or replace the build with --rebuild.",
+            )
+
     def claim(self, names: Sequence[str]) -> None:
         """Let further names be ours, now that the parts of the model are known, and write it down.
 

@@ -19,6 +19,7 @@ from winml.modelkit.builds.build import (
 )
 from winml.modelkit.builds.build_model import cache_folder
 from winml.modelkit.builds.cache import only_looking
+from winml.modelkit.builds.config import quantize_options
 from winml.modelkit.builds.folder import BuildFolder, refuse_input_as_output
 from winml.modelkit.builds.identity import FileRecords, ModelIdentity
 from winml.modelkit.builds.layouts.folder_layout import FolderLayout
@@ -75,7 +76,7 @@ def planned_build(
 
     Raises:
         UsageError: the folder is the model, or the request is wrong.
-        OutputExistsError: a file is there that no build wrote.
+        OutputExistsError: a file is there that no build wrote, or the finished build of another model.
         InputError: a file of the model is missing or cannot be read.
         WriteError: the folder cannot be written.
     """
@@ -86,6 +87,8 @@ def planned_build(
         if identity is not None:
             refuse_input_as_output(folder, identity.places, (*names, BUILD_MANIFEST_NAME))
         held = BuildFolder(folder, names, is_cache=output is None)
+        files = (lambda: None) if identity is None else (lambda: identity.record.get("files"))
+        held.refuse_other_model(plan.request.model, files, rebuild=rebuild)
         store = StageStore(cache_root()) if output is None and identity is not None else None
         is_unknown = identity is None
         unknown = ModelIdentity(dict, is_repeatable=False, places=())
@@ -254,9 +257,11 @@ class _Outline:
         self._doubts[part.name] = _Doubt(stage.name, is_new=not files)
         self._runs.add(part.name)
         self._write_stage(stage, part, self._unknown)
+        section = self._job.plan.config.quant
+        done = f"; {quantize_options(section).words}" if stage.name == "quantize" and section is not None else ""
         if self._unknown:
-            return f"runs, if {self._unknown}"
-        return f"runs: {reason or 'no result yet'}"
+            return f"runs, if {self._unknown}{done}"
+        return f"runs: {reason or 'no result yet'}{done}"
 
     def _write_stage(self, stage: Stage, part: BuiltPart, condition: str) -> None:
         model = part_path(self._job.folder.path / stage.file, part.name, of_several=part.of_several)

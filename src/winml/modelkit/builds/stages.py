@@ -381,15 +381,16 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
             seed=task.plan.request.seed,
             external_from_bytes=external_from_bytes(task.plan, "quantize"),
         ),
-        Quantization(task.source, quantize_options(section), {}),
+        Quantization(task.source, quantize_options(section), {}, may_stay_float=task.output.name != QUANTIZED_NAME),
         processors=processor_folder(task.plan.onnx_path or task.plan.request),
         statistics_folder=task.statistics,
     )
+    found = [] if result.budget is None else [result.budget.note]
     outcome = StageOutcome(
         files=tuple(file.path for file in result.files),
         normalizations=result.normalizations,
         summary=_quantized_words(result),
-        notes=(*filter(None, (_sentence(auto_words(section)),)), *result.notes),
+        notes=(*filter(None, (_sentence(auto_words(section)),)), *found, *result.notes),
     )
     return (outcome,)
 

@@ -121,9 +121,10 @@ class WinMLCommand(click.Command):
         for param in self.params:
             value = ctx.params.get(param.name or "")
             texts = value if isinstance(value, tuple) else (value,)
-            for one in texts:
+            for number, one in enumerate(texts, 1):
                 if problem := _problem_of(one):
-                    raise click.BadParameter(problem, ctx, param)
+                    where = f"value {number} of {len(texts)}: " if len(texts) > 1 else ""
+                    raise click.BadParameter(f"{where}{problem}", ctx, param)
         _named_paths[:] = self._named_files(ctx)
         return remaining
 
@@ -409,20 +410,21 @@ def resuming_words() -> str:
     """Return where an interrupted search saved its measurements; empty if nothing was saved."""
     from winml.modelkit.graph.files.named_paths import committed_files
 
-    saved = next(filter(_is_unfinished, committed_files()), None)
-    return "" if saved is None else f"measurements are saved in {_shown(saved.parent)}; the same command resumes there"
+    saved = next(filter(None, map(_unfinished_folder, committed_files())), None)
+    return "" if saved is None else f"measurements are saved in {_shown(saved)}; the same command resumes there"
 
 
-def _is_unfinished(file: Path) -> bool:
+def _unfinished_folder(file: Path) -> Path | None:
+    """Return the folder of an interrupted search that a file lies in, however deep; None where it lies in none."""
     from winml.modelkit.file_names import UNFINISHED_PREFIX
 
-    return file.parent.name.startswith(UNFINISHED_PREFIX)
+    return next((folder for folder in file.parents if folder.name.startswith(UNFINISHED_PREFIX)), None)
 
 
 def _committed_words() -> str:
     from winml.modelkit.graph.files.named_paths import committed_files
 
-    files = [file for file in committed_files() if not _is_unfinished(file)]
+    files = [file for file in committed_files() if _unfinished_folder(file) is None]
     if not files:
         return resuming_words() or "no file was changed"
     others = f" and {len(files) - 1} more file{'' if len(files) == 2 else 's'}" if len(files) > 1 else ""

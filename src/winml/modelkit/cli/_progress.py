@@ -26,14 +26,14 @@ __all__ = [
 
 
 def show_step(event: StepEvent) -> None:
-    """Show that a step started or ended."""
+    """Show that a step started or ended; how far it is, is shown from time to time."""
     head = f"[{event.number}/{event.total}] {event.name}"
     is_terminal = own_stderr().isatty()
     if event.finished is None:
+        if event.running is not None and not _LONG_STEPS.follow(head, event.running):
+            return
         if is_terminal:
-            tell(f"{head} …", start="\r", end="")  # over what the same step was at before
-        if event.running is not None:
-            _LONG_STEPS.follow(head, event.running)
+            tell(f"{head} …", start="\r", end="")
         return
     line = f"{head:<28} {event.finished.seconds:6.2f} s  {event.finished.summary}"
     # The carriage return writes over the line of the running step.
@@ -58,13 +58,16 @@ class _LongSteps:
         self.width = 0
         """Characters of the longest line that was written over."""
 
-    def follow(self, head: str, step: RunningStep) -> None:
-        """Show a step until it is over."""
+    def follow(self, head: str, step: RunningStep) -> bool:
+        """Show a step until it is over; say whether it was not shown already."""
         with self._lock:
+            if any(step is other for _, other in self._steps):
+                return False
             self._steps.append((head, step))
             if not self._is_followed:
                 self._is_followed = True
                 threading.Thread(target=self._show, daemon=True, name="progress").start()
+            return True
 
     @contextmanager
     def paused(self) -> Iterator[None]:

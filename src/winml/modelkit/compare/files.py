@@ -204,7 +204,7 @@ def _below_minimum_words(fidelity: FidelityInfo, reference: str) -> str:
     worst = fidelity.worst
     if not fidelity.outputs or worst.problem or fidelity.judged_db(worst) >= fidelity.limit_db(worst):
         return f"the outputs of {reference} lost too much precision: {fidelity_words(fidelity)}"
-    where = "" if fidelity.samples is None else f" on the worst of {samples_words(fidelity.samples)}"
+    where = "" if fidelity.samples is None else f" (lower end of 90 % of {samples_words(fidelity.samples)})"
     reached, least = fidelity.judged_db(worst), fidelity.limit_db(worst)
     return f"{worst.name} has an SQNR of {reached:.2f} dB beside {reference}{where}; the minimum is {least:.4g} dB"
 

@@ -10,7 +10,10 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import DATASET, declare
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from winml.modelkit.evaluate.data_sets import DataSetRequest
+    from winml.modelkit.options import Drop
 
 __all__ = ["DataSetFields", "data_set_files", "declare_limits", "requested_samples"]
 
@@ -34,10 +37,10 @@ def declare_limits(
         is_common: Whether ``--help`` lists it.
     """
 
-    def read(texts: tuple[str, ...]) -> dict[str, float]:
-        from winml.modelkit.evaluate.options import parse_limits
+    def read(texts: tuple[str, ...]) -> Mapping[str, Drop]:
+        from winml.modelkit.evaluate.options import parse_drops, parse_limits
 
-        return parse_limits(texts, option)
+        return parse_drops(texts) if option == "--max-drop" else parse_limits(texts, option)
 
     return declare({}, text, group, metavar=metavar, is_repeatable=True, read=read, is_common=is_common)
 

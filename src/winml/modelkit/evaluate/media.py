@@ -90,7 +90,7 @@ def open_image(cell: object, folders: Sequence[Path] | None, place: str) -> Imag
             # Cameras write how the picture is turned beside the pixels; the pipelines turn it, too.
             image = PIL.ImageOps.exif_transpose(image)
     except PIL.UnidentifiedImageError:
-        return Unreadable(name, f"is none of {', '.join(IMAGE_FORMATS)}")
+        return Unreadable(name, f"the format is none of {', '.join(IMAGE_FORMATS)}")
     except (*_DAMAGED, PIL.Image.DecompressionBombError) as error:
         return Unreadable(name, str(error) or type(error).__name__)
     return image

@@ -12,9 +12,9 @@ from typing import Annotated
 import pydantic
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.options import Options
+from winml.modelkit.options import Drop, Options, drop_words, read_drop
 
-__all__ = ["AGREEMENT", "NO_BASELINE", "PYTORCH", "EvaluationOptions", "MetricLimits", "parse_limits"]
+__all__ = ["AGREEMENT", "NO_BASELINE", "PYTORCH", "EvaluationOptions", "MetricLimits", "parse_drops", "parse_limits"]
 
 PYTORCH = "pytorch"
 NO_BASELINE = "none"
@@ -49,8 +49,8 @@ class EvaluationOptions(Options):
     """Metric, or `agreement`, to the least it has to reach."""
     max: MetricLimits = pydantic.Field(default_factory=dict)
     """Metric of which less is better, such as `wer`, to the most it may be."""
-    max_drop: MetricLimits = pydantic.Field(default_factory=dict)
-    """Metric to the most by which it may be worse than that of the baseline."""
+    max_drop: dict[Text, Drop] = pydantic.Field(default_factory=dict)
+    """Metric to the most by which it may be worse than that of the baseline: a number, or a share such as `"5%"`."""
 
     @property
     def limited(self) -> tuple[str, ...]:
@@ -75,12 +75,21 @@ def parse_limits(texts: Iterable[str], option: str) -> dict[str, float]:
         except ValueError:
             value = math.nan
         if not name or not equals or not math.isfinite(value):
-            example = 0.01 if option == "--max-drop" else 0.9
-            raise UsageError(
-                f"{option} {text!r}: expected METRIC=NUMBER", hint=f"For example {option} accuracy={example}."
-            )
-        if option == "--max-drop" and value < 0:
-            raise UsageError(f"{option} {text}: expected zero or more", hint="State the maximum drop, such as 0.01.")
+            raise UsageError(f"{option} {text!r}: expected METRIC=NUMBER", hint=f"For example {option} accuracy=0.9.")
         if limits.setdefault(name, value) != value:
             raise UsageError(f"{option}: {name} has two values, {limits[name]:g} and {value:g}", hint="Set it once.")
     return limits
+
+
+def parse_drops(texts: Iterable[str]) -> dict[str, Drop]:
+    """Read ``--max-drop METRIC=NUMBER`` or ``METRIC=PERCENT%``, given any number of times.
+
+    Raises:
+        UsageError: a text is none, or a metric has two values.
+    """
+    drops: dict[str, Drop] = {}
+    for name, drop in map(read_drop, texts):
+        if drops.setdefault(name, drop) != drop:
+            values = f"{drop_words(drops[name])} and {drop_words(drop)}"
+            raise UsageError(f"--max-drop: {name} has two values, {values}", hint="Set it once.")
+    return drops

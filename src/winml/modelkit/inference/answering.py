@@ -51,6 +51,40 @@ class Answer:
     notes: tuple[str, ...] = ()
 
 
+class _CuttingTokenizer:
+    """A tokenizer of transformers that notes where it cuts a text."""
+
+    def __init__(self, tokenizer: Any, notes: dict[str, None]) -> None:
+        """Take the tokenizer, and where notes go."""
+        self._tokenizer, self._notes = tokenizer, notes
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the tokenizer has of a name."""
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        """Return the tokens."""
+        rows = self._tokenizer(*texts, **options)
+        limit = self._tokenizer.model_max_length
+        # Read in windows, nothing is lost.
+        if (
+            options.get("truncation")
+            and not options.get("return_overflowing_tokens")
+            and self._is_cut(rows, *texts, **options)
+        ):
+            self._notes[f"a text of more than {limit} tokens is cut to {limit}, the maximum of the model"] = None
+        return rows
+
+    def _is_cut(self, rows: Any, *texts: Any, **options: Any) -> bool:
+        """Say whether tokens are missing; tokenizers in Python say nothing of it, and count again where it may be."""
+        if rows.encodings is not None:
+            return any(row.overflowing for row in rows.encodings)
+        limit = self._tokenizer.model_max_length
+        is_full = np.asarray(rows["input_ids"]).shape[-1] >= limit
+        named = {name: options[name] for name in ("text", "text_pair") if name in options}
+        return bool(is_full and len(self._tokenizer(*texts, **named, verbose=False)["input_ids"]) > limit)
+
+
 class TaskRunner:
     """Answers the inputs of a task with a model."""
 
@@ -101,19 +135,12 @@ class TaskRunner:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        """The tokenizer; where it cuts texts, it cuts them to what the model reads."""
+        """The tokenizer; where it cuts texts, it cuts them to what the model reads, and that is noted."""
         tokenizer = self._open("tokenizer")
         item = self._graph_inputs.get("input_ids")
         fixed = item.shape[-1] if item is not None and isinstance(item.shape[-1], int) else _UNLIMITED
         tokenizer.model_max_length = text_limit(self._folder, tokenizer, at_most=fixed)
-        return tokenizer
-
-    def _note_cut(self, *texts: str) -> None:
-        """Note that a text, or a pair, is longer than what the model reads."""
-        with tokenizer_call(self._tokenizer, texts):
-            count = len(self._tokenizer(*texts, verbose=False)["input_ids"])
-        if count > (limit := self._tokenizer.model_max_length):
-            self._notes[f"a text of {count} tokens is cut to {limit}, the maximum of the model"] = None
+        return _CuttingTokenizer(tokenizer, self._notes)
 
     @cached_property
     def _extractor(self) -> Any:
@@ -146,14 +173,12 @@ class TaskRunner:
     def text_classes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes of a text, or of a pair."""
         pair = {"text_pair": inputs["text_pair"]} if inputs.get("text_pair") else {}
-        self._note_cut(inputs["text"], *pair.values())
         with _explained(self._task), tokenizer_call(self._tokenizer, inputs["text"]):
             found = self._pipeline("tokenizer")({"text": inputs["text"], **pair}, top_k=self._top, truncation=True)
         return _classes(found)
 
     def entities(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the entities of a text: neighbouring tokens of one class together."""
-        self._note_cut(inputs["text"])
         with _explained(self._task), tokenizer_call(self._tokenizer, inputs["text"]):
             found = self._pipeline("tokenizer")(inputs["text"], aggregation_strategy="simple")
         return Answer(
@@ -179,7 +204,6 @@ class TaskRunner:
         text, mask = inputs["text"], self._tokenizer.mask_token
         if mask not in text:
             raise UsageError(f"text {text!r} has no mask", hint=f"Put {mask} where the model should predict a token.")
-        self._note_cut(text)
         with _explained(self._task), tokenizer_call(self._tokenizer, text):
             found = self._pipeline("tokenizer")(text, top_k=self._top, tokenizer_kwargs={"truncation": True})
         return Answer(
@@ -201,7 +225,7 @@ class TaskRunner:
         longest = tokenizer.model_max_length
         if not tokenizer.is_fast:
             raise UsageError(
-                f"question-answering: the tokenizer ({type(tokenizer).__name__}) does not provide token offsets",
+                "question-answering: the tokenizer does not provide token offsets",
                 hint="Put a fast tokenizer (tokenizer.json) beside the model.",
             )
         with tokenizer_call(tokenizer, question, context):
@@ -240,7 +264,6 @@ class TaskRunner:
         """
         pooling, embeddings = read_pooling(self._folder), []
         for text in _several(inputs["text"]):
-            self._note_cut(text)
             with tokenizer_call(self._tokenizer, text):
                 row = self._tokenizer(text, truncation=True)
             outputs = self._outputs({name: [value] for name, value in row.items()})
@@ -255,7 +278,6 @@ class TaskRunner:
     def written_text(self, inputs: Mapping[str, Any]) -> Answer:
         """Return what an encoder-decoder writes."""
         settings = read_settings(self._folder).fitted(1, position_limit(self._folder))
-        self._note_cut(inputs["text"])
         with tokenizer_call(self._tokenizer, inputs["text"]):
             row = self._tokenizer(inputs["text"], return_tensors="pt", truncation=True)
         passed = {name: row[name] for name in ("input_ids", "attention_mask") if name in row}

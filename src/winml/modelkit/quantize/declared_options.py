@@ -210,7 +210,7 @@ class QuantizeFields:
         None,
         "Choose bits by module: `4.5bits`, or `smallest`. The number is the mean over all parameters of the file, as "
         "`winml inspect` prints it. Modules get 2, 4, 8, 16 or 32 bits and a block size by their measured sensitivity; "
-        "scales count as bits. `smallest`: the smallest file that reaches `--min-sqnr`. With `--mode qdq`, the choice "
+        "scales count. `smallest`: the smallest file that reaches `--min-sqnr`. With `--mode qdq`, the choice "
         "is between 8 bits, 16-bit activations (if `--ep` supports them) and float.",
         QUANTIZATION,
         metavar="BITS",
@@ -227,10 +227,11 @@ class QuantizeFields:
     )
     max_drop: str | None = declare(
         None,
-        "Choose bits by module for the smallest language model within a perplexity limit, such as `perplexity=2%`. The "
-        "limit is relative to the source, on a quarter of `--calibration-data` that no algorithm reads.",
+        "Choose bits by module for the smallest language model within a perplexity limit: `perplexity=2%` of that of "
+        "the source, or a number above it. It is measured on a quarter of `--calibration-data` that no algorithm "
+        "reads.",
         QUANTIZATION,
-        metavar="METRIC=SHARE",
+        metavar="METRIC=VALUE",
         min_length=1,
     )
     ep: str | None = declare(

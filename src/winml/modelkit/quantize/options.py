@@ -6,14 +6,14 @@ Declared in ``declared_options.py``. Imports nothing heavy.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pydantic
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.options import Options, record_of
+from winml.modelkit.options import Drop, Options, drop_words, read_drop, record_of
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, Algorithm, QuantizeFields
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.precisions import (
@@ -51,8 +51,8 @@ class BitBudget:
     """Of all parameters of a file, as ``winml inspect`` counts them; scales and zero points included."""
     max_bytes: int | None = None
     """Of a file with its graph and metadata, and of its data files."""
-    max_drop: float | None = None
-    """Share by which the perplexity may be larger than that of the source."""
+    max_drop: Drop | None = None
+    """By how much the perplexity may be larger than that of the source."""
 
     @property
     def is_smallest(self) -> bool:
@@ -60,10 +60,41 @@ class BitBudget:
         return self.mean_bits is None and self.max_bytes is None
 
     @property
+    def option(self) -> str:
+        """The option that states the limit."""
+        return "--max-drop" if self.max_drop is not None else "--budget" if self.max_bytes is None else "--max-size"
+
+    def kept_by(self, size_bytes: Callable[[], int], mean_bits: Callable[[], float | None]) -> str:
+        """Return what a file has, in words, where it keeps the limit; empty where it does not, or the least is wanted.
+
+        Args:
+            size_bytes: Returns the size of the file.
+            mean_bits: Returns the bits of a parameter; None where it has none.
+        """
+        if self.max_bytes is not None:
+            return f"{size} bytes" if (size := size_bytes()) <= self.max_bytes else ""
+        bits = None if self.mean_bits is None else mean_bits()
+        return f"{bits:.2f} bits per parameter" if bits and bits <= (self.mean_bits or 0) else ""
+
+    def refuse_kept(self, found: Sequence[str]) -> NoReturn:
+        """Refuse a limit that every source keeps.
+
+        Args:
+            found: What each has.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            f"{self.option} {self.words}: the source has {', '.join(found)}, within the limit: nothing to quantize",
+            hint="Use a lower limit, or --budget smallest with --min-sqnr.",
+        )
+
+    @property
     def words(self) -> str:
         """The limit as it is told."""
         if self.max_drop is not None:
-            return f"the smallest with a perplexity at most {100 * self.max_drop:.3g} % larger"
+            return f"the smallest with a perplexity at most {drop_words(self.max_drop)} larger"
         if self.mean_bits is not None:
             return f"{self.mean_bits:g} bits"
         return "the smallest" if self.max_bytes is None else size_words(self.max_bytes)
@@ -79,6 +110,8 @@ def _read_budget(text: str) -> BitBudget:
             example = f"A size is --max-size {text.strip()}."
         elif re.fullmatch(r"\d+(\.\d+)?", text.strip()):
             example = f"Did you mean --budget {text.strip()}bits?"
+        elif text.strip().lower() == "smallest":
+            example = "Did you mean --budget smallest?"
         raise UsageError(f"--budget {text!r}: expected bits per parameter, or smallest", hint=example)
     return BitBudget(mean_bits=float(found[1]))
 
@@ -86,21 +119,21 @@ def _read_budget(text: str) -> BitBudget:
 def _read_size(text: str) -> int:
     found = _NUMBER.fullmatch(text.strip())
     if found is None or found[2] not in _UNITS or not float(found[1]):
-        raise UsageError(
-            f"--max-size {text!r}: expected a size", hint="A number with B, kB, MB, GB or TB, such as 900MB."
-        )
+        hint = "A number with B, kB, MB, GB or TB, such as 900MB."
+        if found is not None and (unit := next((name for name in _UNITS if name.lower() == found[2].lower()), None)):
+            hint = f"Did you mean {found[1]}{unit}?"
+        raise UsageError(f"--max-size {text!r}: expected a size", hint=hint)
     return round(float(found[1]) * _UNITS[found[2]])
 
 
-def _read_drop(text: str) -> float:
-    name, _, number = (part.strip() for part in text.partition("="))
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", number)
-    if name != "perplexity" or found is None:
+def _read_drop(text: str) -> Drop:
+    name, drop = read_drop(text)
+    if name != "perplexity":
         raise UsageError(
-            f"--max-drop {text!r}: expected perplexity=SHARE, relative to the source",
+            f"--max-drop {text}: a search for bits limits the perplexity alone",
             hint="For example --max-drop perplexity=2%. For other outputs, use --min-sqnr.",
         )
-    return float(found[1]) / (100 if found[2] else 1)
+    return drop
 
 
 _OF_SAMPLES = ("calibration_data", "split", "columns", "samples")
@@ -145,6 +178,15 @@ class QuantizeOptions(_Fields):
         if self.budget is not None:
             return _read_budget(self.budget)
         return None if self.max_size is None else BitBudget(max_bytes=_read_size(self.max_size))
+
+    @property
+    def words(self) -> str:
+        """What is requested: the limit, or precisions with the ways to them, and the cache."""
+        cache = [f"KV cache {self.kv_cache}"] if self.kv_cache is not None else []
+        if (budget := self.bit_budget) is not None:
+            return ", ".join((f"to {budget.words}: bits of each module chosen by measured sensitivity", *cache))
+        modes = [f"{precision.name} ({mode})" for precision, mode in self.requested_modes()]
+        return ", ".join((*modes, *cache)) or FLOAT32
 
     def requested_modes(self) -> Iterator[tuple[Precision, Mode]]:
         """Yield each precision that is asked for with the way to it, each once.
@@ -261,8 +303,11 @@ class QuantizeOptions(_Fields):
         budget = self.bit_budget
         if budget is None:
             return
+        if self.budget is not None and self.max_size is not None:
+            raise UsageError(
+                f"--budget {self.budget} and --max-size {self.max_size} are two limits", hint="Use one of them."
+            )
         chosen = {
-            "--max-size": self.budget is not None and self.max_size is not None,
             "--precision": self.precision is not None,
             f"--mode {self.mode}": self.mode not in (None, "weight-only", "qdq"),
             "--per-module": bool(self.per_module),

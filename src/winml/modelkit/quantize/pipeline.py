@@ -416,7 +416,7 @@ def _module_outcomes(
         retained: dict[str, None] = {}
         for node in nodes:
             if node.name not in reached:
-                left[node.reason or f"{node.mode} did not change this {node.operator}"] += 1
+                left[node.reason or f"{node.operator} not supported by {node.mode}"] += 1
                 weight = weights.get(node.name)
                 retained[float_name(weight.dtype.name if weight is not None and weight.dtype is not None else "")] = (
                     None

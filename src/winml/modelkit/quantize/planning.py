@@ -228,7 +228,7 @@ class _ModulePrecisions:
             return PRECISIONS[FLOAT32], "not included"
         for tags, precision in self._rules:
             if _is_within_any(tag, tags):
-                return precision, "fp32 by its rule" if not precision.modes else ""
+                return precision, "set to fp32" if not precision.modes else ""
         return self._base, "" if self._base.modes else "left at fp32"
 
 

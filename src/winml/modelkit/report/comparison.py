@@ -217,8 +217,8 @@ def _module_blocks(result: ModelComparison, depth: int | None) -> Iterator[doc.B
         name="modules",
         heading="Modules, in the order they are computed",
         brief=brief,
-        rest=f"the {len(brief)} of {len(modules)} modules with the largest own error (--verbose shows all, in the "
-        "order they are computed)",
+        rest=f"{len(brief)} of {len(modules)} modules are listed, those with the largest own error; --verbose lists "
+        "all, in the order they are computed, and why others are not compared",
         is_searched=True,
     )
     yield doc.Table(
@@ -451,7 +451,7 @@ def _percent(share: float) -> str:
 
 _ENDS = {
     "eos": "ended by the model",
-    "stop": "ended by --stop, stop_strings or max_time",
+    "stop": "ended by {}",
     "length": "at the maximum",
 }
 
@@ -465,9 +465,11 @@ def generated_lines(result: GeneratedText, number: int | None = None) -> Iterato
     """
     rate = result.tokens_per_second
     count = len(result.prompt_tokens)
+    names = {"stop_strings": "a stop string", "max_time": "max_time"}
+    ended_by = " or ".join(words for name, words in names.items() if name in result.settings)
     words = [
         *([f"prompt {number}"] if number is not None else []),
-        f"{len(result.tokens)} new tokens ({_ENDS[result.end]}) after {count} of the prompt",
+        f"{len(result.tokens)} new tokens ({_ENDS[result.end].format(ended_by)}) after {count} of the prompt",
         *([f"session {result.session_ms / 1000:.2f} s"] if number in {None, 1} else []),
         f"first token {result.first_token_ms:.0f} ms",
         *([f"{rate:.1f} tokens/s"] if rate is not None else []),

@@ -235,7 +235,8 @@ def _graph_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
     yield "inputs", ", ".join(map(_value_words, inspection.inputs)) or "none"
     yield "outputs", ", ".join(map(_value_words, inspection.outputs)) or "none"
     groups = [
-        f"{dtype} {count_words(summary.parameters)} ({size_words(summary.size_bytes)})"
+        f"{dtype} {count_words(summary.parameters) if summary.parameters else 'packed values or scales'} "
+        f"({size_words(summary.size_bytes)})"
         for dtype, summary in inspection.weight_summaries.items()
     ]
     total = inspection.total

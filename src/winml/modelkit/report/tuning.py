@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from winml.modelkit.file_names import TUNE_RESULT_NAME
+from winml.modelkit.options import drop_words
 from winml.modelkit.report import document as doc
 from winml.modelkit.results.tuning import TunedCandidate, TuneResult
 from winml.modelkit.words import decibel_words, size_words
@@ -92,7 +93,8 @@ def _fields(result: TuneResult) -> Iterator[doc.Field]:
     yield "again", winner.build_command
     if winner.perf_command is not None:
         yield "measure", winner.perf_command
-    yield "target", f"{result.target}, right means {_limit_words(result)}"
+    yield "target", result.target
+    yield "limit", _limit_words(result)
     yield "inputs", ", ".join(f"{name} {list(shape)}" for name, shape in result.measured_shapes.items()) or "none"
     yield "machine", _machine_words(result)
     if result.resumed:
@@ -107,8 +109,10 @@ def _least_words(result: TuneResult) -> str:
 
 def _limit_words(result: TuneResult) -> str:
     least, drops = result.limits["min_sqnr_db"], result.limits["max_drop"]
-    words = [] if least is None else [f"an SQNR of {least:g} dB beside the plain file"]
-    words += [f"{name} drops by at most {most:g} on {result.limits['dataset']}" for name, most in drops.items()]
+    words = [] if least is None else [f"an SQNR of at least {least:g} dB relative to the plain file"]
+    words += [
+        f"{name} drops by at most {drop_words(most)} on {result.limits['dataset']}" for name, most in drops.items()
+    ]
     return " and ".join(words)
 
 

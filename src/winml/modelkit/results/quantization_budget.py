@@ -87,6 +87,11 @@ class BudgetSearch(Record):
     """Of the forms measured, those that an interrupted run had measured."""
 
     @property
+    def note(self) -> str:
+        """The limit and what was found within it, as a sentence."""
+        return f"Limit {self.limit}: {self.form}, {self.mean_bits:.2f} bits per parameter."
+
+    @property
     def perplexity(self) -> float | None:
         """Of the form that was chosen; None where it is no limit."""
         return next((trial.perplexity for trial in self.frontier if trial.is_chosen), None)

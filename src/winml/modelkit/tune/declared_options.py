@@ -8,6 +8,7 @@ from pathlib import Path
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.declared_options import DataSetFields, declare_limits
 from winml.modelkit.fields import CALIBRATION, DATASET, DEVICE, INPUTS, LIMITS, declare
+from winml.modelkit.options import Drop
 from winml.modelkit.results.tuning import KINDS, CandidateKind, TuneTarget
 from winml.modelkit.runtime.execution_providers import parse_ep_options
 
@@ -60,9 +61,9 @@ class TuneFields(DataSetFields):
         default_words="30 dB, or none with `max_drop`",
         is_common=True,
     )
-    max_drop: dict[str, float] = declare_limits(
+    max_drop: dict[str, Drop] = declare_limits(
         "--max-drop",
-        "Maximum drop of a task metric on `dataset`. It is relative to the unoptimized model.",
+        "Maximum drop of a task metric on `dataset` from the unoptimized model, such as accuracy=0.01, or 1% of it.",
         LIMITS,
         is_common=True,
     )

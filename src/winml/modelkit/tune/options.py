@@ -12,7 +12,7 @@ import pydantic
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.graph.files.named_paths import refuse_missing_values
-from winml.modelkit.options import Options, record_of
+from winml.modelkit.options import Options, drop_words, record_of
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
 from winml.modelkit.tune.declared_options import TuneFields
@@ -95,7 +95,7 @@ class TuneOptions(_Fields):  # type: ignore[misc]  # as above
         if self.max_drop and self.dataset is None:
             name = next(iter(self.max_drop))
             raise UsageError(
-                f"--max-drop {name}={self.max_drop[name]:g}: no samples to measure {name} on",
+                f"--max-drop {name}={drop_words(self.max_drop[name])}: no samples to measure {name} on",
                 hint="Add --dataset with a file, a folder or a name on the Hub.",
             )
         if self.dataset is not None and not self.max_drop:

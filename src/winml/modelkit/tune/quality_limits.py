@@ -16,7 +16,7 @@ from winml.modelkit.evaluate.options import NO_BASELINE
 from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity
 from winml.modelkit.flows.quantize.sensitivity_options import SensitivityOptions
 from winml.modelkit.graph.files.placing import external_files
-from winml.modelkit.options import parse_options
+from winml.modelkit.options import drop_at, drop_words, parse_options
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.results.evaluation import SLACK
 from winml.modelkit.results.quantization_sensitivity import ExcludeList, QuantizationSensitivity
@@ -119,10 +119,13 @@ class QualityLimits:
         if least is not None and lower < least:
             interval = "" if lower == facts.sqnr_db else f" (lower bound {lower:.1f} dB)"
             return f"SQNR {facts.sqnr_db:.1f} dB{interval} for {facts.output}, minimum {least:g}"
-        for metric, most in self.options.max_drop.items():
-            if not facts.drops.get(metric, float("inf")) <= most + SLACK:
-                drop = facts.drops.get(metric)
-                return f"{metric} drops by {'an unknown amount' if drop is None else f'{drop:.4f}'}, maximum {most:g}"
+        for metric, limit in self.options.max_drop.items():
+            drop = facts.drops.get(metric)
+            if drop is None:
+                return f"{metric} drops by an unknown amount, maximum {drop_words(limit)}"
+            before = facts.scores[metric] + (drop if facts.is_higher_better[metric] else -drop)
+            if not drop <= drop_at(limit, before) + SLACK:
+                return f"{metric} drops by {drop:.4f}, maximum {drop_words(limit)}"
         return ""
 
     def find_rules(
@@ -174,8 +177,9 @@ class QualityLimits:
 
     def _metric_target(self, plain: CandidateFacts) -> tuple[str, float]:
         """Return the first metric that is limited, and what it has to reach."""
-        metric, most = next(iter(self.options.max_drop.items()))
+        metric, limit = next(iter(self.options.max_drop.items()))
         value = plain.scores[metric]
+        most = drop_at(limit, value)
         return metric, value - most if plain.is_higher_better[metric] else value + most
 
     def unmet_words(self, listed: ExcludeList) -> str:

@@ -196,18 +196,20 @@ class Answer:
             for item in self.candidates
             if any(series and summarize(series).is_disturbed for series in [self._last_series(item.name)])
         ]
+        is_cut = any(item.status == "not tried" and "--budget" in item.reason for item in self.skipped.values())
         if busy:
+            longer = ", with a longer --budget or none" if is_cut else ""
             yield (
                 f"Half of the turns of {', '.join(busy)} took more than 1.5 times the fastest: the machine "
                 "seems busy. Their times were not used, and the simpler candidate was chosen. Repeat the "
-                "tuning in a new folder on an idle machine."
+                f"tuning in a new folder on an idle machine{longer}."
             )
         if self.state.values is not None and self.state.values["samples"]["source"] == "random":
             yield (
                 "Outputs were compared on random values in the ranges that the file states; --input-data takes "
                 "real inputs."
             )
-        if any(item.status == "not tried" and "--budget" in item.reason for item in self.skipped.values()):
+        if is_cut and not busy:
             yield (
                 "The time limit was reached before all candidates were tried; repeat the command with a different "
                 "--budget to resume."

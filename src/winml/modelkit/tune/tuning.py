@@ -287,7 +287,9 @@ class Contest:
             race, best, step.summary = self._race_placements(race, best)
         with self.clock.step("variations") as step:
             race, choice = self._race_variations(race, best)
-            step.summary = f"{len(self.variations)} of {best.name}, {choice.winner} wins"
+            tried = sum(self.state.facts(item.name) is not None for item in self.variations)
+            verdict = f", {choice.winner} wins" if tried or not self.variations else ""
+            step.summary = f"{tried} of {len(self.variations)} of {best.name} tried{verdict}"
         return choice
 
     @property

@@ -45,7 +45,10 @@ class BuildRequest:
     output: Path | None = declare(None, "Folder to build in.", OUTPUT, short="-o", is_common=True)
     use_cache: bool = declare(False, "Build in the cache. It has one folder per model and config.", OUTPUT)
     rebuild: bool = declare(
-        False, "Run all stages, including up-to-date ones. Files that no build wrote remain.", OUTPUT
+        False,
+        "Run all stages, including up-to-date ones, and replace the build of another model. Files that no build wrote "
+        "remain.",
+        OUTPUT,
     )
     layout: str | None = declare(
         None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.declared_options import DataSetFields, data_set_files, declare_limits
 from winml.modelkit.fields import DATASET, LIMITS, declare
+from winml.modelkit.options import Drop
 from winml.modelkit.results.plan import PlannedStep
 from winml.modelkit.verbs.answers import AnswerPlan, PageAnswerRequest, plan_answer
 from winml.modelkit.verbs.running import ProviderFields
@@ -66,9 +67,10 @@ class EvalRequest(PageAnswerRequest, ProviderFields, DataSetFields):
     max: dict[str, float] = declare_limits(
         "--max", "Maximum of a metric where less is better. If it is exceeded, the exit code is 3.", LIMITS
     )
-    max_drop: dict[str, float] = declare_limits(
+    max_drop: dict[str, Drop] = declare_limits(
         "--max-drop",
-        "Maximum drop of a metric relative to the baseline. If it is exceeded, the exit code is 3.",
+        "Maximum drop of a metric from the baseline, such as accuracy=0.01, or 1% of the baseline. If it is exceeded, "
+        "the exit code is 3.",
         LIMITS,
         is_common=True,
     )
@@ -81,21 +83,19 @@ def plan_evaluation(request: EvalRequest) -> AnswerPlan[EvaluationOptions]:
         UsageError: a name means nothing, options do not go together, or a limit is none of the task.
         OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
     """
-    from winml.modelkit.builds.evaluated_models import named_baseline
+    from winml.modelkit.builds.evaluated_models import named_baseline, refuse_unfit_limits
     from winml.modelkit.evaluate.data_sources import find_source
     from winml.modelkit.evaluate.options import EvaluationOptions
+    from winml.modelkit.graph.bundle import described_model
 
     request.refuse_unknown_provider()
     if request.model.path is None:
         _refuse_run_options(request)
     find_source(str(request.dataset))
     options = EvaluationOptions(**{name: getattr(request, name) for name in EvaluationOptions.model_fields})
-    if options.task is not None:
-        from winml.modelkit.evaluate.tasks.table import task_definition
-        from winml.modelkit.flows.evaluate.evaluate import check_limits
-        from winml.modelkit.flows.evaluate.evaluated_models import task_name
-
-        check_limits(task_definition(task_name(options.task)), options)
+    path = request.model.path
+    stated = None if path is None or not path.is_file() else described_model(path).get("task")
+    refuse_unfit_limits(options, stated, is_section=False)
     baseline = named_baseline(options.baseline)
     plan = plan_answer(
         "eval",

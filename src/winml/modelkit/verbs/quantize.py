@@ -158,7 +158,9 @@ class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "Quantization", "Qu
         from winml.modelkit.flows.quantize.quantize import quantize_file
 
         processors = folder.path if folder is not None else None
-        return quantize_file(part.task, part.work, on_step, part.checked, processors=processors)
+        # The plan has refused a folder all of whose parts keep a limit.
+        work = replace(part.work, may_stay_float=folder is not None and len(folder.chosen) > 1)
+        return quantize_file(part.task, work, on_step, part.checked, processors=processors)
 
 
 def _with_page(
@@ -200,11 +202,7 @@ def _refuse_nothing_to_do(plan: FilePlan[QuantizeRequest, Quantization]) -> None
         return
     found = [_within_limit(part, budget) for part in plan.parts.values()]
     if found and all(found):
-        option = "--max-size" if budget.max_bytes is not None else "--budget"
-        raise UsageError(
-            f"{option} {budget.words}: the source has {', '.join(found)}, within the limit: nothing to quantize",
-            hint="Use a lower limit, or --budget smallest with --min-sqnr.",
-        )
+        budget.refuse_kept(found)
 
 
 def _within_limit(part: PlannedPart[Quantization], budget: BitBudget) -> str:
@@ -215,13 +213,11 @@ def _within_limit(part: PlannedPart[Quantization], budget: BitBudget) -> str:
 
     if part.checked is None:
         return ""
-    source = part.task.source
-    if budget.max_bytes is not None:
-        size = sum(path.stat().st_size for path in (source, *part.checked.data))
-        return f"{size} bytes" if size <= budget.max_bytes else ""
-    assert budget.mean_bits is not None
-    bits = weights_cost(read_contents(read_structure(source))).bits
-    return f"{bits:.2f} bits per parameter" if bits and bits <= budget.mean_bits else ""
+    files = (part.task.source, *part.checked.data)
+    return budget.kept_by(
+        lambda: sum(path.stat().st_size for path in files),
+        lambda: weights_cost(read_contents(read_structure(part.task.source))).bits,
+    )
 
 
 def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizeRequest, Quantization]) -> None:

@@ -16,6 +16,8 @@ from graphs import parse
 from weighted_graphs import weight
 from winml.modelkit import quantize_onnx
 from winml.modelkit.errors import UsageError, VerificationError, WinMLError
+from winml.modelkit.flows.graph_file import GraphFileTask
+from winml.modelkit.flows.quantize.quantize import Quantization, quantize_file
 from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
 from winml.modelkit.inspect.onnx_inspection import inspect_onnx
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
@@ -261,7 +263,9 @@ def test_drop_of_what_has_no_perplexity_is_refused(source: Path, tmp_path: Path)
         searched(source, max_drop="perplexity=2%", calibration_data=str(tmp_path / "data.npz"))
 
 
-@pytest.mark.parametrize(("budget", "meant"), [("3MB", "--max-size 3MB"), ("4", "--budget 4bits")])
+@pytest.mark.parametrize(
+    ("budget", "meant"), [("3MB", "--max-size 3MB"), ("4", "--budget 4bits"), ("Smallest", "--budget smallest")]
+)
 def test_budget_in_other_units_names_what_was_meant(budget: str, meant: str) -> None:
     """A size belongs to another option, and a number lacks its unit."""
     with pytest.raises(UsageError) as refused:
@@ -282,6 +286,7 @@ def test_budget_in_other_units_names_what_was_meant(budget: str, meant: str) -> 
         ({"max_size": "100MB"}, UsageError),
         ({"max_size": "10"}, UsageError),
         ({"max_size": "1kB"}, UsageError),
+        ({"max_size": "30kb"}, UsageError),
         ({"budget": "4bits", "max_size": "10MB"}, UsageError),
         ({"budget": "4bits", "precision": "int4"}, UsageError),
         ({"budget": "4bits", "mode": "dynamic"}, UsageError),
@@ -300,6 +305,42 @@ def test_limits_that_cannot_be_kept_are_refused(source: Path, options: dict[str,
     with pytest.raises(error):
         searched(source, **options)
     assert not source.with_name("out.onnx").exists()
+
+
+@pytest.mark.parametrize("options", [{"budget": "32bits"}, {"max_size": "1MB"}], ids=str)
+def test_part_within_a_limit_stays_float_beside_larger_ones(source: Path, options: dict[str, str]) -> None:
+    """Alone it is refused, as the plan refuses it; the limit of a part that stays is no search."""
+    task = GraphFileTask(source, source.with_name("out.onnx"))
+    asked = QuantizeOptions(**options)
+    with pytest.raises(UsageError):
+        quantize_file(task, Quantization(source, asked, {}))
+    assert not source.with_name("out.onnx").exists()
+    result = quantize_file(task, Quantization(source, asked, {}, may_stay_float=True))
+    assert ("fp32", (), None) == (result.precision, result.modes, result.budget)
+    x = np.ones((2, 128), np.float32)
+    before, after = (Session(path).run({"x": x})["y"] for path in (source, source.with_name("out.onnx")))
+    assert np.array_equal(before, after)
+
+
+def test_drop_in_a_number_is_above_the_perplexity_of_the_source(language: Path) -> None:
+    """A share of the same size gives the same file."""
+    texts = str(language.with_name("texts"))
+    share = searched(language, max_drop="perplexity=10%", calibration_data=texts)
+    assert share.float_perplexity is not None
+    number = searched(language, max_drop=f"perplexity={0.1 * share.float_perplexity}", calibration_data=texts)
+    assert number.mean_bits == share.mean_bits
+    assert number.perplexity is not None
+    assert number.perplexity <= 1.1 * share.float_perplexity
+
+
+def test_search_tells_which_step_of_how_many(source: Path) -> None:
+    """Formats, modules and sizes, each with its number."""
+    told: list[str] = []
+    searched(source, budget="4bits", on_step=lambda event: told.append(event.running.progress if event.running else ""))
+    steps = [re.findall(r"\d+", words) for words in told if words.startswith("step")]
+    assert ["1", "2", "3"] == list(dict.fromkeys(step for step, *_ in steps))
+    assert {"3"} == {total for _, total, *_ in steps}
+    assert [["1", "2"], ["2", "2"]] == [rest for step, _, *rest in steps if step == "2"]
 
 
 def test_algorithm_and_blocks_are_chosen_by_module(source: Path) -> None:

@@ -29,12 +29,31 @@ from winml.modelkit.cli._streams import (
 )
 from winml.modelkit.fields import RECORDED, VERIFICATION
 from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.inference.task_inputs import RUN_TASKS
 from winml.modelkit.verbs.run import RunRequest, plan_run, run_model, run_schema
 
 if TYPE_CHECKING:
     from winml.modelkit.results.inference import InferenceResult
 
 __all__ = ["command"]
+
+
+class _RunCommand(WinMLCommand):
+    """The verb, which takes the inputs of tasks by name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; an input of a task that is written as an option is told how it is passed."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-").replace("-", "_")
+            if any(item.name == name for task in RUN_TASKS.values() for item in task.inputs):
+                raise click.UsageError(
+                    f"No such option '{error.option_name}'. Inputs of a task are passed by name: --input {name}=VALUE.",
+                    ctx,
+                ) from None
+            raise
+
 
 EPILOG = """\b
 Examples:
@@ -50,7 +69,7 @@ Examples:
 """
 
 
-@click.command(name="run", cls=WinMLCommand, epilog=EPILOG)
+@click.command(name="run", cls=_RunCommand, epilog=EPILOG)
 @grouped_argument(
     "target",
     required=False,

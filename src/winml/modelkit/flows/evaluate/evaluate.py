@@ -23,6 +23,7 @@ from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, Samp
 from winml.modelkit.flows.evaluate.evaluated_models import EvaluatedModel, Subject, opened_baseline, opened_model
 from winml.modelkit.flows.evaluate.sides import Side, joined_inputs
 from winml.modelkit.measure.statistics import are_disturbed, summarize
+from winml.modelkit.options import Drop, drop_at, drop_words
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.evaluation import EvaluatedData, EvaluatedSide, Evaluation, Limit, MetricResult
 from winml.modelkit.runtime.sessions import onnxruntime_version
@@ -52,33 +53,35 @@ def check_limits(task: TaskDefinition, options: EvaluationOptions) -> None:
     """
     chosen_metrics(task, options.metrics)
     directions = {metric.name: metric.is_higher_better for metric in task.metrics}
-    for option, limits in (("--min", options.min), ("--max", options.max), ("--max-drop", options.max_drop)):
+    chosen_metrics(task, tuple(options.max_drop), "--max-drop")
+    for option, limits in (("--min", options.min), ("--max", options.max)):
         names = [name for name in limits if name != AGREEMENT or option != "--min"]
         chosen_metrics(task, tuple(names), option)
         wrong = [name for name in names if directions[name] is (option == "--max")]
-        if wrong and option != "--max-drop":
+        if wrong:
             other, words = ("--min", "more") if option == "--max" else ("--max", "less")
             raise UsageError(
                 f"{option} {wrong[0]}={limits[wrong[0]]:g}: of {wrong[0]}, {words} is better",
                 hint=f"Write {other} {wrong[0]}={limits[wrong[0]]:g}.",
             )
-        _refuse_unreachable(option, limits)
+    _refuse_unreachable(options)
 
 
-def _refuse_unreachable(option: str, limits: Mapping[str, float]) -> None:
+def _refuse_unreachable(options: EvaluationOptions) -> None:
     """Refuse shares above one, which nothing reaches, and a drop below zero."""
-    for name, value in limits.items():
+    for name, value in options.min.items():
         # Every metric of which more is better is a share, or a correlation.
-        if option == "--min" and value > 1:
+        if value > 1:
             raise UsageError(
-                f"{option} {name}={value:g}: expected at most 1",
-                hint=f"State a fraction: {option} {name}={value / 100:g}."
+                f"--min {name}={value:g}: expected at most 1",
+                hint=f"State a fraction: --min {name}={value / 100:g}."
                 if value <= 100
                 else "State a fraction from 0 to 1.",
             )
-        if option == "--max-drop" and value < 0:
+    for name, drop in options.max_drop.items():
+        if not isinstance(drop, str) and drop < 0:
             raise UsageError(
-                f"{option} {name}={value:g}: expected zero or more", hint="State the maximum drop, such as 0.01."
+                f"--max-drop {name}={drop:g}: expected zero or more", hint="State the maximum drop, such as 0.01."
             )
 
 
@@ -93,12 +96,15 @@ def refuse_limits_without_baseline(options: EvaluationOptions, baseline: Side | 
     Raises:
         UsageError: names the first of them.
     """
-    limits = {"--max-drop": options.max_drop, "--min": {k: v for k, v in options.min.items() if k == AGREEMENT}}
+    limits: dict[str, Mapping[str, Drop]] = {
+        "--max-drop": options.max_drop,
+        "--min": {name: least for name, least in options.min.items() if name == AGREEMENT},
+    }
     for option, passed in limits.items():
         if passed and baseline is None:
             name = next(iter(passed))
             raise UsageError(
-                f"{option} {name}={passed[name]:g} needs a baseline, and there is none",
+                f"{option} {name}={drop_words(passed[name])} needs a baseline, and there is none",
                 hint="Set --baseline to pytorch, an ONNX file or a checkpoint folder.",
             )
 
@@ -110,11 +116,18 @@ def measured_limits(
     values = {metric.name: metric.value for metric in metrics}
     if agreement is not None:
         values[AGREEMENT] = agreement
-    drops = {metric.name: metric.drop for metric in metrics if metric.drop is not None}
+    compared = {metric.name: metric for metric in metrics}
+
+    def drop_limit(name: str, limit: Drop) -> Limit:
+        metric = compared[name]
+        assert metric.baseline is not None  # refused without one
+        assert metric.drop is not None
+        return Limit("max_drop", name, drop_at(limit, metric.baseline), metric.drop)
+
     return (
         *(Limit("min", name, limit, values[name]) for name, limit in options.min.items()),
         *(Limit("max", name, limit, values[name]) for name, limit in options.max.items()),
-        *(Limit("max_drop", name, limit, drops[name]) for name, limit in options.max_drop.items()),
+        *(drop_limit(name, limit) for name, limit in options.max_drop.items()),
     )
 
 

@@ -42,6 +42,7 @@ from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.graph.weights import to_weightless
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import escape
+from winml.modelkit.progress import part_of_step
 from winml.modelkit.quantize.bit_allocation import Choice, allocate
 from winml.modelkit.quantize.block_quantizers import BlockForm
 from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
@@ -166,8 +167,6 @@ class SearchTools:
     """File of the float graph; None: it is in memory only."""
     unfinished: Path
     """Folder of what was measured, until the file is written."""
-    tell: Callable[[str], None]
-    """Called after each measurement."""
     file_bytes: Callable[[ir.Model], int]
     """Returns the size of the file of a quantized graph, whose metadata it completes."""
 
@@ -321,17 +320,27 @@ class _Study:
         """Measure each module alone in each form, and the whole in each."""
         lossy = [form for form in self._forms() if form.precision != FLOAT32]
         # The whole first: what finds blocks with samples walks through the model once for each form.
-        for form in lossy:
-            if self._request.tools.solver is not None and form.block_size is not None:
-                # Also where the form was measured by an interrupted run: a mixture takes these blocks.
-                options = self._options((form,) * len(self._parts))
-                with contextlib.suppress(QuantizeError):  # told where it is measured
-                    self._quantizer(self._graph.model.clone(), options, self._graph.modules)
-            self._uniform[form] = self._measured((form,) * len(self._parts))
-            self._request.tools.tell(f"all modules in {form.name}")
+        for number, form in enumerate(lossy, 1):
+            with self._part(1, f"format {number} of {len(lossy)}"):
+                if self._request.tools.solver is not None and form.block_size is not None:
+                    # Also where the form was measured by an interrupted run: a mixture takes these blocks.
+                    options = self._options((form,) * len(self._parts))
+                    with contextlib.suppress(QuantizeError):  # told where it is measured
+                        self._quantizer(self._graph.model.clone(), options, self._graph.modules)
+                self._uniform[form] = self._measured((form,) * len(self._parts))
         for number, part in enumerate(self._parts, 1):
-            self._units.append(self._unit(part, lossy))
-            self._request.tools.tell(f"module {number} of {len(self._parts)}")
+            with self._part(2, f"module {number} of {len(self._parts)}"):
+                self._units.append(self._unit(part, lossy))
+
+    def _part(self, number: int, words: str) -> contextlib.AbstractContextManager[None]:
+        """Return the block of a part of the search: formats, modules, bisection for the smallest, sizes of mixtures."""
+        return part_of_step(f"step {number} of {self._step_count}, {words}")
+
+    @property
+    def _step_count(self) -> int:
+        budget = self._request.options.bit_budget
+        is_smallest = budget is not None and budget.is_smallest
+        return 4 if is_smallest and self._evaluator is None else 3
 
     def _forms(self) -> tuple[_Form, ...]:
         """Return the forms that a module may have; activations in 16 bits where a provider was named that has them."""
@@ -476,7 +485,17 @@ class _Study:
         if not found:
             problem = next((form.problem for form in self._trials.values() if form.problem), "")
             raise QuantizeError(f"no quantized variant can be measured: {problem}", hint="Use another --mode.")
+        if budget.max_bytes is not None and self._file_bytes(least := self._least_file(found)) <= budget.max_bytes:
+            return least  # its graph takes less than those that the limit of weights was taken from
         raise self._too_small(budget, found)
+
+    def _least_file(self, found: Sequence[tuple[_Form, ...]]) -> tuple[_Form, ...]:
+        """Return the form with the smallest file, which needs not be that with the smallest weights."""
+        least, *others = sorted(found, key=self._bytes_of)
+        for forms in others:
+            if self._measured(forms).weight_bytes + self._least_graph_bytes < self._file_bytes(least):
+                least = min(least, forms, key=self._file_bytes)
+        return least
 
     def _candidates(
         self, limit: int, is_enough: Callable[[tuple[_Form, ...]], bool] | None = None
@@ -490,25 +509,22 @@ class _Study:
         uniform = [(form,) * len(self._parts) for form in (*self._uniform, *self._of_one_algorithm(limit))]
         found = [forms for forms in uniform if self._measured(forms).runs]
         found.append(self._smallest_mixture)
-        for mean_bits in _grid():
-            step = self._bytes_at(mean_bits)
-            if step > limit:
-                break
-            if step < self._least_bytes:
-                continue
-            mixed = self._fitted(step)
-            reached = -math.inf if mixed is None else self._quality_of(mixed)
-            smaller = [forms for forms in found if self._bytes_of(forms) <= step]
-            larger = [forms for forms in uniform if step < self._bytes_of(forms) <= _LOWERED * step]
-            tried = [mixed]
-            for beside, compared in ((smaller, operator.ge), (larger, operator.le)):
-                best = max(beside, key=self._quality_of, default=None)
-                if best is not None and self._quality_of(best) > reached:
-                    tried.append(self._fitted(step, self._choices_beside(best, compared)))
-            found += (made := [forms for forms in tried if forms is not None])
-            self._request.tools.tell(f"mixtures of {mean_bits:g} bits")
-            if is_enough is not None and any(is_enough(forms) for forms in made):
-                break
+        least = self._least_bytes
+        steps = [step for step in map(self._bytes_at, _grid()) if least <= step <= limit]
+        for number, step in enumerate(steps, 1):
+            with self._part(self._step_count, f"size {number} of {len(steps)}"):
+                mixed = self._fitted(step)
+                reached = -math.inf if mixed is None else self._quality_of(mixed)
+                smaller = [forms for forms in found if self._bytes_of(forms) <= step]
+                larger = [forms for forms in uniform if step < self._bytes_of(forms) <= _LOWERED * step]
+                tried = [mixed]
+                for beside, compared in ((smaller, operator.ge), (larger, operator.le)):
+                    best = max(beside, key=self._quality_of, default=None)
+                    if best is not None and self._quality_of(best) > reached:
+                        tried.append(self._fitted(step, self._choices_beside(best, compared)))
+                found += (made := [forms for forms in tried if forms is not None])
+                if is_enough is not None and any(is_enough(forms) for forms in made):
+                    break
         return [forms for forms in dict.fromkeys(found) if self._measured(forms).runs]
 
     def _quality_of(self, forms: tuple[_Form, ...]) -> float:
@@ -551,18 +567,15 @@ class _Study:
 
     def _too_small(self, budget: BitBudget, found: Sequence[tuple[_Form, ...]]) -> UsageError:
         """Return what is to be said where no form is small enough: how small the smallest is, and what makes it so."""
-        by_weights = sorted(found, key=self._bytes_of)
         if budget.max_bytes is None:
-            least, needed = by_weights[0], self._mean_bits(self._bytes_of(by_weights[0]))
+            least = min(found, key=self._bytes_of)
+            needed = self._mean_bits(self._bytes_of(least))
             return UsageError(
                 f"--budget {budget.words}: the smallest variant has {needed:.2f} bits per parameter, scales and "
                 f"floating-point weights included; {self._largest_words(least, budget.mean_bits or 0.0)}",
                 hint=f"Allow {math.ceil(10 * needed) / 10:g}bits or more.",
             )
-        least = by_weights[0]
-        for forms in by_weights[1:]:
-            if self._measured(forms).weight_bytes + self._least_graph_bytes < self._file_bytes(least):
-                least = min(least, forms, key=self._file_bytes)
+        least = self._least_file(found)
         size, weights = self._file_bytes(least), self._measured(least).weight_bytes
         return UsageError(
             f"--max-size {budget.words}: the smallest file has {size_words(size)}, of which weights take "
@@ -598,13 +611,15 @@ class _Study:
         low = self._least_bytes
         high = self._unit_bytes
         best: tuple[_Form, ...] | None = None
-        while high - low > max(self._unit_bytes // 200, 1):
-            middle = (low + high) // 2
-            mixed = self._mixture(middle)
-            if mixed is not None and self._is_good(mixed):
-                best, high = mixed, min(middle, self._bytes_of(mixed))
-            else:
-                low = middle
+        nearest, number = max(self._unit_bytes // 200, 1), 0
+        while high - low > nearest:
+            middle, number = (low + high) // 2, number + 1
+            with self._part(3, f"bisection {number} of {number + math.ceil(math.log2((high - low) / nearest)) - 1}"):
+                mixed = self._mixture(middle)
+                if mixed is not None and self._is_good(mixed):
+                    best, high = mixed, min(middle, self._bytes_of(mixed))
+                else:
+                    low = middle
         if self._evaluator is None:
             self._candidates(high if best is None else self._bytes_of(best), self._is_good)
         for forms in list(self._trials):  # mixtures that the search passed, and uniform forms

@@ -18,6 +18,7 @@ from winml.modelkit.evaluate.metrics import PERPLEXITY
 from winml.modelkit.evaluate.tasks.texts import predicted_text
 from winml.modelkit.flows.quantize.calibration_data import Calibration
 from winml.modelkit.flows.quantize.quantized_variants import VariantEvaluator
+from winml.modelkit.options import Drop, drop_at
 from winml.modelkit.results.quantization_sensitivity import MetricTarget
 from winml.modelkit.runtime.decoding.inputs import MASK, SCORES, TOKEN_IDS
 from winml.modelkit.runtime.graph_inputs import graph_inputs
@@ -26,13 +27,13 @@ from winml.modelkit.runtime.sessions import Session
 __all__ = ["held_out_evaluator"]
 
 
-def held_out_evaluator(calibration: Calibration, session: Session, max_drop: float) -> tuple[VariantEvaluator, float]:
+def held_out_evaluator(calibration: Calibration, session: Session, max_drop: Drop) -> tuple[VariantEvaluator, float]:
     """Return what judges forms of a model by its perplexity, and the perplexity of the model.
 
     Args:
         calibration: Holds samples out.
         session: The float graph.
-        max_drop: Share by which the perplexity may be larger.
+        max_drop: By how much the perplexity may be larger.
 
     Raises:
         UsageError: the model has no perplexity, the data does not fit its inputs, or no sample is held out.
@@ -57,7 +58,7 @@ def held_out_evaluator(calibration: Calibration, session: Session, max_drop: flo
             f"{session.name}: its perplexity on the data is {value}",
             hint="Pass texts of several tokens in the language of the model with --calibration-data.",
         )
-    target = MetricTarget(PERPLEXITY.name, value * (1 + max_drop), PERPLEXITY.is_higher_better)
+    target = MetricTarget(PERPLEXITY.name, value + drop_at(max_drop, value), PERPLEXITY.is_higher_better)
     return VariantEvaluator(target, scores, {"max_drop": max_drop, "data": calibration.request()}), value
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,8 +62,6 @@ class LayerCalibration:
     calibration: Calibration
     folder: Path
     """Blocks lie in it, and what an interrupted run found; it lies at least as long as the blocks are read."""
-    on_progress: Callable[[str], None] = field(default=lambda _words: None, compare=False)
-    """Called with what was done, after each layer."""
     resumed: list[tuple[int, int]] = field(default_factory=list, compare=False)
     """Of each walk that an interrupted run began: layers that it had finished, and layers of the model."""
 
@@ -110,8 +108,7 @@ class LayerCalibration:
                 run.release()
                 walk.keep(number, later)
             values.retain(later)  # after it was written down that nothing else is needed
-            count_progress(number, len(layers), f"layer {number} of {len(layers)}")
-            self.on_progress(f"layer {number} of {len(layers)}")
+            count_progress(number, len(layers), f"layer {number} of {len(layers)}", is_told=True)
         return solved
 
     def _take_samples(self, model: ir.Model, values: _HeldValues) -> None:

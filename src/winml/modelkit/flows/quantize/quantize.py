@@ -7,6 +7,7 @@ PyTorch and imports none.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,7 @@ from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.writing import written_bytes
 from winml.modelkit.graph.pinning import sizes_of_dimensions
+from winml.modelkit.graph.weights import to_weightless
 from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY
 from winml.modelkit.options import load_json
@@ -52,7 +54,7 @@ from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, WeightSolver, quantize
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.planning import refuse_quantized
-from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, LEAST_CACHE_SQNR_DB, Mode
+from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, LEAST_CACHE_SQNR_DB, PRECISIONS, Mode
 from winml.modelkit.results.quantization_budget import BudgetSearch
 from winml.modelkit.results.transformed_file import Calibrated, GraphSummary, QuantizedFile
 from winml.modelkit.runtime.host import available_bytes, has_integer_dot_products, is_x86
@@ -65,7 +67,6 @@ __all__ = [
     "equipped",
     "kernel_notes",
     "quantize_file",
-    "told_within_step",
 ]
 
 
@@ -131,9 +132,8 @@ def quantize_file(
             of its own; None: only a file that the options name.
     """
     folder = processors or files_folder(task.source.absolute())
-    on_step, tell = told_within_step(on_step)
     place = SampleSource(folder, task.source, task.seed, task.paths.model, statistics_folder, task.is_external)
-    with equipped(work, place, tell) as equipped_work:
+    with equipped(work, place) as equipped_work:
         done = transform_file(task, equipped_work, on_step, checked)
     work, calibration = equipped_work, equipped_work.calibration
     file = replace(
@@ -174,13 +174,12 @@ class SampleSource:
 
 
 @contextlib.contextmanager
-def equipped(work: Quantization, place: SampleSource, tell: Callable[[str], None]) -> Iterator[Quantization]:
+def equipped(work: Quantization, place: SampleSource) -> Iterator[Quantization]:
     """Yield a quantization with what runs the model on samples; blocks that it finds lie on disk until the block ends.
 
     Args:
         work: What is to be done.
         place: Where samples come from.
-        tell: Called with what was done while the work lasts.
 
     Raises:
         UsageError: options contradict each other, or there is no data.
@@ -205,7 +204,7 @@ def equipped(work: Quantization, place: SampleSource, tell: Callable[[str], None
         solved: SolvedOnce | None = None
         if options.solves_weights:
             assert unfinished is not None  # made above
-            layers = LayerCalibration(data, unfinished / "layers", tell)
+            layers = LayerCalibration(data, unfinished / "layers")
             solver = layers
             if budget is not None:
                 solver = solved = SolvedOnce(layers)
@@ -220,30 +219,10 @@ def equipped(work: Quantization, place: SampleSource, tell: Callable[[str], None
             solved=solved,
             layers=layers,
             unfinished=unfinished,
-            tell=tell,
             output=place.output,
             is_external=place.is_external,
             notes=[],
         )
-
-
-def told_within_step(
-    on_step: Callable[[StepEvent], None] | None,
-) -> tuple[Callable[[StepEvent], None] | None, Callable[[str], None]]:
-    """Return what is told of steps, and what is told words of the step that is running: both tell ``on_step``."""
-    if on_step is None:
-        return None, lambda _words: None
-    running: list[StepEvent] = []
-
-    def listen(event: StepEvent) -> None:
-        running[:] = [event] if event.finished is None else []
-        on_step(event)
-
-    def tell(words: str) -> None:
-        for event in running:
-            on_step(replace(event, name=f"{event.name}: {words}"))
-
-    return listen, tell
 
 
 @dataclass
@@ -274,8 +253,6 @@ class Quantization(GraphWork[QuantizeResult]):
     """What walks through the layers of the model, where the algorithm needs samples."""
     unfinished: Path | None = None
     """Folder of what an interrupted run measured, where bits are chosen."""
-    tell: Callable[[str], None] = field(default=lambda _words: None, compare=False)
-    """Called with what was measured, while bits are chosen."""
     search: BudgetSearch | None = None
     """How bits were chosen for each module, where the options state a limit; none before the work."""
     notes: list[str] = field(default_factory=list)
@@ -287,6 +264,10 @@ class Quantization(GraphWork[QuantizeResult]):
     """Says whether weights go to a file of their own."""
     budget: BitBudget | None = None
     """The limit that bits were chosen within, which the options do not state afterwards."""
+    may_stay_float: bool = False
+    """Whether the graph is a part that stays as it is where it keeps the limit; else that is refused."""
+    stays_float: bool = False
+    """Whether it does; False before the work."""
 
     @property
     def calibration(self) -> Calibration | None:
@@ -315,19 +296,16 @@ class Quantization(GraphWork[QuantizeResult]):
     @property
     def request_words(self) -> str:
         """The precisions and the ways to them."""
-        cache = [f"KV cache {self.options.kv_cache}"] if self.options.kv_cache is not None else []
-        budget = self.options.bit_budget
-        if budget is not None:
-            return ", ".join((f"to {budget.words}: bits of each module chosen by measured sensitivity", *cache))
-        modes = [f"{precision.name} ({mode})" for precision, mode in self.options.requested_modes()]
-        return ", ".join((*modes, *cache)) or FLOAT32
+        return self.options.words
 
     def apply(self, model: ir.Model) -> QuantizeResult:
         """Quantize the model, at the opset that the operators need; first choose bits where a limit is stated."""
         model, notes = prepare(model, self.options)
         self.notes += notes
         modules = graph_modules(model, self.source.stem)
-        if self.options.bit_budget is not None:
+        if self._is_within_limit(model):
+            self._stay_float()
+        elif self.options.bit_budget is not None:
             self._choose_bits(FloatGraph.of(model, modules))
         if any((precision.activation_bits or 0) > 8 for precision, _ in self.options.requested_modes()):
             self.notes.append(
@@ -341,7 +319,7 @@ class Quantization(GraphWork[QuantizeResult]):
                 f"{self.options.ep} supports quantization as Q/DQ only: nodes quantized with "
                 f"{' and '.join(others)} run on the CPU instead. Use --mode qdq (--precision w8a8 or w8a16)."
             )
-        if not self.options.modes() and self.options.kv_cache is not None:
+        if not self.options.modes() and (self.stays_float or self.options.kv_cache is not None):
             result = QuantizeResult(model, changed=True, notes=(), coverage=measure_coverage(model))
         else:
             self.notes += source_notes(modules)
@@ -352,8 +330,36 @@ class Quantization(GraphWork[QuantizeResult]):
         if self.options.kv_cache is not None:
             from winml.modelkit.quantize.kv_cache import quantize_cache
 
-            self.notes += quantize_cache(result.model, self._cache_maxima())
+            self.notes += quantize_cache(result.model, self._cache_maxima)
         return result
+
+    def _is_within_limit(self, model: ir.Model) -> bool:
+        """Say whether a part of several keeps the limit as it is.
+
+        Raises:
+            UsageError: it does, and no other part is larger.
+        """
+        budget = self.options.bit_budget
+        if budget is None or budget.is_smallest:
+            return False
+        from winml.modelkit.inspect.module_costs import weights_cost  # where bits are chosen alone
+        from winml.modelkit.inspect.onnx_tree import read_contents
+
+        kept = budget.kept_by(
+            lambda: self._file_bytes(model.clone()),
+            lambda: weights_cost(read_contents(to_weightless(model).proto)).bits,
+        )
+        if kept and not self.may_stay_float:
+            budget.refuse_kept([kept])
+        return bool(kept)
+
+    def _stay_float(self) -> None:
+        """Let the options quantize no weight."""
+        budget = self.options.bit_budget
+        assert budget is not None  # what is within it stays
+        self.notes.append(f"{budget.option} {budget.words}: this part is within the limit, and stays in float.")
+        plain = {"precision": FLOAT32, "mode": None, "algorithm": "rtn", "budget": None, "max_size": None}
+        self.options, self.stays_float = self.options.model_copy(update=plain), True
 
     def _choose_bits(self, graph: FloatGraph) -> None:
         """Let the options be those that keep the limit and lose least."""
@@ -366,7 +372,6 @@ class Quantization(GraphWork[QuantizeResult]):
             self.processors,
             self.float_file,
             self.unfinished,
-            self.tell,
             self._file_bytes,
         )
         run = RunOptions(str(self.source), sizes=self.sizes, seed=self.seed)
@@ -374,8 +379,12 @@ class Quantization(GraphWork[QuantizeResult]):
         self.options, self.search = choose_bits(graph, self.options, run, tools)
 
     def _file_bytes(self, model: ir.Model) -> int:
-        """Return the size of the file of a quantized graph, which gets all metadata that is written with it."""
+        """Return the size of the file of a quantized graph, which gets all that is written with it."""
         assert self.output is not None  # the work is equipped
+        if self.options.kv_cache is not None:
+            from winml.modelkit.quantize.kv_cache import quantize_cache
+
+            quantize_cache(model, self._cache_maxima)
         refresh_metadata(model, self, is_plain=True)
         if self.float_file is not None:
             record_float_source(model, name_beside(self.float_file, self.output), "0" * FLOAT_SOURCE_DIGITS)
@@ -398,12 +407,13 @@ class Quantization(GraphWork[QuantizeResult]):
         """Say what an interrupted run had found already."""
         walks = self.layers.resumed if self.layers is not None else []
         layers = f"{sum(count for count, _ in walks)} of {sum(of for _, of in walks)} layers"
-        found = [layers if len(walks) == 1 else f"{layers} in {len(walks)} walks"] if walks else []
+        found = [layers if len(walks) == 1 else f"{layers} in {len(walks)} passes"] if walks else []
         if self.search is not None and self.search.resumed:
             found.append(f"{self.search.resumed} of {self.search.measured} measurements")
         if found:
             yield f"Resumed from an interrupted run: {', '.join(found)}."
 
+    @functools.cached_property
     def _cache_maxima(self) -> Mapping[str, Array]:
         """Return the largest absolute values of each channel of keys and values that the source answers to samples."""
         from winml.modelkit.quantize.kv_cache import attentions_over_cache
@@ -484,7 +494,8 @@ class Quantization(GraphWork[QuantizeResult]):
         of_cache = [LEAST_CACHE_SQNR_DB] if self.options.kv_cache is not None else []
         # A rule that no module obeys asks for nothing.
         used = [precision for precision in requested if precision.name in self.used] or requested
-        least = min((*(precision.least_sqnr_db for precision in used), *of_cache))
+        of_float = [PRECISIONS["bf16"].least_sqnr_db] if self.stays_float else []
+        least = min((*(precision.least_sqnr_db for precision in used), *of_cache, *of_float))
         return self.options.min_sqnr_db if self.options.min_sqnr_db is not None else least
 
 

@@ -75,7 +75,7 @@ def _without_path(words: str, candidate: Path) -> str:
 
 def _words(module: ComparedModule | None) -> str:
     if module is None or module.fidelity is None:
-        return "no single module is wrong, as far as modules can be compared"
+        return "no single module diverges, as far as modules can be compared"
     identity = module.identity
     name = f"{identity.words} ({identity.tag})" if identity.module else "the root"
     if module.fidelity.problem:
