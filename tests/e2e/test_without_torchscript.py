@@ -3,65 +3,110 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from e2e.workplace import Workplace
+from e2e.workplace import Outcome, Workplace
+from evaluation_checkpoints import save_task_checkpoint, sentences, text_tokenizer
 from generating import save_decoder
 
 REMOVED = """
 import sys
 import torch.onnx
-for name in [name for name in sys.modules if name.startswith("torch.onnx._internal.torchscript_exporter")]:
-    sys.modules[name] = None
+
+GONE = ("torch.onnx._internal.torchscript_exporter", "torch.onnx.utils", "torch.onnx.symbolic_")
+
+
+class Remover:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(GONE):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+for name in [name for name in sys.modules if name.startswith(GONE)]:
+    parent, _, attribute = name.rpartition(".")
+    vars(sys.modules.get(parent, sys)).pop(attribute, None)
+    del sys.modules[name]
+for attribute in [name for name in vars(torch.onnx) if name == "utils" or name.startswith("symbolic_")]:
+    delattr(torch.onnx, attribute)
+torch.onnx.is_in_onnx_export = lambda: False  # it looks into the exporter that is gone
+sys.meta_path.insert(0, Remover())
 """
-"""Run by Python before the command: torch as it will be."""
+"""Run by Python before everything else, in every process: torch as it will be."""
+
+SEVERAL = """
+import json, sys
+from e2e.in_process import run_here
+
+answers = []
+for command in json.load(sys.stdin):
+    outcome = run_here(*command)
+    answers.append([outcome.code, outcome.out, outcome.err])
+print(json.dumps(answers))
+"""
+"""Runs several commands in one process, so that torch is imported once."""
+
+VERBS = (
+    ("export", "-m", "model", "-o", "model.onnx", "--format", "json"),
+    ("inspect", "model", "-H", "--format", "json"),
+    ("config", "-m", "model", "-o", "build.json"),
+    ("build", "-m", "model", "-o", "built"),
+    ("perf", "model", "--iterations", "1"),
+    ("run", "model", "--text", "two words", "--reference"),
+    ("eval", "built", "--dataset", "texts.csv", "--baseline", "pytorch"),
+    ("tune", "-m", "model", "-o", "tuned", "--only", "dynamic", "--min-sqnr", "5", "--budget", "0.001"),
+    ("sweep", "plan.txt", "-o", "swept", "--do", "export", "--jobs", "1"),
+    ("build", "-m", "llama", "-o", "decoder"),
+    ("generate", "decoder", "-p", "hello", "--max-new-tokens", "3", "--reference"),
+    # What reads the file needs no exporter.
+    ("quantize", "-m", "model.onnx", "-o", "int8.onnx"),
+    ("optimize", "-m", "model.onnx", "-o", "fast.onnx", "--level", "full"),
+    ("compare", "model", "model.onnx"),
+)
+REFUSED = ("export", "-m", "model", "-o", "other.onnx", "--no-dynamo")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def later(make_workplace: Callable[[], Workplace]) -> Workplace:
-    """A place whose torch has no TorchScript exporter."""
+    """A place whose torch has no TorchScript exporter, with a classifier, a decoder and texts."""
     workplace = make_workplace()
-    folder = workplace.root / "later"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(REMOVED, encoding="utf-8")
-    return replace(workplace, variables={**workplace.variables, "PYTHONPATH": str(folder)})
+    site = workplace.root / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(REMOVED, encoding="utf-8")
+    paths = (str(site), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", ""))
+    save_task_checkpoint(
+        workplace.folder / "model",
+        "bert",
+        "BertForSequenceClassification",
+        text_tokenizer(),
+        labels=["bad", "good"],
+        num_hidden_layers=1,
+    )
+    save_decoder(workplace.folder / "llama", "llama", num_hidden_layers=1)
+    rows = [f"{text},{('bad', 'good')[number % 2]}" for number, text in enumerate(sentences(4))]
+    (workplace.folder / "texts.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    (workplace.folder / "plan.txt").write_text("model\n", encoding="utf-8")
+    variables = {**workplace.variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return replace(workplace, program=(sys.executable, "-c", SEVERAL), variables=variables)
 
 
-def test_export_quantize_and_compare_take_the_other_exporter(later: Workplace, bert_tiny: Path) -> None:
-    """The graph is dynamo's, verified and tagged as before; the verbs behind it read the file."""
-    done = later.export("-m", bert_tiny, "-o", "model.onnx", "--format", "json")
+def test_every_verb_works_without_the_exporter_and_a_request_for_it_is_refused(later: Workplace) -> None:
+    """The graphs are dynamo's, verified and tagged as before; the exporter that is gone is named with the way out."""
+    done = later.winml(stdin=json.dumps([*VERBS, REFUSED]))
     assert 0 == done.code, done.err
-    part = json.loads(done.out)
+    *outcomes, refused = (Outcome(*answer) for answer in json.loads(done.out))
+    failed = {command[0]: each.err for command, each in zip(VERBS, outcomes, strict=True) if each.code != 0}
+    assert {} == failed
+    part = json.loads(outcomes[0].out)
     assert ("dynamo", 100.0) == (part["exporter"], part["coverage"]["percent"])
     assert part["verification"]["is_verified"]
-    for arguments in (
-        ("quantize", "-m", "model.onnx", "-o", "int8.onnx"),
-        ("optimize", "-m", "model.onnx", "-o", "fast.onnx", "--level", "full"),
-        ("compare", str(bert_tiny), "model.onnx"),
-        ("run", "model.onnx", "--input", "input_ids=[[2,5,3]]"),
-    ):
-        done = later.winml(*arguments)
-        assert 0 == done.code, done.err
-
-
-def test_exporter_that_is_gone_is_named_with_the_way_out(later: Workplace, bert_tiny: Path) -> None:
-    """What was requested is not replaced in silence, and nothing is written."""
-    before = later.files()
-    done = later.export("-m", bert_tiny, "-o", "other.onnx", "--no-dynamo")
-    assert 1 == done.code
-    assert "torchscript_exporter" in done.err
-    assert "--dynamo" in done.err
-    assert before == later.files()
-
-
-def test_decoder_is_built_with_its_cache_and_generates(later: Workplace) -> None:
-    """A cache, open sizes and the fusions of a decoder need no trace."""
-    save_decoder(later.folder / "llama", "llama")
-    done = later.winml("build", "-m", "llama", "-o", "built")
-    assert 0 == done.code, done.err
-    done = later.winml("generate", "built", "-p", "hello", "--max-new-tokens", "3", "--format", "json")
-    assert 0 == done.code, done.err
+    # What was requested is not replaced in silence, and nothing is written.
+    assert 1 == refused.code
+    assert "TorchScript" in refused.err
+    assert "--dynamo" in refused.err
+    assert not (later.folder / "other.onnx").exists()

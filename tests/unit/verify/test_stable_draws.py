@@ -37,6 +37,15 @@ class Chooser(nn.Module):
         return torch.where(scores[:, :1] >= scores[:, 1:], values[:, 1:], -values[:, 1:]), scores
 
 
+class Softened(nn.Module):
+    """Chooses by which of two shares is larger: where the first input is tiny, softmax rounds them to the same."""
+
+    def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what is chosen, and what the choice goes by."""
+        shares = torch.softmax(torch.stack([values[:, 0], -values[:, 0]], dim=1), dim=1)
+        return torch.where(shares.argmax(1, keepdim=True) == 0, values[:, 1:], -values[:, 1:]), shares
+
+
 class Raised(nn.Module):
     """Returns values on top of a large number, so that one unit in the last place is much for them."""
 
@@ -124,6 +133,12 @@ def test_draw_that_rounding_decides_is_set_aside() -> None:
     assert [("output_0", 2)] == [(item.name, item.draw) for item in info.set_aside]
     assert info.set_aside[0].relative_diff > 1
     assert [("output_0", 2)] == [(item["name"], item["draw"]) for item in info.as_record()["set_aside"]]
+
+
+def test_draw_that_the_rounding_of_a_function_decides_is_set_aside() -> None:
+    """No module returns what is ranked."""
+    info = compared(Softened(), [CLEAR, 1e-9, CLEAR], choosing_otherwise(2))
+    assert [("output_0", 2)] == [(item.name, item.draw) for item in info.set_aside]
 
 
 def moving(numbers: Collection[int], part: float) -> Change:

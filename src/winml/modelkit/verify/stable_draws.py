@@ -1,15 +1,16 @@
 """Compares a file with PyTorch on inputs whose outputs rounding alone does not determine.
 
 Where a model chooses between nearly equal values (the best boxes, the expert of a token), rounding decides, and two
-correct answers may differ completely. Such inputs are found with PyTorch alone: the result of every module is moved by
-one unit in its last place, and the outputs are compared. Other inputs then take their place; the tolerance stays.
+correct answers may differ completely. Such inputs are found with PyTorch alone: the result of every module, and what is
+ranked, is moved by one unit in its last place, and the outputs are compared. Other inputs then take their place; the
+tolerance stays.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -293,7 +294,7 @@ def _moved_outputs(prepared: PreparedPart, draw: Draw, computed_in: Sequence[str
 
 @contextmanager
 def _moved_results(model: nn.Module, seed: int) -> Iterator[None]:
-    """Move what modules without children return up or down by one unit in the last place; not at all for seed 0."""
+    """Move what modules without children return, and what is ranked, by one unit in the last place; not for seed 0."""
     generator = torch.Generator().manual_seed(seed)
 
     def hook(_module: nn.Module, _inputs: object, result: object) -> Any:
@@ -302,10 +303,25 @@ def _moved_results(model: nn.Module, seed: int) -> Iterator[None]:
     leaves = [module for module in model.modules() if seed and next(module.children(), None) is None]
     handles = [module.register_forward_hook(hook) for module in leaves]
     try:
-        yield
+        with _MovedRanks(generator) if seed else nullcontext():
+            yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+class _MovedRanks(TorchFunctionMode):
+    """Moves values before they are ranked: no module returns what a function rounds, such as a softmax (for: Zaya)."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function; where it ranks values, with those moved."""
+        if args and getattr(func, "__name__", "") in _RANKING:
+            args = (_moved(args[0], self._generator), *args[1:])
+        return func(*args, **(kwargs or {}))
 
 
 def _moved(value: object, generator: torch.Generator) -> Any:

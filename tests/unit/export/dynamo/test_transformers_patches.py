@@ -115,3 +115,18 @@ def test_rows_are_written_where_a_mask_is_set_also_nowhere(mask: list[bool], tmp
     captured = capture(model, {"values": torch.randn(4, 3), "mask": torch.tensor([True, True, False, True])})
     inputs = {"values": torch.randn(4, 3), "mask": torch.tensor(mask)}
     assert torch.equal(model(**inputs), answer(captured, inputs, tmp_path))
+
+
+def test_attention_of_a_vision_encoder_keeps_its_norms() -> None:
+    """Transformers' patch of this forward leaves out the norms of queries and keys."""
+    from transformers.models.glm_ocr.modeling_glm_ocr import GlmOcrVisionAttention, GlmOcrVisionConfig
+
+    attention = GlmOcrVisionAttention(GlmOcrVisionConfig(hidden_size=16, num_heads=2)).eval()
+    generator = torch.Generator().manual_seed(0)
+    states, angles = torch.randn(8, 16, generator=generator), torch.randn(8, 8, generator=generator)
+    inputs = states, torch.tensor([0, 4, 8]), (angles.cos(), angles.sin())
+    with torch.no_grad():
+        expected = attention(*inputs)
+        with library_repairs(nn.Sequential(build_model("bert", num_hidden_layers=1), attention)):
+            actual = attention(*inputs)
+    torch.testing.assert_close(actual, expected)

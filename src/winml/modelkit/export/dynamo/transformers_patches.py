@@ -59,8 +59,6 @@ def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
         yield LibraryRepairs()
         return
     onnx, dynamo, shared = exporters
-    for library_model in library_models:
-        dynamo.register_cache_pytrees_for_model(library_model)
     attention = nn.functional.scaled_dot_product_attention
     with ExitStack() as stack:
         stack.enter_context(_patches(shared, "onnx"))

@@ -73,11 +73,6 @@ class TracedAttentionLayer(_Attention):  # type: ignore[misc]
         self.dtype, self.device = self.keys.dtype, self.keys.device
         self.is_initialized = True
 
-    def get_seq_length(self) -> int:
-        """Return the number of tokens; traced, it stays open."""
-        length: int = self.keys.shape[-2]
-        return length
-
 
 class DroppingLayer(TracedAttentionLayer):
     """Keys and values of all tokens, of which a forward is given those that transformers' own layer still holds.
