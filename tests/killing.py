@@ -144,7 +144,7 @@ VERBS = {
             "--overwrite", "--no-verify", "-q",
         )),
         Verb("build", lambda place, folder, which: (
-            "build", "-m", f"{place / 'nets.py'}:{which}", "-o", folder, "--level", "basic", "--no-verify",
+            "build", "-m", f"{place / 'nets.py'}:{which}", "-o", folder, "--level", "basic", "--no-verify", "--rebuild",
             "--no-dynamo", "-q",
         )),
     )

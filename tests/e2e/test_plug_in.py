@@ -43,7 +43,7 @@ net (float[1, 4] x) => (float[1, 4] y)
 
 def _packages(folder: Path) -> Path:
     scheme = {"base": str(folder), "platbase": str(folder)}
-    return Path(sysconfig.get_path("purelib", "venv" if os.name != "nt" else "nt_venv", scheme))
+    return Path(sysconfig.get_path("purelib", "posix_prefix" if os.name != "nt" else "nt", scheme))
 
 
 def _environment(folder: Path) -> Path:

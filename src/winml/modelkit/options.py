@@ -489,7 +489,8 @@ def _record_at(options: type[pydantic.BaseModel], location: Iterable[str | int])
 
 def _records_in(annotation: Any) -> Iterator[type[pydantic.BaseModel]]:
     """Yield the records an annotation mentions (``tuple[Record, ...] | None``)."""
-    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+    # Python 3.10 calls dict[str, int] a type, and is asked in vain whether it is a subclass.
+    if isinstance(annotation, type) and get_origin(annotation) is None and issubclass(annotation, pydantic.BaseModel):
         yield annotation
     for argument in get_args(annotation):
         yield from _records_in(argument)

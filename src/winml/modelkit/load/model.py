@@ -280,7 +280,10 @@ def dtype_notes(model: torch.nn.Module, request: ModelRequest) -> tuple[str, ...
     """Return a note where floating point parameters are of another type than the usual one, with the reason."""
     dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()})
     reason = "as in the checkpoint" if request.dtype is None else f"as requested by --dtype {request.dtype}"
-    return () if dtypes in ([], ["float32"]) else (f"the weights are {' and '.join(dtypes)}, {reason}",)
+    if dtypes in ([], ["float32"]):
+        return ()
+    cpu = "; ONNX Runtime's CPU provider has few bfloat16 kernels, --dtype fp32 or fp16 is for the CPU"
+    return (f"the weights are {' and '.join(dtypes)}, {reason}{cpu if 'bfloat16' in dtypes else ''}",)
 
 
 def _drawn_tensors(

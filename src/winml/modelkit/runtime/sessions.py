@@ -39,6 +39,7 @@ __all__ = [
     "onnxruntime_version",
     "rewrite_file",
     "run_onnx",
+    "runs_two_bits",
     "state_of_zeros",
     "state_rows",
     "state_with_room",
@@ -455,6 +456,12 @@ def _run_on_arrays(session: ort.InferenceSession, names: list[str], feeds: Array
 def onnxruntime_version() -> str:
     """Return the version of the installed ONNX Runtime."""
     return str(ort.__version__)
+
+
+def runs_two_bits() -> bool:
+    """Say whether the installed ONNX Runtime has a kernel for 2-bit weights: it does from 1.24 on."""
+    major, minor = onnxruntime_version().split(".")[:2]
+    return (int(major), int(minor)) >= (1, 24)
 
 
 def run_onnx(

@@ -82,8 +82,13 @@ def _patches(shared: Any, backend: str) -> Iterator[None]:
     """Apply transformers' patches for the time of the block, leaving out those of files that are not imported.
 
     transformers imports the files of some 35 architectures to patch them, which takes longer than a small export.
+    Versions before 5.23 have no such function, so that all of them are imported.
     """
-    import_path = shared.import_dotted_path
+    import_path = getattr(shared, "import_dotted_path", None)
+    if import_path is None:
+        with shared.apply_patches(backend):
+            yield
+        return
 
     def imported_path(path: str, missing_ok: bool = False) -> Any:
         # transformers.models.<architecture>.<file>.<class>

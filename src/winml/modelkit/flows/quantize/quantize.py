@@ -19,7 +19,7 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import below_minimum_hint, refuse_unfaithful
-from winml.modelkit.errors import QuantizeError
+from winml.modelkit.errors import QuantizeError, VerificationError
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.flows.graph_file import (
     FLOAT_SOURCE_DIGITS,
@@ -467,6 +467,15 @@ class Quantization(GraphWork[QuantizeResult]):
                 f"{size_words(available)} are available."
             )
             return None
+        # ONNX Runtime is loaded by those who compare only.
+        from winml.modelkit.runtime.sessions import onnxruntime_version, runs_two_bits
+
+        if "int2" in self.used and not runs_two_bits():
+            raise VerificationError(
+                f"cannot verify: ONNX Runtime {onnxruntime_version()} does not run 2-bit weights",
+                hint="No file was written. Install onnxruntime 1.24 or newer (Python 3.11 or newer), use --precision "
+                "int4, or write it with --no-verify.",
+            )
         hint = self.below_minimum_hint
         if self.calibration is not None and self.calibration.has_data:
             return refuse_unfaithful(source, written, self.least_sqnr_db, self.calibration.samples_to_compare, hint)
