@@ -14,6 +14,7 @@ import transformers
 from e2e.in_process import run_here
 from encoder_decoder import save_encoder_decoder
 from generating import save_decoder
+from installed_versions import TWO_BITS
 
 TEXTS = "".join(f"{json.dumps({'text': f'a b c d {number} e f g h i j k'})}\n" for number in range(6))
 
@@ -48,6 +49,7 @@ def test_built_decoder_is_quantized_with_samples_and_generates(llama: Path, here
     assert 0 == written.code, written.err
 
 
+@TWO_BITS
 @pytest.mark.slow
 def test_checkpoint_is_built_to_a_budget_without_a_float_file(here: Path) -> None:
     """Weights in bfloat16 are measured where they lie; only the result is written."""
@@ -106,6 +108,7 @@ def test_part_of_a_build_within_a_size_stays_float(here: Path) -> None:
     assert not (here / "other").exists()
 
 
+@TWO_BITS
 @pytest.mark.slow
 def test_budget_writes_a_mixture_a_page_and_reasons(small_file: Path, here: Path) -> None:
     """The limit is kept, ``inspect`` lists the bits of each module, and the page stands beside the file."""

@@ -15,6 +15,7 @@ from onnx import numpy_helper
 import coded_checkpoints
 from e2e.in_process import run_here
 from generating import PROMPT, build_decoder, save_decoder
+from installed_versions import QUANTIZED_CACHE
 from winml.modelkit import build_hf_model
 from winml.modelkit.builds.config import QuantSection, WinMLBuildConfig
 from winml.modelkit.compare.files import open_session
@@ -23,6 +24,8 @@ from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph, rows_of
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.verbs.quantize import quantize_onnx
+
+pytestmark = QUANTIZED_CACHE
 
 CONFIG = WinMLBuildConfig(quant=QuantSection(kv_cache="int8"))
 TOKENS = [5, 9, 33, 60, 71, 8, 14]

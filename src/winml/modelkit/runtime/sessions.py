@@ -35,11 +35,11 @@ __all__ = [
     "InPlaceRun",
     "PreparedRun",
     "Session",
+    "is_onnxruntime_at_least",
     "last_entries",
     "onnxruntime_version",
     "rewrite_file",
     "run_onnx",
-    "runs_two_bits",
     "state_of_zeros",
     "state_rows",
     "state_with_room",
@@ -458,10 +458,10 @@ def onnxruntime_version() -> str:
     return str(ort.__version__)
 
 
-def runs_two_bits() -> bool:
-    """Say whether the installed ONNX Runtime has a kernel for 2-bit weights: it does from 1.24 on."""
-    major, minor = onnxruntime_version().split(".")[:2]
-    return (int(major), int(minor)) >= (1, 24)
+def is_onnxruntime_at_least(version: str) -> bool:
+    """Say whether the installed ONNX Runtime is this version or newer, such as ``1.24``."""
+    installed, needed = (tuple(map(int, text.split(".")[:2])) for text in (onnxruntime_version(), version))
+    return installed >= needed
 
 
 def run_onnx(

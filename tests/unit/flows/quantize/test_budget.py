@@ -13,6 +13,7 @@ import onnx_ir as ir
 import pytest
 
 from graphs import parse
+from installed_versions import TWO_BITS
 from weighted_graphs import weight
 from winml.modelkit import quantize_onnx
 from winml.modelkit.errors import UsageError, VerificationError, WinMLError
@@ -50,6 +51,7 @@ def searched(source: Path, **options: Any) -> BudgetSearch:
     return result.budget
 
 
+@TWO_BITS
 @pytest.mark.parametrize("bits", [2.5, 3.5, 4.5, 6.0, 9.0])
 def test_budget_is_kept_and_never_worse_than_uniform(source: Path, bits: float) -> None:
     """Mean bits are below the limit, and no uniform file below it has better outputs on the samples of the search."""
@@ -61,6 +63,7 @@ def test_budget_is_kept_and_never_worse_than_uniform(source: Path, bits: float) 
     assert all(chosen.sqnr_db >= other for other in others if other is not None)
 
 
+@TWO_BITS
 def test_module_that_matters_gets_the_bits(source: Path) -> None:
     """The one whose noise hardly reaches the output has fewer; the file says bits and reasons by module."""
     search = searched(source, budget="6bits")
@@ -112,6 +115,7 @@ def rough(tmp_path: Path) -> Path:
     return tmp_path / "in.onnx"
 
 
+@TWO_BITS
 def test_larger_budget_is_never_worse(rough: Path) -> None:
     """Rising limits give outputs that are at least as near, on the samples of the search."""
     reached = []
@@ -227,6 +231,7 @@ def language(tmp_path: Path) -> Path:
     return tmp_path / "language.onnx"
 
 
+@TWO_BITS
 @pytest.mark.parametrize("algorithm", ["rtn", "gptq"])
 def test_smallest_within_a_drop_of_perplexity(language: Path, algorithm: str) -> None:
     """The perplexity on the samples that were held out is within the limit; a looser limit gives no larger file."""
@@ -333,6 +338,7 @@ def test_drop_in_a_number_is_above_the_perplexity_of_the_source(language: Path) 
     assert number.perplexity <= 1.1 * share.float_perplexity
 
 
+@TWO_BITS
 def test_search_tells_which_step_of_how_many(source: Path) -> None:
     """Formats, modules and sizes, each with its number."""
     told: list[str] = []

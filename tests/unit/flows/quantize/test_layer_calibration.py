@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from graphs import parse
+from installed_versions import TWO_BITS
 from weighted_graphs import weight
 from winml.modelkit import quantize_onnx
 from winml.modelkit.errors import QuantizeError, UsageError
@@ -115,6 +116,7 @@ def test_forms_go_with_data(source: Path, data: Path, options: dict[str, object]
     assert 4 == quantized(source, data, "gptq", **options).quantized
 
 
+@TWO_BITS
 def test_two_bits_are_written(source: Path, data: Path) -> None:
     """ONNX Runtime runs products with weights in 2 bits."""
     target = source.with_name("two.onnx")

@@ -15,6 +15,7 @@ import onnx_ir as ir
 import pytest
 
 from graphs import parse
+from installed_versions import TWO_BITS
 from weighted_graphs import weight
 from winml.modelkit import quantize_onnx
 from winml.modelkit.file_names import unfinished_work_path
@@ -71,6 +72,7 @@ def written_by(source: Path, name: str, options: dict[str, Any]) -> tuple[bytes,
     return output.read_bytes(), result
 
 
+@TWO_BITS
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
 @pytest.mark.parametrize(
     ("options", "moment", "note"),
@@ -154,6 +156,7 @@ def test_state_of_another_graph_is_not_used(source: Path) -> None:
     assert not taken_over(written_by(source, "out.onnx", options)[1])
 
 
+@TWO_BITS
 def test_damaged_measurements_are_not_used(source: Path) -> None:
     """All forms are measured again."""
     options = {**SEARCH, "algorithm": "rtn"}

@@ -467,15 +467,7 @@ class Quantization(GraphWork[QuantizeResult]):
                 f"{size_words(available)} are available."
             )
             return None
-        # ONNX Runtime is loaded by those who compare only.
-        from winml.modelkit.runtime.sessions import onnxruntime_version, runs_two_bits
-
-        if "int2" in self.used and not runs_two_bits():
-            raise VerificationError(
-                f"cannot verify: ONNX Runtime {onnxruntime_version()} does not run 2-bit weights",
-                hint="No file was written. Install onnxruntime 1.24 or newer (Python 3.11 or newer), use --precision "
-                "int4, or write it with --no-verify.",
-            )
+        self._refuse_missing_kernels()
         hint = self.below_minimum_hint
         if self.calibration is not None and self.calibration.has_data:
             return refuse_unfaithful(source, written, self.least_sqnr_db, self.calibration.samples_to_compare, hint)
@@ -485,6 +477,26 @@ class Quantization(GraphWork[QuantizeResult]):
         if fidelity.samples is not None and fidelity.samples.note:
             self.notes.append(fidelity.samples.note)
         return fidelity
+
+    def _refuse_missing_kernels(self) -> None:
+        """Refuse to compare a file that the installed ONNX Runtime has no kernels for.
+
+        Raises:
+            VerificationError: names the version that has them.
+        """
+        # ONNX Runtime is loaded by those who compare only.
+        from winml.modelkit.runtime.sessions import is_onnxruntime_at_least, onnxruntime_version
+
+        needed = {"1.24": "2-bit weights"} if "int2" in self.used else {}
+        if self.options.kv_cache is not None:
+            needed["1.31"] = "a KV cache in 8 bits"
+        for version, what in needed.items():
+            if not is_onnxruntime_at_least(version):
+                raise VerificationError(
+                    f"cannot verify: ONNX Runtime {onnxruntime_version()} has no kernel for {what}",
+                    hint=f"No file was written. Install onnxruntime {version} or newer (Python 3.11 or newer), or add "
+                    "--no-verify.",
+                )
 
     @property
     def below_minimum_hint(self) -> str:

@@ -1,0 +1,12 @@
+"""Marks of tests that need more than the oldest versions that are supported."""
+
+from __future__ import annotations
+
+import pytest
+
+from winml.modelkit.runtime.sessions import is_onnxruntime_at_least
+
+TWO_BITS = pytest.mark.skipif(not is_onnxruntime_at_least("1.24"), reason="ONNX Runtime before 1.24 has no 2 bits")
+QUANTIZED_CACHE = pytest.mark.skipif(
+    not is_onnxruntime_at_least("1.31"), reason="ONNX Runtime before 1.31 has no KV cache in 8 bits"
+)
