@@ -11,7 +11,7 @@ CODE = src tests scripts benchmarks
 # Modules are compiled once, not by every process that a test starts.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-oldest test-newest house format lint types documents notebooks docs wheel release-check clean
+.PHONY: demo test test-oldest test-newest house format lint types documents notebooks docs wheel release-check release-suites clean
 
 demo: $(READY)
 	$(RUN) scripts/demo.py
@@ -57,6 +57,10 @@ wheel: $(READY)
 PYTHONS =
 release-check: $(READY)
 	$(RUN) scripts/release_check.py $(foreach python,$(PYTHONS),--python $(python))
+
+# The suite with the oldest and the newest versions of each Python in PYTHONS: some ten minutes each on an idle machine.
+release-suites:
+	for python in $(or $(PYTHONS),$(PYTHON)); do $(MAKE) PYTHON=$$python test-oldest test-newest || exit 1; done
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

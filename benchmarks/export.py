@@ -311,7 +311,8 @@ def main() -> None:
             rows = [side_by_side(name, options.rounds, Path(folder), options.optimum_python) for name in names]
             table = side_by_side_table(rows)
             print("\n".join(table))
-            publish(options, {"benchmark": "export, side by side", "rows": rows}, table, "side-by-side")
+            case = "-".join(["side-by-side", *(names if options.models else [])])
+            publish(options, {"benchmark": "export, side by side", "rows": rows}, table, case)
             return
         rows = [
             compare(

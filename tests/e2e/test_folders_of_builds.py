@@ -59,7 +59,7 @@ def test_quantized_folder_is_the_folder_of_a_build(place: Path, tmp_path: Path) 
     assert PARTS == list(compared["parts"])
     measured = answer("perf", out, *FEW_RUNS, "-q")
     assert PARTS == list(measured["parts"])
-    built = answer("build", "-m", place / "t5-checkpoint", "-o", out, "--no-verify", "-q")
+    built = answer("build", "-m", place / "t5-checkpoint", "-o", out, "--no-verify", "-q", "--rebuild")
     assert {*built["files"]} == names(out)
     assert not operators(out / "encoder.onnx")["MatMulInteger"]
 

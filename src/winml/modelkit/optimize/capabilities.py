@@ -310,7 +310,7 @@ UNUSED_TRANSFORMERS = (
     "AttentionFusion", "BiasDropoutFusion", "BiasSoftmaxFusion", "CastChainElimination", "EmbedLayerNormFusion",
     "GqaValueLayoutTransformer", "GroupQueryAttentionFusion", "GroupQueryAttentionPreNormFusion", "LabelEncoderFusion",
     "MatMulActivationFusion", "MatMulNBitsMlpFusion", "MatMulNBitsQkvFusion", "RocmBlasAltImpl",
-    "SimplifiedLayerNormFusion", "SliceConcatToSpaceToDepthFusion",
+    "SimplifiedLayerNormFusion", "SliceConcatToSpaceToDepthFusion", "SwiGluFusion",
 )  # fmt: skip
 """Transformers of ONNX Runtime that no capability uses, so that they never run: they are for other providers or for
 training, or create operators that ``onnx.checker`` does not know (``SimplifiedLayerNormFusion``)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -573,11 +573,11 @@ def _trace_calls(prepared: PreparedPart, inputs: InputDraws, *, watches_reads: b
     runs: list[_FirstRun] = []
     replaces_modules = False
 
-    def run(tensors: Tensors) -> Draw:
+    def run_once(tensors: Tensors, *, is_watched: bool) -> Draw:
         nonlocal replaces_modules
         registered, shared = _kinds(model), shared_state(model)
         with record_calls(model) as trace, unchanged_attributes(model) as state:
-            with recorded_reads(tensors) if watches_reads else nullcontext() as reads:
+            with recorded_reads(tensors) if is_watched else nullcontext() as reads:
                 draw = Draw(tensors, run_reference(prepared, tensors, keeps_state=True), sizes)
             changes = state.changes()
             if registered != _kinds(model):
@@ -586,6 +586,13 @@ def _trace_calls(prepared: PreparedPart, inputs: InputDraws, *, watches_reads: b
         written = tuple(name for name, value in shared_state(model).items() if shared.get(name, _ABSENT) != value)
         runs.append(_FirstRun(trace, draw, changes, written, reads() if reads is not None else None))
         return draw
+
+    def run(tensors: Tensors) -> Draw:
+        if watches_reads:
+            # Operators that call functions, such as torch.cond, do not run while reads are watched.
+            with suppress(ExportError):
+                return run_once(tensors, is_watched=True)
+        return run_once(tensors, is_watched=False)
 
     draw = inputs.accepted(lambda drawing: drawing.draw(1), run)
     if replaces_modules:
