@@ -1,7 +1,7 @@
 """Compares models that compute in bfloat16 in float32: ONNX Runtime's CPU provider has few bfloat16 kernels.
 
-Both sides keep their weights and compute in float32: the graph by casts (``graph/bfloat16.py``), the model in PyTorch
-by parameters that are cast for the time of the comparison. So the limits of float32 apply, and the file is not changed.
+Both sides keep their weights: the graph is rewritten in memory (``graph/bfloat16.py``), and parameters of the model in
+PyTorch are cast for the time of the comparison. The file is not changed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from winml.modelkit.graph.bfloat16 import computes_in_bfloat16, widen_bfloat16
-from winml.modelkit.graph.files.graph_reading import graph_of
-from winml.modelkit.graph.files.reading import read_referring
+from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.ir_versions import newest_ir_version
 from winml.modelkit.verify.input_draws import InputDraws
@@ -37,31 +36,28 @@ def comparable_graph(path: Path) -> ir.Model:
 
     No weight is read.
     """
-    model = graph_of(read_referring(path), path)
+    model = load_by_reference(path)
     if computes_in_bfloat16(model):
         widen_bfloat16(model)
     return model
 
 
-def session_of_graph(model: ir.Model, path: Path, *, prepack: bool = True, folds_constants: bool = True) -> Session:
+def session_of_graph(model: ir.Model, path: Path, *, prepack: bool = True) -> Session:
     """Open a graph whose weights lie in ``path`` and the data files beside it.
 
     Args:
         model: The graph.
         path: The file it was read from.
         prepack: Let kernels keep weights a second time, in the order they read them.
-        folds_constants: Let the optimizer compute what depends on constants only, and hold the result.
 
     Raises:
         StageError: ONNX Runtime cannot load it.
     """
     # ONNX Runtime is loaded by those who verify only.
-    from winml.modelkit.runtime.sessions import Session
+    from winml.modelkit.runtime.graph_sessions import GraphSessions
 
     model.ir_version = min(model.ir_version, newest_ir_version())
-    content = ir.serde.serialize_model(model).SerializeToString()
-    folder, name = path.absolute().parent, str(path)
-    return Session(content, data_folder=folder, name=name, prepack=prepack, folds_constants=folds_constants)
+    return GraphSessions(model).open(model, name=str(path), prepack=prepack)
 
 
 def open_for_comparison(path: Path, adapter: Path | None = None) -> Session:
@@ -76,7 +72,7 @@ def open_for_comparison(path: Path, adapter: Path | None = None) -> Session:
     """
     from winml.modelkit.runtime.sessions import Session
 
-    model = graph_of(read_referring(path), path)
+    model = load_by_reference(path)
     if adapter is not None or not computes_in_bfloat16(model):
         return Session(path, adapter=adapter)
     widen_bfloat16(model)
