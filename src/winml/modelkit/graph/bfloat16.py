@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from winml.modelkit.graph.weights import read_once
 from winml.modelkit.hierarchy.tagging import all_nodes
 
 __all__ = ["computes_in_bfloat16", "widen_bfloat16"]
@@ -56,4 +57,4 @@ def _widen_value(value: ir.Value) -> None:
 
 
 def _float32_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    return ir.tensor(tensor.numpy().astype(ml_dtypes.bfloat16).astype(np.float32), name=tensor.name)
+    return ir.tensor(read_once(tensor).astype(ml_dtypes.bfloat16).astype(np.float32), name=tensor.name)
