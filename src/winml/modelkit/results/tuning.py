@@ -58,7 +58,7 @@ class Candidate(Record):
     callers: int = field(default=1, metadata=entry(within="run"))
     """Runs at a time."""
     fixed_sizes: Mapping[str, int] = field(default_factory=dict, metadata=entry(before="ep"))
-    """Open dimensions that are fixed in its file, by name; empty: none, the sizes are those of the export."""
+    """Dynamic dimensions that are fixed in its file, by name; empty: none, the sizes are those of the export."""
 
 
 @dataclass(frozen=True)

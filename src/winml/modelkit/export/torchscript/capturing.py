@@ -131,7 +131,7 @@ def capture_torchscript(
         inputs: Example tensors by input name, in order; their shapes become the graph's. Fake where the parameters are.
         forward: The flat forward, called at least once, so that its output names are known.
         tree: The modules of the model, for the names of nodes.
-        options: Opset, open sizes and weights; the time limit is not used.
+        options: Opset, dynamic sizes and weights; the time limit is not used.
 
     Raises:
         ExportError: the module cannot be traced, or needs values that its parameters do not have, or the exporter lacks

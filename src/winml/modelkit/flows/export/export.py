@@ -239,7 +239,7 @@ class HTPExporter:
         """Refuse options that do not fit what was loaded.
 
         Raises:
-            UsageError: an open dimension where the provider takes none, functions of modules that there are not,
+            UsageError: a dynamic dimension where the provider takes none, functions of modules that there are not,
                 pictures of any size with dynamo, or one list of outputs for several parts.
             OutputExistsError: a file of a part is there already.
         """
@@ -283,7 +283,7 @@ _OPEN_CACHE = (
 
 
 def frozen_by_default(names: Collection[str], parts: Sequence[ModelPart]) -> dict[str, int]:
-    """Return a size for each of the open dimensions that no option asked for, by key of ``--shape-config``.
+    """Return a size for each of the dynamic dimensions that no option asked for, by key of ``--shape-config``.
 
     One row, one new token in a decoder, and as many tokens or frames as the first part that takes them is traced with.
 
