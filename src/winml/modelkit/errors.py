@@ -256,7 +256,7 @@ def ended_by_foreign_code(error: BaseException) -> InputError:
         return InputError(f"{place_of(error)}a library failed on what it was given: {text}", hint="Check the files.")
     return InputError(
         f"{place_of(error)}code of the model ended the process: {type(error).__name__}{f': {text}' if text else ''}",
-        hint="Let it return, or raise an Exception that says what is wrong.",
+        hint="Let the code return, or raise an exception that states the reason.",
     )
 
 

@@ -81,7 +81,7 @@ class _Compile(FileVerb[CompileRequest, "CompileOptions", "Compilation", "Compil
         if not request.reference.is_file():
             raise ModelPathError(
                 f"--reference {request.reference}: no such file",
-                hint="Give the path of the float ONNX file that the source was quantized from.",
+                hint="Pass the path of the float ONNX file that the source was quantized from.",
             )
 
     def work(self, request: CompileRequest, task: GraphFileTask, options: CompileOptions) -> Compilation:

@@ -426,7 +426,7 @@ def _refuse_combinations(request: QuantizeRequest) -> None:
         raise UsageError(
             f"--sensitivity: --algorithm {request.options.algorithm} quantizes a module by what the modules before it "
             "make, and each is measured alone",
-            hint="Give --algorithm rtn, hqq or k_quant.",
+            hint="Use --algorithm rtn, hqq or k_quant.",
         )
     unused = {
         "--external-data" if request.external_data else "--no-external-data": request.external_data is not None,

@@ -78,7 +78,7 @@ _LEAST_TRACED, _LARGEST_SIZE = 2, 2**20
 """Specified: the smallest size that torch traces. Chosen: sizes beyond a million are limits of integers of 32 bits."""
 _LIBRARIES = frozenset({"torch", "winml", "onnxscript", "onnx_ir"})
 """Packages whose lines are not reported, since the user cannot change them."""
-_SIZE_HINT = "Fix the size (leave the dynamic option out), or let the forward take sizes from x.shape only."
+_SIZE_HINT = "Fix the size (omit the dynamic option), or read sizes from x.shape only in the forward."
 
 
 def export_error(
@@ -128,7 +128,7 @@ def export_error(
         undecided = ExportError(
             f"the forward decides by the value of a tensor{place}{_line_of(chain)}, which the dynamo exporter cannot "
             f"follow: {first_line(cause)}",
-            hint="Use torch.where or torch.cond there, or --no-dynamo, which keeps the way the traced inputs went.",
+            hint="Use torch.where or torch.cond there, or --no-dynamo, which retains the branch of the traced inputs.",
             module=module,
         )
         undecided.is_by_value = True

@@ -231,7 +231,7 @@ def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opse
     if isinstance(error, UnsupportedOperatorError):
         # The exporter's message names a sufficient opset: "Support for this operator was added in version 18, …".
         newer = re.search(r"version (\d+), try", str(error))
-        remedy = "No opset has one: let dynamo try (without --no-dynamo), or replace"
+        remedy = "No opset has one: omit --no-dynamo, so that dynamo is tried, or replace"
         if newer:
             remedy = f"Use --export-config '{{\"opset_version\": {newer[1]}}}', or replace"
         return ExportError(
