@@ -208,7 +208,7 @@ class QuantizeFields:
     )
     budget: str | None = declare(
         None,
-        "Choose bits by module: `4.5bits`, or `smallest`. The number is a maximum: mean bits per parameter of the file, "
+        "Choose bits by module: `4.5bits`, or `smallest`. The number is the maximum mean of bits per parameter, "
         "scales included, as `winml inspect` prints it. Modules get 2, 4, 8, 16 or 32 bits and a block size by their "
         "measured sensitivity. `smallest`: the smallest file that reaches `--min-sqnr`. With `--mode qdq`, the "
         "choice is between 8 bits, 16-bit activations (if `--ep` supports them) and float.",

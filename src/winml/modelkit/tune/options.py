@@ -39,11 +39,11 @@ class TuneOptions(_Fields):  # type: ignore[misc]  # as above
     sizes: dict[str, pydantic.PositiveInt] = pydantic.Field(default_factory=dict)
     """Sizes of dynamic dimensions to run at, by name or by key of --shape-config."""
     batch_size: pydantic.PositiveInt | None = None
-    """Batch size to run at, of an ONNX file."""
+    """Batch size to run an ONNX file at."""
     seed: pydantic.NonNegativeInt = 0
     """Seed of the random values."""
     draws: pydantic.PositiveInt | None = None
-    """Samples that outputs are compared on. Null: 16, or fewer of large models."""
+    """Samples that outputs are compared on. Null: 16, fewer for large models."""
 
     @property
     def least_sqnr_db(self) -> float | None:

@@ -141,8 +141,8 @@ class HTPExporter:
 
         ``with_companions`` copies config, tokenizer and processor files of a checkpoint beside the model, and
         ``with_adapters`` writes the adapters beside it that are switched at run time; ``functions`` is as for
-        :func:`export_pytorch`. A size that is open by default, and that the graph does not follow, is fixed with a
-        note; one that the request leaves open is an error.
+        :func:`export_pytorch`. A size that is dynamic by default and not supported by the graph is fixed, with a
+        note; if it was requested, that is an error.
         """
         if self.config.input_tensors is not None and request.input_specs is None:
             request = replace(request, input_specs=self.config.input_tensors, specs_origin="input_tensors")
