@@ -31,7 +31,7 @@ default. Python functions take the last part of a key as a keyword: `optim.level
 verb would read, run and write, and writes nothing; it fails where the run would fail, with the same exit code.
 """
 
-_CODE = re.compile(r"""(`[^`]*`|(?<![\w-])--[a-z][\w-]*|\{"[^}]*\}|\b[A-Za-z]+_[\w:=,]*\w)""")
+_CODE = re.compile(r"""(`[^`]*`|(?<![\w-])--[a-z][\w-]*|\{"[^}]*\}|\b[A-Za-z]+_[\w:=,]*\w(?:\.[a-z]+\b)?)""")
 """Code in a text: in backticks, an option, JSON, or a name with an underscore."""
 _LONGEST_LINE = 140
 
@@ -94,7 +94,7 @@ def _words(param: click.Parameter, context: click.Context) -> str:
     if not isinstance(param, GroupedOption):
         return _prose(option_row(param, context)[1])
     remarks = param.remarks(context)
-    return _prose(param.help or "") + (f" *{remarks[0].upper()}{_prose(remarks[1:])}.*" if remarks else "")
+    return _prose(param.help or "") + (f" *{_prose(remarks[0].upper() + remarks[1:])}.*" if remarks else "")
 
 
 def _prose(text: str) -> str:

@@ -269,7 +269,7 @@ def test_size_above_what_a_file_takes_is_named_with_its_limit(here: Path, small_
         "t.onnx",
         "--shape-config",
         '{"sequence": 3}',
-        words="open dimensions: batch_size",
+        words="dynamic dimensions: batch_size",
     )
     assert 0 == run_here("export", "-m", "s.onnx", "-o", "t.onnx", "--batch-size", "2").code
     _refused("export", "-m", "t.onnx", "-o", "u.onnx", "--batch-size", "2", words="--batch-size:")

@@ -51,7 +51,7 @@ class WinMLError(Exception):
         message: What failed, the value, and what was expected.
         hint: What to do next, or an empty string.
         step: Which step of the flow failed (``step 4 of 8, ONNX export``), or an empty string.
-        frozen: Names of open dimensions that the graph or the model does not support, if that is the failure.
+        frozen: Names of dynamic dimensions that the graph or the model does not support, if that is the failure.
     """
 
     exit_code: ClassVar[int] = 1
@@ -169,7 +169,7 @@ class VerificationError(WinMLError):
     Attributes:
         is_graph_wrong: Whether the graph is the likely cause, not the reference or the inputs.
         inputs: Input values for which the outputs differ, by name, if both models ran.
-        most: Name of an open dimension → largest size with equal outputs, if only larger sizes differ.
+        most: Name of a dynamic dimension → largest size with equal outputs, if only larger sizes differ.
         is_silent: Whether all outputs are equal but none depends on the inputs, so that a wrong graph would
             go unnoticed.
     """
@@ -256,7 +256,7 @@ def ended_by_foreign_code(error: BaseException) -> InputError:
         return InputError(f"{place_of(error)}a library failed on what it was given: {text}", hint="Check the files.")
     return InputError(
         f"{place_of(error)}code of the model ended the process: {type(error).__name__}{f': {text}' if text else ''}",
-        hint="Let it return, or raise an Exception that says what is wrong.",
+        hint="Let the code return, or raise an exception that states the reason.",
     )
 
 

@@ -198,6 +198,6 @@ def read_columns(
         if not equals or not column:
             raise UsageError(f"{option} {pair}: expected role=column", hint=hint)
         if role in columns:
-            raise UsageError(f"{option} {pair}: {role} is {columns[role]} already", hint="Give one column per role.")
+            raise UsageError(f"{option} {pair}: {role} is {columns[role]} already", hint="Specify one column per role.")
         columns[role] = column
     return columns

@@ -62,7 +62,7 @@ def evaluate_model(
             ``trust_remote_code`` of a checkpoint.
 
     Returns:
-        Metrics with intervals, agreement and latency; whether limits are met stands in ``is_good_enough``.
+        Metrics with intervals, agreement and latency; ``is_good_enough`` states whether all limits are met.
 
     Raises:
         UsageError: an unknown flag, a task without evaluation, a metric of another task, a missing column, or labels

@@ -111,7 +111,7 @@ def _refuse(source: str, place: str, value: object, hint: str) -> NoReturn:
 
 def _read_loader(loader: Section, source: str) -> list[str]:
     hints = {
-        "module_path": "Export the whole model, then cut the module out: winml extract.",
+        "module_path": "Export the whole model, then extract the module: winml extract.",
         "user_script": "Write a function that returns the model, and pass it as file.py:function.",
     }
     for key, hint in hints.items():
@@ -131,7 +131,7 @@ def _read_export(export: Section, source: str) -> list[str]:
     if not export.pop("export_params", True):
         _refuse(source, "export.export_params", False, "Weights are always included; remove it.")
     if (tags := export.pop("hierarchy_tag_format", "full")) != "full":
-        _refuse(source, "export.hierarchy_tag_format", tags, "Tags always hold the full address; remove it.")
+        _refuse(source, "export.hierarchy_tag_format", tags, "Tags always contain the full class path; remove it.")
     if compatibility := export.pop("compatibility", None):
         _refuse(source, "export.compatibility", compatibility, "Remove it.")
     if export.pop("verbose", False):

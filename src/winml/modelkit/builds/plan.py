@@ -354,7 +354,7 @@ def _refuse_torch_options(request: ModelRequest) -> None:
 
 
 def refuse_sizes(model: str, option: str, value: str) -> NoReturn:
-    """Refuse sizes for a build of an ONNX file, whose stages keep open dimensions open.
+    """Refuse sizes for a build of an ONNX file, whose stages keep dynamic dimensions open.
 
     Raises:
         UsageError: always.

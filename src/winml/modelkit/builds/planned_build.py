@@ -50,7 +50,7 @@ __all__ = ["PlannedBuild", "is_to_be_fetched", "planned_build"]
 _OUTSIDE = "the model has external data"
 _EVAL = "eval"
 _TRIED = (
-    "Batch size and length are left open as far as the model allows, which the build tries; the first try is listed."
+    "Batch size and length are dynamic as far as the model supports it, which the build tries; the first try is listed."
 )
 
 

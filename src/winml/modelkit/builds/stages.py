@@ -178,14 +178,14 @@ def _relevant_export_options(options: dict[str, Any], parts: Collection[str]) ->
 
 
 _SIZES_OF_DECODERS = {"batch": "batch_size", "sequence": "sequence_length"}
-"""Key of a request for open dimensions → the dimension that a decoder with a cache has open in any case."""
+"""Key of a request for dynamic dimensions → the dimension that a decoder with a cache has open in any case."""
 
 _INPUT_KEYS = ("input_specs", "shape_config", "batch_size", "dynamic")
 """Keys of a request that only say what the inputs are to be."""
 
 
 def _is_implied(now: Mapping[str, object], before: Mapping[str, object], written: Mapping[str, object]) -> bool:
-    """Say whether a wish for open dimensions asks for nothing that the inputs as written do not have already."""
+    """Say whether a wish for dynamic dimensions asks for nothing that the inputs as written do not have already."""
     wishes = {**now, "dimensions": now["dimensions"] if now["dimensions"] != written["dynamic_dimensions"] else []}
     return all(not value or value == before.get(key) for key, value in wishes.items())
 

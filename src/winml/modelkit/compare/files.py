@@ -46,7 +46,7 @@ _BothAnswers = tuple[list[Arrays], list[Arrays], list[Arrays]]
 """The draws, the answers of the reference and those of the candidate."""
 
 DRAWS = 2
-"""Sets of values on which files have to be equal; open dimensions have another size in each."""
+"""Sets of values on which files have to be equal; dynamic dimensions have another size in each."""
 
 ReadSamples = Callable[[Session], tuple[Sequence[Arrays], QualitySamples]]
 """Returns what the opened reference is to be fed, one array per input for each sample, and what that is."""
@@ -301,7 +301,7 @@ def _accepted(
 
 
 def accepted_sizes(session: Session, passed: Mapping[str, int]) -> Mapping[str, int]:
-    """Return sizes of all open dimensions that a file takes, whatever their names.
+    """Return sizes of all dynamic dimensions that a file takes, whatever their names.
 
     Args:
         session: The file.
@@ -315,7 +315,7 @@ def accepted_sizes(session: Session, passed: Mapping[str, int]) -> Mapping[str, 
 
 
 def _sizes_to_try(inputs: Sequence[GraphInput], passed: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
-    """Yield sizes of the open dimensions, the likeliest to be accepted first; twice the same where none is open."""
+    """Yield sizes of the dynamic dimensions, the likeliest to be accepted first; twice the same where none is open."""
     names = list(dict.fromkeys(key for item in inputs for key in item.keys if isinstance(key, str)))
     passed = sizes_by_key(inputs, passed)
     known = {**{name: size for name in names if (size := large_size(name)) is not None}, **passed}

@@ -53,7 +53,7 @@ class CompileFields:
     )
     embed: bool | None = declare(
         None,
-        "Store the compiled context and the weights inside the model, or in files beside it.",
+        "Store the compiled context and the weights inside the ONNX file, or in files beside it.",
         _GROUP,
         default_words="beside it",
         is_common=True,

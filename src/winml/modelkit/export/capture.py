@@ -57,7 +57,7 @@ class Capture:
     unused_inputs: tuple[str, ...]
     """Names of the graph inputs that nothing reads."""
     assumed: tuple[Assumption, ...] = ()
-    """Lines of the user's Python that read a tensor's value, or took an open size for a number."""
+    """Lines of the user's Python that read a tensor's value, or took a dynamic size for a number."""
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Open size → smallest and largest for which the graph was made, where the exporter knows that there are such."""
     notes: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ def shared_scope(scopes: Mapping[ir.Node, Scope], nodes: Iterable[ir.Node]) -> S
     return tuple(level[0] for level in takewhile(lambda level: len(set(level)) == 1, zip(*known_scopes, strict=False)))
 
 
-# --- Names the nodes, values and open sizes of a captured graph.
+# --- Names the nodes, values and dynamic sizes of a captured graph.
 #
 # Both exporters get the same names: nodes and values after the module they ran in, open sizes as the user named them.
 # Works in place.
@@ -162,7 +162,7 @@ def name_by_module(graph: ir.Graph, scopes: Mapping[ir.Node, Scope], tree: Modul
 
 
 def name_open_sizes(graph: ir.Graph, dynamic_axes: Mapping[str, Mapping[int, str]]) -> None:
-    """Name the open sizes of the inputs, and remove all other shapes, in place.
+    """Name the dynamic sizes of the inputs, and remove all other shapes, in place.
 
     Exporters use their own names for sizes they could not compute (``Add_123_dim_0``, ``s77``), and may state some open
     sizes as fixed. Shape inference derives the inner shapes from the inputs again.

@@ -73,13 +73,13 @@ class WinMLExportConfig(_Fields):
     """Options of the export stage. All have defaults; unknown keys are errors."""
 
     input_tensors: tuple[InputTensorSpec, ...] | None = None
-    """The graph inputs, in order; a name in a shape leaves that dimension open. None: decided from the model."""
+    """The graph inputs, in order; a name in a shape makes that dimension dynamic. None: decided from the model."""
     output_tensors: tuple[OutputTensorSpec, ...] | None = None
     """Names of the graph outputs, in order; their shapes and dtypes must be what the model returns. None: its own."""
     dynamic_axes: DynamicAxes = pydantic.Field(default_factory=dict)
-    """Axes to leave open by their place, as torch.onnx.export takes them: input → axis → name, or input → axes."""
+    """Dynamic axes by position, as in torch.onnx.export: input → axis → name, or input → axes."""
     dynamic_dimensions: tuple[DynamicDimension, ...] = ()
-    """Bounds, and sizes to trace with, of dimensions that are left open; those not listed take what suits the model."""
+    """Bounds and traced sizes of dynamic dimensions; for those not listed, the model determines them."""
 
     @pydantic.field_validator("torch_module", mode="before")
     @classmethod
@@ -124,7 +124,7 @@ EXPORTER_ORDER: tuple[ExporterName, ExporterName] = ("torchscript", "dynamo")
 EXPORTER_WORDS: Mapping[ExporterName, str] = {"torchscript": "TorchScript", "dynamo": "dynamo"}
 
 SECOND_TRY_S = 120.0
-"""Time limit of the second choice. Chosen: ten times what a text encoder of 12 layers takes; with open sizes
+"""Time limit of the second choice. Chosen: ten times what a text encoder of 12 layers takes; with dynamic sizes
 that a forward divides it can take hours."""
 
 

@@ -42,7 +42,7 @@ def _read_classes(text: str) -> object:
     try:
         return normalized_torch_modules(text)
     except ValueError as error:
-        hint = "Give auto, none, all, or names of classes separated by commas."
+        hint = "Use auto, none, all, or names of classes separated by commas."
         raise ConfigError(f"--torch-module {text}: {error}", hint=hint) from None
 
 
@@ -60,7 +60,7 @@ class DynamicFields:
     )
     dynamic_image_size: bool = declare(False, "Make the height and width of images dynamic.", SIZES)
     allow_dynamic: bool = declare(
-        False, "Allow dynamic dimensions even if the execution provider of `ep` requires fixed sizes.", SIZES
+        False, "Allow dynamic dimensions even if the execution provider `ep` requires fixed sizes.", SIZES
     )
 
 
@@ -103,7 +103,7 @@ class ExportFields:
         True, "Write module tags. Without them, the file contains no metadata of winml or torch.", EXPORT
     )
     keep_torch_metadata: bool = declare(
-        False, "Keep the node metadata of torch. It contains local paths and names of the trace.", ADVANCED
+        False, "Keep the node metadata of torch. It contains local paths and the names of traced values.", ADVANCED
     )
     operation_fallback: bool = declare(
         False,

@@ -41,7 +41,7 @@ class Observation:
     """The output shapes of one run of the model."""
 
     sizes: Sizes
-    """Size of every open dimension of the inputs."""
+    """Size of every dynamic dimension of the inputs."""
     shapes: Mapping[str, tuple[int, ...]]
     """Output → its shape."""
 
@@ -250,7 +250,7 @@ def _prediction_count(candidates: Sequence[_Division], traced: Sizes, symbol: st
     return len({item.at(sizes, offset) for item in candidates for offset in (item.low, item.high)})
 
 
-# --- Describes the outputs of a model with open sizes, from runs on fake tensors at a few sizes.
+# --- Describes the outputs of a model with dynamic sizes, from runs on fake tensors at a few sizes.
 #
 # The expressions for sizes are fitted in ``output_shapes``, as for an export.
 
@@ -264,11 +264,11 @@ def output_specs_of(
     run: Callable[[Sizes], Outputs | None],
     inputs: Sequence[InputTensorSpec] = (),
 ) -> tuple[OutputTensorSpec, ...]:
-    """Describe the outputs of a model; sizes that depend on open dimensions are expressions of these.
+    """Describe the outputs of a model; sizes that depend on dynamic dimensions are expressions of these.
 
     Args:
         outputs: The outputs with every dimension at its ``example``.
-        dimensions: The open dimensions.
+        dimensions: The dynamic dimensions.
         run: Runs the model at other sizes; returns None where it refuses them.
         inputs: The inputs, which may have names for sums of sizes.
     """

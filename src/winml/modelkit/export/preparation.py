@@ -214,7 +214,7 @@ def _refuse_scripted(model: nn.Module) -> None:
             raise ExportError(
                 f"{place} scripted ({module.original_name}, by torch.jit.script or torch.jit.load): torch's exporters "
                 "cannot look into it",
-                hint="Give it as the Python module it was before torch.jit.script, with the weights in its state_dict.",
+                hint="Pass the original nn.Module, before torch.jit.script; load the weights with load_state_dict().",
                 module=path,
             )
 

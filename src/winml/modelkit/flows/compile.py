@@ -94,7 +94,7 @@ def compilation(
     Args:
         task: From which file to which.
         options: What it is compiled for.
-        sizes: Sizes of open dimensions to compare at.
+        sizes: Sizes of dynamic dimensions to compare at.
         reference: The float file that a quantized source was made from; None: the one that the source names.
 
     Raises:
@@ -174,7 +174,7 @@ class Compilation(GraphWork[CompileResult]):
     options: CompileOptions
     chosen: ChosenProvider
     sizes: Mapping[str, int]
-    """Sizes of open dimensions to compare at; of the others, some are tried."""
+    """Sizes of dynamic dimensions to compare at; of the others, some are tried."""
     source: str
     """What the compiled model calls the file that it is made from."""
     folder: Path = Path()

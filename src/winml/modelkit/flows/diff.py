@@ -40,7 +40,7 @@ NO_MODULE = "nodes without a module"
 def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> StructureDiff:
     """Compare the structure of two ONNX files, module by module, without running them.
 
-    Operators, attributes, types and sizes are compared, and weights by their content; of weights, only names, types and
+    Operators, attributes, types, sizes and the content of weights are compared; of weights, only names, types and
     shapes are reported. Renamed modules are matched by their content.
 
     Args:

@@ -50,7 +50,7 @@ def has_processors(inputs: Sequence[GraphInput], folder: Path) -> bool:
 
 
 def with_fixed_sizes(inputs: Sequence[GraphInput], sizes: Mapping[str, int]) -> list[GraphInput]:
-    """Return inputs with the sizes of open dimensions that somebody gave."""
+    """Return inputs with the sizes of dynamic dimensions that somebody gave."""
     by_key = sizes_by_key(inputs, sizes)
     return [
         replace(item, shape=tuple(by_key.get(str(key), size) for key, size in zip(item.keys, item.shape, strict=True)))
@@ -133,7 +133,7 @@ def decoding_samples(
     Args:
         source: Its file.
         processors: Folder of tokenizer, feature extractor and configs; without a tokenizer, tokens are random.
-        sizes: Sizes of open dimensions of the encoder.
+        sizes: Sizes of dynamic dimensions of the encoder.
         count: Samples.
         every: Of so many runs, one is a sample.
         seed: Of texts and random tokens.

@@ -102,7 +102,7 @@ def run_weightless(
         model: In evaluation mode; called with the inputs by position.
         inputs: The inputs of the forward, in order.
         named_outputs: Returns the tensors by name in what the forward returned.
-        sizes: Sizes of the open dimensions, by name.
+        sizes: Sizes of the dynamic dimensions, by name.
 
     Returns:
         The calls and outputs. A forward that fails is not an error: its problem is in the result.

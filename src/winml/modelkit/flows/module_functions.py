@@ -159,7 +159,7 @@ def refuse_no_functions(model: ir.Model, requested: str) -> Sequence[HasAddress]
     if modules.source != "winml tags":
         raise InputError(
             "the nodes have no module information, so no module can become a function",
-            hint="Export it with winml export, or bring tags over from the file it was made of: winml retag.",
+            hint="Export it with winml export, or transfer tags from its source file: winml retag.",
         )
     return chosen_modules(modules.modules, requested)
 

@@ -84,7 +84,7 @@ def optimization(options: OptimizeOptions, sizes: Mapping[str, int]) -> SingleOp
 
     Args:
         options: What is to be done.
-        sizes: Sizes of open dimensions to compare at.
+        sizes: Sizes of dynamic dimensions to compare at.
 
     Raises:
         UsageError: they contradict one another, or name an opset nobody knows.
@@ -193,7 +193,7 @@ class SingleOptimization(_Optimization):
 
     options: OptimizeOptions
     sizes: Mapping[str, int]
-    """Sizes of open dimensions to compare at; of the others, some are tried."""
+    """Sizes of dynamic dimensions to compare at; of the others, some are tried."""
 
     @property
     def requested_options(self) -> Sequence[OptimizeOptions]:

@@ -1,4 +1,4 @@
-"""What does ``winml export`` do with an ONNX file whose open dimensions are to be fixed, from file to file?
+"""What does ``winml export`` do with an ONNX file whose dynamic dimensions are to be fixed, from file to file?
 
 Fixes the sizes; the plain form, which computes whatever depended on them only, the comparison and the writing are those
 of every verb that changes a graph (``graph_file``). Knows no PyTorch and imports none.
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-# --- Which sizes of its open dimensions does a file run at? Tried, since a graph does not declare its limits.
+# --- Which sizes of its dynamic dimensions does a file run at? Tried, since a graph does not declare its limits.
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def refused_sizes(path: Path, sizes: Mapping[str, int], seed: int) -> RefusedSiz
 
     Args:
         path: The file.
-        sizes: Size by name of an open dimension, or by key of ``--shape-config``; the others get small ones.
+        sizes: Size by name of a dynamic dimension, or by key of ``--shape-config``; the others get small ones.
         seed: Seed of the values.
 
     Raises:
@@ -117,7 +117,7 @@ def pin_model(
     verify: bool = True,
     seed: int = 0,
 ) -> PinnedModel:
-    """Fix open dimensions of an ONNX file and write the result.
+    """Fix dynamic dimensions of an ONNX file and write the result.
 
     Args:
         source: The file; it is not changed.
@@ -139,7 +139,7 @@ def pin_model(
 
 
 def pin_file(task: GraphFileTask, work: Pinning, checked: CheckedSource | None = None) -> PinnedModel:
-    """Fix open dimensions of an ONNX file as a task says; raises as :func:`pin_model` does.
+    """Fix dynamic dimensions of an ONNX file as a task says; raises as :func:`pin_model` does.
 
     Args:
         task: From which file to which.
@@ -176,7 +176,7 @@ class _PinResult(StageResult):
 
 @dataclass(frozen=True)
 class Pinning(GraphWork[_PinResult]):
-    """Fixing open dimensions."""
+    """Fixing dynamic dimensions."""
 
     sizes: Mapping[str, int]
     """Size by name in the file, by ``input:axis``, or by key of ``--shape-config``."""
@@ -226,7 +226,7 @@ class Pinning(GraphWork[_PinResult]):
         """Return inputs and outputs as they are now.
 
         Raises:
-            InputError: an input has no rank or no dtype, or an open size without a name.
+            InputError: an input has no rank or no dtype, or a dynamic size without a name.
         """
         return {
             INPUTS_KEY: [spec.as_record() for spec in _input_specs(model)],

@@ -146,7 +146,7 @@ def data_set_values(
 
     Args:
         inputs: What the models take.
-        sizes: Sizes of open dimensions that samples are brought to; others are as each sample has them.
+        sizes: Sizes of dynamic dimensions that samples are brought to; others are as each sample has them.
         request: Which samples.
         folder: Where what makes arrays of them lies.
 

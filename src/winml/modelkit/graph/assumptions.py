@@ -33,7 +33,7 @@ class Assumption(Record):
 
     kind: AssumptionKind
     input: str = field(default="", metadata=entry(omit_empty=True))
-    """Names of the inputs that it depends on, of a size those of open dimensions; empty where they are not known."""
+    """Names of the inputs that it depends on, of a size those of dynamic dimensions; empty where they are not known."""
     value: str | None = None
     """What was found in the trace, in words; None where it is not known."""
     file: str | None = None
@@ -70,12 +70,12 @@ def values_taken(place: Place) -> Assumption:
 
 
 def size_taken(place: Place, value: str | None = None, sizes: Iterable[str] = ()) -> Assumption:
-    """Return the assumption of a line that takes an open size for a number, or decides by one.
+    """Return the assumption of a line that takes a dynamic size for a number, or decides by one.
 
     Args:
         place: The line.
         value: What was taken.
-        sizes: Names of the open sizes it may come from.
+        sizes: Names of the dynamic sizes it may come from.
     """
     file, line = place
     names = ", ".join(sorted(sizes))

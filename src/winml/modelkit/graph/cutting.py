@@ -291,7 +291,7 @@ class Cutter:
 def cut_model(model: ir.Model, cut: Cut, *, keeps_sizes: bool = False) -> ir.Model:
     """Return a cut as a model of its own; the original model is not changed.
 
-    Nodes, values and their metadata are copied under their own names; tensors are shared. Open dimensions keep their
+    Nodes, values and their metadata are copied under their own names; tensors are shared. Dynamic dimensions keep their
     names. An expression such as ``height - 2`` is a free size of the new model, so it becomes a name, ``height_2``.
     Called functions are copied. The metadata of the model is not: the caller writes it.
 
@@ -351,7 +351,7 @@ def _inner_nodes(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _name_dimensions(graph: ir.Graph) -> None:
-    """Give every open dimension of the boundary a valid name, in place."""
+    """Give every dynamic dimension of the boundary a valid name, in place."""
     names: dict[str, str] = {}
     for value in graph.inputs:
         if value.shape is not None:

@@ -77,7 +77,7 @@ def add_branches(model: ir.Model, branches: Sequence[LoraBranch], names: Sequenc
         if not nodes:
             raise ExportError(
                 f"{branch.path}: the graph has no separate product for this module, so LoRA cannot be added to it",
-                hint="Merge the adapter: --adapter PATH. Over weights in few bits, remove the module from the adapter.",
+                hint="Merge the adapter: --adapter PATH. For quantized weights, remove it from the adapter.",
                 module=branch.path,
             )
         adder.add(branch, nodes)

@@ -1,4 +1,4 @@
-"""Fixes the open dimensions of a graph.
+"""Fixes the dynamic dimensions of a graph.
 
 Replaces names by numbers in the declared shapes, in place. The inner shapes are inferred again by the caller
 (``normalize``). Values are not changed.
@@ -16,7 +16,7 @@ __all__ = ["open_dimensions", "pin_dimensions", "sizes_of_dimensions"]
 
 
 def open_dimensions(graph: ir.Graph) -> dict[str, list[str]]:
-    """Return name of an open dimension → places at which the inputs have it, ``input:axis``.
+    """Return name of a dynamic dimension → places at which the inputs have it, ``input:axis``.
 
     A dimension the file does not name is called by its place.
     """
@@ -32,7 +32,7 @@ def open_dimensions(graph: ir.Graph) -> dict[str, list[str]]:
 
 
 def sizes_of_dimensions(graph: ir.Graph, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return sizes by the name of the open dimension in the graph.
+    """Return sizes by the name of the dynamic dimension in the graph.
 
     Args:
         graph: Whose inputs have the dimensions.

@@ -57,7 +57,7 @@ OPEN_SIZE = -1
 
 def _check_size(size: int) -> int:
     if size == 0:
-        raise ValueError("expected a size of at least 1, or -1 for an open dimension")
+        raise ValueError("expected a size of at least 1, or -1 for a dynamic dimension")
     return size
 
 
@@ -95,7 +95,7 @@ DType = Annotated[str, pydantic.AfterValidator(_check_dtype)]
 
 
 _OPEN_SIZES = (
-    'For an open dimension, write a name or -1 in place of the size: "shape": ["batch", 16]; or use --dynamic-batch, '
+    'For a dynamic dimension, write a name or -1 in place of the size: "shape": ["batch", 16]; or use --dynamic-batch, '
     "--dynamic-seq-len or --dynamic-axes."
 )
 
@@ -108,7 +108,7 @@ class _TensorSpec(Options):
     name: Annotated[str, pydantic.Field(min_length=1)]
     """Name of the graph input or output."""
     shape: tuple[Dimension, ...]
-    """Sizes; a name stands for an open dimension, and -1 for one that the export names. ``()`` is a scalar."""
+    """Sizes; a name stands for a dynamic dimension, and -1 for one that the export names. ``()`` is a scalar."""
     dtype: DType
     """Element type, one of :data:`DTYPES`."""
 
@@ -248,7 +248,7 @@ class OutputTensorSpec(_TensorSpec):
     """One graph output: name, shape and element type."""
 
     def disagreement(self, actual: OutputTensorSpec) -> str:
-        """Return how the actual output differs from this specification, or ``""``; an open size agrees with any."""
+        """Return how the actual output differs from this specification, or ``""``; a dynamic size agrees with any."""
         agrees = len(self.shape) == len(actual.shape) and all(
             isinstance(expected_size, str) or expected_size in (OPEN_SIZE, size)
             for expected_size, size in zip(self.shape, actual.shape, strict=False)
@@ -262,7 +262,7 @@ class OutputTensorSpec(_TensorSpec):
         return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
 
 
-# --- Records of open dimensions, and the option texts they are parsed from.
+# --- Records of dynamic dimensions, and the option texts they are parsed from.
 #
 # Knows no model: whether a name or an axis is valid for a model is decided in ``load``. Imports nothing heavy, so that
 # errors in the text are reported at once.
@@ -336,7 +336,7 @@ class OpenSize(_Range):
 
 
 class DynamicDimension(_Range):
-    """A dimension of a graph that is left open, by its name."""
+    """A dynamic dimension of a graph, by its name."""
 
     name: Name
     """As in the shapes of the inputs."""
@@ -580,8 +580,8 @@ def resolve_names(
             guess = nearest(name, [*names, *places])
             hint = f"Did you mean {guess!r}? " if guess else ""
             raise UsageError(
-                f"--shape-config: the graph has no open dimension {name!r}",
-                hint=f"{hint}Its open dimensions: {_dimension_words(names, places)}.",
+                f"--shape-config: the graph has no dynamic dimension {name!r}",
+                hint=f"{hint}Its dynamic dimensions: {_dimension_words(names, places)}.",
             )
         for resolved in meant:
             if len(meant) > 1 and resolved in sizes:

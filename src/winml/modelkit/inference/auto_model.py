@@ -62,7 +62,7 @@ class _BuiltModel(WinMLModel):
                 folder of a build, which is opened as it is unless ``config`` is passed, or of an export, whose
                 file is built by :meth:`from_onnx`.
             config: What the build is to do; see :func:`~winml.modelkit.build_hf_model`. Where it says nothing about
-                sizes, batch and sequence are left open if the model and the provider take that.
+                sizes, batch and sequence are dynamic if the model and the provider support that.
             precision: Bits of the result, such as ``int8``; None: as the config says.
             task: What the model is for; None: the task of this class, else decided from the model's config.
             ep: Execution provider to run it on; None: the one for the device.

@@ -1,4 +1,4 @@
-"""Reads what decides of each node whether a provider runs it: operator, element types, open sizes, module."""
+"""Reads what decides of each node whether a provider runs it: operator, element types, dynamic sizes, module."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class NodeFacts:
     """Element types as numpy calls them; None where one is unknown."""
     outputs: tuple[str | None, ...]
     open_names: frozenset[str]
-    """Open dimensions of the inputs of the graph that its values depend on."""
+    """Dynamic dimensions of the inputs of the graph that its values depend on."""
     has_unknown_size: bool = False
     """Whether a size of its values follows from no dimension of the inputs: from data, as far as is known."""
 
@@ -104,7 +104,7 @@ class GraphFacts:
 
     nodes: tuple[NodeFacts, ...]
     open_places: Mapping[str, Sequence[str]]
-    """Open dimension of the inputs → where they have it, ``input:axis``."""
+    """Dynamic dimension of the inputs → where they have it, ``input:axis``."""
     sums: frozenset[str]
     """Those of them that follow from others."""
     opsets: Mapping[str, int]
@@ -210,7 +210,7 @@ def _open_places(graph: onnx.GraphProto) -> dict[str, list[str]]:
 
 
 def _open_names(shapes: Iterable[Shape | None], places: Mapping[str, Sequence[str]]) -> tuple[set[str], bool]:
-    """Return the open dimensions that shapes depend on, all of them where a size is unknown; and whether one is."""
+    """Return the dynamic dimensions that shapes depend on, all of them where a size is unknown; and whether one is."""
     names: set[str] = set()
     is_unknown = False
     for shape in shapes:

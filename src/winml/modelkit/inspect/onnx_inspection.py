@@ -535,7 +535,7 @@ class Finding(Record):
 
     kind: FindingKind
     what: str
-    """The open dimension, the operator, or operator and element type."""
+    """The dynamic dimension, the operator, or operator and element type."""
     reason: str
     """Why, in the words of who said it where there are some."""
     remedy: str

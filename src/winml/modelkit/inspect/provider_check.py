@@ -254,7 +254,7 @@ class _NodeChecks:
 
     @property
     def open_places(self) -> Mapping[str, object]:
-        """The open dimensions that the provider refuses."""
+        """The dynamic dimensions that the provider refuses."""
         return {} if self.chosen.provider.takes_dynamic else self.facts.open_places
 
     def by_session(self) -> ProviderFit | None:

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-# --- Sizes as polynomials of the names of open dimensions, so that two of them can be compared.
+# --- Sizes as polynomials of the names of dynamic dimensions, so that two of them can be compared.
 
 
 _Monomial = tuple[str, ...]
@@ -163,13 +163,13 @@ class KnownSizes:
     """What is known of the values of a graph."""
 
     names: frozenset[str] = frozenset()
-    """Names of the open dimensions of the inputs."""
+    """Names of the dynamic dimensions of the inputs."""
     shapes: dict[ir.Value, Shape] = field(default_factory=dict)
     """Value → size of each axis."""
     contents: dict[ir.Value, tuple[Size, ...]] = field(default_factory=dict)
     """Small tensor of whole numbers of no axis or one → its elements; of a scalar the one."""
     cut: dict[str, Size] = field(default_factory=dict)
-    """Name of the size of a table that was cut to an open size, which may be less → that size."""
+    """Name of the size of a table that was cut to a dynamic size, which may be less → that size."""
 
     def shape(self, value: ir.Value | None) -> Shape | None:
         """Return the sizes of a value, or None."""
@@ -203,7 +203,7 @@ def is_standard(node: ir.Node, *operators: str) -> bool:
 
 
 def _names_of_inputs(graph: ir.Graph) -> frozenset[str]:
-    """Return the names of the open dimensions of the inputs."""
+    """Return the names of the dynamic dimensions of the inputs."""
     return frozenset(
         size.value
         for value in graph.inputs
@@ -239,7 +239,7 @@ def _joint(known: KnownSizes, sizes: tuple[Size, ...]) -> Size | None:
     wide -= {size for size in wide if size.name in known.cut and known.cut[size.name or ""] in wide}
     if len(wide) < 2:
         return next(iter(wide), ONE)
-    # An open size beside a number above one is either that number or one.
+    # A dynamic size beside a number above one is either that number or one.
     numbers = {size for size in wide if size.number is not None}
     return numbers.pop() if len(numbers) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Removes what a graph with open dimensions computes about its sizes although it is known."""
+"""Removes what a graph with dynamic dimensions computes about its sizes although it is known."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def _number_of(tensor: ir.TensorProtocol) -> Any:
     return number if bool((elements == number).all()) else None
 
 
-# --- Removes what a graph with open dimensions computes about its sizes although it is known.
+# --- Removes what a graph with dynamic dimensions computes about its sizes although it is known.
 
 
 _RESHAPES = ("Reshape", "Flatten", "Unsqueeze", "Squeeze")

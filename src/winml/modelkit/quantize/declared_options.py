@@ -208,10 +208,10 @@ class QuantizeFields:
     )
     budget: str | None = declare(
         None,
-        "Choose bits by module: `4.5bits`, or `smallest`. The number is the mean over all parameters of the file, as "
-        "`winml inspect` prints it. Modules get 2, 4, 8, 16 or 32 bits and a block size by their measured sensitivity; "
-        "scales count. `smallest`: the smallest file that reaches `--min-sqnr`. With `--mode qdq`, the choice "
-        "is between 8 bits, 16-bit activations (if `--ep` supports them) and float.",
+        "Choose bits by module: `4.5bits`, or `smallest`. The number is the maximum mean of bits per parameter, "
+        "scales included, as `winml inspect` prints it. Modules get 2, 4, 8, 16 or 32 bits and a block size by their "
+        "measured sensitivity. `smallest`: the smallest file that reaches `--min-sqnr`. With `--mode qdq`, the "
+        "choice is between 8 bits, 16-bit activations (if `--ep` supports them) and float.",
         QUANTIZATION,
         metavar="BITS",
         min_length=1,
@@ -219,17 +219,18 @@ class QuantizeFields:
     )
     max_size: str | None = declare(
         None,
-        "Choose bits by module, as `--budget`, for a file size such as `1.2GB` or `900MB`. Graph, metadata and data "
-        "files count. In a build with several parts, it limits each model file, not their sum.",
+        "Choose bits by module, as `--budget`, for a file size such as `1.2GB` or `900MB`. The size "
+        "includes graph, metadata and data files. In a build with several parts, it limits each model file, not their "
+        "sum.",
         QUANTIZATION,
         metavar="SIZE",
         min_length=1,
     )
     max_drop: str | None = declare(
         None,
-        "Choose bits by module for the smallest language model within a perplexity limit: `perplexity=2%` of that of "
-        "the source, or a number above it. It is measured on a quarter of `--calibration-data` that no algorithm "
-        "reads.",
+        "Choose bits by module for the smallest language model within a perplexity limit. `perplexity=2%`: at most 2 % "
+        "above that of the source; `perplexity=0.5`: at most 0.5 above it. Perplexity is measured on a held-out "
+        "quarter of `--calibration-data`.",
         QUANTIZATION,
         metavar="METRIC=VALUE",
         min_length=1,

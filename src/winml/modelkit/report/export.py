@@ -34,11 +34,11 @@ __all__ = [
 ]
 
 
-# --- An open dimension in words: its bounds, the traced size and the checked sizes.
+# --- A dynamic dimension in words: its bounds, the traced size and the checked sizes.
 
 
 def dimension_words(dimension: DynamicDimension, checked: Sequence[int]) -> str:
-    """Return the bounds of an open dimension, the size of the trace, and the sizes the file was checked at.
+    """Return the bounds of a dynamic dimension, the size of the trace, and the sizes the file was checked at.
 
     >>> dimension_words(DynamicDimension(name="sequence", max=64, example=48), (1, 55))
     'sequence 1 to 64 (traced 48; checked 1, 55)'
@@ -157,7 +157,7 @@ def _part_fields(part: ExportedPart) -> Iterator[doc.Field]:
     yield "inputs", input_words(part.inputs)
     yield "outputs", output_words(part.outputs, part.description)
     if part.dimensions:
-        yield "open", ", ".join(dimension_words(item, checked.get(item.name, ())) for item in part.dimensions)
+        yield "dynamic", ", ".join(dimension_words(item, checked.get(item.name, ())) for item in part.dimensions)
     yield "exporter", part.exporter_words
     yield "hierarchy", f"{len(part.tree)} modules ({part.tree.registered} registered, with torch.nn layers) · {tagged}"
     if coverage.tagged:

@@ -132,7 +132,7 @@ def _tensor_words(records: tuple[Mapping[str, Any], ...]) -> str:
     return ", ".join(f"{record['name']} {shape_words(record['dtype'], record['shape'])}" for record in records) or "-"
 
 
-# --- Open dimensions that were fixed.
+# --- Dynamic dimensions that were fixed.
 
 
 def pinned_document(result: PinnedModel, source: str) -> doc.Document:
@@ -148,7 +148,7 @@ def pinned_document(result: PinnedModel, source: str) -> doc.Document:
         verified = f"equals {source} at these sizes (largest relative difference {worst:.1e})"
     fields: list[doc.Field] = [
         ("pinned", ", ".join(f"{name} {size}" for name, size in result.sizes.items())),
-        *([("open", ", ".join(result.still_open))] if result.still_open else []),
+        *([("dynamic", ", ".join(result.still_open))] if result.still_open else []),
         ("inputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.inputs)),
         ("outputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.outputs)),
         ("hierarchy", coverage_words(result.coverage)),
@@ -224,7 +224,7 @@ DISPLAYED_MODULES = 12
 
 
 def optimization_check_document(check: OptimizationCheck) -> doc.Document:
-    """Describe what optimizing would do, and what an open size keeps it from."""
+    """Describe what optimizing would do, and what a dynamic size keeps it from."""
     busy = [bool(entry.count or entry.removed or entry.blocked) for entry in check.capabilities]
     fields: list[doc.Field] = [("nodes", f"{check.nodes_before} → {check.nodes_after}")]
     if idle := busy.count(False):
@@ -242,7 +242,7 @@ def optimization_check_document(check: OptimizationCheck) -> doc.Document:
                 brief=[number for number, is_busy in enumerate(busy) if is_busy],
             ),
             doc.Table(
-                doc.columns("kept by an open size", ("times", "count"), ("module", "name"), "size"),
+                doc.columns("prevented by a dynamic size", ("times", "count"), ("module", "name"), "size"),
                 [
                     [entry.name, item.count, item.module, _blocking_words(item.dimensions, item.only_at_one)]
                     for entry in check.capabilities

@@ -51,7 +51,7 @@ class FileRecord(Options):
     """One file."""
 
     name: str
-    """Inside the folder of the build."""
+    """Relative to the build folder."""
     size_bytes: int
     sha256: str
 
@@ -61,20 +61,20 @@ class CoverageRecord(Options):
 
     tagged: int
     percent: float | None
-    """Null where the model came without tags: unknown, then."""
+    """Null if the source model has no tags."""
     at_root_percent: float | None = None
-    """Share of the nodes that only the root stands for; null where it is unknown."""
+    """Share of the nodes that belong to the root; null if unknown."""
 
 
 class Origin(Options):
-    """All that a stage's result depends on: it is reused as long as this is equal."""
+    """Everything that the result of a stage depends on; the result is reused while this is unchanged."""
 
     options: dict[str, Any]
-    """What was asked of the stage."""
+    """Options of the stage."""
     source: dict[str, Any]
-    """Digests of what it read."""
+    """Digests of its inputs."""
     versions: dict[str, str]
-    """This tool and the libraries that did the work."""
+    """Versions of this tool and of the libraries used."""
 
 
 class StageRecord(Options):
@@ -83,27 +83,27 @@ class StageRecord(Options):
     name: StageName
     status: Literal["run", "reused", "skipped"]
     reason: str = ""
-    """Why it was run again, or skipped."""
+    """Why it ran again or was skipped."""
     origin: Origin | None = None
-    """Null where it was skipped."""
+    """Null if the stage was skipped."""
     files: tuple[FileRecord, ...] = ()
-    """What it wrote, the model first."""
+    """Files that it wrote, the model first."""
     seconds: float | None = None
     """Wall time of the run that made the files."""
     peak_memory_bytes: int | None = None
-    """Largest resident memory of the process during that run, mapped files included; null where it was skipped."""
+    """Peak resident memory of the process during that run, mapped files included; null if it was skipped."""
     nodes: int | None = None
     """Nodes of its model, subgraphs and functions included."""
     coverage: CoverageRecord | None = None
     normalizations: int = 0
-    """How often it brought the graph into its plain form."""
+    """How often it normalized the graph."""
     summary: str = ""
     assumed: tuple[dict[str, Any], ...] = ()
-    """Of an export: what the graph takes for granted of other inputs, as ``verification.assumed``; empty: nothing."""
+    """Of an export: assumptions of the graph about its inputs, as in ``verification.assumed``."""
     together: str = ""
-    """How near the text that all parts write together is to that of PyTorch, in words; of the part that writes it."""
+    """Quality of the text that all parts generate together, compared with PyTorch; in the part with the logits."""
     resolved: dict[str, Any] = pydantic.Field(default_factory=dict)
-    """Sections of the config as this stage decided them."""
+    """Sections of the config as resolved by this stage."""
     notes: tuple[str, ...] = ()
 
 
@@ -111,11 +111,11 @@ class PartRecord(Options):
     """One part of the model."""
 
     name: str
-    """``model`` for the only part."""
+    """Name of the part; ``model`` if there is only one."""
     model: tuple[FileRecord, ...] = ()
-    """``model.onnx``, of several parts ``<part>.onnx``: the result of the last stage, and its data files."""
+    """The result of the last stage and its data files: ``model.onnx``, or ``<part>.onnx`` of several parts."""
     sidecar: FileRecord | None = None
-    """Describes the model: the sidecar of the export, with the nodes as they are now; null where it wrote none."""
+    """The sidecar: that of the export, with the nodes of the result; null without one."""
     stages: tuple[StageRecord, ...] = ()
 
     @pydantic.field_validator("name")
@@ -131,45 +131,45 @@ class PartRecord(Options):
         return name
 
     def stage(self, name: str) -> StageRecord | None:
-        """Return the record of a stage, or None where there is none."""
+        """Return the record of a stage, or None if there is no such stage."""
         return next((stage for stage in self.stages if stage.name == name), None)
 
     @property
     def last_files(self) -> tuple[FileRecord, ...]:
-        """What the last stage that was not skipped wrote; empty where none was."""
+        """Files of the last stage that ran; empty if all were skipped."""
         return next((stage.files for stage in reversed(self.stages) if stage.files), ())
 
 
 class BuildManifest(Options):
-    """What a build left in its folder."""
+    """The content of a build folder."""
 
     manifest_version: Literal[2] = MANIFEST_VERSION
     status: Literal["unfinished", "done"]
-    """``unfinished``: a build is running, failed, or was stopped; its finished stages can be used again."""
+    """``unfinished``: a build is running, failed or was interrupted; its finished stages are reused."""
     files: tuple[str, ...]
-    """Every name in the folder that belongs to the build; nothing else there is ever touched."""
+    """All files of the build; other files in the folder are never changed."""
     parts: tuple[PartRecord, ...] = ()
-    """The parts of the model, in the order in which they run; none before they are known."""
+    """The parts of the model, in the order in which they run; empty until they are known."""
     companions: tuple[FileRecord, ...] = ()
-    """Config, tokenizer and processor files of the checkpoint, as the build wrote them; one that was changed since is
-    the user's."""
+    """Config, tokenizer and processor files of the checkpoint, as the build wrote them; one that was changed since then
+    is never replaced."""
     deploy: tuple[FileRecord, ...] = ()
-    """All that is needed where the model is used: the models with their data, and what their readers look for beside
-    them. The other files of the folder serve later builds. Empty until the build is done."""
+    """The files to deploy: the models with their data files, and the files that runtimes need beside them. All other
+    files are used by later builds only. Empty until the build is finished."""
     layout: str | None = None
-    """Tool whose readers the folder is laid out for; null: none."""
+    """Runtime that the folder is arranged for; null: none."""
     input: dict[str, Any] = pydantic.Field(default_factory=dict)
-    """The model it was built from: as named by the user, and digests of its files."""
+    """The source model: its name as passed by the user, and digests of its files."""
     started: str = ""
     """Time at which the build started, with its offset from UTC."""
     seconds: float = 0.0
     """Wall time of the whole build."""
     normalizations: int = 0
-    """How often a graph was brought into its plain form, by the runs that made the files."""
+    """How often a graph was normalized, in the runs that made the files."""
     versions: dict[str, str] = pydantic.Field(default_factory=dict)
-    """This tool, Python, and the libraries the result depends on."""
+    """Versions of this tool, of Python and of the libraries that the result depends on."""
     notes: tuple[str, ...] = ()
-    """What readers of the folder are to know, such as files that they need and the checkpoint does not have."""
+    """Notes for users of the folder, such as required files that the checkpoint lacks."""
 
     @property
     def only_part(self) -> PartRecord:
@@ -191,11 +191,11 @@ class BuildManifest(Options):
         return self.only_part.stages
 
     def part(self, name: str) -> PartRecord | None:
-        """Return the record of a part, or None where there is none."""
+        """Return the record of a part, or None if there is no such part."""
         return next((part for part in self.parts if part.name == name), None)
 
     def stage(self, name: str) -> StageRecord | None:
-        """Return the record of a stage of the only part, or None where there is none."""
+        """Return the record of a stage of the only part, or None if there is no such stage."""
         return self.only_part.stage(name)
 
     def as_record(self) -> dict[str, Any]:

@@ -45,18 +45,18 @@ class NodeRecord:
     tag: str
     module: str
     source: Source | None
-    """None where tags were not asked for."""
+    """None if the export writes no tags."""
 
 
 @dataclass(frozen=True)
 class ModuleSize:
-    """What a module consists of."""
+    """Number of nodes and parameters of a module."""
 
     nodes: int
-    """Its nodes, those of the modules below it included."""
+    """Number of its nodes, submodules included."""
     own_nodes: int
     parameters: int
-    """Elements of its parameters, those of the modules below it included."""
+    """Number of its parameters, submodules included."""
 
     @property
     def words(self) -> str:
@@ -66,15 +66,15 @@ class ModuleSize:
 
 @dataclass(frozen=True)
 class ExportedPart:
-    """One written graph: a part of a model, or all of it."""
+    """One written graph: the model, or one part of it."""
 
     name: str
-    """``model`` for the only part."""
+    """Name of the part; ``model`` if there is only one."""
     description: PartDescription | None
-    """Which part of which it is, as the file says; None for the only part that feeds nothing."""
+    """Its place among the parts, as recorded in the file; None if the model has only one part."""
     model_path: Path
     files: tuple[WrittenFile, ...]
-    """Every file written for it, the model first."""
+    """All files written for it, the model first."""
     tree: ModuleTree
     nodes: tuple[NodeRecord, ...]
     coverage: Coverage
@@ -82,35 +82,35 @@ class ExportedPart:
     inputs: tuple[InputTensorSpec, ...]
     outputs: tuple[OutputTensorSpec, ...]
     verification: VerificationInfo | None
-    """None where it was not asked for, or the file is to answer less exactly than the model."""
+    """Comparison with PyTorch; None if it was skipped, or if quality is measured instead (``fidelity``)."""
     exporter: str
     """``torchscript`` or ``dynamo``."""
     exporter_reason: str
-    """Why that exporter was used; empty where it was simply the first to be tried."""
+    """Why that exporter was used; empty if it was the first one tried."""
     opset_requested: int
     opset_produced: int
     dimensions: tuple[DynamicDimension, ...]
-    """The dimensions left open, each with the size it was traced with."""
+    """Dynamic dimensions, each with its traced size."""
     checked_sizes: Mapping[str, tuple[int, ...]]
-    """Dimension → other sizes at which the file was compared with PyTorch."""
+    """Dimension → sizes at which the file was compared with PyTorch, besides the traced one."""
     notes: tuple[str, ...]
-    """What the user should know of this part, one sentence each."""
+    """Notes on this part, one sentence each."""
     assumed: tuple[Assumption, ...] = ()
-    """What the graph takes for granted of other inputs; without a comparison, all that was met in the trace."""
+    """Assumptions of the graph about its inputs; without a comparison, all that occurred in the trace."""
     steps: tuple[StepTiming, ...] = ()
-    """The steps it took; loading the model counts to the first part."""
+    """Its steps with their times; loading the model counts towards the first part."""
     done: tuple[str, ...] = ()
-    """What was done to the graph before it was written, in a few words each."""
+    """Changes of the graph before it was written, in a few words each."""
     fidelity: FidelityInfo | None = None
-    """How much of PyTorch's answer is left, where it has fewer bits for that."""
+    """Quality relative to PyTorch, if the file is quantized."""
     functions: ModuleFunctions | None = None
-    """Modules that are functions of the file; None where none were asked for."""
+    """Modules that are functions of the file; None if none were requested."""
     model_sha256: str = ""
-    """Digest of the model file, by which sidecar and report say what they describe; empty where there are none."""
+    """Digest of the model file, to which sidecar and report refer; empty without them."""
 
     @property
     def seconds(self) -> float:
-        """Time from the first of its steps to the last."""
+        """Time from its first step to its last."""
         return sum(step.seconds for step in self.steps)
 
     @property
@@ -121,11 +121,11 @@ class ExportedPart:
         return f"{self.exporter}, opset {self.opset_produced}{requested}{reason}"
 
     def node_counts(self) -> Mapping[str, int]:
-        """Count the nodes of each module by its path, those of deeper modules not included."""
+        """Return module path → number of its nodes, submodules not included."""
         return Counter(node.module for node in self.nodes)
 
     def total_node_counts(self) -> Mapping[str, int]:
-        """Count the nodes of each module by its path, those of deeper modules included."""
+        """Return module path → number of its nodes, submodules included."""
         totals = Counter(self.node_counts())
         # A module comes after the one it ran in.
         for module in reversed(self.tree.nodes):
@@ -139,7 +139,7 @@ class ExportedPart:
         return lambda module: ModuleSize(total.get(module.path, 0), own.get(module.path, 0), module.parameter_count)
 
     def as_record(self) -> dict[str, object]:
-        """Return what is told of a graph, JSON-ready; sizes in bytes."""
+        """Return the record of the graph, JSON-ready; sizes in bytes."""
         return {
             "model_path": str(self.model_path),
             "files": [file.as_record() for file in self.files],
@@ -179,7 +179,7 @@ class ExportResult:
     model_notes: tuple[str, ...] = ()
     """Notes on the whole model, one sentence each."""
     companions: Companions = field(default_factory=Companions)
-    """Config, tokenizer and processor files that were put beside the model."""
+    """Config, tokenizer and processor files that were copied beside the model."""
 
     def in_folder(self, folder: Path) -> ExportResult:
         """Return the same with its files in ``folder``, another name of the folder they are in."""

@@ -326,7 +326,7 @@ class BlockedFusion(Record):
     count: int
     """How often it fires there besides, with fixed sizes."""
     dimensions: Mapping[str, tuple[str, ...]]
-    """Open dimension that keeps it from firing → where the inputs have it, ``input:axis``."""
+    """Dynamic dimension that keeps it from firing → where the inputs have it, ``input:axis``."""
     only_at_one: bool
     """Whether it fires because a size is 1, and with no larger one."""
 
@@ -365,7 +365,7 @@ class WrittenFile(Record):
     size_bytes: int
 
 
-# --- The result of fixing the open dimensions of an ONNX file.
+# --- The result of fixing the dynamic dimensions of an ONNX file.
 
 
 @dataclass(frozen=True)

@@ -39,34 +39,34 @@ CandidateStatus = Literal["won", "right", "slower", "wrong", "failed", "not need
 
 @dataclass(frozen=True)
 class Candidate(Record):
-    """One way to make and run the file."""
+    """One variant of the model, with the settings to run it."""
 
     name: str
     kind: CandidateKind
     words: str
-    """What it is, for people."""
+    """Description of the candidate."""
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Sections of a build config that make it, as JSON values."""
+    """Sections of the build config that builds it, as JSON values."""
     part_of: str = field(default="", metadata=entry(before="sections", null_if_empty=True))
-    """Name of the candidate whose modules are put back where they cost too much; empty where it is whole."""
+    """Name of the fully quantized candidate of which some modules stay in float; empty if none do."""
     ep: str | None = field(default=None, metadata=entry(within="run"))
-    """Execution provider that runs it; None: that of the CPU."""
+    """Execution provider that runs it; None: CPUExecutionProvider."""
     ep_options: Mapping[str, str] = field(default_factory=dict, metadata=entry(within="run"))
     """Options of the provider."""
     threads: int | None = field(default=None, metadata=entry(within="run"))
-    """Threads that share the work of one operator; None: ONNX Runtime's own choice."""
+    """Threads per operator (intra-op); None: the default of ONNX Runtime."""
     callers: int = field(default=1, metadata=entry(within="run"))
-    """Runs at a time."""
+    """Number of parallel runs."""
     fixed_sizes: Mapping[str, int] = field(default_factory=dict, metadata=entry(before="ep"))
-    """Open dimensions that are fixed in its file, by name; empty: none, the sizes are those of the export."""
+    """Dynamic dimensions that its file fixes, by name; empty: none."""
 
 
 @dataclass(frozen=True)
 class CandidateFacts(Record):
-    """What was measured of a candidate once, in a process of its own."""
+    """Measurements that are taken once per candidate, in a separate process."""
 
     size_bytes: int
-    """The model and its data."""
+    """Size of the model file and its data files."""
     session_creation_ms: float
     session_bytes: int
     """Growth of resident memory while the session was created."""
@@ -76,60 +76,60 @@ class CandidateFacts(Record):
     """Largest resident memory of the process."""
     first_run_ms: float
     sqnr_db: float | None
-    """Of the worst output, beside the plain file; None where it cannot be compared."""
+    """SQNR of the worst output relative to the plain export; None if they cannot be compared."""
     output: str = ""
-    """The worst output."""
+    """Name of the worst output."""
     lower_sqnr_db: float | None = None
-    """Lower end of its interval over the samples, which the limit judges."""
+    """Lower end of the interval of the SQNR over the samples; compared with the limit."""
     problem: str = ""
-    """Why it cannot be compared."""
+    """Why the outputs cannot be compared."""
     quality: Mapping[str, Any] = field(default_factory=dict)
-    """The quality record beside the plain file."""
+    """Quality relative to the plain export."""
     scores: Mapping[str, float] = field(default_factory=dict)
-    """Metric → its value on the samples of the data set."""
+    """Metric → its value on the dataset."""
     is_higher_better: Mapping[str, bool] = field(default_factory=dict)
-    """Metric → whether more of it is better."""
+    """Metric → whether higher is better."""
     drops: Mapping[str, float] = field(default_factory=dict)
-    """Metric → by how much it is worse than that of the plain file, on the same samples."""
+    """Metric → its drop from the plain export, on the same samples."""
 
     @property
     def memory_bytes(self) -> int:
-        """What the session and its runs take."""
+        """Memory of the session and its runs."""
         return self.session_bytes + self.run_bytes
 
 
 @dataclass(frozen=True)
 class MeasuredLatency(Record, digits=6):
-    """The time of one run: the median of the turns of a race, with its interval."""
+    """Latency of one run: the median over the turns of a race, with its interval."""
 
     p50_ms: float = field(metadata=entry("p50"))
     low_ms: float | None = field(metadata=entry("low"))
-    """None where there are too few turns for an interval."""
+    """None if there are too few turns for an interval."""
     high_ms: float | None = field(metadata=entry("high"))
     ratio: Ratio | None = field(metadata=entry("ratio_to_plain"))
-    """Time over that of the plain file, from the same turns; None for the plain file itself."""
+    """Ratio to the latency of the plain export, from the same turns; None for the plain export itself."""
     turns: int
     race: str
-    """Which race it was measured in: ``forms``, ``right`` or ``variations``."""
+    """The race in which it was measured: ``forms``, ``right`` or ``variations``."""
 
 
 @dataclass(frozen=True)
 class TunedCandidate:
-    """One candidate, and what came of it."""
+    """One candidate with its measurements and outcome."""
 
     candidate: Candidate
     status: CandidateStatus
     reason: str = ""
-    """Why it did not win, in words."""
+    """Why it did not win."""
     facts: CandidateFacts | None = None
-    """None where it was not made."""
+    """None if it was not built."""
     latency: MeasuredLatency | None = None
-    """None where it was not timed."""
+    """None if it was not timed."""
     samples_per_s: float | None = None
     is_on_front: bool = False
-    """Whether no other that runs is better in latency, size or SQNR and as good in the others."""
+    """Whether it is Pareto-optimal in latency, size and SQNR among the candidates that run."""
     ratio_to_winner: Ratio | None = None
-    """Time over that of the winner, from the turns of the race that decided between them; None where none did."""
+    """Ratio to the latency of the winner, from the race that decided between them; None if none did."""
 
     def as_record(self) -> dict[str, object]:
         """Return its entry of ``candidates``."""
@@ -161,30 +161,30 @@ class TunedCandidate:
 
 @dataclass(frozen=True)
 class Winner(Record):
-    """The answer: a folder, the config that makes it again, and how it is run."""
+    """The winner: its folder, the config that builds it again, and the settings to run it."""
 
     name: str
     folder: str
-    """The folder of a build."""
+    """Its build folder."""
     config: str
     """Its config, for ``winml build -c``."""
     words: str
     """Why it won."""
     build_command: str
     perf_command: str | None
-    """None where several run at a time, which ``winml perf`` does not."""
+    """None for parallel runs, which ``winml perf`` does not support."""
     is_within_noise: bool
-    """Whether another was faster by no more than the noise, so that the simpler one won."""
+    """Whether another candidate was faster within the noise, so that the simpler one won."""
     ratio_to_plain: Ratio | None = None
-    """Time over that of the plain file; None where that won, or nothing was timed."""
+    """Ratio to the latency of the plain export; None if that won, or nothing was timed."""
     sqnr_db: float | None = field(default=None, metadata=entry(digits=3))
-    """Of its worst output, beside the plain file."""
+    """SQNR of its worst output relative to the plain export."""
     size_bytes: int | None = None
-    """The model and its data."""
+    """Size of the model file and its data files."""
     fastest: str | None = None
-    """The one that was faster (of sizes: smaller) by no more than the noise; None where the winner is the best."""
+    """The candidate that was faster (or smaller) within the noise; None if the winner is the best."""
     fastest_to_winner: Ratio | None = None
-    """Time of that one over that of the winner."""
+    """Ratio of its latency to that of the winner."""
 
 
 @dataclass(frozen=True)
@@ -192,16 +192,16 @@ class TuneResult(Record, schema_version=SCHEMA_VERSION):
     """The result of a tuning."""
 
     model: str
-    """As passed by the user."""
+    """The model, as passed by the user."""
     tool_version: str
     onnxruntime_version: str
     target: TuneTarget
     limits: Mapping[str, Any]
-    """Limits of a candidate: ``min_sqnr_db``, ``max_drop`` and ``dataset``."""
+    """Quality limits: ``min_sqnr_db``, ``max_drop`` and ``dataset``."""
     machine: Mapping[str, Any]
     """Cores, instruction sets, providers and versions that the plan depends on."""
     measured_shapes: Mapping[str, Sequence[int]]
-    """Input → its shape in the runs."""
+    """Input → its shape in all runs."""
     batch_size: int
     block: int
     """Consecutive runs of a candidate in one turn."""

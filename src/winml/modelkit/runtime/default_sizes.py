@@ -76,20 +76,20 @@ _DEFAULT_SIZES: Mapping[str, int] = {
     "num_mel_bins": MEL_BINS,
     "audio_length": SAMPLING_RATE_HZ,
 }
-"""Name of an open dimension → the size a graph is run with where nobody gave one."""
+"""Name of a dynamic dimension → the size a graph is run with where nobody gave one."""
 
 
 def default_size(name: str) -> int | None:
-    """Return the size an open dimension of a graph is run with where nobody gave one; None: its name says nothing."""
+    """Return the size a dynamic dimension of a graph is run with where nobody gave one; None: its name says nothing."""
     return _DEFAULT_SIZES.get(current_name(name))
 
 
 def fixing_command(model: str, open_names: Iterable[str]) -> str:
-    """Return the command that fixes the open dimensions of a file, at sizes of an example; for messages.
+    """Return the command that fixes the dynamic dimensions of a file, at sizes of an example; for messages.
 
     Args:
         model: The file, as the user calls it.
-        open_names: Its open dimensions, without those that are sums of others.
+        open_names: Its dynamic dimensions, without those that are sums of others.
     """
     sizes = {name: default_size(name) or 1 for name in open_names}
     return f"winml export -m {shlex.quote(model)} -o fixed.onnx --shape-config '{json.dumps(sizes)}'"

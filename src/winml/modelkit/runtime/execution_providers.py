@@ -40,7 +40,7 @@ class ExecutionProvider:
     devices: tuple[Device, ...]
     """Kinds of processors it runs on, its default first."""
     takes_dynamic: bool = True
-    """Whether it runs, or compiles, graphs with open dimensions; specified by its documentation."""
+    """Whether it runs, or compiles, graphs with dynamic dimensions; specified by its documentation."""
     device_options: Mapping[Device, tuple[str, str]] = field(default_factory=dict)
     """Name and value of the provider option that selects a device; specified by its documentation."""
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -256,12 +256,12 @@ def short_name(name: str) -> str:
 
 
 def refuse_dynamic(ep: str | None, *, is_dynamic: bool, allow_dynamic: bool) -> None:
-    """Refuse open dimensions where the provider needs fixed sizes.
+    """Refuse dynamic dimensions where the provider needs fixed sizes.
 
     Args:
         ep: Name of the provider; None: any.
         is_dynamic: Whether some dimension is open.
-        allow_dynamic: Accept open dimensions for any provider.
+        allow_dynamic: Accept dynamic dimensions for any provider.
 
     Raises:
         UsageError: the provider is unknown, or needs fixed sizes.

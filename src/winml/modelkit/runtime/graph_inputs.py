@@ -77,7 +77,7 @@ class GraphInput:
     dtype: str
     """Element type in numpy's words (``float32``), ``string``, or ONNX Runtime's own words for what is no tensor."""
     shape: tuple[Size, ...]
-    """Sizes; an open dimension is its name, or None where the file does not name it."""
+    """Sizes; a dynamic dimension is its name, or None where the file does not name it."""
     value_range: tuple[float, float] | None = None
     """Smallest and largest valid value, where the file says."""
     first_values: tuple[tuple[int, int], ...] = ()
@@ -93,7 +93,7 @@ class GraphInput:
 
     @property
     def keys(self) -> tuple[int | str, ...]:
-        """The shape with a name for every open dimension: ``x:0`` for the first of ``x`` where the file has none."""
+        """The shape with a name for every dynamic dimension: ``x:0`` for the first of ``x`` where the file has none."""
         return tuple(f"{self.name}:{axis}" if size is None else size for axis, size in enumerate(self.shape))
 
     @property
@@ -129,7 +129,7 @@ def inputs_of_specs(specs: Sequence[InputTensorSpec]) -> tuple[GraphInput, ...]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the open dimensions were settled to."""
+    """What the dynamic dimensions were settled to."""
 
     by_name: Mapping[str, int]
     notes: tuple[str, ...] = ()
@@ -218,7 +218,7 @@ def sizes_by_key(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -> 
 
 
 def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, batch_size: int | None = None) -> Sizes:
-    """Give every open dimension a size.
+    """Give every dynamic dimension a size.
 
     Args:
         inputs: The inputs of the graph.
@@ -288,7 +288,7 @@ def _summed(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | str]]) -
 
 
 def _batch_names(inputs: Sequence[GraphInput], batch_size: int) -> list[str]:
-    """Return the open dimensions that are the batch; none where the fixed size is the one wanted already."""
+    """Return the dynamic dimensions that are the batch; none where the fixed size is the one wanted already."""
     first = [item.keys[0] for item in inputs if item.shape]
     named = [key for key in first if isinstance(key, str) and counts_rows(key)]
     nameless = [key for key in first if isinstance(key, str) and ":" in key]

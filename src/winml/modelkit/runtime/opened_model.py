@@ -43,7 +43,7 @@ class RunOptions:
     shown: str
     """The model as the user wrote it."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Sizes of its open dimensions, by name."""
+    """Sizes of its dynamic dimensions, by name."""
     fitting_sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes that the model was found to run at, for those that nobody gave; see :func:`run_at_fitting_sizes`."""
     batch_size: int | None = None
@@ -250,7 +250,7 @@ SMALLEST_HALVED = 4
 
 
 def refuse_dynamic_inputs(provider: ChosenProvider, inputs: tuple[GraphInput, ...], options: RunOptions) -> None:
-    """Refuse a graph with open dimensions on a provider that needs fixed sizes.
+    """Refuse a graph with dynamic dimensions on a provider that needs fixed sizes.
 
     Raises:
         UsageError: it does.

@@ -51,7 +51,7 @@ ort.disable_telemetry_events()
 
 _T = TypeVar("_T")
 Shape = tuple[int | str | None, ...]
-"""Sizes of a value; an open dimension is its name, or None without one."""
+"""Sizes of a value; a dynamic dimension is its name, or None without one."""
 
 CPU = ("CPUExecutionProvider",)
 """The provider every ONNX Runtime has."""

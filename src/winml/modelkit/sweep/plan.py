@@ -75,7 +75,7 @@ class PerfSection(Options):
     ep: Text | None = None
     """Execution provider. Null: the CPU's."""
     sizes: dict[Text, pydantic.PositiveInt] = pydantic.Field(default_factory=dict)
-    """Sizes of open dimensions, by name."""
+    """Sizes of dynamic dimensions, by name."""
 
 
 class CompareSection(Options):
@@ -86,7 +86,7 @@ class CompareSection(Options):
     seed: pydantic.NonNegativeInt = 0
     """Seed of what is drawn."""
     sizes: dict[Text, pydantic.PositiveInt] = pydantic.Field(default_factory=dict)
-    """Sizes of open dimensions, by name."""
+    """Sizes of dynamic dimensions, by name."""
 
 
 class ListedModel(Options):

@@ -100,7 +100,7 @@ def sweep_models(
 ) -> SweepResult:
     """Export, build, measure and compare many models in many configurations, each in its own process.
 
-    Processes are started as :mod:`multiprocessing` does: a script calls it below ``if __name__ == "__main__":``.
+    Uses :mod:`multiprocessing`: call it from a script under ``if __name__ == "__main__":``.
 
     Args:
         models: A plan: the path of one or of a list of models, the JSON object of one, or the models themselves.

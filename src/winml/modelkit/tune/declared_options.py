@@ -63,7 +63,8 @@ class TuneFields(DataSetFields):
     )
     max_drop: dict[str, Drop] = declare_limits(
         "--max-drop",
-        "Maximum drop of a task metric on `dataset` from the unoptimized model, such as accuracy=0.01, or 1% of it.",
+        "Maximum drop of a task metric on `dataset` from the unoptimized model, such as accuracy=0.01 (absolute) "
+        "or accuracy=1% (relative).",
         LIMITS,
         is_common=True,
     )

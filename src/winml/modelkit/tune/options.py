@@ -37,13 +37,13 @@ class TuneOptions(_Fields):  # type: ignore[misc]  # as above
     model_config = pydantic.ConfigDict(allow_inf_nan=False)
 
     sizes: dict[str, pydantic.PositiveInt] = pydantic.Field(default_factory=dict)
-    """Sizes of open dimensions to run at, by name or by key of --shape-config."""
+    """Sizes of dynamic dimensions to run at, by name or by key of --shape-config."""
     batch_size: pydantic.PositiveInt | None = None
-    """Batch size to run at, of an ONNX file."""
+    """Batch size to run an ONNX file at."""
     seed: pydantic.NonNegativeInt = 0
     """Seed of the random values."""
     draws: pydantic.PositiveInt | None = None
-    """Samples that outputs are compared on. Null: 16, or fewer of large models."""
+    """Samples that outputs are compared on. Null: 16, fewer for large models."""
 
     @property
     def least_sqnr_db(self) -> float | None:
@@ -68,7 +68,7 @@ class TuneOptions(_Fields):  # type: ignore[misc]  # as above
 
     @property
     def sizes_to_fix(self) -> dict[str, int]:
-        """The sizes that are given for open dimensions of an ONNX file; where there are any, a file may fix them."""
+        """The sizes that are given for dynamic dimensions of an ONNX file; where there are any, a file may fix them."""
         return {**self.sizes, **({} if self.batch_size is None else {"batch_size": self.batch_size})}
 
     @property

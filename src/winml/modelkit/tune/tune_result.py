@@ -164,7 +164,7 @@ class Answer:
         )
 
     def _size_words(self) -> Iterator[str]:
-        """Yield the options of the sizes that open dimensions were run at."""
+        """Yield the options of the sizes that dynamic dimensions were run at."""
         if self.task_options.sizes:
             yield from ("--shape-config", json.dumps(dict(self.task_options.sizes)))
         if self.task_options.batch_size is not None:

@@ -491,9 +491,9 @@ def tune_model(
     progress: Callable[[int, float], None] | None = None,
     **flags: Any,
 ) -> TuneResult:
-    """Find the fastest variant of a model on this machine that keeps a quality.
+    """Find the fastest variant of a model on this machine within a quality limit.
 
-    Measurements are stored in the folder: the same call continues them, and returns at once if all are finished.
+    Measurements are stored in the folder: the same call resumes them, and returns at once if all are finished.
 
     Args:
         model: Hub id, checkpoint folder, ``file.py:factory``, ONNX file, or folder of a build.

@@ -46,19 +46,19 @@ class BuildRequest:
     use_cache: bool = declare(False, "Build in the cache. It has one folder per model and config.", OUTPUT)
     rebuild: bool = declare(
         False,
-        "Run all stages, including up-to-date ones, and replace the build of another model. Files that no build wrote "
-        "remain.",
+        "Run all stages, including up-to-date ones, and replace the build of another model. Files that were not "
+        "written by a build are preserved.",
         OUTPUT,
     )
     layout: str | None = declare(
         None,
-        "Folder layout of this tool, which opens the folder without changes.",
+        "Arrange the folder for this runtime, which then loads it directly.",
         OUTPUT,
         only=LAYOUTS.names,
     )
     deploy_only: bool = declare(
         False,
-        "Retain only what is deployed: the model, and the files that its readers need beside it.",
+        "Retain only the files to deploy: the model, and the files that runtimes need beside it.",
         OUTPUT,
     )
     tokenizer: bool = declare(

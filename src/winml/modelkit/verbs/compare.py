@@ -149,7 +149,7 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
     if request.input_data and request.samples is not None:
         raise UsageError(
             f"--samples {request.samples}: --input-data {request.input_data} already determines the samples",
-            hint="Give one of the two; of a folder, every .npz file is read.",
+            hint="Pass one of them. If it is a folder, every .npz file is read.",
         )
     values = value_files(request.input_data) if request.input_data else data_set_files(request)
     what = f"{request.candidate} with {request.reference}{', module by module' if request.by_module else ''}"

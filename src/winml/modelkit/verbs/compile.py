@@ -81,7 +81,7 @@ class _Compile(FileVerb[CompileRequest, "CompileOptions", "Compilation", "Compil
         if not request.reference.is_file():
             raise ModelPathError(
                 f"--reference {request.reference}: no such file",
-                hint="Give the path of the float ONNX file that the source was quantized from.",
+                hint="Pass the path of the float ONNX file that the source was quantized from.",
             )
 
     def work(self, request: CompileRequest, task: GraphFileTask, options: CompileOptions) -> Compilation:
@@ -131,7 +131,7 @@ def compile_onnx(
         overwrite: Replace an existing file.
         verify: Open the result, run it on the provider, and compare it with ``model``.
         seed: Seed of the inputs that outputs are compared on.
-        sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
+        sizes: Sizes of dynamic dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
         reference: The float file that ``model`` was quantized from; None: the one that ``model`` names.
         on_step: Called when a step starts and when it ends.
         **flags: Fields of :class:`CompileOptions`: ``ep``, ``device``, ``ep_options``, ``embed``, ``max_outside``,
@@ -142,7 +142,7 @@ def compile_onnx(
 
     Raises:
         UsageError: a provider that is unknown, not installed or compiles nothing, an option it does not take, an output
-            that exists, open dimensions for a provider that needs fixed sizes, or ``flags`` beside ``options``.
+            that exists, dynamic dimensions for a provider that needs fixed sizes, or ``flags`` beside ``options``.
         InputError: the file is no ONNX model, its data is missing, or it is compiled already.
         CompileError: the provider failed, or supports none of the nodes.
         LimitError: more nodes are outside, or there are more parts, than ``options`` allow; no file was written.

@@ -69,8 +69,8 @@ class EvalRequest(PageAnswerRequest, ProviderFields, DataSetFields):
     )
     max_drop: dict[str, Drop] = declare_limits(
         "--max-drop",
-        "Maximum drop of a metric from the baseline, such as accuracy=0.01, or 1% of the baseline. If it is exceeded, "
-        "the exit code is 3.",
+        "Maximum drop of a metric from the baseline, such as accuracy=0.01 (absolute) or accuracy=1% (relative). If "
+        "it is exceeded, the exit code is 3.",
         LIMITS,
         is_common=True,
     )

@@ -65,7 +65,7 @@ class ExportPlan(Plan):
 
     request: ExportRequest
     model: ModelRequest
-    """With the inputs and open dimensions of the config."""
+    """With the inputs and dynamic dimensions of the config."""
 
 
 def plan_export(request: ExportRequest) -> ExportPlan:
@@ -143,7 +143,7 @@ def run_export(plan: ExportPlan, on_step: Callable[[StepEvent], None] | None = N
 
 
 def _model_of(request: ExportRequest) -> ModelRequest:
-    """Return the model with the inputs and the open dimensions that the config states."""
+    """Return the model with the inputs and the dynamic dimensions that the config states."""
     model, config = request.model, request.config
     model = replace(model, dynamic=model.dynamic.joined(config.dynamic.requested_by(request.origin)))
     if config.input_tensors is None or model.input_specs is not None:
@@ -217,7 +217,7 @@ def _planned(path: Path) -> PlannedFile:
     return PlannedFile(path, replaces=path.exists())
 
 
-# --- Of an ONNX file: fixes its open dimensions.
+# --- Of an ONNX file: fixes its dynamic dimensions.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,4 +257,4 @@ class _Pin(FileVerb[PinRequest, "Options", "Pinning", Any]):  # its record is no
 
 
 PIN = _Pin()
-"""Fixes open dimensions: its :meth:`~FileVerb.plan_file` and :meth:`~FileVerb.run_file`."""
+"""Fixes dynamic dimensions: its :meth:`~FileVerb.plan_file` and :meth:`~FileVerb.run_file`."""

@@ -129,7 +129,7 @@ def optimize_onnx(
         external_data: Store weights in a separate data file (True) or in the model (False); None: a separate file from
             ``EXTERNAL_BYTES`` on.
         seed: Seed of the inputs that outputs are compared on.
-        sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
+        sizes: Sizes of dynamic dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
         functions: Modules to write as ONNX functions: ``all``, ``classes`` (modules of one class whose graphs are
             equal share one) or a selector.
         on_step: Called when a step starts and when it ends.

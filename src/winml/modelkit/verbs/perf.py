@@ -49,7 +49,7 @@ class PerfRequest(ModuleAnswerRequest, ProviderFields, LatencyFields):
     )
     module: str | None = declare(
         None,
-        "Extract these modules and measure each one alone, on real activations.",
+        "Extract these modules and measure each one separately, on its inputs inside the model.",
         MEASUREMENT,
         metavar="SELECTOR",
         is_common=True,
@@ -215,6 +215,6 @@ def _found_baseline(request: PerfRequest) -> Baseline | None:
     path = onnx_file(name)
     if path is None:
         raise UsageError(
-            f"--baseline {name}: neither {_PYTORCH} nor an ONNX file", hint=f"Give --baseline {_PYTORCH}, or a file."
+            f"--baseline {name}: neither {_PYTORCH} nor an ONNX file", hint=f"Use --baseline {_PYTORCH}, or a file."
         )
     return Baseline(name, path)

@@ -285,7 +285,7 @@ def quantize_onnx(
         external_data: Store weights in a separate data file (True) or in the model (False); None: a separate file from
             ``EXTERNAL_BYTES`` on.
         seed: Seed of the inputs that outputs are compared on.
-        sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
+        sizes: Sizes of dynamic dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
         on_step: Called when a step starts and when it ends.
         **flags: Fields of :class:`QuantizeOptions`: ``precision``, ``mode``, ``exclude`` and so on.
 
@@ -426,7 +426,7 @@ def _refuse_combinations(request: QuantizeRequest) -> None:
         raise UsageError(
             f"--sensitivity: --algorithm {request.options.algorithm} quantizes a module by what the modules before it "
             "make, and each is measured alone",
-            hint="Give --algorithm rtn, hqq or k_quant.",
+            hint="Use --algorithm rtn, hqq or k_quant.",
         )
     unused = {
         "--external-data" if request.external_data else "--no-external-data": request.external_data is not None,

@@ -50,13 +50,13 @@ class RunRequest(AnswerRequest, ProviderFields):
 
     text: tuple[str, ...] = declare(
         (),
-        "Text input. With several, their similarity for embeddings, one result each for other tasks.",
+        "Text input. Several texts: their similarity for embedding models, one result per text for all other tasks.",
         INPUTS,
         metavar="TEXT",
         is_common=True,
     )
     image: tuple[str, ...] = declare(
-        (), "Image file. With several, as for texts.", INPUTS, metavar="FILE", is_common=True
+        (), "Image file. Several images: as for texts.", INPUTS, metavar="FILE", is_common=True
     )
     audio: str | None = declare(None, "Audio file.", INPUTS, metavar="FILE", is_common=True)
     label: tuple[str, ...] = declare(
@@ -569,21 +569,21 @@ def _value(item: TaskInput, given: str) -> Any:
         return given
     path = Path(given[1:])
     if not path.is_file():
-        raise ModelPathError(f"input {item.name!r}: {path}: no such file", hint="Give the path of a file.")
+        raise ModelPathError(f"input {item.name!r}: {path}: no such file", hint="Pass the path of a file.")
     if item.kind == "text":
         from winml.modelkit.options import JsonError, read_text_file
 
         try:
             return read_text_file(path)
         except JsonError as error:
-            raise InputError(f"input {item.name!r}: {path}: {error}", hint="Give a file of UTF-8 text.") from error
+            raise InputError(f"input {item.name!r}: {path}: {error}", hint="Pass a UTF-8 text file.") from error
     from winml.modelkit.evaluate.media import Unreadable, open_image, open_recording
 
     opened: Any = (open_image if item.kind == "image" else open_recording)(str(path), None, str(path))
     if isinstance(opened, Unreadable):
         raise InputError(
             f"input {item.name!r}: {path} cannot be read as {_article(item.kind)}: {opened.reason}",
-            hint=f"Give {_article(item.kind)}, such as {item.example}.",
+            hint=f"Pass {_article(item.kind)}, such as {item.example}.",
         )
     return opened.convert("RGB") if item.kind == "image" else opened
 
@@ -596,7 +596,7 @@ def _tensor(name: str, given: str) -> Any:
     """
     import numpy as np
 
-    hint = f"Give numbers as JSON, --input {name}=[[1,2,3]], or a file of numpy.save: --input {name}=@{name}.npy."
+    hint = f"Pass numbers as JSON, --input {name}=[[1,2,3]], or a file of numpy.save: --input {name}=@{name}.npy."
     try:
         if given.startswith("@"):
             path = Path(given[1:])

@@ -88,7 +88,7 @@ class LatencyFields:
 
     iterations: int | None = declare(
         None,
-        "Measured runs.",
+        "Number of measured runs.",
         MEASUREMENT,
         minimum=1,
         maximum=MOST_RUNS,

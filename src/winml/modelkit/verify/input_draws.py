@@ -63,7 +63,7 @@ class InputDraws:
 
         Args:
             number: Which set, from 1; the first is the user's example where there is one.
-            sizes: Size of every open dimension; None: as traced.
+            sizes: Size of every dynamic dimension; None: as traced.
             with_padding: Whether random masks hide something.
         """
         part = self.part

@@ -48,7 +48,7 @@ _FAR_FACTOR, _FAR_MOST = 8, 4096
 """Chosen: a forward that cuts its input into pieces of a fixed size may be traced as one piece, and answers rightly
 until there is a second one. Attention over more tokens than this takes gigabytes."""
 _FAR_WORK = 5e10
-"""Parameters times the product of all open sizes, up to which a far size is tried. Chosen: a second or two on two
+"""Parameters times the product of all dynamic sizes, up to which a far size is tried. Chosen: a second or two on two
 cores, and 450 tokens of bert-base."""
 _DISPLAYED_OUTPUTS = 4
 """Outputs named in a message; more would bury the rest of it."""
@@ -63,7 +63,7 @@ class Draw:
     inputs: Mapping[str, torch.Tensor]
     reference: Arrays
     sizes: Sizes
-    """Size of every open dimension."""
+    """Size of every dynamic dimension."""
 
     @property
     def has_padding(self) -> bool:
@@ -99,7 +99,7 @@ class WrittenGraph:
     model: ir.Model
     """The graph in the file, tags included."""
     inputs: tuple[InputTensorSpec, ...]
-    """Names in their shapes are open dimensions."""
+    """Names in their shapes are dynamic dimensions."""
     draw: Draw
     """What was traced."""
     proof: DynamicProof
@@ -145,7 +145,7 @@ def run_at_varied_sizes(
         accepted, refusal = _accepted_draws(traced.sizes, dimension, run)
         if not accepted:
             error = UsageError(
-                f"{dimension.name} cannot be left open: at sizes other than {dimension.example}, {refusal}",
+                f"{dimension.name} cannot be dynamic: at sizes other than {dimension.example}, {refusal}",
                 hint="Fix its size with --shape-config or --input-specs, or make the model accept more sizes.",
             )
             error.frozen = (dimension.name,)
@@ -298,7 +298,7 @@ def _refuse_other_outputs(traced: Draw, draws: Sequence[Draw]) -> None:
             for item in (traced, draw)
         )
         error = UsageError(
-            f"{' and '.join(moved)} cannot be left open: the set of outputs depends on the size, and a graph has fixed "
+            f"{' and '.join(moved)} cannot be dynamic: the set of outputs depends on the size, and a graph has fixed "
             f"outputs ({outputs})",
             hint="Fix the size (remove the dynamic option, or set a number in --shape-config), bound it to sizes with "
             "the same outputs, or return one tensor (torch.stack; squeeze with a named axis).",

@@ -176,7 +176,7 @@ def verify_written_file(
         written: The file, and what was traced.
         prepared: The part it was made from.
         inputs: Further inputs.
-        advice: What to try first where an open dimension froze.
+        advice: What to try first where a dynamic dimension froze.
         is_streamed: Whether weights are read piece by piece on both sides, for a part that was traced without them. No
             text is generated then: each token would read all weights again.
 
@@ -287,7 +287,7 @@ def measure_written_file(
     The weights of a model that was traced without them are not loaded: both sides hold a piece of them at a time.
 
     Args:
-        written: The file, and what was traced; its open dimensions are tried at other sizes.
+        written: The file, and what was traced; its dynamic dimensions are tried at other sizes.
         prepared: The part it was made from.
         inputs: Further inputs.
         least_sqnr_db: Ratio in decibels that every output has to reach.

@@ -185,7 +185,7 @@ FAILURES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str, str | Non
     ),
     "size": (
         lambda x: x + (1 if x.shape[0] == 2 else 2),
-        r"rows \(axis 0 of my values\) cannot be left open .* takes it for a constant",
+        r"rows \(axis 0 of my values\) cannot be dynamic .* takes it for a constant",
         None,
     ),
     "mistake": (lambda x: x if not torch.compiler.is_exporting() else x.nothing, "in module 1 .*AttributeError", None),

@@ -190,7 +190,7 @@ def test_option_for_sizes_of_which_one_is_fixed_tells_how_to_leave_the_other_ope
     decision = decide_inputs(transformers.WhisperForConditionalGeneration(config), config)
     with pytest.raises(UsageError, match=r"num_frames.*20 only") as caught:
         open_axes(decision, DynamicRequest(sequence=True))
-    assert "--dynamic-axes 'decoder_input_ids:1=decoder_sequence_length' leaves open what can be." == caught.value.hint
+    assert "--dynamic-axes 'decoder_input_ids:1=decoder_sequence_length'" in caught.value.hint
     advised = open_axes(decision, DynamicRequest(axes={"decoder_input_ids": {1: "decoder_sequence_length"}}))
     assert (1, "decoder_sequence_length") == shapes(advised)["decoder_input_ids"]
 

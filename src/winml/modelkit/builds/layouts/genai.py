@@ -53,7 +53,7 @@ __all__ = [
 
 
 def value_sizes(value: onnx.ValueInfoProto) -> list[int | str]:
-    """Return the sizes of an input or output: numbers, or names of open dimensions."""
+    """Return the sizes of an input or output: numbers, or names of dynamic dimensions."""
     return [dim.dim_value or dim.dim_param for dim in value.type.tensor_type.shape.dim]
 
 

@@ -164,7 +164,7 @@ def refuse_models(layout: Layout, models: Sequence[Path]) -> None:
         raise UsageError(
             f"--layout {layout.name}: {decoder.name} takes keys and values computed by the encoder, and "
             f"{layout.readers} lets the decoder compute them",
-            hint="Build from the checkpoint, whose decoder is then made for them, or leave --layout out.",
+            hint="Build from the checkpoint, which exports a decoder for this layout, or omit --layout.",
         )
     texts = [entry.value for entry in read_structure(models[0]).metadata_props if entry.key == MODEL_KEY]
     try:

@@ -27,7 +27,7 @@ Examples:
 def command() -> None:
     """List or remove builds in the cache.
 
-    The cache stores builds and exports, so that a model is exported only once. It is in the cache folder of the user,
+    The cache stores builds and exports, so that no model is exported twice. It is in the cache folder of the user,
     or in the folder of the variable WINML_CACHE. Removing it is always safe.
     """
 

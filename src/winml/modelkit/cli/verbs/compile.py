@@ -46,7 +46,7 @@ def command(**options: Any) -> None:
     """Compile an ONNX model for an execution provider. Tags are preserved.
 
     If the provider compiles, each compiled subgraph becomes one EPContext node that lists its modules. For cpu, the
-    file contains the graph as ONNX Runtime optimizes it, so that sessions open faster.
+    file contains the graph as ONNX Runtime optimizes it, so that sessions are created faster.
 
     Exit codes: 0 success, 1 invalid files, 2 usage error, 3 the result does not load, or its outputs differ from those
     of the source beyond tolerance.

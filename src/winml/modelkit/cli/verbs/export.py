@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 
-# --- ``winml export`` of an ONNX file: fixes its open dimensions.
+# --- ``winml export`` of an ONNX file: fixes its dynamic dimensions.
 
 
 _FOR_PYTORCH_MODELS = (

@@ -92,13 +92,13 @@ _sampling = partial(grouped_option, group=GENERATION, is_common=True)
     "--top-p",
     type=click.FloatRange(0, 1, min_open=True),
     metavar="SHARE",
-    help="Sample from tokens of this total probability. They are the most likely ones.",
+    help="Sample from the most likely tokens, up to this total probability.",
 )
 @_sampling(
     "--min-p",
     type=click.FloatRange(0, 1),
     metavar="SHARE",
-    help="Minimum probability of a token. It is relative to the most likely token.",
+    help="Minimum probability of a token. It is relative to that of the most likely token.",
 )
 @_sampling(
     "--repetition-penalty",

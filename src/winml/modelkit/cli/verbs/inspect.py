@@ -145,7 +145,7 @@ def _refuse_early(options: Mapping[str, Any]) -> str | None:
     if not passed and not any(options[name] for name in ("model_type", "model_class", "list_tasks")):
         raise UsageError(
             "no model is specified",
-            hint="Give an ONNX file, a Hub id, a checkpoint folder, a config.json or file.py:factory; or --model-type "
+            hint="Pass an ONNX file, a Hub id, a checkpoint folder, a config.json or file.py:factory; or --model-type "
             "or --model-class.",
         )
     if options["depth"] is not None and not options["hierarchy"] and options["module"] is None:

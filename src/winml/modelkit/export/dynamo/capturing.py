@@ -78,7 +78,7 @@ _LEAST_TRACED, _LARGEST_SIZE = 2, 2**20
 """Specified: the smallest size that torch traces. Chosen: sizes beyond a million are limits of integers of 32 bits."""
 _LIBRARIES = frozenset({"torch", "winml", "onnxscript", "onnx_ir"})
 """Packages whose lines are not reported, since the user cannot change them."""
-_SIZE_HINT = "Fix the size (leave the dynamic option out), or let the forward take sizes from x.shape only."
+_SIZE_HINT = "Fix the size (omit the dynamic option), or read sizes from x.shape only in the forward."
 
 
 def export_error(
@@ -117,7 +117,7 @@ def export_error(
     if fixed_axes := _fixed_axes(error, axes):
         places = " and ".join(f"{name} (axis {axis} of {spec})" for name, spec, axis in fixed_axes)
         frozen = ExportError(
-            f"{places} cannot be left open with the dynamo exporter{place}: {_constraint_reason(error)}",
+            f"{places} cannot be dynamic with the dynamo exporter{place}: {_constraint_reason(error)}",
             hint=_SIZE_HINT,
             module=module,
         )
@@ -128,7 +128,7 @@ def export_error(
         undecided = ExportError(
             f"the forward decides by the value of a tensor{place}{_line_of(chain)}, which the dynamo exporter cannot "
             f"follow: {first_line(cause)}",
-            hint="Use torch.where or torch.cond there, or --no-dynamo, which keeps the way the traced inputs went.",
+            hint="Use torch.where or torch.cond there, or --no-dynamo, which retains the branch of the traced inputs.",
             module=module,
         )
         undecided.is_by_value = True
@@ -232,7 +232,7 @@ def without_empty_inductor_cache() -> Iterator[None]:
 
 # --- Stops a block of Python after a time limit.
 #
-# torch computes open sizes by symbolic algebra, whose expressions can grow without bound. The block is stopped as by
+# torch computes dynamic sizes by symbolic algebra, whose expressions can grow without bound. The block is stopped as by
 # Ctrl-C; a call into compiled code ends first.
 
 
@@ -283,7 +283,7 @@ def capture_dynamo(
         inputs: Example tensors by input name, in order; their shapes become the graph's. Fake where the parameters are.
         forward: The flat forward, called at least once, so that its output names are known.
         tree: The modules of the model, for the names of nodes.
-        options: Opset, open sizes, weights and time limit.
+        options: Opset, dynamic sizes, weights and time limit.
 
     Raises:
         ExportError: the module cannot be traced, a size cannot be left open, the exporter lacks an operator, or the
@@ -309,7 +309,7 @@ def capture_dynamo(
     except TimeIsUpError:
         raise ExportError(
             f"the dynamo exporter was stopped after {options.time_limit_s:.0f} s",
-            hint="Use --dynamo to let it take as long as it wants; what takes it long are open sizes that are divided.",
+            hint="Use --dynamo to run it without a time limit. Divisions of dynamic sizes are what takes long.",
         ) from None
     except Exception as error:
         raise export_error(error, model, stacks, _named_axes(forward, options.dynamic_axes)) from error
@@ -367,7 +367,7 @@ def _export_with_torch(
 def _bounds_of_sizes(
     program: torch.export.ExportedProgram, forward: FlatForward, axes: Mapping[str, Mapping[int, str]]
 ) -> dict[str, tuple[int, int]]:
-    """Return the ranges of open sizes for which torch made the graph, where they leave something out.
+    """Return the ranges of dynamic sizes for which torch made the graph, where they leave something out.
 
     Beyond them the forward goes another way, or fails. From 2 on is everything: torch traces no size of 0 or 1. What a
     graph answers to those is compared.
@@ -392,7 +392,7 @@ def _bounds_of_sizes(
 def _as_capture(
     captured: ir.Model, model: nn.Module, tree: ModuleTree, stacks: ModuleStacks, options: CaptureOptions
 ) -> Capture:
-    """Attach weights, name nodes and open sizes, drop torch's own metadata, in place; return the capture."""
+    """Attach weights, name nodes and dynamic sizes, drop torch's own metadata, in place; return the capture."""
     scopes = {node: stacks.read(node) for node in captured.graph.all_nodes()}
     _drop_exporter_metadata(captured, keep_stack_traces=options.keep_stack_traces)
     _attach_weights(captured.graph, model, options.weights)
@@ -496,7 +496,7 @@ def _named_axes(forward: FlatForward, axes: Mapping[str, Mapping[int, str]]) -> 
 
 
 def _dynamic_shapes(inputs: Mapping[str, torch.Tensor], axes: Mapping[str, Mapping[int, str]]) -> Any:
-    """Return the open sizes in torch's form; torch finds itself which of them depend on each other."""
+    """Return the dynamic sizes in torch's form; torch finds itself which of them depend on each other."""
     if not axes:
         return None
     return tuple(dict.fromkeys(axes.get(name, {}), torch.export.Dim.DYNAMIC) or None for name in inputs)

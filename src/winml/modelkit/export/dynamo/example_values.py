@@ -135,7 +135,7 @@ class ExportedLoops(ValueLoops):
             yield
 
     def place_count(self, values: torch.Tensor) -> int | None:
-        """Return how many places there are; None where that is an open size, or outside of an export."""
+        """Return how many places there are; None where that is a dynamic size, or outside of an export."""
         size: Any = values.shape[0]
         return size if isinstance(size, int) and torch.compiler.is_exporting() else None
 

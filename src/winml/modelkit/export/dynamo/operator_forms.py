@@ -81,7 +81,7 @@ def operator_forms() -> dict[Any, Callable[..., Any]]:
         return op.Conv(x, weight, bias, strides=strides, pads=[*pads, *pads], dilations=dilations, group=groups)
 
     def squeeze(x: Any, dim: int) -> Any:
-        # Of an open size torch traces one above 1.
+        # Of a dynamic size torch traces one above 1.
         axes: Any = op.Constant(value_ints=[dim])
         return op.Squeeze(x, axes) if len(x.shape) and x.shape[dim] == 1 else op.Identity(x)
 

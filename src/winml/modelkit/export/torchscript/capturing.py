@@ -131,7 +131,7 @@ def capture_torchscript(
         inputs: Example tensors by input name, in order; their shapes become the graph's. Fake where the parameters are.
         forward: The flat forward, called at least once, so that its output names are known.
         tree: The modules of the model, for the names of nodes.
-        options: Opset, open sizes and weights; the time limit is not used.
+        options: Opset, dynamic sizes and weights; the time limit is not used.
 
     Raises:
         ExportError: the module cannot be traced, or needs values that its parameters do not have, or the exporter lacks
@@ -231,7 +231,7 @@ def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opse
     if isinstance(error, UnsupportedOperatorError):
         # The exporter's message names a sufficient opset: "Support for this operator was added in version 18, …".
         newer = re.search(r"version (\d+), try", str(error))
-        remedy = "No opset has one: let dynamo try (without --no-dynamo), or replace"
+        remedy = "No opset has one: omit --no-dynamo, so that dynamo is tried, or replace"
         if newer:
             remedy = f"Use --export-config '{{\"opset_version\": {newer[1]}}}', or replace"
         return ExportError(

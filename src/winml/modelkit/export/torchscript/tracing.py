@@ -75,7 +75,7 @@ class NumbersTaken:
     values: dict[Place, str] = field(default_factory=dict)
     """Place → the number, where it was a value, or computed from one."""
     sizes: dict[Place, tuple[str, frozenset[str]]] = field(default_factory=dict)
-    """Place → the number and names of open sizes, where it was computed from sizes alone."""
+    """Place → the number and names of dynamic sizes, where it was computed from sizes alone."""
 
     @contextmanager
     def in_trace(self) -> Iterator[None]:
@@ -116,7 +116,7 @@ class NumbersTaken:
             self.sizes[place] = (known[0], known[1] | sizes)
 
     def _sizes_of(self, value: Any, axis: int | None) -> tuple[bool, frozenset[str]]:
-        """Say whether values decide the size of a traced value, and return which open sizes it may be.
+        """Say whether values decide the size of a traced value, and return which dynamic sizes it may be.
 
         Args:
             value: What has the size.

@@ -273,7 +273,7 @@ def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -
         return side, ()
     if baseline is None:
         if subject.has_baseline is None:
-            return None, ("There is no baseline: the checkpoint of the export is not on this disk.",)
+            return None, ("There is no baseline: the checkpoint of the export is not on this machine.",)
         assert isinstance(subject.model, Path)
         baseline = exported_from(_metadata(model.side), subject.run.shown, hint=_HINT)
     if (folder := _checkpoint_folder(baseline)) is not None:

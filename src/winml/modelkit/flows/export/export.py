@@ -141,8 +141,8 @@ class HTPExporter:
 
         ``with_companions`` copies config, tokenizer and processor files of a checkpoint beside the model, and
         ``with_adapters`` writes the adapters beside it that are switched at run time; ``functions`` is as for
-        :func:`export_pytorch`. A size that is open by default, and that the graph does not follow, is fixed with a
-        note; one that the request leaves open is an error.
+        :func:`export_pytorch`. A size that is dynamic by default and not supported by the graph is fixed, with a
+        note; if it was requested, that is an error.
         """
         if self.config.input_tensors is not None and request.input_specs is None:
             request = replace(request, input_specs=self.config.input_tensors, specs_origin="input_tensors")
@@ -239,7 +239,7 @@ class HTPExporter:
         """Refuse options that do not fit what was loaded.
 
         Raises:
-            UsageError: an open dimension where the provider takes none, functions of modules that there are not,
+            UsageError: a dynamic dimension where the provider takes none, functions of modules that there are not,
                 pictures of any size with dynamo, or one list of outputs for several parts.
             OutputExistsError: a file of a part is there already.
         """
@@ -283,7 +283,7 @@ _OPEN_CACHE = (
 
 
 def frozen_by_default(names: Collection[str], parts: Sequence[ModelPart]) -> dict[str, int]:
-    """Return a size for each of the open dimensions that no option asked for, by key of ``--shape-config``.
+    """Return a size for each of the dynamic dimensions that no option asked for, by key of ``--shape-config``.
 
     One row, one new token in a decoder, and as many tokens or frames as the first part that takes them is traced with.
 

@@ -316,14 +316,14 @@ def name_output_axes(
     """Return the proof with the requested names in the shapes of the outputs.
 
     Open sizes of the inputs decide which axes of the outputs are open; what was asked for beyond that is noted. A name
-    of an open size stays where the outputs follow it by an expression (``sequence//2``), unless the axis is asked to
+    of a dynamic size stays where the outputs follow it by an expression (``sequence//2``), unless the axis is asked to
     bear a name of its own.
 
     Args:
         proof: The shapes of the outputs, as they were observed.
         requested: Axes and their names.
         inputs: Names of the inputs, for messages.
-        dimensions: Names of the open sizes of the inputs.
+        dimensions: Names of the dynamic sizes of the inputs.
 
     Raises:
         UsageError: there is no such output, or it has no such axis.
@@ -480,7 +480,7 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
 def bounded_graph(
     run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, most: Mapping[str, int], reason: str
 ) -> TaggedGraph:
-    """Return a graph whose open dimensions are bounded to what it was found to follow; its metadata in place.
+    """Return a graph whose dynamic dimensions are bounded to what it was found to follow; its metadata in place.
 
     Args:
         run: The export.
@@ -717,7 +717,7 @@ def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: Modu
 
 
 def _bounds_record(run: ExportRun, part: ModelPart) -> dict[str, object]:
-    """Return the bounds of open dimensions that are narrower than what was asked for."""
+    """Return the bounds of dynamic dimensions that are narrower than what was asked for."""
     asked = next(item for item in run.loaded.parts if item.name == part.name).dimensions
     bounds = {item.name: [item.min, item.max] for item in part.dimensions if item not in asked}
     return {"bounds": bounds} if bounds else {}

@@ -299,7 +299,7 @@ def _closing_note(sizes: Mapping[str, int], ep: str | None) -> str:
 
 
 def closing_sizes(parts: Sequence[ModelPart]) -> dict[str, int] | None:
-    """Return a size for every open dimension, by key of ``--shape-config``: those of one step over a filled cache.
+    """Return a size for every dynamic dimension, by key of ``--shape-config``: those of one step over a filled cache.
 
     None where a dimension has no key.
     """

@@ -422,7 +422,7 @@ def _module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
     if tree.source == "none":
         raise UsageError(
             f"{model_path}: the nodes have no module information",
-            hint="Export it with winml export, or bring tags over from the file it was made of: winml retag.",
+            hint="Export it with winml export, or transfer tags from its source file: winml retag.",
         )
     return tree
 

@@ -196,7 +196,7 @@ def choose_bits(
     if not graph.modules.modules:
         raise UsageError(
             f"{run.shown}: the nodes have no module information",
-            hint="Export it with winml export, or bring tags over from the file it was made of: winml retag.",
+            hint="Export it with winml export, or transfer tags from its source file: winml retag.",
         )
     study = _Study(graph, base, _Request(options, run, tools))
     study.measure()

@@ -96,7 +96,7 @@ class Calibration:
     model_folder: Path
     """Folder that a tokenizer, image processor or feature extractor is looked for in."""
     sizes: Mapping[str, int]
-    """Sizes of open dimensions, for random values."""
+    """Sizes of dynamic dimensions, for random values."""
     seed: int = 0
     """Of random values, and of the samples that are drawn of a data set."""
     source: Path | None = None
@@ -363,7 +363,7 @@ def calibration_of(
     Args:
         options: What is asked for.
         model_folder: Folder that a tokenizer, image processor or feature extractor is looked for in.
-        sizes: Sizes of open dimensions, for random values.
+        sizes: Sizes of dynamic dimensions, for random values.
         seed: Of what is drawn.
         source: File of the float graph.
     """

@@ -80,7 +80,7 @@ def _texts(session: Session, calibration: Calibration) -> Iterator[tuple[Array, 
             raise UsageError(
                 f"--max-drop perplexity: {TOKEN_IDS} is {list(feeds[TOKEN_IDS].shape)}, and {SCORES} is "
                 f"{list(scores.shape)}; perplexity requires scores of every token",
-                hint="Export the model with the scores of all tokens, or use --budget smallest with --min-sqnr.",
+                hint="Export the model with --logits all, or use --budget smallest with --min-sqnr.",
             )
         yield from zip(*_without_padding(scores, feeds), strict=True)
 

@@ -234,7 +234,7 @@ class Quantization(GraphWork[QuantizeResult]):
     source: Path
     options: QuantizeOptions
     sizes: Mapping[str, int]
-    """Sizes of open dimensions to compare at; of the others, some are tried."""
+    """Sizes of dynamic dimensions to compare at; of the others, some are tried."""
     processors: Path | None = None
     """Folder of what makes arrays of the samples that are compared; None: none is looked for."""
     data: Calibration | None = None

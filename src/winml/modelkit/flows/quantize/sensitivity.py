@@ -330,7 +330,7 @@ def _planned_parts(
     if not graph.modules.modules:
         raise UsageError(
             f"{source}: the nodes have no module information",
-            hint="Export it with winml export, or bring tags over from the file it was made of: winml retag.",
+            hint="Export it with winml export, or transfer tags from its source file: winml retag.",
         )
     plan = plan_quantization(graph.model, options, graph.modules)
     return plan, list_parts(plan, graph.modules, sensitivity.depth, sensitivity.module)

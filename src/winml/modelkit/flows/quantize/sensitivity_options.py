@@ -34,7 +34,7 @@ class SensitivityOptions(_Fields):  # type: ignore[misc]  # as above
     """Which modules are quantized alone, on which inputs, and what is looked for."""
 
     sizes: dict[str, pydantic.PositiveInt] = pydantic.Field(default_factory=dict)
-    """Sizes of open dimensions, by name, by `input:axis`, or by key of --shape-config."""
+    """Sizes of dynamic dimensions, by name, by `input:axis`, or by key of --shape-config."""
     seed: pydantic.NonNegativeInt = 0
     """Seed of the random values."""
     iterations: pydantic.PositiveInt = ITERATIONS

@@ -274,7 +274,7 @@ def open_by_default(
 def with_sums(decision: InputDecision) -> InputDecision:
     """Return the decision in which the length of the mask is that of the cache and of the tokens together.
 
-    Takes the inputs once the names of open sizes stand in their shapes.
+    Takes the inputs once the names of dynamic sizes stand in their shapes.
     """
     shapes = {spec.name: spec.shape for spec in decision.inputs}
     past = next(

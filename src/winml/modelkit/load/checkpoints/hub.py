@@ -235,7 +235,7 @@ def _hub_errors(repository: str, revision: str | None, kind: str) -> Iterator[No
     except errors.GatedRepoError as error:
         raise HubError(
             f"{repository}: is gated and this account has no access",
-            hint=f"Ask for access on its Hub page, then log in with `hf auth login` or set HF_TOKEN ({repository}).",
+            hint=f"Request access on its Hub page, then log in with `hf auth login` or set HF_TOKEN ({repository}).",
         ) from error
     except errors.RevisionNotFoundError as error:
         raise HubError(

@@ -235,7 +235,7 @@ def _check_pair(adapter: Adapter, model: nn.Module, path: str, pair: LoraPair) -
     if not isinstance(module, kinds) and not _is_transposed(module):
         raise adapter.error(
             f"{found} is a {type(module).__name__}, expected Linear, Embedding, Conv1D, Conv2d or MultiheadAttention",
-            "Merge the adapter with peft, and name the result with -m.",
+            "Merge the adapter with peft, and pass the result with -m.",
         )
     if getattr(module, "groups", 1) != 1:
         raise adapter.error(
@@ -256,7 +256,7 @@ def _check_pair(adapter: Adapter, model: nn.Module, path: str, pair: LoraPair) -
     if pair.magnitude is not None and not (isinstance(module, nn.Linear) or _is_transposed(module)):
         raise adapter.error(
             f"{found} is a {type(module).__name__} with DoRA, which is applied to Linear and Conv1D",
-            "Merge the adapter with peft, and name the result with -m.",
+            "Merge the adapter with peft, and pass the result with -m.",
         )
 
 

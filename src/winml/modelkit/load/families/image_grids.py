@@ -50,7 +50,7 @@ def with_open_grids(decision: InputDecision, dynamic: DynamicRequest, vectors: i
         if odd := [axis for axis in dynamic.axes.get(name, {}) if axis != 0]:
             raise UsageError(
                 f"{dynamic.origin_of('dynamic_axes', (name, odd[0]))}: axis {odd[0]} of {name} has a fixed size",
-                hint=f"Axis 0 is open: any number of images, of any size. Axes of {name} count from 0.",
+                hint=f"Axis 0 is dynamic: any number of images, of any size. Axes of {name} count from 0.",
             )
     requested = {name: dynamic.axes.get(name, {}).get(0) for name in (patches.name, grids.name)}
     all_patches, images = requested[patches.name] or _PATCHES, requested[grids.name] or _PICTURES

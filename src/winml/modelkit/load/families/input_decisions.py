@@ -74,7 +74,7 @@ def decoder_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: st
     if request.prompt_length is None:
         return FoundParts((part,))
     if decision.dimensions:
-        note = "--prompt-length has no effect: a graph with open sizes reads a prompt of any length in one run."
+        note = "--prompt-length has no effect: a graph with dynamic sizes reads a prompt of any length in one run."
         return FoundParts((replace(part, notes=(*part.notes, note)),))
     sized = request.with_sizes({"sequence_length": request.prompt_length})
     longer = decision_with_cache(model, checkpoint, task, sized)

@@ -149,7 +149,7 @@ class AxisNames:
             axes = list(self.axis_keys.axes_of(key))
             if not axes:
                 raise UsageError(
-                    f"{SHAPE_CONFIG_OPTION}: {key} cannot be left open: it does not apply to this model",
+                    f"{SHAPE_CONFIG_OPTION}: {key} cannot be dynamic: it does not apply to this model",
                     hint=f"Sizes of its inputs: {self.axis_keys.described_keys()}.",
                 )
             for axis in axes:
@@ -197,8 +197,8 @@ class AxisNames:
             if not self.axis_keys.bounds_of(key).fixed
         ]
         raise UsageError(
-            f"{option}: {fixed} cannot be left open: {self.axis_keys.bounds_of(fixed).fixed}",
-            hint=f"{DYNAMIC_AXES_OPTION} '{' '.join(free)}' leaves open what can be." if free else "Remove it.",
+            f"{option}: {fixed} cannot be dynamic: {self.axis_keys.bounds_of(fixed).fixed}",
+            hint=f"Use {DYNAMIC_AXES_OPTION} '{' '.join(free)}' for the axes that can." if free else "Remove it.",
         )
 
     def bring_along(self) -> list[str]:
@@ -235,7 +235,7 @@ class AxisNames:
         key = self.axis_keys.key_of(axis)
         bounds = self.axis_keys.bounds_of(key)
         if bounds.fixed:
-            raise UsageError(f"{origin}: {key} cannot be left open: {bounds.fixed}", hint="Remove it.")
+            raise UsageError(f"{origin}: {key} cannot be dynamic: {bounds.fixed}", hint="Remove it.")
 
     def name_of_key(self, key: str) -> str:
         """Return the name axes of this key bear already, else the key itself."""

@@ -224,7 +224,7 @@ def _combined_bounds(name: str, naming: AxisNames, requested: _RequestedSizes) -
         )
     high = high if high is not None else limit
     if high is not None and low >= high:
-        raise UsageError(f"{name} cannot be left open: {low} to {high} is a single size", hint="Widen min and max.")
+        raise UsageError(f"{name} cannot be dynamic: {low} to {high} is a single size", hint="Widen min and max.")
     return low, high
 
 

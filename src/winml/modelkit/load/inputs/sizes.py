@@ -93,7 +93,7 @@ class InputSizes:
         )
 
 
-# --- Chooses the sizes that open dimensions are traced with.
+# --- Chooses the sizes that dynamic dimensions are traced with.
 #
 # Pure arithmetic. A size of 1 is traced as a constant, and two dimensions of one size hide that one was taken
 # for the other; so sizes are at least 2, and apart from each other wherever nobody asked otherwise.

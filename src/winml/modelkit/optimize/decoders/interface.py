@@ -37,7 +37,7 @@ class DecoderInterface:
     windows: Mapping[str, int]
     """Input of the cache → how many of the last tokens its layer attends to, where these are not all."""
     names: Mapping[str, str]
-    """Name of an open size → which it is: ``rows``, ``tokens``, ``past`` or ``total``."""
+    """Name of a dynamic size → which it is: ``rows``, ``tokens``, ``past`` or ``total``."""
 
     @classmethod
     def of(cls, model: ir.Model) -> DecoderInterface | None:
