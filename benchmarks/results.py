@@ -63,7 +63,7 @@ def publish(options: argparse.Namespace, record: dict[str, object], table: list[
             "processor": machine.processor,
             "cores": machine.usable_cores or machine.logical_cores,
             "memory_bytes": machine.total_bytes,
-            "system": machine.system,
+            "system": machine.system.partition(", kernel")[0],
         },
         "versions": {name: machine.versions.get(name) for name in VERSIONS},
         "table": table,
