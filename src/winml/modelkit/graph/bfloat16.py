@@ -57,4 +57,4 @@ def _widen_value(value: ir.Value) -> None:
 
 
 def _float32_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    return ir.tensor(read_once(tensor).astype(ml_dtypes.bfloat16).astype(np.float32), name=tensor.name)
+    return ir.tensor(read_once(tensor).astype(ml_dtypes.bfloat16, copy=False).astype(np.float32), name=tensor.name)
