@@ -122,6 +122,21 @@ def test_bfloat16_is_verified_in_float32(workplace: Workplace, tied: Path) -> No
     assert onnx.TensorProto.BFLOAT16 == proto.graph.output[0].type.tensor_type.elem_type
 
 
+def test_parts_in_bfloat16_are_verified_one_by_one(workplace: Workplace) -> None:
+    """An encoder and its decoder; that no text was generated is noted."""
+    import torch
+
+    from checkpoints import build_model
+
+    build_model("t5").to(torch.bfloat16).save_pretrained(workplace.folder / "t5")
+    outcome = workplace.export("-m", "t5", "-o", "out/model.onnx", "--format", "json", "-q")
+    assert 0 == outcome.code, outcome.err
+    parts = json.loads(outcome.out)["parts"]
+    assert [True, True] == [part["verification"]["in_float32"] for part in parts]
+    assert all(part["verification"]["is_verified"] for part in parts)
+    assert any("No text was generated" in note for part in parts for note in part["notes"])
+
+
 def test_export_with_weights_in_memory_casts_them_too(workplace: Workplace, bert_tiny: Path) -> None:
     """The TorchScript exporter takes the same option."""
     options = ("--no-dynamo", "--dtype", "fp16", "--no-verify", "-q", "--shape-config", '{"sequence_length": 8}')

@@ -492,6 +492,9 @@ def _verify_text(run: ExportRun, prepared: PreparedPart, verification: Verificat
     """
     if not decodes_for_others(prepared.part, run.loaded.parts):
         return verification
+    if verification.in_float32:
+        run.inputs(prepared.part).notes.append("No text was generated to compare: the weights are bfloat16.")
+        return verification
     generation = compare_text_together(run.loaded.parts, prepared, run.staged, run.seed)
     if isinstance(generation, str):
         run.inputs(prepared.part).notes.append(f"No text was generated to compare: {generation}.")

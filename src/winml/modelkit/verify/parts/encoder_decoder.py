@@ -36,7 +36,6 @@ from winml.modelkit.load.caches.arguments import (
 from winml.modelkit.load.library_access import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.decoding.inputs import MASK, SCORES
-from winml.modelkit.verify.float32_sides import open_for_comparison
 from winml.modelkit.verify.generated_text import (
     GeneratedText,
     as_the_user_calls_it,
@@ -86,8 +85,10 @@ def beyond_memory(paths: Iterable[Path]) -> str:
 
 
 def opened_file(path: Path) -> Session:
-    """Return a file in ONNX Runtime, opened with its defaults; in float32 where it computes in bfloat16."""
-    return open_for_comparison(path)
+    """Return a file in ONNX Runtime, opened with its defaults."""
+    from winml.modelkit.runtime.sessions import Session  # imports onnxruntime
+
+    return Session(path)
 
 
 def opened_decoder(path: Path) -> Callable[[Arrays], Arrays]:
