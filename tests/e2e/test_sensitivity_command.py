@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -83,24 +84,22 @@ def test_target_out_of_reach_ends_with_3_and_writes_no_list(workplace: Workplace
     assert not json.loads((workplace.folder / "r.json").read_text(encoding="utf-8"))["exclude_list"]["is_met"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process there")
 def test_interrupted_command_is_taken_up_again(workplace: Workplace, model: Path) -> None:
     """Ctrl-C leaves the measurements beside the answer; the next run has fewer to make, and removes them."""
+    arguments = ("quantize", "-m", model.name, "--sensitivity", "-o", "r.json", "--samples", "12000")
+    process = subprocess.Popen(
+        [*workplace.program, *arguments], cwd=workplace.folder, env=workplace.environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        # What a shell starts in the background ignores it, with all that it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )  # fmt: skip
     measured = workplace.folder / "r.json.measured.json"
-    # A fast machine may be done before it is interrupted.
-    for samples in ("12000", "60000", "300000"):
-        arguments = ("quantize", "-m", model.name, "--sensitivity", "-o", "r.json", "--samples", samples)
-        process = subprocess.Popen(
-            [*workplace.program, *arguments], cwd=workplace.folder, env=workplace.environment(),
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        deadline = time.monotonic() + 60
-        while not measured.exists() and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-        if process.returncode != 0:
-            break
-        (workplace.folder / "r.json").unlink()
+    deadline = time.monotonic() + 60
+    while not measured.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
     assert process.returncode != 0
     assert measured.exists()
     assert not (workplace.folder / "r.json").exists()
