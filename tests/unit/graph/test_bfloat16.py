@@ -14,7 +14,7 @@ from winml.modelkit.errors import WinMLError
 from winml.modelkit.graph.bfloat16 import computes_in_bfloat16, widen_bfloat16
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.runtime.sessions import Session
-from winml.modelkit.verify.float32_sides import open_for_comparison
+from winml.modelkit.verify.float32_sides import comparable_graph, session_of_graph
 
 # A weight that is an output as well, a constant, a Cast, a mask of a Shape, and a branch that reads the weight.
 _GRAPH = """m (bfloat16[n, 2] x, bool flag) => (bfloat16[n, 2] y, bfloat16[n, 2] z)
@@ -55,7 +55,7 @@ def test_answers_are_those_of_float32(tmp_path: Path, is_external: bool) -> None
     with pytest.raises(WinMLError):
         Session(path)
     x = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
-    session = open_for_comparison(path)
+    session = session_of_graph(comparable_graph(path), path)
     for flag in (True, False):
         answer = session.run({"x": x, "flag": np.array(flag)})
         # Sums of two products.

@@ -28,7 +28,7 @@ from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph
 if TYPE_CHECKING:
     from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["comparable_graph", "float32_model", "float32_part", "in_float32", "open_for_comparison", "session_of_graph"]
+__all__ = ["comparable_graph", "in_float32", "session_of_graph"]
 
 
 def comparable_graph(path: Path) -> ir.Model:
@@ -60,25 +60,6 @@ def session_of_graph(model: ir.Model, path: Path, *, prepack: bool = True) -> Se
     return GraphSessions(model).open(model, name=str(path), prepack=prepack)
 
 
-def open_for_comparison(path: Path, adapter: Path | None = None) -> Session:
-    """Open a file to compare it with PyTorch: in float32 where it computes in bfloat16.
-
-    Args:
-        path: An ONNX file.
-        adapter: An adapter that is active in every run, in ONNX Runtime's format.
-
-    Raises:
-        StageError: ONNX Runtime cannot load it.
-    """
-    from winml.modelkit.runtime.sessions import Session
-
-    model = load_by_reference(path)
-    if adapter is not None or not computes_in_bfloat16(model):
-        return Session(path, adapter=adapter)
-    widen_bfloat16(model)
-    return session_of_graph(model, path)
-
-
 @contextmanager
 def in_float32(
     written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws
@@ -90,8 +71,8 @@ def in_float32(
         prepared: The part it was made from; its model is changed in place and restored at the end.
         inputs: Further inputs.
     """
-    with float32_model(prepared.model):
-        part = PreparedPart(float32_part(prepared.part), prepared.forward)
+    with _float32_model(prepared.model):
+        part = PreparedPart(_float32_part(prepared.part), prepared.forward)
 
         def widened(draw: Draw) -> Draw:
             draw = replace(draw, inputs=_float32_tensors(draw.inputs))
@@ -109,7 +90,7 @@ def in_float32(
 
 
 @contextmanager
-def float32_model(model: nn.Module) -> Iterator[None]:
+def _float32_model(model: nn.Module) -> Iterator[None]:
     """Cast the bfloat16 parameters and buffers of a model to float32 for the time of the block."""
     held = [
         (module, name, value)
@@ -132,8 +113,8 @@ def float32_model(model: nn.Module) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def float32_part(part: ModelPart) -> ModelPart:
-    """Return a part whose bfloat16 inputs, states and loaded weights are float32; see :func:`float32_model`."""
+def _float32_part(part: ModelPart) -> ModelPart:
+    """Return a part whose bfloat16 inputs, states and loaded weights are float32; see :func:`_float32_model`."""
     cache = part.cache
     if cache is not None:
         cache = replace(cache, states=tuple(replace(state, dtype=_float32_name(state.dtype)) for state in cache.states))

@@ -26,7 +26,7 @@ from winml.modelkit.graph.bfloat16 import computes_in_bfloat16
 from winml.modelkit.graph.cutting import Cut, Cutter, cut_model
 from winml.modelkit.progress import counted
 from winml.modelkit.verify.failure_explanation import refuse_outputs_by_value
-from winml.modelkit.verify.float32_sides import comparable_graph, in_float32, open_for_comparison, session_of_graph
+from winml.modelkit.verify.float32_sides import comparable_graph, in_float32, session_of_graph
 from winml.modelkit.verify.generated_text import GeneratedText, generate_reference, generates_alone
 from winml.modelkit.verify.generation import compare_generation
 from winml.modelkit.verify.input_draws import InputDraws, holds_nan
@@ -516,6 +516,7 @@ class _File:
     def __init__(self, written: WrittenGraph, model: nn.Module, adapter: Path | None = None) -> None:
         self._path, self._model, self._adapter = written.path, model, adapter
         self._has_single_rows = takes_single_rows(written.model)
+        self._is_widened = adapter is None and computes_in_bfloat16(written.model)
         self._session: Session | None = None
         self._known: dict[int, tuple[Draw, Arrays]] = {}
         self._is_in_pieces = False
@@ -547,8 +548,13 @@ class _File:
         return self._answer_whole(draw)
 
     def _answer_whole(self, draw: Draw) -> Arrays:
-        if self._session is None:
-            self._session = open_for_comparison(self._path, self._adapter)
+        # ONNX Runtime is loaded by those who verify only.
+        from winml.modelkit.runtime.sessions import Session
+
+        if self._session is None and self._is_widened:
+            self._session = session_of_graph(comparable_graph(self._path), self._path)
+        elif self._session is None:
+            self._session = Session(self._path, adapter=self._adapter)
         return self._as_ranked(draw, joined_rows([self._session.run(feeds) for feeds in self._feeds(draw)]))
 
     def _as_ranked(self, draw: Draw, answers: Arrays) -> Arrays:
