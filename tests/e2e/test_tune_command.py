@@ -270,4 +270,5 @@ def test_full_disk_names_the_file_and_leaves_nothing_half_written(make_workplace
     assert 1 == done.code
     assert "sample0.npz" in done.complaint[0]
     assert 2 == len(done.complaint)
-    assert [".winml-tune.lock"] == [path.name for path in (place.folder / "tuned").iterdir()]
+    # Some versions of filelock take their file away.
+    assert {path.name for path in (place.folder / "tuned").iterdir()} <= {".winml-tune.lock"}

@@ -18,6 +18,7 @@ from onnx import numpy_helper
 import coded_checkpoints
 from checkpoints import make_distinct
 from coded_checkpoints import SavedCheckpoint
+from installed_versions import TWO_BITS
 from winml.modelkit import build_hf_model
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import UsageError
@@ -54,7 +55,10 @@ FORMATS: dict[str, Callable[[Path], SavedCheckpoint]] = {
 """Formats whose codes, or the numbers they stand for, are in the file as they are."""
 
 
-@pytest.fixture(scope="module", params=FORMATS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=TWO_BITS if name == "gptq 2 bits" else ()) for name in FORMATS],
+)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A checkpoint of each format, and the file that was made of it."""
     folder = tmp_path_factory.mktemp("coded")

@@ -30,6 +30,18 @@ def test_identity_between_nodes_and_before_an_output_goes() -> None:
     assert not _remove_identities(model)
 
 
+def test_transposition_that_moves_no_axis_goes() -> None:
+    """One that moves axes stays, and so does one that names none: it turns them all round."""
+    model = parse(
+        "m (float[2, 2] x) => (float[2, 2] y) { a = Transpose <perm = [0, 1]> (x)  b = Relu (a)"
+        "  c = Transpose <perm = [1, 0]> (b)  y = Transpose (c) }"
+    )
+    before = answer(model, x=np.outer(X, X))
+    assert _remove_identities(model)
+    assert ["Relu", "Transpose", "Transpose"] == operators(model)
+    assert before == answer(model, x=np.outer(X, X))
+
+
 def test_identity_in_a_branch_and_in_a_function_goes() -> None:
     """Subgraphs and functions are cleaned as well."""
     model = parse(

@@ -7,6 +7,7 @@ import multiprocessing
 import runpy
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,7 +58,15 @@ def by_spawn(folder: Path) -> None:
     assert 0 == process.exitcode
 
 
-@pytest.mark.parametrize("start", [by_module, by_server, by_spawn])
+def by_context_of_a_long_temporary_folder(folder: Path) -> None:
+    """No socket of a server has room there."""
+    (deep := folder.parent / ("long" * 30)).mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(deep))
+        by_server(folder)
+
+
+@pytest.mark.parametrize("start", [by_module, by_server, by_spawn, by_context_of_a_long_temporary_folder])
 def test_process_searches_the_path_without_the_working_directory(hostile: Path, start: Callable[[Path], None]) -> None:
     """It runs in the folder all the same; the path of this process is as it was."""
     before = list(sys.path)

@@ -144,12 +144,16 @@ def _is_vector(value: ir.Value | None) -> bool:
 
 
 class IdentityRemovalPass(ir.passes.InPlacePass):
-    """Remove ``Identity`` nodes, in subgraphs and functions too. Works in place.
+    """Remove ``Identity`` nodes and transpositions that move no axis, in subgraphs and functions too. Works in place.
 
     Before / After::
 
         x → Identity → y → Relu              x → Relu
         Relu → x → Identity → (output y)     Relu → (output y)
+        x → Transpose (0, 1) → y → Gemm      x → Gemm
+
+    torch 2.10 writes the last around a boolean mask, and ONNX Runtime before 1.24 takes every ``Transpose`` before a
+    ``Gemm`` for one that swaps the axes.
 
     Must not fire when ``y`` is an output of its graph and ``x``
         1. is an input or an initializer: the output would have no node that produces it;
@@ -165,13 +169,20 @@ class IdentityRemovalPass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Remove every ``Identity`` outside these cases."""
+        """Remove every such node outside these cases."""
         modified = False
         for node in list(all_nodes(model)):
-            if node.op_type == "Identity" and node.domain in ("", "ai.onnx") and _is_removable(node):
+            if (is_standard(node, "Identity") or _moves_no_axis(node)) and _is_removable(node):
                 _remove_identity(node)
                 modified = True
         return ir.passes.PassResult(model, modified)
+
+
+def _moves_no_axis(node: ir.Node) -> bool:
+    if not is_standard(node, "Transpose"):
+        return False
+    permutation = node.attributes.get_ints("perm", ())
+    return bool(permutation) and list(permutation) == sorted(permutation)
 
 
 def _is_removable(node: ir.Node) -> bool:

@@ -180,7 +180,8 @@ def carry_codes(
 def _separate_experts(graph: ir.Graph) -> None:
     """Make the matrix of each expert a weight of its own, where the graph takes it out of the weight of all; in place.
 
-    TorchScript takes it by a ``Gather`` of one index, dynamo by a ``Split`` and a ``Squeeze``.
+    TorchScript takes it by a ``Gather`` of one index, with torch 2.10 by a ``Slice`` and a ``Squeeze``; dynamo by a
+    ``Split`` and a ``Squeeze``.
     """
     fresh: FreshNames | None = None
     for name, value in list(graph.initializers.items()):
@@ -209,16 +210,28 @@ def _taken_experts(value: ir.Value, count: int) -> Iterator[tuple[int, ir.Value]
             index = node.inputs[1].const_value if node.inputs[1] is not None else None
             if index is not None and not index.shape.numpy():
                 yield int(index.numpy()) % count, node.outputs[0]
+        elif node.op_type == "Slice" and position == 0:
+            bounds = [_numbers(bound) for bound in node.inputs[1:]]
+            if len(bounds) < 3 or bounds[2] != [0] or bounds[3:] not in ([], [[1]]) or not (bounds[0] and bounds[1]):
+                continue
+            experts = range(count)[bounds[0][0] : bounds[1][0]]
+            if len(experts) == 1:
+                yield from ((experts[0], matrix) for matrix in _squeezed(node.outputs[0]))
         elif node.op_type == "Split" and node.attributes.get_int("axis", 0) == 0 and len(node.outputs) == count:
             for number, output in enumerate(node.outputs):
-                for reader, _ in list(output.uses()):
-                    if reader.op_type == "Squeeze" and _has_axis_0_alone(reader):
-                        yield number, reader.outputs[0]
+                yield from ((number, matrix) for matrix in _squeezed(output))
 
 
-def _has_axis_0_alone(squeeze: ir.Node) -> bool:
-    axes = squeeze.inputs[1].const_value if len(squeeze.inputs) > 1 and squeeze.inputs[1] is not None else None
-    return axes is not None and axes.numpy().reshape(-1).tolist() == [0]
+def _squeezed(value: ir.Value) -> list[ir.Value]:
+    """Return the value without its first axis, of every node that removes it alone."""
+    readers = [reader for reader, _ in value.uses() if reader.op_type == "Squeeze"]
+    return [reader.outputs[0] for reader in readers if _numbers((*reader.inputs, None)[1]) == [0]]
+
+
+def _numbers(value: ir.Value | None) -> list[int] | None:
+    """Return the integers of a constant vector; None of anything else."""
+    constant = value.const_value if value is not None else None
+    return None if constant is None else constant.numpy().reshape(-1).tolist()
 
 
 def _remove_unread(graph: ir.Graph, weight: ir.Value) -> None:

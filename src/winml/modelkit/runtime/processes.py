@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -70,13 +71,21 @@ def start_python(module: str, *arguments: str, **settings: Any) -> subprocess.Po
     return subprocess.Popen([sys.executable, "-c", program, *arguments], env=environment, **settings)  # noqa: S603 - ours
 
 
+_SOCKET_PATH_BYTES = 103
+"""Specified: the longest name of a socket on macOS; Linux allows 107."""
+
+
 def process_context(preload: Iterable[str]) -> BaseContext:
-    """Return what makes processes that are forked from a server (Windows: started from nothing).
+    """Return what makes processes that are forked from a server.
+
+    On Windows, and where the name of the temporary folder is too long for a socket in it, they start from nothing.
 
     Args:
         preload: Modules that the server imports.
     """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    socket = Path(tempfile.gettempdir(), "pymp-12345678", "listener-12345678")
+    has_server = "forkserver" in multiprocessing.get_all_start_methods()
+    if not has_server or len(os.fsencode(socket)) > _SOCKET_PATH_BYTES:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))

@@ -637,6 +637,8 @@ _MISSING_KERNEL = ("NOT_IMPLEMENTED", "Could not find an implementation", "Type 
 
 def _failure_hint(reason: str, model: nn.Module) -> str:
     """Return what may be wrong where ONNX Runtime fails, and what helps; kernels are named only where it lacks one."""
+    if "Only 4b and 8b quantization is supported" in reason:
+        return "2-bit weights need onnxruntime 1.24 or newer (Python 3.11 or newer)"
     if not any(words in reason for words in _MISSING_KERNEL):
         return (
             "A value or shape is not valid for the node: often a size or value that the trace recorded as a constant. "
