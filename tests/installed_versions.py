@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch.fx
 
 from winml.modelkit.runtime.sessions import is_onnxruntime_at_least
 
 TWO_BITS = pytest.mark.skipif(not is_onnxruntime_at_least("1.24"), reason="ONNX Runtime before 1.24 has no 2 bits")
 QUANTIZED_CACHE = pytest.mark.skipif(
     not is_onnxruntime_at_least("1.31"), reason="ONNX Runtime before 1.31 has no KV cache in 8 bits"
+)
+STACK_TRACE_SETTING = pytest.mark.skipif(
+    not hasattr(torch.fx.config, "do_not_emit_stack_traces"), reason="torch before 2.11 always keeps lines of Python"
 )

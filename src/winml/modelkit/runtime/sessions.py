@@ -143,6 +143,9 @@ class Session:
 
         exact_sums = optimize and optimized_path is None and providers[0] in CPU and saturates_integer_sums()
         try:
+            if self._path is not None and not is_onnxruntime_at_least("1.24"):
+                # These versions follow links of data files anywhere.
+                _refuse_foreign_data(self._path)
             try:
                 self._session = opened(exact_sums=exact_sums)
             except ORT_ERRORS as error:
@@ -156,9 +159,7 @@ class Session:
                     Path(optimized_path), OSError(errno.ENOSPC, "ONNX Runtime could not write it")
                 ) from error
             if source is not None:
-                from winml.modelkit.graph.files.placing import external_files  # imports onnx
-
-                external_files(source)  # raises where the file or one of its data files is the cause
+                _refuse_foreign_data(source)
             raise StageError(f"ONNX Runtime cannot load {self.name}: {ort_reason(error)}") from error
         _refuse_inactive(providers[0], self._session)
         _refuse_other_processor(self.name, self.metadata.get(COMPILE_KEY))
@@ -456,6 +457,13 @@ def _run_on_arrays(session: ort.InferenceSession, names: list[str], feeds: Array
 def onnxruntime_version() -> str:
     """Return the version of the installed ONNX Runtime."""
     return str(ort.__version__)
+
+
+def _refuse_foreign_data(source: Path) -> None:
+    """Raise where a file, or a data file it names, is damaged, missing or outside its folder."""
+    from winml.modelkit.graph.files.placing import external_files  # imports onnx
+
+    external_files(source)
 
 
 def is_onnxruntime_at_least(version: str) -> bool:

@@ -12,6 +12,7 @@ from onnxscript import TracedOnnxFunction
 from torch import nn
 from torch.onnx._internal.exporter import _fx_passes, _registration
 
+from installed_versions import STACK_TRACE_SETTING
 from winml.modelkit.export.dynamo.shortcuts import shortcuts
 from winml.modelkit.export.state_restoration import quiet_torch
 from winml.modelkit.normalize.pipeline import normalize
@@ -108,7 +109,7 @@ def places() -> tuple[object, ...]:
         _registration.OnnxDecompMeta,
         vars(TracedOnnxFunction)["function_ir"],
         _fx_passes.decompose_with_registry,
-        torch.fx.config.do_not_emit_stack_traces,
+        getattr(torch.fx.config, "do_not_emit_stack_traces", None),
     )
 
 
@@ -128,7 +129,7 @@ def test_signatures_are_not_read_before_a_form_is_used() -> None:
     assert [None] == [form.signature for form in forms]
 
 
-@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("keeps", [pytest.param(False, marks=STACK_TRACE_SETTING), True])
 def test_lines_of_python_are_read_where_they_are_kept(keeps: bool) -> None:
     """Nodes have them or not."""
     with shortcuts(keep_stack_traces=keeps):
