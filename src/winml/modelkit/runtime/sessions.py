@@ -143,9 +143,9 @@ class Session:
 
         exact_sums = optimize and optimized_path is None and providers[0] in CPU and saturates_integer_sums()
         try:
-            if self._path is not None and not is_onnxruntime_at_least("1.24"):
+            if source is not None and not is_onnxruntime_at_least("1.24"):
                 # These versions follow links of data files anywhere.
-                _refuse_foreign_data(self._path)
+                _refuse_foreign_data(source)
             try:
                 self._session = opened(exact_sums=exact_sums)
             except ORT_ERRORS as error:
