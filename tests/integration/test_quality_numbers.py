@@ -14,6 +14,7 @@ from evaluation_checkpoints import export_open, save_task_checkpoint, sentences,
 from winml.modelkit import build_hf_model
 from winml.modelkit.builds.evaluated_models import evaluate_model
 from winml.modelkit.compare.fidelity import QualitySamples, SampleSpread, judged_outputs, measure_fidelity
+from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.evaluate.data_sets import DataSetRequest
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.evaluate.preprocessing import picture, recording, sentence
@@ -25,6 +26,8 @@ from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.tuning import tune_model
+from winml.modelkit.verbs.compile import compile_onnx
+from winml.modelkit.verbs.optimize import optimize_onnx
 from winml.modelkit.verbs.quantize import quantize_onnx
 
 CLASSES = ("negative", "neutral", "positive")
@@ -85,6 +88,13 @@ def test_interval_of_made_samples_holds_the_number_on_sentences(minilm_folder: P
         (own,) = (item for item in made.outputs if item.name == output.fidelity.name)  # type: ignore[union-attr]
         assert own.spread is not None
         assert own.spread.min <= output.fidelity.sqnr_db <= own.spread.p95 + 1
+
+    # The last bit of a float changes whole steps of int8, so as written they differ by 18 dB; both are right.
+    optimized = optimize_onnx(few, tmp_path / "optimized.onnx", level="full")
+    compiled = compile_onnx(few, tmp_path / "compiled.onnx", ep="cpu")
+    for comparison in (optimized.comparison, compiled.comparison):
+        assert isinstance(comparison, VerificationInfo)
+        assert all(item.is_equal for item in comparison.comparisons)
 
 
 @pytest.mark.parametrize("precision", ["int4", "fp16"])

@@ -116,6 +116,24 @@ def test_race_that_was_run_is_not_run_again(tmp_path: Path) -> None:
     assert ["plain", "level"] == [item.name for item in race.standing]
 
 
+def test_turns_that_all_took_part_in_together_count_for_the_next_race(tmp_path: Path) -> None:
+    """Of a race with somebody new, or in which somebody dropped out, none do: a turn is of files side by side."""
+    state = TuneState(tmp_path, REQUEST, overwrite=False)
+    plain, level, wrong = (Candidate(name, "level", name) for name in (PLAIN, "level", "wrong"))
+    forms = {PLAIN: [10.0] * 6, "level": [5.0] * 6, "wrong": [1.0] * 6, "out": [2.0] * 3}
+    for candidates, begun in (([plain, level], 6), ([plain, Candidate("new", "level", "")], 0)):
+        state.keep_turns("forms", forms)
+        state.keep_turns("right", {})
+        race = Race("right", candidates, state, 1, is_over=lambda: True, rungs=(begun,), begun="forms")
+        with closing(Contestants(tmp_path)) as running:
+            race.run(running, lambda candidate: tmp_path / candidate.name)
+        assert {item.name: begun for item in candidates} == {name: len(turns) for name, turns in race.times.items()}
+    race = Race("forms", [wrong, Candidate("out", "level", "")], state, 1, rungs=(0,))
+    with closing(Contestants(tmp_path)) as running:
+        race.run(running, lambda candidate: tmp_path / candidate.name)
+    assert {"wrong": [], "out": []} == race.times
+
+
 def test_candidate_that_does_not_open_drops_out_and_the_plain_file_ends_the_race(tmp_path: Path) -> None:
     """Without the plain file there is nothing to compare with."""
     state = TuneState(tmp_path, REQUEST, overwrite=False)

@@ -19,9 +19,11 @@ from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measur
 from winml.modelkit.compare.outputs import ROUNDING_FACTOR, VerificationInfo, compare_outputs
 from winml.modelkit.compare.words import difference_words, fidelity_words, samples_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError
+from winml.modelkit.graph.contexts import proto_nodes
 from winml.modelkit.graph.files.placing import external_files
-from winml.modelkit.graph.files.reading import read_referring
+from winml.modelkit.graph.files.reading import read_referring, read_structure
 from winml.modelkit.graph.specs import current_name
+from winml.modelkit.graph.weights import QUANTIZED_OPERATORS
 from winml.modelkit.progress import counted
 from winml.modelkit.runtime.default_sizes import default_size
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, sizes_by_key, with_sums
@@ -88,7 +90,8 @@ def refuse_different(
             f"the result has outputs {', '.join(outputs[0])}; {reference.name} has {', '.join(expected[0])}", hint=_HINT
         )
     verification = compare_outputs(expected, outputs)
-    if _may_be_rounding(verification):
+    is_equal = all(item.is_equal for item in verification.comparisons)
+    if not is_equal and (_may_be_rounding(verification) or _rounds_activations(reference)):
         verification = compare_outputs(
             _reference_outputs(reference, draws, as_written=False),
             _candidate_outputs(candidate, draws, as_written=False),
@@ -258,7 +261,15 @@ def open_session(path: Path, *, as_written: bool) -> Session:
 def _may_be_rounding(verification: VerificationInfo) -> bool:
     """Say whether files differ by so little that a deep graph may have made it of rounding, done in another order."""
     different = [item for item in verification.comparisons if not item.is_equal]
-    return bool(different) and all(item.relative_diff <= ROUNDING_FACTOR * item.threshold for item in different)
+    return all(item.relative_diff <= ROUNDING_FACTOR * item.threshold for item in different)
+
+
+def _rounds_activations(path: Path) -> bool:
+    """Say whether a graph rounds its activations to integers: there, the last bit of a float changes whole steps.
+
+    Measured: 18 dB between all-MiniLM-L6-v2 in int8 as written and as ONNX Runtime runs it, which both are right.
+    """
+    return any(node.op_type in QUANTIZED_OPERATORS for node in proto_nodes(read_structure(path)))
 
 
 def _draws_and_outputs(path: Path, seed: int, passed: Mapping[str, int]) -> tuple[list[Arrays], list[Arrays]]:

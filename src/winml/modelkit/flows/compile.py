@@ -45,9 +45,9 @@ from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.pinning import sizes_of_dimensions
+from winml.modelkit.graph.weights import QUANTIZED_OPERATORS
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.progress import StepEvent, counted
-from winml.modelkit.quantize.planning import QUANTIZED_OPERATORS
 from winml.modelkit.results.transformed_file import CompilableProvider, CompiledFile
 from winml.modelkit.runtime.devices import ChosenProvider, choose_compiler, present_providers, unreadable_reason
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, short_name

@@ -1,4 +1,5 @@
-"""Weights of a graph: copies for transposed ones, and idle ones, of which only the sizes matter.
+"""Weights of a graph: what reads them as integers, copies for transposed ones, and idle ones, of which only the sizes
+matter.
 
 Tools that take protos get one without the weights.
 """
@@ -18,6 +19,7 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.graph.fresh_names import FreshNames
 
 __all__ = [
+    "QUANTIZED_OPERATORS",
     "WeightlessProto",
     "from_weightless",
     "give_products_own_weights",
@@ -27,6 +29,14 @@ __all__ = [
     "transposed_weight",
     "weights_read_on_demand",
 ]
+
+QUANTIZED_OPERATORS = frozenset({
+    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul",
+    "QLinearConv", "MatMulNBits", "GatherBlockQuantized", "QAttention", "QGemm", "DynamicQuantizeMatMul",
+    "MatMulIntegerToFloat", "DynamicQuantizeLSTM", "QMoE",
+})  # fmt: skip
+"""Operators that only a quantized graph has."""
+
 
 # --- Gives products transposed weights of their own where they read one that a Transpose makes of a shared table.
 #

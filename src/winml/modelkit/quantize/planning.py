@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.cutting import GraphModules
+from winml.modelkit.graph.weights import QUANTIZED_OPERATORS
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
@@ -26,7 +27,6 @@ from winml.modelkit.quantize.qdq_placement import QdqPlacement
 from winml.modelkit.records import Record, entry, recorded
 
 __all__ = [
-    "QUANTIZED_OPERATORS",
     "EngineTask",
     "ModulePrecision",
     "PlannedNode",
@@ -40,14 +40,6 @@ __all__ = [
     "quiet_quantizer",
     "refuse_quantized",
 ]
-
-
-QUANTIZED_OPERATORS = frozenset({
-    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul",
-    "QLinearConv", "MatMulNBits", "GatherBlockQuantized", "QAttention", "QGemm", "DynamicQuantizeMatMul",
-    "MatMulIntegerToFloat", "DynamicQuantizeLSTM", "QMoE",
-})  # fmt: skip
-"""Operators that only a quantized graph has."""
 
 _T = TypeVar("_T")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,9 @@ class CandidateBuilds:
     def build(self, candidate: Candidate, rules: Mapping[str, str] | None = None) -> BuildResult:
         """Make a candidate, or find it made.
 
+        Its stages are not verified: it is compared with the plain file when it is measured. A compiled file is: it has
+        to answer as the file it is made from, which says more.
+
         Args:
             candidate: Which.
             rules: Modules that stay in float, selector to precision.
@@ -110,9 +113,11 @@ class CandidateBuilds:
         Raises:
             WinMLError: as :func:`~winml.modelkit.builds.build.run_build`.
         """
-        return self.build_in(self.place / candidate.name, candidate, rules)
+        return self.build_in(self.place / candidate.name, candidate, rules, verify=candidate.kind == "compile")
 
-    def build_in(self, folder: Path, candidate: Candidate, rules: Mapping[str, str] | None = None) -> BuildResult:
+    def build_in(
+        self, folder: Path, candidate: Candidate, rules: Mapping[str, str] | None = None, *, verify: bool = True
+    ) -> BuildResult:
         """Make a candidate in a folder; see :meth:`build`."""
         model = self._fixed(candidate.fixed_sizes) if candidate.fixed_sizes else self.model
         cache = BuildCache(model.identity, StageStore(self.place))
@@ -120,7 +125,9 @@ class CandidateBuilds:
         if candidate.sections.get("quant") and model.plan(None).onnx_path is None:
             # With the export in the folder, no build of fewer bits exports the model again.
             run_build(model.plan(None), folder, cache=cache, listener=listener)
-        result = run_build(model.plan(candidate, rules), folder, cache=cache, listener=listener)
+        # The export is verified all the same: all candidates share it.
+        plan = replace(model.plan(candidate, rules), verify=verify)
+        result = run_build(plan, folder, cache=cache, listener=listener)
         _refuse_parts(result)
         return result
 

@@ -258,6 +258,8 @@ class Race:
     """Says whether the time is up: then no turn begins beyond those of the first rung."""
     progress: Callable[[int, float], None] | None = None
     rungs: Sequence[int] = RUNGS
+    begun: str = ""
+    """An earlier race, whose turns are the first of this one where all of these took part in it."""
     dropped: dict[str, Ratio] = field(default_factory=dict)
     """Who dropped out, and the time over that of the fastest then."""
 
@@ -281,8 +283,9 @@ class Race:
         Raises:
             MeasureError: the plain file does not run any more.
         """
-        if set(self.times) != {item.name for item in self.candidates}:
-            self.state.keep_turns(self.name, {item.name: [] for item in self.candidates})
+        names = [item.name for item in self.candidates]
+        if set(self.times) != set(names):
+            self.state.keep_turns(self.name, self._turns_so_far(names))
         is_open = False
         while self._eliminated():
             if self.is_over() and self._turns() >= self.rungs[0]:
@@ -292,6 +295,14 @@ class Race:
                 running.begin_race({name: found.peak_bytes if found else 0 for name, found in facts.items()})
                 is_open = True
             self._run_turn(running, model_of)
+
+    def _turns_so_far(self, names: Sequence[str]) -> dict[str, list[float]]:
+        """Return the turns that all of these took part in together, with others in this race or in an earlier one."""
+        for race in (self.name, self.begun):
+            times = self.state.turns(race)
+            if names and all(name in times for name in names) and len({len(times[name]) for name in names}) == 1:
+                return {name: times[name] for name in names}
+        return {name: [] for name in names}
 
     def _eliminated(self) -> int:
         """Let who loses drop out at each rung that is reached; return the turns of the next, 0 where none is left."""

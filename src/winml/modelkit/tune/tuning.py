@@ -255,13 +255,22 @@ class Contest:
 
     def run(self) -> TuneResult:
         """Run all that is left of the tuning, and build the winner."""
-        with contextlib.closing(self._running):
-            choice = self._winner()
-        with self.clock.step("answer") as step:
-            winner = self._named(choice.winner)
-            built = self._builds.build_in(self.task.folder / TUNED_NAME, winner, self._rules_of(winner))
-            step.summary = str(built.folder)
-        return self._answer(choice, built)
+        while True:
+            with contextlib.closing(self._running):
+                choice = self._winner()
+            with self.clock.step("answer") as step:
+                winner = self._named(choice.winner)
+                try:
+                    built = self._builds.build_in(self.task.folder / TUNED_NAME, winner, self._rules_of(winner))
+                except VerificationError as error:
+                    if winner.name == PLAIN:
+                        raise
+                    # The others go on without it; what was measured of them is kept.
+                    self.state.keep_failure(winner.name, Failure("wrong", error.message))
+                    step.summary = f"{winner.name} is wrong"
+                    continue
+                step.summary = str(built.folder)
+            return self._answer(choice, built)
 
     def _winner(self) -> Choice:
         with self.clock.step("plain file") as step:
@@ -280,7 +289,7 @@ class Contest:
         with self.clock.step("race") as step:
             right = [item for item in self.plan if self.state.facts(item.name) and self._is_right(item)]
             # Of sizes nothing is left to find out: a few turns tell what the files take.
-            race = self._race(RIGHT, right, self._rungs_of_right)
+            race = self._race(RIGHT, right, self._rungs_of_right, begun=FORMATS)
             best = self._named(self._choice(race).winner)
             step.summary = f"{len(right)} within the quality limit, {best.name} wins"
         with self.clock.step("placement") as step:
@@ -381,10 +390,12 @@ class Contest:
         path = self._builds.place / candidate.name / BUILT_MODEL_NAME
         return path if path.is_file() else self._builds.build(candidate, self._rules_of(candidate)).model_path
 
-    def _race(self, name: str, candidates: Sequence[Candidate], rungs: Sequence[int] | None = None) -> Race:
+    def _race(
+        self, name: str, candidates: Sequence[Candidate], rungs: Sequence[int] | None = None, begun: str = ""
+    ) -> Race:
         running = [item for item in candidates if self.state.failure(item.name) is None]
         race = Race(name, running, self.state, self._values["block"], self._is_over, self.task.progress)
-        race.rungs = RUNGS if rungs is None else rungs
+        race.rungs, race.begun = RUNGS if rungs is None else rungs, begun
         race.run(self._running, self._model_of)
         return race
 

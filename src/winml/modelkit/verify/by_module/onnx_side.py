@@ -21,12 +21,12 @@ from winml.modelkit.graph.cutting import RANDOM_OPERATORS, ModuleParts, Refusal
 from winml.modelkit.graph.files.graph_reading import graph_of, merge_duplicate_keys
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.validity import refuse_cycles
+from winml.modelkit.graph.weights import QUANTIZED_OPERATORS
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.hierarchy.tagging import listed_modules
 from winml.modelkit.inspect.onnx_tree import OnnxModule, OnnxTree, PlacedNode, read_contents, read_tree
 from winml.modelkit.metadata_keys import MODULE_KEY
-from winml.modelkit.quantize.planning import QUANTIZED_OPERATORS
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.graph_inputs import graph_inputs
 from winml.modelkit.runtime.ir_versions import open_with_outputs
