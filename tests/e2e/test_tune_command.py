@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from onnx import numpy_helper
 
 from e2e.in_process import run_here
 from e2e.workplace import WITH_A_LIMIT, Workplace
@@ -180,6 +181,25 @@ def test_budget_ends_with_what_was_measured_and_more_of_it_goes_on(
 def found_order(record: dict[str, Any]) -> list[str]:
     """Return the names with the whole first, the plain file second, the mixed form last."""
     return sorted(rows(record), key=["dynamic-int8", "plain", "dynamic-int8-part"].index)
+
+
+def test_winner_that_its_build_refuses_leaves_the_others_in(here: Path) -> None:
+    """Integers of one step for an input a thousand times as large: right by what is asked of the tuning alone."""
+    weights = np.random.default_rng(0).normal(size=(256, 256)).astype(np.float32)
+    weights[0] = 0
+    scales = np.array([3000, *[1] * 255], np.float32)
+    text = (
+        '<ir_version: 10, opset_import: ["" : 17]> g (float[4,256] x) => (float[4,256] y)'
+        " { a = Mul (x, s)  y = MatMul (a, w) }"
+    )
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.extend([numpy_helper.from_array(scales, "s"), numpy_helper.from_array(weights, "w")])
+    onnx.save(model, here / "scaled.onnx")
+    arguments = ("--target", "size", "--only", "dynamic", "--min-sqnr", "-5", "--format", "json")
+    done = run_here("tune", "-m", "scaled.onnx", "-o", "tuned", *arguments)
+    assert 0 == done.code, done.err
+    found = {row["name"]: row["status"] for row in json.loads(done.out)["candidates"]}
+    assert ("won", "wrong") == (found["plain"], found["dynamic-int8"])
 
 
 def test_fastest_is_looked_for_in_races_of_few_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
