@@ -526,6 +526,19 @@ def test_layout_is_part_of_the_build(built: Path, tmp_path: Path) -> None:
     assert (folder / "model.onnx").is_file()
 
 
+def test_fused_decoder_is_written_once_where_nothing_is_compared(checkpoint: Path, tmp_path: Path) -> None:
+    """Byte for byte the file of a build that compares each stage, and as many bits as its weights have."""
+    verified = laid_out(checkpoint, tmp_path / "verified", "genai")
+    folder = laid_out(checkpoint, tmp_path / "folder", "genai", "--no-verify")
+    assert not (folder / "export.onnx").exists()
+    assert (verified / "model.onnx").read_bytes() == (folder / "model.onnx").read_bytes()
+    transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype="float16").save_pretrained(tmp_path / "half")
+    shutil.copyfile(checkpoint / "tokenizer.json", tmp_path / "half" / "tokenizer.json")
+    folder = laid_out(tmp_path / "half", tmp_path / "folder of half", "genai", "--no-verify")
+    weights = onnx.load(folder / "model.onnx").graph.initializer
+    assert onnx.TensorProto.FLOAT16 in {weight.data_type for weight in weights if len(weight.dims) == 2}
+
+
 def test_change_of_layout_keeps_the_graph_of_a_plain_decoder(checkpoint: Path, tmp_path: Path) -> None:
     """Only an encoder-decoder is another model for optimum; the sizes that readers want open are open without them."""
     folder = tmp_path / "folder"

@@ -179,7 +179,8 @@ def _record(name: str, path: Path) -> FileRecord:
 # --- Which builds hand the exported graph over in memory, and what do their stages look like?
 #
 # Where the exported graph gets fewer bits tensor by tensor, or its checkpoint has few bits already, no file holds it as
-# it was exported: its weights go from the checkpoint to one file. Why: docs/decisions/0010-no-float-copy.md.
+# it was exported: its weights go from the checkpoint to one file. Nor where a decoder is fused for a runtime and
+# nothing is compared. Why: docs/decisions/0010-no-float-copy.md.
 
 
 def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage, ...]:
@@ -206,7 +207,7 @@ def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage,
         taking,
         libraries=tuple(dict.fromkeys(library for stage in (*before, taking) for library in stage.libraries)),
         options=options,
-        work=_run_handed_over if name == "quantize" else _run_codes_handed_over,
+        work=_run_handed_over if name == "quantize" else _run_optimized_in_memory,
         makes_graph=True,
         undo_resolution=undo_resolution,
         relevant=by_name["export"].relevant,
@@ -219,8 +220,9 @@ def _taker_of(plan: BuildPlan) -> StageName | None:
     """Return the stage that the exported graph is handed to in memory; None where the export writes a file."""
     if _is_handed_over(plan):
         return "quantize"
-    if plan.onnx_path is None and plan.config.optim is not None and has_coded_weights(plan.request):
-        return "optimize"
+    if plan.onnx_path is None and plan.config.optim is not None:
+        is_fused = find_layout(plan.config.layout).for_onnxruntime and not plan.verify
+        return "optimize" if is_fused or has_coded_weights(plan.request) else None
     return None
 
 
@@ -254,8 +256,8 @@ def _run_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:
     )
 
 
-def _run_codes_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:
-    return _run_with(task, _handover_of_codes(task.plan), _codes_summary)
+def _run_optimized_in_memory(task: StageTask) -> tuple[StageOutcome, ...]:
+    return _run_with(task, _handover_to_optimize(task.plan), _optimized_summary)
 
 
 def _run_with(
@@ -320,25 +322,28 @@ def _handover_of(
     return GraphHandover(works, external_from_bytes=external, processors=processors)
 
 
-def _handover_of_codes(plan: BuildPlan) -> GraphHandover:
+def _handover_to_optimize(plan: BuildPlan) -> GraphHandover:
     from winml.modelkit.builds.decoder_fusions import optimization_of
     from winml.modelkit.flows.export.coded_checkpoints import handover_of_codes
+    from winml.modelkit.flows.graph_file import GraphHandover
     from winml.modelkit.flows.optimize import SingleOptimization
 
     export, optim = plan.config.export, plan.config.optim
     assert export is not None  # an export is planned
     assert optim is not None  # the graph is handed to it
-    handover = handover_of_codes(plan.request, export)
+    codes = handover_of_codes(plan.request, export) if has_coded_weights(plan.request) else None
 
     def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
         chosen = optimization_of(optim, model, plan)
         optimization = [] if chosen.is_empty else [SingleOptimization(chosen, {})]
-        return [*handover.works(path, model), *optimization]
+        return [*(codes.works(path, model) if codes is not None else ()), *optimization]
 
-    return replace(handover, works=works, external_from_bytes=external_from_bytes(plan, "optimize"))
+    external = external_from_bytes(plan, "optimize")
+    processors = None if codes is None else codes.processors
+    return GraphHandover(works, external, processors, lowers_precision=codes is not None)
 
 
-def _codes_summary(part: ExportedPart) -> str:
+def _optimized_summary(part: ExportedPart) -> str:
     from winml.modelkit.compare.words import fidelity_words
 
     compared = "not compared with PyTorch" if part.fidelity is None else fidelity_words(part.fidelity)

@@ -719,6 +719,8 @@ class GraphHandover:
     """Folder of what makes arrays of the samples that are compared; None: there is none."""
     piece_bytes: int = PIECE_BYTES
     """Weights of the written file in memory at a time, while it is compared with a model whose weights are not."""
+    lowers_precision: bool = True
+    """Whether the graph gets fewer bits, or has them; weights of 16 bits are then read as float32."""
 
     def apply(self, model: ir.Model, path: Path) -> HandedGraph:
         """Do the works; the model is used up.

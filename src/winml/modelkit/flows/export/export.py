@@ -158,7 +158,8 @@ class HTPExporter:
 
         def load() -> tuple[LoadedModel, ExporterUse]:
             nonlocal parts
-            loaded, use = load_for_export(request, self.config, is_handed_over=self.handover is not None)
+            lowered = self.handover is not None and self.handover.lowers_precision
+            loaded, use = load_for_export(request, self.config, is_handed_over=lowered)
             parts = loaded.parts
             return replace(loaded, model_notes=(*notes, *loaded.model_notes)), use
 
