@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx_ir import tensor_adapters
 
 from winml.modelkit.errors import QuantizeError, WriteError
@@ -105,6 +110,29 @@ def test_write_model_inline_equals_what_onnx_ir_saves(various: ir.Model, tmp_pat
         graph.value_info.extend(kept)
     assert theirs == onnx.load(tmp_path / "ours.onnx")
     onnx.checker.check_model(str(tmp_path / "ours.onnx"), full_check=True)
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=st.lists(st.integers(2000, 40_000), min_size=1, max_size=30), seed=st.integers(0, 2**16))
+def test_data_file_is_called_after_its_content_although_digested_while_it_is_written(
+    sizes: list[int], seed: int
+) -> None:
+    """Two threads write, some tensors late; a piece that was digested too early would give another name."""
+    random = np.random.default_rng(seed)
+    model = ir.Model(ir.Graph([], [], nodes=[], opset_imports={"": 17}), ir_version=10)
+
+    def values(size: int) -> ir.Tensor:
+        time.sleep(0.003 * random.integers(2))
+        return ir.Tensor(random.integers(0, 255, size, dtype=np.uint8))
+
+    for number, size in enumerate(sizes):
+        tensor = ir.LazyTensor(partial(values, size), ir.DataType.UINT8, ir.Shape([size]), name=f"w{number}")
+        model.graph.register_initializer(ir.Value(name=tensor.name, const_value=tensor))
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("winml.modelkit.graph.files.content_digest._PIECE_BYTES", 1000)
+        patch.setattr("winml.modelkit.graph.files.content_digest._BLOCK_BYTES", 300)
+        path, data = write_model(model, Path(folder, "model.onnx"), external=True)
+        assert data_path(path, content_digest(data)) == data
 
 
 def test_write_model_external_holds_the_same_values(various: ir.Model, tmp_path: Path) -> None:

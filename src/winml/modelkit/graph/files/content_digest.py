@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
+from types import TracebackType
 
-__all__ = ["content_digest", "hash_file"]
+__all__ = ["GrowingDigest", "content_digest", "hash_file"]
 
 _PIECE_BYTES = 1 << 24
 """Bytes digested by one thread at a time. Part of what the digest means."""
@@ -37,17 +41,65 @@ def content_digest(path: Path) -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    starts = range(0, path.stat().st_size, _PIECE_BYTES)
-    with ThreadPoolExecutor(max_workers=min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
-        pieces = threads.map(lambda start: _piece_digest(path, start), starts)
-        return hashlib.sha256(b"".join(pieces)).hexdigest()
+    with GrowingDigest(path) as digest:
+        return digest.finish()
 
 
-def _piece_digest(path: Path, start: int) -> bytes:
+class GrowingDigest:
+    """The :func:`content_digest` of a file that is still written; pieces that are complete are digested meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        """Read nothing yet; the file need not be there."""
+        self._path = path
+        self._places = [path]
+        self._pieces: list[Future[bytes]] = []
+        self._threads = ThreadPoolExecutor(max_workers=min(_MOST_THREADS, os.cpu_count() or 1))
+
+    def is_written_at(self, place: Path) -> None:
+        """Tell that the file has another path until it is complete."""
+        self._places = [place, self._path]
+
+    def complete_up_to(self, size: int) -> None:
+        """Digest the whole pieces of the first ``size`` bytes, which do not change any more."""
+        while (start := len(self._pieces) * _PIECE_BYTES) + _PIECE_BYTES <= size:
+            self._pieces.append(self._threads.submit(_piece_digest, self._places, start))
+
+    def finish(self) -> str:
+        """Return the digest of the whole file.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        size = self._path.stat().st_size
+        self.complete_up_to(size)
+        if (start := len(self._pieces) * _PIECE_BYTES) < size:
+            self._pieces.append(self._threads.submit(_piece_digest, self._places, start))
+        return hashlib.sha256(b"".join(piece.result() for piece in self._pieces)).hexdigest()
+
+    def __enter__(self) -> GrowingDigest:  # noqa: PYI034 - typing has Self from Python 3.11 on
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the threads."""
+        self._threads.shutdown(cancel_futures=True)
+
+
+def _piece_digest(places: Sequence[Path], start: int) -> bytes:
     digest, left = hashlib.sha256(), _PIECE_BYTES
-    with path.open("rb", buffering=0) as file:
+    with _opened(places) as file:
         file.seek(start)
         while left and (block := file.read(min(_BLOCK_BYTES, left))):
             digest.update(block)
             left -= len(block)
     return digest.digest()
+
+
+def _opened(places: Sequence[Path]) -> FileIO:
+    """Open a file at the first of its places where it is; it may be renamed from one to the next at any time."""
+    for place in places[:-1]:
+        with contextlib.suppress(FileNotFoundError):
+            return place.open("rb", buffering=0)
+    return places[-1].open("rb", buffering=0)

@@ -83,13 +83,18 @@ def data_names(path: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*weights, *_context_files(structure))))
 
 
-def name_data(data: Path, model: Path) -> Path:
+def name_data(data: Path, model: Path, digest: str | None = None) -> Path:
     """Give weights that were written for a model the name that goes with their content; returns where they are.
+
+    Args:
+        data: The weights.
+        model: The model.
+        digest: Their :func:`content_digest`; None: it is computed here.
 
     Raises:
         OSError: the file cannot be read or renamed.
     """
-    return data.replace(data_path(model, content_digest(data)))
+    return data.replace(data_path(model, digest or content_digest(data)))
 
 
 def place_data(files: Iterable[Path], target: Path) -> dict[Path, Path]:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import sys
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, replace
@@ -19,10 +22,12 @@ from typing import Any, BinaryIO, Protocol, cast
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx_ir.external_data import CallbackInfo
 
 from winml.modelkit.errors import InputError, InternalError, WinMLError, WriteError
 from winml.modelkit.file_names import DATA_DIGITS, data_path, numbered_data_path, unfinished_data_path
 from winml.modelkit.graph.contexts import context_file_attributes
+from winml.modelkit.graph.files.content_digest import GrowingDigest
 from winml.modelkit.graph.files.initializer_bytes import StoredBytes, stored_outside
 from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.graph.files.placing import (
@@ -180,23 +185,39 @@ def _own_cause(error: BaseException) -> WinMLError | None:
 
 def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
     unfinished = unfinished_data_path(path)
-    with _without_repeated_bytes(model) as repeated:
-        ir.save(
-            model,
-            path,
-            external_data=unfinished.name,
-            callback=_counting_bytes(model),
-            max_workers=WRITING_THREADS,
-            max_in_flight_bytes=IN_FLIGHT_BYTES,
-            alignment=ALIGNMENT_BYTES,
-            align_threshold=ALIGNED_BYTES,
-        )
-    if repeated:
-        _name_repeated_bytes(path, repeated)
-    if not unfinished.exists() or not unfinished.stat().st_size:
-        unfinished.unlink(missing_ok=True)
-        return (path,)  # no tensor was large enough to be outside
-    data = name_data(unfinished, path)
+    with GrowingDigest(unfinished) as digest:
+        count, written = _counting_bytes(model), _WrittenTensors(digest.complete_up_to)
+        is_found = False
+
+        def before_each(tensor: ir.TensorProtocol, info: CallbackInfo) -> None:
+            nonlocal is_found
+            count(tensor)
+            # Windows renames no file that is being read.
+            if not is_found and sys.platform != "win32":
+                # Specified by onnx_ir: it writes into a hidden folder, and renames the file once it is complete.
+                is_found = True
+                for place in path.parent.glob(f".{unfinished.name}.*/{unfinished.name}"):
+                    digest.is_written_at(place)
+            if is_found:
+                written.begin(info.index, info.offset)
+
+        with _without_repeated_bytes(model) as repeated:
+            ir.save(
+                model,
+                path,
+                external_data=unfinished.name,
+                callback=before_each,
+                max_workers=WRITING_THREADS,
+                max_in_flight_bytes=IN_FLIGHT_BYTES,
+                alignment=ALIGNMENT_BYTES,
+                align_threshold=ALIGNED_BYTES,
+            )
+        if repeated:
+            _name_repeated_bytes(path, repeated)
+        if not unfinished.exists() or not unfinished.stat().st_size:
+            unfinished.unlink(missing_ok=True)
+            return (path,)  # no tensor was large enough to be outside
+        data = name_data(unfinished, path, digest.finish())
     # Small: the large tensors are in the data file.
     proto = onnx.load(path, load_external_data=False)
     rename_locations(proto, {unfinished.name: data.name})
@@ -204,13 +225,44 @@ def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
     return (path, data)
 
 
-def _counting_bytes(model: ir.Model) -> Callable[[ir.TensorProtocol, object], None]:
+class _WrittenTensors:
+    """Which tensors of a data file are written? onnx_ir tells only which are begun, one at a time and by any thread."""
+
+    def __init__(self, on_written: Callable[[int], None]) -> None:
+        """Begin with none.
+
+        Args:
+            on_written: Called with the number of bytes from the start of the file that are written.
+        """
+        self._on_written = on_written
+        self._offsets: dict[int, int] = {}
+        self._begun: defaultdict[int, list[int]] = defaultdict(list)
+        """Thread → the last two tensors it began."""
+        self._written: set[int] = set()
+        self._next = 0
+        """The first tensor that may be unwritten."""
+
+    def begin(self, index: int, offset: int) -> None:
+        """Note that this thread begins a tensor, at this place of the file; tensors come one after the other."""
+        self._offsets[index] = offset
+        begun = self._begun[threading.get_ident()]
+        begun.append(index)
+        if len(begun) > 2:
+            # The last bytes of the one before leave the buffer when this one is written.
+            self._written.add(begun.pop(0))
+        while self._next in self._written:
+            self._next += 1
+        if self._next in self._offsets:
+            self._on_written(self._offsets[self._next])
+
+
+def _counting_bytes(model: ir.Model) -> Callable[[ir.TensorProtocol], None]:
     """Return what notes how much is written, called for each tensor from the threads that write."""
     tensors = (value.const_value for value in model.graph.initializers.values())
     total = sum(tensor.nbytes for tensor in tensors if tensor is not None)
     written, context = 0, copy_context()
 
-    def count(tensor: ir.TensorProtocol, _info: object) -> None:
+    def count(tensor: ir.TensorProtocol) -> None:
         nonlocal written
         written += tensor.nbytes
         context.run(count_progress, written, total, f"{size_words(written)} of {size_words(total)} written")
