@@ -26,7 +26,7 @@ main()
 """Runs the command, its first argument taken for the largest file it may write, in bytes."""
 PROGRAM = (sys.executable, "-m", "winml.modelkit")
 TIMEOUT_S = 300
-_PROGRESS = re.compile(r"^\[\d/\d\] ")
+_PROGRESS = re.compile(r"^\[\d/\d\] |^\w+ … \d+ s$")
 
 
 @dataclass(frozen=True)
