@@ -14,6 +14,7 @@ from winml.modelkit.measure.statistics import (
     compare_pairs,
     confidence_of_race,
     fastest,
+    is_decided,
     losers,
     median_interval,
     ratio_between,
@@ -54,6 +55,27 @@ def test_nobody_drops_out_before_there_is_an_interval() -> None:
     for turns in (5, 6):
         raced = {name: series[:turns] for name, series in times(plain=10.0, int8=1.0).items()}
         assert {} == losers(raced, ["plain", "int8"], OF_TWO)
+
+
+def test_clearly_slower_in_each_turn_drops_out_of_many() -> None:
+    """Eight turns are too few for an interval of twelve candidates; one turn in which it is near keeps it in."""
+    medians = {f"c{number}": 10.0 + number / 100 for number in range(10)}
+    raced = times(fast=5.0, near=5.3, **medians)
+    confidence = confidence_of_race(len(raced), len(RUNGS) - 1)
+    assert ratio_between(raced, "c0", "fast", confidence).low is None
+    assert list(medians) == list(losers(raced, list(raced), confidence))
+    raced["c3"][4] = 1.2 * raced["fast"][4]
+    assert "c3" not in losers(raced, list(raced), confidence)
+
+
+def test_race_is_decided_where_no_other_is_faster_than_the_simplest_beyond_the_noise() -> None:
+    """By the median of the pairs; a busy machine decides nothing."""
+    raced = times(simple=10.0, other=10.0 * (1 - NOISE / 2), slow=12.0)
+    assert is_decided(raced, ["simple", "other", "slow"])
+    assert is_decided(raced, ["simple"])
+    assert not is_decided(raced, ["slow", "simple"])
+    raced["other"] = [10.0, *[20.0] * 7]
+    assert not is_decided(raced, ["simple", "other"])
 
 
 @pytest.mark.parametrize(("rung", "candidates"), [(RUNGS[0], 3), (RUNGS[1], 20)])

@@ -69,13 +69,16 @@ def test_installed_provider_runs_the_export_and_what_it_has_of_its_own() -> None
     assert "bf16" in plan["openvino-bf16"].ep_options["load_config"]
 
 
-def test_variations_of_a_float_form_are_threads_and_a_compiled_file() -> None:
-    """Its levels were candidates themselves."""
-    plain = plan_candidates(TuneOptions(), MACHINE)[0]
-    variations = plan_variations(plain, TuneOptions(), MACHINE)
-    assert [("threads", 4), ("threads", 2), ("threads", 1), ("compile", None)] == [
-        (item.kind, item.threads) for item in variations
-    ]
+def test_variations_of_a_float_form_are_lower_levels_threads_and_a_compiled_file() -> None:
+    """The highest level is a candidate itself."""
+    plain, full, *_ = plan_candidates(TuneOptions(), MACHINE)
+    assert ("plain", "full") == (plain.name, full.name)
+    for best in (plain, full):
+        variations = plan_variations(best, TuneOptions(), MACHINE)
+        assert ["basic", "extended"] == [item.name for item in variations[:2]]
+        assert [("threads", 4), ("threads", 2), ("threads", 1), ("compile", None)] == [
+            (item.kind, item.threads) for item in variations[2:]
+        ]
 
 
 def test_variations_for_throughput_run_as_many_at_a_time_as_there_are_cores() -> None:

@@ -243,6 +243,11 @@ race of 3 and of 20 candidates; the work grows for those who stay, as in success
 2016)."""
 
 
+CLEARLY_SLOWER = 1.25
+"""Times those of the fastest. Chosen: noise does not slow one of two by a quarter in each of eight turns, and not the
+other beside it."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """Which candidate wins, and beside which it stands."""
@@ -295,8 +300,8 @@ def losers(times: Times, names: Sequence[str], confidence: float) -> dict[str, R
     """Return who drops out after a rung, each with its time over that of the fastest.
 
     Who is slower by more than the noise drops out, wherever it stands; in the slower half, of those that come after the
-    fastest, whoever is slower at all. The whole interval has to say so. On a disturbed ratio, and with too few turns
-    for an interval, nobody drops out.
+    fastest, whoever is slower at all. The whole interval has to say so. Where the turns are too few for one, as with
+    many candidates, each turn has to say that it is slower by a quarter. On a disturbed ratio nobody drops out.
 
     Args:
         times: Times of all that are in.
@@ -308,11 +313,28 @@ def losers(times: Times, names: Sequence[str], confidence: float) -> dict[str, R
     ranked = sorted(ratios, key=lambda name: ratios[name].value)
     # Who comes before the fastest is preferred to it within the noise.
     stay = {*ranked[: math.ceil(len(names) / 2) - 1], *names[: names.index(leader)]}
-    return {
-        name: ratio
-        for name, ratio in ratios.items()
-        if not ratio.is_disturbed and ratio.low is not None and ratio.low > (1 + NOISE if name in stay else 1.0)
-    }
+
+    def is_slower(name: str, ratio: Ratio) -> bool:
+        if ratio.low is not None:
+            return ratio.low > (1 + NOISE if name in stay else 1.0)
+        each = [time / best for time, best in zip(times[name], times[leader], strict=False)]
+        return len(each) >= RUNGS[0] and min(each) > CLEARLY_SLOWER
+
+    return {name: ratio for name, ratio in ratios.items() if not ratio.is_disturbed and is_slower(name, ratio)}
+
+
+def is_decided(times: Times, names: Sequence[str]) -> bool:
+    """Say whether more turns would hardly change who wins, so that a race may end after a rung.
+
+    So it is where no other is faster by more than the noise than the first in the order of preference, by the median of
+    their pairs: only an interval that lies beyond the noise as a whole would let another one win.
+
+    Args:
+        times: Times of all that are in.
+        names: Who is in, in the order of preference.
+    """
+    ratios = [ratio_between(times, name, names[0]) for name in names[1:]]
+    return all(ratio.value >= 1 - NOISE and not ratio.is_disturbed for ratio in ratios)
 
 
 def choose(times: Times, names: Sequence[str]) -> Choice:

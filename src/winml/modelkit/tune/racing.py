@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.errors import MeasureError, WriteError
-from winml.modelkit.measure.statistics import RUNGS, Ratio, confidence_of_race, losers, percentile
+from winml.modelkit.measure.statistics import RUNGS, Ratio, confidence_of_race, is_decided, losers, percentile
 from winml.modelkit.results.tuning import Candidate
 from winml.modelkit.runtime.host import available_bytes
 from winml.modelkit.runtime.processes import start_python
@@ -315,9 +315,9 @@ class Race:
                 return rung
             if rung != self.rungs[-1]:
                 times = {name: series[:rung] for name, series in self._times_of_runs().items()}
-                names = [item.name for item in self.standing]
-                lost = losers(times, names, confidence)
-                self.dropped |= {name: ratio for name, ratio in lost.items() if name != PLAIN}
+                self.dropped |= losers(times, [item.name for item in self.standing], confidence)
+                if is_decided(times, [item.name for item in self.standing]):
+                    return 0
         return 0
 
     def _turns(self) -> int:
