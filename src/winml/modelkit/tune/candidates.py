@@ -19,6 +19,7 @@ from winml.modelkit.runtime.host import available_cores
 from winml.modelkit.tune.options import TuneOptions
 
 __all__ = [
+    "INSTEAD_OF",
     "PLAIN",
     "TuningMachine",
     "is_requested",
@@ -30,7 +31,9 @@ __all__ = [
 PLAIN: Final = "plain"
 """The export as it is, which everything is measured beside."""
 _LEVELS = ("basic", "extended", "full")
-"""The last is a form of its own; the others are variations of a winner, which may be faster by little at most."""
+"""The last is a form of its own; the others are variations of a winner in float."""
+INSTEAD_OF: Final[Mapping[str, str]] = {"weights-int8-16": "weights-int8"}
+"""A form → the one that is smaller and faster: the form is tried only where that one is not right."""
 _RUN_BY_CPU = "cpu"
 _PROVIDER_OPTIONS: Mapping[str, Mapping[str, tuple[str, Mapping[str, str]]]] = {
     # Read by ONNX Runtime 1.24 as the JSON itself, not as the path of a file. Its default computes in float32.
@@ -94,7 +97,7 @@ def plan_variations(best: Candidate, options: TuneOptions, machine: TuningMachin
     variations: list[Candidate] = []
     if is_requested("level", options):
         if best.sections.get("quant"):
-            variations += [_with_level(best, level) for level in _LEVELS[1:]]
+            variations.append(_with_level(best, _LEVELS[-1]))
         elif best.kind in (PLAIN, "level"):
             variations += [
                 replace(_optimized(level), callers=best.callers, ep=best.ep, ep_options=best.ep_options)

@@ -80,6 +80,16 @@ class QualityLimits:
         size = sum(file.stat().st_size for file in (model, *external_files(model)))
         return CandidateFacts(size_bytes=size, **measured), run_ms
 
+    def measure_same(self, candidate: Candidate, model: Path, same: CandidateFacts) -> CandidateFacts:
+        """Return what a candidate takes whose file was judged before, run in another way; its quality is that.
+
+        Raises:
+            MeasureError: it does not run.
+        """
+        measured = self.contestants.measure(candidate, model, None)
+        del measured["run_ms"]
+        return replace(same, **measured)
+
     def with_scores(
         self, facts: CandidateFacts, candidate: Candidate, model: Path, plain: CandidateFacts | None
     ) -> CandidateFacts:

@@ -158,16 +158,23 @@ class Contestants:
         self._open: dict[str, Contestant] = {}
         self._stay_open = True
 
-    def measure(self, candidate: Candidate, model: Path, samples: QualitySamples) -> dict[str, Any]:
+    def measure(self, candidate: Candidate, model: Path, samples: QualitySamples | None) -> dict[str, Any]:
         """Open a candidate in a fresh process; return what that took, and how near its answers are.
+
+        Args:
+            candidate: Which.
+            model: Its file.
+            samples: What its answers are compared on; None: they are not.
 
         Raises:
             MeasureError: it does not run, or needs fixed sizes.
         """
         self.drop(candidate.name)
+        compared: dict[str, Any] = {}
         try:
             opened = self._opened(candidate, model)
-            compared = self._open[candidate.name].ask("compare", folder=str(self._folder), samples=asdict(samples))
+            if samples is not None:
+                compared = self._open[candidate.name].ask("compare", folder=str(self._folder), samples=asdict(samples))
         except MeasureError:
             self.drop(candidate.name)
             raise

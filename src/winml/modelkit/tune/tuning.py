@@ -49,6 +49,7 @@ from winml.modelkit.results.build_manifest import BuildResult
 from winml.modelkit.results.tuning import Candidate, CandidateFacts, TuneResult
 from winml.modelkit.tune.building import CandidateBuilds, TunedModel, exported_once, tuned_model
 from winml.modelkit.tune.candidates import (
+    INSTEAD_OF,
     PLAIN,
     TuningMachine,
     is_requested,
@@ -277,7 +278,7 @@ class Contest:
             self._measure_plain()
             step.summary = size_words(self._plain_facts.size_bytes)
         with self.clock.step("forms") as step:
-            forms = [self.plan[0], *(item for item in self.plan[1:] if not item.part_of and self._make(item))]
+            forms = [self.plan[0], *(item for item in self.plan[1:] if not item.part_of and self._make_form(item))]
             self._race(FORMATS, forms, SIMULATED_RUNG if self.task.options.is_simulated else FIRST_RUNG)
             for item in forms:
                 if not self._is_right(item):
@@ -355,8 +356,12 @@ class Contest:
         self._redraw_values()
         try:
             model = self._builds.build(candidate, self._rules_of(candidate)).model_path
-            facts, _ = self._limits.measure(candidate, model, QualitySamples(**self._values["samples"]))
-            facts = self._limits.with_scores(facts, candidate, model, self._plain_facts)
+            same = self.state.facts(candidate.name.partition("+")[0]) if candidate.kind == "threads" else None
+            if same is not None:
+                facts = self._limits.measure_same(candidate, model, same)
+            else:
+                facts, _ = self._limits.measure(candidate, model, QualitySamples(**self._values["samples"]))
+                facts = self._limits.with_scores(facts, candidate, model, self._plain_facts)
         except (InternalError, WriteError):
             raise
         except VerificationError as error:
@@ -368,8 +373,19 @@ class Contest:
         self.state.keep_facts(candidate.name, facts)
         return True
 
+    def _make_form(self, candidate: Candidate) -> bool:
+        """Make a form, unless it stands in for another one that is right."""
+        other = INSTEAD_OF.get(candidate.name)
+        if other is not None and self._is_right(self._named(other)):
+            self._skipped[candidate.name] = Failure("not needed", f"{other} is within the quality limit")
+            return False
+        return self._make(candidate)
+
     def _make_part(self, candidate: Candidate) -> bool:
         """Make a form with some modules in float, where its whole is fast enough to be worth it and not right."""
+        if (skipped := self._skipped.get(candidate.part_of)) is not None:
+            self._skipped[candidate.name] = skipped
+            return False
         mixed = MixedVariants(self.plan, self.state, self._limits, self._builds.place, self._is_over)
         if (against := mixed.reason_against(candidate)) is not None:
             self._skipped[candidate.name] = against
