@@ -31,6 +31,7 @@ from winml.modelkit.load.caches.layout import loop_cache_name
 from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_feeds
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.graph_inputs import graph_inputs
+from winml.modelkit.runtime.sessions import is_onnxruntime_at_least
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
 from winml.modelkit.verify.by_module.sides import SidePair
 
@@ -289,7 +290,7 @@ def test_tokenizer_in_other_files_is_read_by_transformers(built: Path, tmp_path:
 
 
 def test_first_token_needs_no_torch(built: Path) -> None:
-    """Nor any other library that takes seconds to load."""
+    """Nor any other library that takes seconds to load, but where data files are checked before ONNX Runtime reads them."""
     program = (
         "import sys\nfrom winml.modelkit.cli.main import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
@@ -299,7 +300,8 @@ def test_first_token_needs_no_torch(built: Path) -> None:
         [sys.executable, "-c", program, "generate", str(built), "-p", PROMPT, "--max-new-tokens", "3", "-q"],
         capture_output=True, text=True, encoding="utf-8", check=True,
     )  # fmt: skip
-    assert "[]" == done.stdout.splitlines()[-1]
+    expected = [] if is_onnxruntime_at_least("1.24") else ["onnx", "onnx_ir"]
+    assert repr(expected) == done.stdout.splitlines()[-1]
 
 
 def test_wrong_requests_are_refused_with_what_to_do(built: Path, checkpoint: Path, tmp_path: Path) -> None:

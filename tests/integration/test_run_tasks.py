@@ -23,6 +23,7 @@ from checkpoints import CONFIGS, make_distinct, save_image_processor
 from e2e.in_process import run_here
 from encoder_decoder import save_encoder_decoder
 from evaluation_checkpoints import WORDS, pipeline_of, save_task_checkpoint, sentences, text_tokenizer
+from installed_versions import PICTURES_WITHOUT_TORCHVISION
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.flows.export.export import HTPExporter
 from winml.modelkit.graph.specs import DynamicRequest
@@ -162,7 +163,10 @@ def answer(*arguments: str | Path, code: int = 0) -> dict[str, Any]:
     return record
 
 
-@pytest.mark.parametrize("task", CASES)
+@pytest.mark.parametrize(
+    "task",
+    [pytest.param(task, marks=PICTURES_WITHOUT_TORCHVISION if task == "image-segmentation" else ()) for task in CASES],
+)
 def test_answer_of_a_task_is_that_of_the_pipeline(task: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The labels, texts and boxes of the pipeline come with its scores, and ``--reference`` says so."""
     monkeypatch.chdir(folder)

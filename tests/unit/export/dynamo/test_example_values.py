@@ -14,6 +14,7 @@ from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from expert_loops import Experts
+from installed_versions import VALUES_OF_PARAMETERS
 from winml.modelkit.errors import ExportError
 from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.dynamo.capturing import capture_dynamo
@@ -87,7 +88,7 @@ def patched_places() -> tuple[object, ...]:
 INPUTS = {"values": torch.rand(5, 4), "sizes": torch.tensor([2, 3])}
 
 
-@pytest.mark.parametrize("act", [branch, branch_on_weights, rounds])
+@pytest.mark.parametrize("act", [branch, pytest.param(branch_on_weights, marks=VALUES_OF_PARAMETERS), rounds])
 def test_capture_that_takes_example_values_goes_their_way_and_tells_the_line(act: Act, tmp_path: Path) -> None:
     """Without them it is refused as something that values decide; with them the graph answers as PyTorch does."""
     model = Deciding(act)
