@@ -18,10 +18,6 @@ QUANTIZED_CACHE = pytest.mark.skipif(
 STACK_TRACE_SETTING = pytest.mark.skipif(
     not hasattr(torch.fx.config, "do_not_emit_stack_traces"), reason="torch before 2.11 always keeps lines of Python"
 )
-VALUES_OF_PARAMETERS = pytest.mark.skipif(
-    Version(torch.__version__) < Version("2.11"),
-    reason="torch 2.10 at times reads other values of parameters while it exports; the comparison with PyTorch finds it",
-)
 PICTURES_WITHOUT_TORCHVISION = pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.23") and importlib.util.find_spec("torchvision") is None,
     reason="transformers before 5.23 prepares the pictures of Segformer with torchvision alone",

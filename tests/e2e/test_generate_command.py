@@ -290,7 +290,7 @@ def test_tokenizer_in_other_files_is_read_by_transformers(built: Path, tmp_path:
 
 
 def test_first_token_needs_no_torch(built: Path) -> None:
-    """Nor any other library that takes seconds to load, but where data files are checked before ONNX Runtime reads them."""
+    """Nor any other library that takes seconds to load, where ONNX Runtime checks data files."""
     program = (
         "import sys\nfrom winml.modelkit.cli.main import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"

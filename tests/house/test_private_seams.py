@@ -40,6 +40,7 @@ SEAMS: dict[str, dict[str, str]] = {
             "torch._functorch",
             "torch._subclasses.fake_impls",
             "torch._subclasses.fake_tensor",
+            "torch._subclasses.meta_utils",
             "torch.ops.aten",
             "torch.utils._mode_utils",
         ),

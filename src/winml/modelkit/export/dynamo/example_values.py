@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch._functorch import config
+from torch._subclasses import meta_utils
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
@@ -65,6 +66,7 @@ def decided_by_examples(assumed: dict[tuple[str, int], Assumption]) -> Iterator[
             torch.backends.mkldnn.flags(enabled=False),
             attribute_replaced(torch, "tensor", _tensor_of_numbers),
             attribute_replaced(FakeTensorMode, "_maybe_infer_fake_kernel_from_pytree_out", _laid_out_alike),
+            attribute_replaced(meta_utils, "_safe_copy", _copy_values),
         ):
             yield
     finally:
@@ -83,6 +85,12 @@ def _tensor_of_numbers(data: Any, *args: Any, **options: Any) -> torch.Tensor:
         return item.item() if isinstance(item, torch.Tensor) and item.dim() == 0 else item
 
     return _tensor(numbers(data) if isinstance(data, (list, tuple)) else data, *args, **options)
+
+
+def _copy_values(target: torch.Tensor, source: torch.Tensor | None) -> None:
+    """Copy the values that stand beside a tensor; torch leaves those of parameters as they are in fresh memory."""
+    if source is not None and type(source) in (torch.Tensor, torch.nn.Parameter):
+        target.copy_(source.detach())
 
 
 def _laid_out_alike(_mode: FakeTensorMode, _operator: object, _inputs: object, _values: object, *out: Any) -> Any:
