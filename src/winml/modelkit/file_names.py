@@ -215,4 +215,6 @@ def is_plain_name(name: str) -> bool:
 def files_folder(model: Path) -> Path:
     """Return the folder with the configs and the tokenizer of a model: its own, or the one above where it has none."""
     own, above = model.parent, model.parent.parent
-    return above if not (own / CHECKPOINT_CONFIG_NAME).is_file() and (above / CHECKPOINT_CONFIG_NAME).is_file() else own
+    names = (CHECKPOINT_CONFIG_NAME, TOKENIZER_NAME, GENAI_CONFIG_NAME)
+    has_own = any((own / name).is_file() for name in names)
+    return above if not has_own and (above / CHECKPOINT_CONFIG_NAME).is_file() else own

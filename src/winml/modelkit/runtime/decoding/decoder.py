@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, WinMLError
+from winml.modelkit.file_names import GENAI_CONFIG_NAME
 from winml.modelkit.graph.bundle import TextTokens
 from winml.modelkit.graph.files.wire_format import NodeSummary, WireError, node_summaries
 from winml.modelkit.metadata_keys import PART_KEY
@@ -205,9 +207,9 @@ class DecoderGraph:
         """
         self._session = session
         self.name = session.name
-        self.inputs: tuple[GraphInput, ...] = graph_inputs(session)
-        self._by_name = {item.name: item for item in self.inputs}
         self.states = state_feeds(session)
+        self.inputs: tuple[GraphInput, ...] = _with_head_size(graph_inputs(session), session, self.states)
+        self._by_name = {item.name: item for item in self.inputs}
         self.encoded = tuple(name for name in self._by_name if name in encoded)
         self._value_inputs = tuple(values) or (self.fed_input,)
         self._fed_inputs = tuple(item for item in self.inputs if item.name not in {*self.states, *self.encoded})
@@ -498,6 +500,29 @@ def _refuse_scores_of_texts(session: Session) -> None:
             "expected scores of each token, [batch, tokens, vocabulary]",
             hint="Build the model for text-generation.",
         )
+
+
+def _with_head_size(
+    inputs: Sequence[GraphInput], session: Session, states: Collection[str]
+) -> tuple[GraphInput, ...]:
+    """Return inputs whose states have a head size: genai's builder leaves it open, and names it in its config."""
+    is_open = [item.name in states and len(item.shape) == 4 and not isinstance(item.shape[-1], int) for item in inputs]
+    config = None if session.model_path is None else session.model_path.with_name(GENAI_CONFIG_NAME)
+    if not any(is_open) or config is None or not config.is_file():
+        return tuple(inputs)
+    try:
+        size = load_json(config.read_text(encoding="utf-8"))["model"]["decoder"]["head_size"]
+    except (WinMLError, OSError, ValueError, TypeError, KeyError):
+        size = None
+    if not isinstance(size, int):
+        raise InputError(
+            f"{config}: no model.decoder.head_size, and {session.name} does not say how large a state of its cache is",
+            hint="Build the model again.",
+        )
+    return tuple(
+        replace(item, shape=(*item.shape[:-1], size)) if is_open_here else item
+        for item, is_open_here in zip(inputs, is_open, strict=True)
+    )
 
 
 def _growing_axes(session: Session, states: Mapping[str, str]) -> dict[str, int]:
