@@ -8,6 +8,8 @@ import numpy as np
 import onnx.parser
 import pytest
 
+from winml.modelkit.errors import InputError
+from winml.modelkit.file_names import files_folder
 from winml.modelkit.inference.generation.loop import generate_tokens
 from winml.modelkit.inference.generation.settings import GenerationSettings
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph
@@ -70,6 +72,34 @@ def test_tokens_are_those_of_states_that_are_copied(path: Path) -> None:
     )
     assert copied == in_place
     assert DecoderGraph(Session(path)).adds_in_place
+
+
+def test_head_size_that_the_graph_leaves_open_is_that_of_the_config_of_genai(path: Path) -> None:
+    """As genai's builder writes it; a config that lacks it is refused with the file."""
+    settings = GenerationSettings(max_new_tokens=9)
+    expected = [entry.token for entry in generate_tokens(DecoderGraph(Session(path)), [5, 9, 2], settings)]
+    model = onnx.load(path)
+    for value in (*model.graph.input, *model.graph.output):
+        if len(value.type.tensor_type.shape.dim) == 4:
+            value.type.tensor_type.shape.dim[3].dim_param = "kv_cache_dim"
+    onnx.save(model, path)
+    config = path.with_name("genai_config.json")
+    config.write_text('{"model": {"decoder": {"head_size": 8}}}', encoding="utf-8")
+    graph = DecoderGraph(Session(path))
+    assert expected == [entry.token for entry in generate_tokens(graph, [5, 9, 2], settings)]
+    config.write_text('{"model": {}}', encoding="utf-8")
+    with pytest.raises(InputError, match=r"genai_config\.json.*head_size"):
+        DecoderGraph(Session(path))
+
+
+def test_files_of_a_model_are_beside_it_although_there_is_a_config_above(path: Path) -> None:
+    """A folder of genai's builder has a config of its own, and no config.json."""
+    model = path.parent / "genai" / "model.onnx"
+    model.parent.mkdir()
+    (path.parent / "config.json").touch()
+    assert path.parent == files_folder(model)
+    (model.parent / "genai_config.json").touch()
+    assert model.parent == files_folder(model)
 
 
 def test_run_writes_into_the_memory_of_the_run_before(path: Path) -> None:

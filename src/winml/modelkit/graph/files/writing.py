@@ -9,6 +9,7 @@ metadata of a file anew with its weights left where they are.
 from __future__ import annotations
 
 import contextlib
+import glob
 import mmap
 import sys
 import threading
@@ -187,18 +188,14 @@ def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
     unfinished = unfinished_data_path(path)
     with GrowingDigest(unfinished) as digest:
         count, written = _counting_bytes(model), _WrittenTensors(digest.complete_up_to)
-        is_found = False
+        growing: list[Path | None] = []
 
         def before_each(tensor: ir.TensorProtocol, info: CallbackInfo) -> None:
-            nonlocal is_found
             count(tensor)
-            # Windows renames no file that is being read.
-            if not is_found and sys.platform != "win32":
-                # Specified by onnx_ir: it writes into a hidden folder, and renames the file once it is complete.
-                is_found = True
-                for place in path.parent.glob(f".{unfinished.name}.*/{unfinished.name}"):
-                    digest.is_written_at(place)
-            if is_found:
+            if not growing:
+                growing.append(_growing_file(unfinished))
+                digest.is_written_at(growing[0] or unfinished)
+            if growing[0] is not None:
                 written.begin(info.index, info.offset)
 
         with _without_repeated_bytes(model) as repeated:
@@ -223,6 +220,15 @@ def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
     rename_locations(proto, {unfinished.name: data.name})
     path.write_bytes(proto.SerializeToString())
     return (path, data)
+
+
+def _growing_file(data: Path) -> Path | None:
+    """Return where onnx_ir writes a data file until it is complete, a hidden folder; None where that does not show."""
+    if sys.platform == "win32":  # renames no file that is being read
+        return None
+    name = glob.escape(data.name)
+    places = list(data.parent.glob(f".{name}.*/{name}"))
+    return places[0] if len(places) == 1 else None
 
 
 class _WrittenTensors:

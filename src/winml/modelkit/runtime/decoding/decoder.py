@@ -502,9 +502,7 @@ def _refuse_scores_of_texts(session: Session) -> None:
         )
 
 
-def _with_head_size(
-    inputs: Sequence[GraphInput], session: Session, states: Collection[str]
-) -> tuple[GraphInput, ...]:
+def _with_head_size(inputs: Sequence[GraphInput], session: Session, states: Collection[str]) -> tuple[GraphInput, ...]:
     """Return inputs whose states have a head size: genai's builder leaves it open, and names it in its config."""
     is_open = [item.name in states and len(item.shape) == 4 and not isinstance(item.shape[-1], int) for item in inputs]
     config = None if session.model_path is None else session.model_path.with_name(GENAI_CONFIG_NAME)
