@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnx
 import onnx_ir as ir
+import pytest
 import torch
 from torch import nn
 
@@ -137,3 +139,25 @@ def test_attention_in_bfloat16_casts_its_scale_to_bfloat16() -> None:
     casts = [node.attributes["to"].as_int() for node in graph if node.op_type == "Cast"]
     assert casts
     assert ir.DataType.COMPLEX128 not in casts
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_masks_of_attention_keep_scores_of_16_bits(dtype: torch.dtype, is_causal: bool) -> None:
+    """A mask in float32 makes scores of it, and what follows reads them with weights of 16 bits: no valid graph."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(3)
+
+        def forward(self, values: torch.Tensor, unheard: torch.Tensor) -> torch.Tensor:
+            heads = values[None, None]
+            mask = None if is_causal else heads @ heads.transpose(2, 3) > 0
+            attended = nn.functional.scaled_dot_product_attention(heads, heads, heads, mask, is_causal=is_causal)
+            return self.norm(attended)
+
+    model = capture(Attention().to(dtype), dtype=dtype).model
+    onnx.shape_inference.infer_shapes(ir.to_proto(model), strict_mode=True, check_type=True)
+    expected = {torch.float16: ir.DataType.FLOAT16, torch.bfloat16: ir.DataType.BFLOAT16}[dtype]
+    assert [expected] == [value.dtype for value in model.graph.outputs]

@@ -560,12 +560,40 @@ def _index_put_symbolic(graph: Any, values: object, places: Any, new_values: Any
     return graph.op("ScatterND", values, symbolic_helper._unsqueeze_helper(graph, indices[0], [-1]), new_values)
 
 
-def _attention_symbolic(graph: object, query: Any, key: object, value: Any, *options: object) -> Any:
-    """Like torch's own form, which does not support grouped-query attention (``enable_gqa``)."""
+def _attention_symbolic(graph: Any, query: Any, key: object, value: Any, *options: object) -> Any:
+    """Like torch's own form, which does not support grouped-query attention (``enable_gqa``), and makes float32 of
+    scores of 16 bits where it makes a mask of a boolean or causal one: what reads them then has weights of 16 bits.
+    """
+    kind = JitScalarType.from_value(query, JitScalarType.UNDEFINED)
+    if kind in (JitScalarType.HALF, JitScalarType.BFLOAT16):
+        graph = _WithMasksOf(graph, kind.dtype())
     if symbolic_helper._get_const(options[-1], "b", "enable_gqa"):
         heads = symbolic_helper._get_tensor_dim_size(query, -3)
         key, value = (_with_heads(graph, operand, heads) for operand in (key, value))
     return symbolic_opset14.scaled_dot_product_attention(graph, query, key, value, *options[:-1])
+
+
+class _WithMasksOf:
+    """A graph in which the constants that masks are made of have another dtype."""
+
+    def __init__(self, graph: Any, dtype: torch.dtype) -> None:
+        self._graph = graph
+        self._dtype = dtype
+
+    def op(self, name: str, *inputs: Any, **attributes: Any) -> Any:
+        """Add a node."""
+        value = attributes.get("value_t")
+        # These are exact in every dtype.
+        if (
+            isinstance(value, torch.Tensor)
+            and value.dtype == torch.float32
+            and value.tolist() in ([0], [1], [-math.inf])
+        ):
+            attributes["value_t"] = value.to(self._dtype)
+        return self._graph.op(name, *inputs, **attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._graph, name)
 
 
 def _with_heads(graph: Any, values: Any, heads: int | None) -> Any:
