@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
+import onnx.shape_inference
 import onnx_ir as ir
 import torch
 from torch import nn
@@ -24,6 +26,7 @@ from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.graph.assumptions import constant_output
 from winml.modelkit.graph.bfloat16 import computes_in_bfloat16
 from winml.modelkit.graph.cutting import Cut, Cutter, cut_model
+from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.progress import counted
 from winml.modelkit.verify.failure_explanation import refuse_outputs_by_value
 from winml.modelkit.verify.float32_sides import comparable_graph, in_float32, session_of_graph
@@ -187,6 +190,7 @@ def verify_written_file(
         prepared = with_streaming_loader(prepared)
     if not computes_in_bfloat16(written.model):
         return _verify(written, prepared, inputs, advice, (), is_streamed=is_streamed)
+    _refuse_mixed_types(written.path)
     with in_float32(written, prepared, inputs) as (written, prepared, inputs):
         try:
             verification = _verify(written, prepared, inputs, advice, (_BFLOAT16,), is_streamed=is_streamed)
@@ -195,6 +199,24 @@ def verify_written_file(
             error.inputs = None
             raise
         return replace(verification, in_float32=True)
+
+
+def _refuse_mixed_types(path: Path) -> None:
+    """Refuse a file whose nodes read float32 beside bfloat16: run in float32, it would look right.
+
+    Raises:
+        VerificationError: names the node.
+    """
+    try:
+        onnx.shape_inference.infer_shapes(read_structure(path), check_type=True, strict_mode=True)
+    except onnx.shape_inference.InferenceError as error:
+        if "inconsistent type" not in str(error):
+            return  # what it cannot infer is no matter here
+        raise VerificationError(
+            f"cannot verify: the file is not valid ONNX: {error}",
+            hint="Export with --dynamo, or in another type: --dtype fp32. --no-verify writes the file as it is.",
+            is_graph_wrong=True,
+        ) from error
 
 
 def _verify(
