@@ -378,10 +378,10 @@ def _reference_outputs(reference: Path, draws: Sequence[Arrays], *, as_written: 
 
 
 def _reference_error(reference: Path, error: StageError | UsageError) -> StageError:
-    return StageError(
-        f"cannot verify: {reference.name} does not run: {error.message}",
-        hint="--no-verify writes the result without comparing it.",
-    )
+    ways = "--no-verify writes the result without comparing it."
+    if "Could not find an implementation" in error.message:
+        ways = f"Its CPU provider has no kernel for this dtype: export or build with --dtype fp32. {ways}"
+    return StageError(f"cannot verify: {reference.name} does not run: {error.message}", hint=ways)
 
 
 def _candidate_outputs(candidate: Path, draws: Sequence[Arrays], *, as_written: bool = True) -> list[Arrays]:

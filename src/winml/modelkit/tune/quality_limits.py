@@ -194,8 +194,9 @@ class QualityLimits:
 
     def unmet_words(self, listed: ExcludeList) -> str:
         """Return how near the best came, where no list of modules is enough."""
-        form = listed.form
-        best = (
-            "" if form.worst is None else f": {form.worst.sqnr_db:.1f} dB with {len(listed.excluded)} modules in float"
-        )
-        return f"no choice of float modules reaches {listed.target.words}{best}"
+        form, least = listed.form, self.options.least_sqnr_db
+        wanted = listed.target.words if least is None else f"{least:g} dB"
+        if form.worst is None:
+            return f"no choice of float modules reaches {wanted}"
+        found = f"{form.worst.lower_db:.1f} dB (lower bound) with {len(listed.excluded)} modules in float"
+        return f"no choice of float modules reaches {wanted}: {found}"
