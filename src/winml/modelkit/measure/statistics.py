@@ -29,6 +29,7 @@ __all__ = [
     "compare_pairs",
     "confidence_of_race",
     "fastest",
+    "is_decided",
     "losers",
     "median_interval",
     "middle_mean",
