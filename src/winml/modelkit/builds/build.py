@@ -293,21 +293,17 @@ def _handover_of(
         names: Those of all parts, once they are known.
         quantizations: Gets the quantization of each part, by the name of its file.
     """
-    from winml.modelkit.builds.decoder_fusions import optimization_of
     from winml.modelkit.flows.graph_file import GraphHandover, is_external
-    from winml.modelkit.flows.optimize import SingleOptimization
     from winml.modelkit.flows.quantize.quantize import Quantization, SampleSource, equipped
     from winml.modelkit.load.request import processor_folder
 
-    optim, quant = plan.config.optim, plan.config.quant
+    quant = plan.config.quant
     assert quant is not None  # the graph is handed to it
     options = quantize_options(quant)
     processors = processor_folder(plan.request)
     external = external_from_bytes(plan, "quantize")
 
     def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
-        chosen = None if optim is None else optimization_of(optim, model, plan)
-        optimization = [] if chosen is None or chosen.is_empty else [SingleOptimization(chosen, {})]
         folder = processors or path.parent
         place = SampleSource(
             folder, None, plan.request.seed, path, is_external=partial(is_external, from_bytes=external)
@@ -317,30 +313,35 @@ def _handover_of(
         all_stay = len(others) + 1 == len(names) and all(work.stays_float for work in others)
         work = Quantization(path, options, {}, may_stay_float=not all_stay)
         quantizations[path.name] = stack.enter_context(equipped(work, place))
-        return [*optimization, quantizations[path.name]]
+        return [*_optimization(plan, model), quantizations[path.name]]
 
     return GraphHandover(works, external_from_bytes=external, processors=processors)
 
 
 def _handover_to_optimize(plan: BuildPlan) -> GraphHandover:
-    from winml.modelkit.builds.decoder_fusions import optimization_of
     from winml.modelkit.flows.export.coded_checkpoints import handover_of_codes
     from winml.modelkit.flows.graph_file import GraphHandover
-    from winml.modelkit.flows.optimize import SingleOptimization
 
-    export, optim = plan.config.export, plan.config.optim
+    export = plan.config.export
     assert export is not None  # an export is planned
-    assert optim is not None  # the graph is handed to it
     codes = handover_of_codes(plan.request, export) if has_coded_weights(plan.request) else None
 
     def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
-        chosen = optimization_of(optim, model, plan)
-        optimization = [] if chosen.is_empty else [SingleOptimization(chosen, {})]
-        return [*(codes.works(path, model) if codes is not None else ()), *optimization]
+        return [*(codes.works(path, model) if codes is not None else ()), *_optimization(plan, model)]
 
     external = external_from_bytes(plan, "optimize")
     processors = None if codes is None else codes.processors
     return GraphHandover(works, external, processors, lowers_precision=codes is not None)
+
+
+def _optimization(plan: BuildPlan, model: ir.Model) -> list[GraphWork[Any]]:
+    """Return the optimization of a graph as a work; none where nothing is asked for."""
+    from winml.modelkit.builds.decoder_fusions import optimization_of
+    from winml.modelkit.flows.optimize import SingleOptimization
+
+    optim = plan.config.optim
+    chosen = None if optim is None else optimization_of(optim, model, plan)
+    return [] if chosen is None or chosen.is_empty else [SingleOptimization(chosen, {})]
 
 
 def _optimized_summary(part: ExportedPart) -> str:

@@ -95,6 +95,9 @@ FORMATS = "forms"
 """The race of all whole forms, the wrong ones too."""
 
 
+_OUT_OF_TIME = Failure("not tried", "time limit reached (--budget)")
+
+
 class _TimeUp(Exception):  # noqa: N818 - no error: the search goes on with more time
     """Ends a search."""
 
@@ -117,8 +120,7 @@ class MixedVariants:
         facts = None if complete is None else self.state.facts(complete.name)
         if complete is None or self.state.failure(complete.name) is not None:
             return Failure("not needed", f"{candidate.part_of} failed")
-        if facts is None:
-            return Failure("not tried", "time limit reached (--budget)")
+        assert facts is not None  # one that was left out leaves out its parts
         if not self.limits.reason_wrong(facts):
             return Failure("not needed", f"{complete.name} is within the quality limit")
         if not self._beats_the_right(complete, facts):
@@ -351,7 +353,7 @@ class Contest:
         if self.state.failure(candidate.name) is not None:
             return False
         if self._is_over():
-            self._skipped[candidate.name] = Failure("not tried", "time limit reached (--budget)")
+            self._skipped[candidate.name] = _OUT_OF_TIME
             return False
         self._redraw_values()
         try:
@@ -392,7 +394,7 @@ class Contest:
             return False
         is_known = self.state.rules(candidate.name) is not None or self.state.failure(candidate.name) is not None
         if not is_known and (self._is_over() or not mixed.find_rules(candidate, self._model_of(self.plan[0]))):
-            self._skipped[candidate.name] = Failure("not tried", "time limit reached (--budget)")
+            self._skipped[candidate.name] = _OUT_OF_TIME
             return False
         return self.state.failure(candidate.name) is None and self._make(candidate)
 
