@@ -11,26 +11,91 @@ from io import FileIO
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["GrowingDigest", "content_digest", "hash_file"]
+__all__ = ["REMEMBERED_BYTES", "GrowingDigest", "WrittenFileHash", "content_digest", "hash_file"]
 
 _PIECE_BYTES = 1 << 24
 """Bytes digested by one thread at a time. Part of what the digest means."""
 _BLOCK_BYTES = 1 << 20
 _MOST_THREADS = 8
 """Chosen: from there on reading takes longer than computing."""
+REMEMBERED_BYTES = 1 << 26
+"""Files from this size on are not read again to hash them. Chosen: hashing it takes longer than the coarsest tick of a
+clock of file times that is in use, 16 ms, within which a change would not show."""
+
+_WRITTEN: dict[tuple[int, ...], str] = {}
+"""SHA-256 of large files that this process wrote: device, file, size and time of change → digest. Another name of the
+file, as a rename or a hard link gives it, changes none of these."""
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file's content, read now.
+    """Return the SHA-256 of a file's content as it is now.
+
+    It is read, unless it is large and this process wrote it and nobody changed it since.
 
     Raises:
         OSError: the file cannot be read.
     """
+    if (known := _WRITTEN.get(_state(path))) is not None:
+        return known
     hasher = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK_BYTES):
             hasher.update(block)
     return hasher.hexdigest()
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+class WrittenFileHash:
+    """The SHA-256 of a file that is written from its start to its end, computed meanwhile in a thread.
+
+    Once the file is complete and closed, :func:`hash_file` knows it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read nothing yet; the file need not be there."""
+        self._path = path
+        self._hasher = hashlib.sha256()
+        self._hashed = 0
+        self._runs: list[Future[None]] = []
+        self._thread = ThreadPoolExecutor(max_workers=1)
+
+    def complete_up_to(self, size: int) -> None:
+        """Hash the first ``size`` bytes, which do not change any more and have left the buffers of this process."""
+        self._runs.append(self._thread.submit(self._hash_up_to, size))
+
+    def remember(self) -> None:
+        """Let :func:`hash_file` know the digest of the whole file, which is closed.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        state = _state(self._path)
+        self.complete_up_to(size := self._path.stat().st_size)
+        for run in self._runs:
+            run.result()
+        if self._hashed == size >= REMEMBERED_BYTES and _state(self._path) == state:
+            _WRITTEN[state] = self._hasher.hexdigest()
+
+    def _hash_up_to(self, size: int) -> None:
+        with self._path.open("rb", buffering=0) as file:
+            file.seek(self._hashed)
+            while self._hashed < size and (block := file.read(min(_BLOCK_BYTES, size - self._hashed))):
+                self._hasher.update(block)
+                self._hashed += len(block)
+
+    def __enter__(self) -> WrittenFileHash:  # noqa: PYI034 - typing has Self from Python 3.11 on
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the thread."""
+        self._thread.shutdown(cancel_futures=True)
 
 
 def content_digest(path: Path) -> str:

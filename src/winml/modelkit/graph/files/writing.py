@@ -28,7 +28,7 @@ from onnx_ir.external_data import CallbackInfo
 from winml.modelkit.errors import InputError, InternalError, WinMLError, WriteError
 from winml.modelkit.file_names import DATA_DIGITS, data_path, numbered_data_path, unfinished_data_path
 from winml.modelkit.graph.contexts import context_file_attributes
-from winml.modelkit.graph.files.content_digest import GrowingDigest
+from winml.modelkit.graph.files.content_digest import REMEMBERED_BYTES, GrowingDigest, WrittenFileHash
 from winml.modelkit.graph.files.initializer_bytes import StoredBytes, stored_outside
 from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.graph.files.placing import (
@@ -133,8 +133,7 @@ def write_model(
                     hint="Store the weights as external data.",
                 )
             if not external and framing.size_bytes <= inline_limit_bytes:
-                with path.open("wb") as file:
-                    framing.write(file)
+                framing.write(path)
                 return (path,)
         with _untyped_initializers(model):
             return _write_outside(model, path)
@@ -432,13 +431,21 @@ class ModelFraming:
         self._graph_bytes = len(self._graph) + sum(tensor.size_bytes for tensor in self._tensors)
         self.size_bytes = len(self._model) + len(_MODEL_GRAPH + varint(self._graph_bytes)) + self._graph_bytes
 
-    def write(self, file: BinaryIO) -> None:
-        """Write the whole model."""
-        file.write(self._model + _MODEL_GRAPH + varint(self._graph_bytes) + self._graph)
-        for tensor in self._tensors:
-            tensor.write(file)
-        if file.tell() != self.size_bytes:
-            raise InternalError(f"a model of {self.size_bytes} bytes was written as {file.tell()} bytes")
+    def write(self, path: Path) -> None:
+        """Write the whole model; a large one is hashed meanwhile, for whoever describes the file."""
+        with WrittenFileHash(path) if self.size_bytes >= REMEMBERED_BYTES else contextlib.nullcontext() as file_hash:
+            with path.open("wb") as file:
+                file.write(self._model + _MODEL_GRAPH + varint(self._graph_bytes) + self._graph)
+                hashed = 0
+                for tensor in self._tensors:
+                    tensor.write(file)
+                    if file_hash is not None and file.tell() - hashed >= REMEMBERED_BYTES:
+                        file.flush()
+                        file_hash.complete_up_to(hashed := file.tell())
+                if file.tell() != self.size_bytes:
+                    raise InternalError(f"a model of {self.size_bytes} bytes was written as {file.tell()} bytes")
+            if file_hash is not None:
+                file_hash.remember()
 
 
 class _FramedTensor:
@@ -514,8 +521,7 @@ def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
     framing = ModelFraming(model, streamed)
     if framing.size_bytes > limit_bytes:
         return False
-    with target.open("wb") as file:
-        framing.write(file)
+    framing.write(target)
     return True
 
 
