@@ -176,7 +176,7 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
     [
         pytest.param(
             ["export", "-m", "bert", "-o", "out.onnx", "--random-weights", "--no-verify"],
-            {"builds", "compile", "evaluate", "inference", "measure", "optimize", "quantize", "sweep"},
+            {"builds", "compile", "evaluate", "inference", "measure", "optimize", "quantize", "sweep", "scipy"},
             200,
             id="export",
         ),

@@ -1,4 +1,4 @@
-"""Restricts transformers to local files and installed code while a model is resolved and loaded.
+"""Restricts transformers to local files and installed code while a model is resolved and loaded, and to what it needs.
 
 ``checkpoints/hub.py`` alone talks to the Hub, before; ``checkpoints/config.py`` alone runs code of a checkpoint, where
 the user allowed it. Whatever else would be fetched, for whatever entry of a config, fails here.
@@ -6,14 +6,18 @@ the user allowed it. Whatever else would be fetched, for whatever entry of a con
 
 from __future__ import annotations
 
+import importlib
 import logging
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import NoReturn
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import Any, NoReturn
 
 from winml.modelkit.runtime.shared_settings import shared_by_threads
 
 __all__ = [
+    "import_losses",
     "local_files_only",
     "local_libraries",
     "quiet_libraries",
@@ -80,3 +84,48 @@ def local_libraries() -> Iterator[None]:
 
 def _refuse_kernel(kernel_name: str, *_arguments: object, **_keywords: object) -> NoReturn:
     raise ImportError(f"the kernel {kernel_name} would have to be downloaded from the Hub, and winml downloads no code")
+
+
+# --- Imports what no export needs when it is called.
+
+
+_ASSIGNMENT = ("scipy.optimize", "linear_sum_assignment")
+"""What the losses of object detectors match boxes with: its module and its name."""
+
+
+def import_losses() -> None:
+    """Import the losses of transformers, which every model class does, without ``scipy.optimize``.
+
+    One function of it is called where an object detector is trained; importing it takes 0.3 s of the 3 s that a model
+    class takes (measured). The losses get a function that imports it when it is called.
+    """
+    name, _ = _ASSIGNMENT
+    if name in sys.modules or "transformers.loss.loss_utils" in sys.modules:
+        return
+    standing_in = _StandingIn(name)
+    sys.modules[name] = standing_in
+    try:
+        # A version without this module imports its losses with the model class.
+        with suppress(ImportError):
+            importlib.import_module("transformers.loss.loss_utils")
+    finally:
+        if sys.modules.get(name) is standing_in:
+            del sys.modules[name]
+
+
+class _StandingIn(ModuleType):
+    """Stands for ``scipy.optimize`` until anything but the assignment is asked of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == _ASSIGNMENT[1]:
+            return _assigned
+        if name.startswith("__"):  # asked by the import itself
+            raise AttributeError(name)
+        sys.modules.pop(self.__name__, None)
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _assigned(*arguments: Any, **named: Any) -> Any:
+    """Call scipy's ``linear_sum_assignment``."""
+    module, name = _ASSIGNMENT
+    return getattr(importlib.import_module(module), name)(*arguments, **named)

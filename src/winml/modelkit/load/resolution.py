@@ -62,7 +62,7 @@ from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments, arguments_of_names
 from winml.modelkit.load.inputs.options import INPUT_SPECS_OPTION
 from winml.modelkit.load.inputs.sizes import SEPARATOR
-from winml.modelkit.load.library_access import local_libraries, quiet_libraries
+from winml.modelkit.load.library_access import import_losses, local_libraries, quiet_libraries
 from winml.modelkit.load.live_module import NamedExample, name_examples, refuse_uninitialized
 from winml.modelkit.load.load_options import Dtype
 from winml.modelkit.load.parts import ModelPart
@@ -294,6 +294,7 @@ def _decide_task_and_class(checkpoint: CheckpointConfig, request: ModelRequest) 
 
 def _model_class(checkpoint: CheckpointConfig, decision: TaskDecision) -> Any:
     """Import the class a task decision names."""
+    import_losses()
     if checkpoint.custom_models:
         return own_class(decision.model_class_name, checkpoint.root or Path())
     import transformers
