@@ -106,19 +106,30 @@ def content_digest(path: Path) -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    with GrowingDigest(path) as digest:
+    with GrowingDigest(path, threads=_processors()) as digest:
         return digest.finish()
+
+
+def _processors() -> int:
+    return os.cpu_count() or 1
 
 
 class GrowingDigest:
     """The :func:`content_digest` of a file that is still written; pieces that are complete are digested meanwhile."""
 
-    def __init__(self, path: Path) -> None:
-        """Read nothing yet; the file need not be there."""
+    def __init__(self, path: Path, *, threads: int | None = None) -> None:
+        """Read nothing yet; the file need not be there.
+
+        Args:
+            path: The file.
+            threads: How many digest at a time; None: on half of the processors, as others are writing.
+        """
         self._path = path
         self._places = [path]
         self._pieces: list[Future[bytes]] = []
-        self._threads = ThreadPoolExecutor(max_workers=min(_MOST_THREADS, os.cpu_count() or 1))
+        # Measured on two processors: with two threads beside two that write, 14.5 GB take an eighth longer.
+        count = max(1, _processors() // 2) if threads is None else threads
+        self._threads = ThreadPoolExecutor(max_workers=min(_MOST_THREADS, count))
 
     def is_written_at(self, place: Path) -> None:
         """Tell that the file has another path until it is complete."""
