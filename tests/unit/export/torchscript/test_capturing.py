@@ -17,6 +17,7 @@ from winml.modelkit.export.torchscript.capturing import capture_torchscript
 from winml.modelkit.hierarchy.torch_modules import record_calls
 from winml.modelkit.hierarchy.tree import build_tree
 from winml.modelkit.metadata_keys import STACK_TRACE_KEY
+from winml.modelkit.progress import RunningStep, running_step
 
 
 class Leaf(nn.Module):
@@ -161,3 +162,39 @@ def test_masks_of_attention_keep_scores_of_16_bits(dtype: torch.dtype, is_causal
     onnx.shape_inference.infer_shapes(ir.to_proto(model), strict_mode=True, check_type=True)
     expected = {torch.float16: ir.DataType.FLOAT16, torch.bfloat16: ir.DataType.BFLOAT16}[dtype]
     assert [expected] == [value.dtype for value in model.graph.outputs]
+
+
+class Watching(nn.Module):
+    """Looks at how far the running step is when it is called."""
+
+    def __init__(self, step: RunningStep, seen: list[tuple[float, str]]) -> None:
+        super().__init__()
+        self.step, self.seen = step, seen
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Note it."""
+        self.seen.append((self.step.done, self.step.counted))
+        return x + 1
+
+
+class Chain(nn.Module):
+    """Calls three of them."""
+
+    def __init__(self, step: RunningStep, seen: list[tuple[float, str]]) -> None:
+        super().__init__()
+        self.links = nn.Sequential(*(Watching(step, seen) for _ in range(3)))
+
+    def forward(self, values: torch.Tensor, unheard: torch.Tensor) -> torch.Tensor:
+        """Call them."""
+        return self.links(values)
+
+
+def test_progress_of_a_trace_is_counted() -> None:
+    """By modules while it is traced, then by operators while it is converted."""
+    step, seen = RunningStep(), list[tuple[float, str]]()
+    with running_step(step):
+        capture(Chain(step, seen))
+    # The last three calls are those of the trace; the chain and its list of links come first.
+    assert [(number / 10, f"module {number} of 5 traced") for number in (3, 4, 5)] == seen[-3:]
+    assert 0.5 < step.done < 1
+    assert step.counted.endswith("converted")

@@ -33,6 +33,7 @@ from winml.modelkit.export.source_lines import asserts_only
 from winml.modelkit.export.value_loops import ValueLoops, call_replaced
 from winml.modelkit.graph.assumptions import Place
 from winml.modelkit.hierarchy.torch_modules import module_of_error
+from winml.modelkit.progress import count_progress
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 
 __all__ = [
@@ -471,25 +472,28 @@ class ModuleScopes:
         was_inlining = torch._C._jit_get_inline_everything_mode()
 
         def set_up_scopes(_model: nn.Module, _as_functions: object) -> set[str]:
-            torch.jit._trace._trace_module_map = self._modules
+            torch.jit._trace._trace_module_map = _CountedScopes(self._modules)
             return set()
 
         def trace_with_scopes(*args: object, **kwargs: object) -> Any:
             graph, *others = trace_graph(*args, **kwargs)
             refuse_missing_constants(graph)
             _inline_calls(graph)
+            operators.of = sum(1 for _ in graph.nodes())
             return (graph, *others)
 
         def infer_without_weights(graph: torch._C.Graph, _weights: object, opset_version: int) -> None:
             # With the weights, each pass would serialize a copy of all of them; no shape depends on a weight.
             infer_shapes(graph, {}, opset_version)
 
+        operators = _ConvertedOperators(exporter._run_symbolic_function)
         # Scripted functions stay calls, which have a scope, until _inline_calls copies it to their nodes.
         torch._C._jit_set_inline_everything_mode(False)
         try:
             with (
                 attribute_replaced(exporter, "_setup_trace_module_map", set_up_scopes),
                 attribute_replaced(torch.jit, "_get_trace_graph", trace_with_scopes),
+                attribute_replaced(exporter, "_run_symbolic_function", operators),
                 attribute_replaced(torch._C, "_jit_pass_onnx_graph_shape_type_inference", infer_without_weights),
                 # Equal computations are merged later, where their scopes can be kept.
                 attribute_replaced(torch._C, "_jit_pass_cse", lambda _graph: False),
@@ -515,6 +519,45 @@ class ModuleScopes:
         paths = (self._paths[int(match[1])] for match in matches if match)
         # Twice in a row where hooks are around a module: theirs and torch's own.
         return tuple(path for path, _ in groupby(paths))
+
+
+class _CountedScopes(dict[nn.Module, str]):
+    """Counts the modules whose scope a trace has asked for, as the first half of an export."""
+
+    def __init__(self, scopes: Mapping[nn.Module, str]) -> None:
+        super().__init__(scopes)
+        self._begun: set[nn.Module] = set()
+
+    def __getitem__(self, module: nn.Module) -> str:
+        """Return the scope of a module that begins; torch asks this way or the other, by its version."""
+        self._count(module)
+        return super().__getitem__(module)
+
+    def get(self, module: nn.Module, default: Any = None) -> Any:
+        """Return the scope of a module that begins."""
+        self._count(module)
+        return super().get(module, default)
+
+    def _count(self, module: nn.Module) -> None:
+        self._begun.add(module)
+        count_progress(len(self._begun), 2 * len(self), f"module {len(self._begun)} of {len(self)} traced")
+
+
+class _ConvertedOperators:
+    """Counts the operators of a trace that are converted, as the second half of an export."""
+
+    def __init__(self, convert: Callable[..., Any]) -> None:
+        self.of = 0
+        """How many there are, once they are traced."""
+        self._convert = convert
+        self._done = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Convert one."""
+        self._done += 1
+        if self._done < self.of:  # constants inside of others make more of them
+            count_progress(self.of + self._done, 2 * self.of, f"operator {self._done} of {self.of} converted")
+        return self._convert(*args, **kwargs)
 
 
 @contextmanager
