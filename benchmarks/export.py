@@ -26,8 +26,9 @@ what a change made of the cost.
 
 ``--side-by-side`` runs five exports of each model: ``winml export`` unverified and verified, bare ``torch.onnx.export``
 with TorchScript and with dynamo and, with ``--optimum-python`` of another environment, ``optimum-cli export onnx``. The
-order is shuffled in each round, and a pause lets caches of the processor and the disk settle. ``gpt2`` is exported with
-its KV cache by winml alone. A Llama is left out: a bare TorchScript export of it fails (``aten::diff`` at opset 17).
+order is shuffled in each round, and a pause lets caches of processor and disk settle. ``gpt2`` and ``llama-0.5``
+are exported with their KV cache by winml alone. Of Llama and Whisper there is no bare TorchScript export: it fails
+(``aten::diff`` at opset 17), and ratios are to dynamo.
 
     python benchmarks/export.py --side-by-side [--rounds 5] [--optimum-python PYTHON] [--models bert-base,vit-base]
 """
@@ -66,7 +67,12 @@ SIDE_BY_SIDE = {
     "gpt2": {"input_ids": [1, SEQUENCE], "attention_mask": [1, SEQUENCE]},
     "resnet-50": INPUTS["resnet-50"],
     "bert-tiny": INPUTS["bert-base"],
+    "whisper-tiny": {"input_features": [1, 80, 3000], "decoder_input_ids": [1, SEQUENCE]},
+    "llama-0.5": {"input_ids": [1, SEQUENCE], "attention_mask": [1, SEQUENCE]},
 }
+CAUSAL = frozenset({"gpt2", "llama-0.5"})
+NOT_BARE = frozenset({"whisper-tiny", "llama-0.5"})
+"""A bare TorchScript export of these fails: ``aten::diff`` has no form at opset 17."""
 EXPORTERS = ("bert-base", "gpt2", "vit-base", "resnet-50", "llama-0.5")
 PAUSE_S = 1.0
 """Between two processes. Chosen: longer than the writes of a file of 500 MB take to reach the disk here."""
@@ -91,6 +97,8 @@ def make_checkpoint(name: str, folder: Path) -> None:
         model = transformers.ViTModel(transformers.ViTConfig())
     elif name == "gpt2":
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
+    elif name == "whisper-tiny":
+        model = transformers.WhisperModel(transformers.WhisperConfig())
     else:
         model = transformers.ResNetModel(transformers.ResNetConfig())
     model.save_pretrained(folder)
@@ -101,7 +109,7 @@ def export_bare(name: str, folder: str, output: str, *, dynamo: bool) -> None:
     import torch
     import transformers
 
-    auto = transformers.AutoModelForCausalLM if name == "gpt2" else transformers.AutoModel
+    auto = transformers.AutoModelForCausalLM if name in CAUSAL else transformers.AutoModel
     model = auto.from_pretrained(folder).eval()
     model.config.use_cache = False
     shapes = SIDE_BY_SIDE[name]
@@ -191,8 +199,10 @@ def sides(name: str, checkpoint: Path, output: Path, optimum_python: Path | None
     verified, unverified = verified_commands(checkpoint, output, None)
     bare = [sys.executable, __file__, "--bare", name, str(checkpoint), str(output)]
     found = {"winml": unverified, "winml verified": verified, "TorchScript": bare, "dynamo": [*bare, "--dynamo"]}
+    if name in NOT_BARE:
+        del found["TorchScript"]
     if optimum_python is not None:
-        task = "text-generation" if name == "gpt2" else "feature-extraction"
+        task = "text-generation" if name in CAUSAL else "feature-extraction"
         cli = [str(optimum_python.parent / "optimum-cli"), "export", "onnx", "-m", str(checkpoint), "--task", task]
         found["optimum"] = [*cli, str(output.parent)]
     return found
@@ -213,7 +223,7 @@ def side_by_side(name: str, rounds: int, folder: Path, optimum_python: Path | No
             time.sleep(PAUSE_S)
             if number:
                 costs[side].append(cost)
-    bare = [cost.wall_s for cost in costs["TorchScript"]]
+    bare = [cost.wall_s for cost in costs.get("TorchScript", costs["dynamo"])]
     return {
         "model": name,
         "rounds": rounds,
@@ -227,10 +237,14 @@ def side_by_side(name: str, rounds: int, folder: Path, optimum_python: Path | No
 
 
 def side_by_side_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Return a Markdown table: wall time, its ratio to bare TorchScript in the same round, and peak memory."""
+    """Return a Markdown table: wall time, its ratio to bare TorchScript in the same round, and peak memory.
+
+    Where there is no bare TorchScript export, the ratios are to dynamo.
+    """
     cells = []
+    every_side = dict.fromkeys(side for row in rows for side in row["wall_s"])
     for row in rows:
-        line = {"model": row["model"]}
+        line = {"model": row["model"], **dict.fromkeys(every_side, "fails")}
         for side in row["wall_s"]:
             wall, ratio, peak = (row[key][side] for key in ("wall_s", "wall_ratio", "peak_bytes"))
             line[side] = f"{wall['median']:.1f} s, {_range(ratio)}, {peak['median'] / 1e6:.0f} MB"
