@@ -64,6 +64,16 @@ def test_layout_of_genai_is_fused_and_generates_the_same_text(checkpoint: Path, 
     assert _generate(result.folder / "model.onnx", tokens) == text[0, len(tokens) :].tolist()
 
 
+@pytest.mark.parametrize(("option", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
+def test_layout_of_genai_in_half_precision_is_verified_and_says_that_it_is_not_fused(
+    checkpoint: Path, tmp_path: Path, option: str, dtype: str
+) -> None:
+    """A file in bfloat16, which the CPU does not run, is compared in float32 after each step."""
+    result = build_hf_model(checkpoint, tmp_path / "built", config={"layout": "genai"}, dtype=option)
+    assert _operators(result.folder)["GroupQueryAttention"] == 0
+    assert any(f"The decoder computes in {dtype}" in note for note in result.notes)
+
+
 def test_four_bits_are_fused_and_compared_with_pytorch(checkpoint: Path, tmp_path: Path) -> None:
     """Several rows with several tokens after a cache are compared as well, row by row."""
     result = build_hf_model(checkpoint, tmp_path / "built", precision="int4")

@@ -13,8 +13,9 @@ from graphs import parse
 from winml.modelkit.errors import WinMLError
 from winml.modelkit.graph.bfloat16 import computes_in_bfloat16, widen_bfloat16
 from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.runtime.graph_sessions import session_of_graph
 from winml.modelkit.runtime.sessions import Session
-from winml.modelkit.verify.float32_sides import comparable_graph, session_of_graph
+from winml.modelkit.verify.float32_sides import comparable_graph
 
 # A weight that is an output as well, a constant, a Cast, a mask of a Shape, and a branch that reads the weight.
 _GRAPH = """m (bfloat16[n, 2] x, bool flag) => (bfloat16[n, 2] y, bfloat16[n, 2] z)

@@ -711,10 +711,11 @@ class _Build:
         section = self._job.plan.config.optim
         if section is None or not section.is_empty or "level" in section.model_fields_set:
             return ()
-        from winml.modelkit.builds.decoder_fusions import is_fused  # imports onnx
+        from winml.modelkit.builds.decoder_fusions import is_fused, note_on_half_precision  # imports onnx
 
-        if any(part.current is not None and is_fused(part.current, self._job.plan) for part in self._parts):
-            return ()
+        models = [part.current for part in self._parts if part.current is not None]
+        if fused := [model for model in models if is_fused(model, self._job.plan)]:
+            return tuple(dict.fromkeys(filter(None, map(note_on_half_precision, fused))))
         *levels, last = (level for level in LEVELS if level != "none")
         note = (
             f"Nothing was optimized: no level was requested. Pass --level {', '.join(levels)} or {last} "

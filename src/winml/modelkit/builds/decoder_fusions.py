@@ -21,7 +21,7 @@ from winml.modelkit.optimize.decoders.interface import DecoderInterface
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.quantize.weight_only_engine import DOMAIN
 
-__all__ = ["has_codes", "is_for_onnxruntime", "is_fused", "optimization_of"]
+__all__ = ["has_codes", "is_for_onnxruntime", "is_fused", "note_on_half_precision", "optimization_of"]
 
 _RUNTIME_MODE = "weight-only"
 """Way to quantize whose operators are those of ONNX Runtime."""
@@ -45,6 +45,21 @@ def is_fused(model: Path, plan: BuildPlan) -> bool:
     """Say whether a graph that a build made was fused although nobody asked for it."""
     graph = load_by_reference(model)
     return (is_for_onnxruntime(plan) or has_codes(graph)) and DecoderInterface.of(graph) is not None
+
+
+def note_on_half_precision(model: Path) -> str:
+    """Return what to say of a decoder that keeps its cache in 16 bits; an empty string where it does not.
+
+    The pattern of its attention has casts to float32 in it, which no fusion of decoders looks for.
+    """
+    halves = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    dtypes = [value.dtype for value in load_by_reference(model).graph.inputs if value.dtype in halves]
+    if not dtypes:
+        return ""
+    return (
+        f"The decoder computes in {str(dtypes[0]).lower()}: its attention and its normalizations stay as exported, for "
+        "ONNX Runtime's operators of decoders replace them in float32 only (--dtype fp32, or --precision int4)."
+    )
 
 
 def has_codes(model: ir.Model) -> bool:

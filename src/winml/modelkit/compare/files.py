@@ -2,7 +2,7 @@
 
 Opens one after the other, so that two large models are never held at once, and feeds both the same values. Both are run
 node by node as they are written: the optimizations of ONNX Runtime have mistakes of their own, which would not show
-where they are made in both files alike.
+where they are made in both files alike. Files that compute in bfloat16 are run in float32, for which there are kernels.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -31,6 +32,9 @@ from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_in
 from winml.modelkit.runtime.ir_versions import newest_ir_version, runnable
 from winml.modelkit.runtime.quantized_states import QuantizedStates
 from winml.modelkit.runtime.sessions import Session
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 __all__ = [
     "ReadSamples",
@@ -105,7 +109,12 @@ def refuse_different(
         )
     # A model that ignores its inputs was found out when it was exported; here only equality is asked, also of zeros.
     has_signal = any(map(_is_telling, (item for draw in expected for item in draw.values())))
-    return replace(verification, has_signal=has_signal, silent=None if has_signal else verification.silent)
+    return replace(
+        verification,
+        has_signal=has_signal,
+        silent=None if has_signal else verification.silent,
+        in_float32=_widened(reference) is not None,
+    )
 
 
 def refuse_unfaithful(
@@ -246,7 +255,12 @@ def open_session(path: Path, *, as_written: bool) -> Session:
     """Open a file, to run it node by node as it is written or as ONNX Runtime does by default.
 
     As it is written, its weights are mapped wherever they lie, so that they are not in memory twice while it is loaded.
+    A file that computes in bfloat16 is opened to compute in float32.
     """
+    if (widened := _widened(path)) is not None:
+        from winml.modelkit.runtime.graph_sessions import session_of_graph
+
+        return session_of_graph(widened, path, optimize=not as_written)
     if as_written:
         # ONNX Runtime maps no weights through a link: those inside a file lie where the link leads.
         file = path.absolute() if external_files(path) else path.resolve()
@@ -257,6 +271,23 @@ def open_session(path: Path, *, as_written: bool) -> Session:
     model = runnable(path)
     folder = path.absolute().parent if isinstance(model, bytes) else None
     return Session(model, data_folder=folder, name=str(path), source=path)
+
+
+def _widened(path: Path) -> ir.Model | None:
+    """Return the graph of a file that computes in bfloat16 as it computes in float32; None for any other file."""
+    graph = read_structure(path).graph
+    values = (*graph.input, *graph.output, *graph.value_info)
+    kinds = {value.type.tensor_type.elem_type for value in values} | {tensor.data_type for tensor in graph.initializer}
+    if onnx.TensorProto.BFLOAT16 not in kinds:
+        return None
+    from winml.modelkit.graph.bfloat16 import computes_in_bfloat16, widen_bfloat16
+    from winml.modelkit.graph.files.graph_reading import load_by_reference
+
+    model = load_by_reference(path)
+    if not computes_in_bfloat16(model):
+        return None
+    widen_bfloat16(model)
+    return model
 
 
 def _may_be_rounding(verification: VerificationInfo) -> bool:

@@ -20,10 +20,11 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array
 from winml.modelkit.graph.files.stored_tensors import StoredTensor
 from winml.modelkit.graph.weights import to_weightless
+from winml.modelkit.runtime.ir_versions import newest_ir_version
 from winml.modelkit.runtime.ort_values import to_ort_value
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["GraphSessions"]
+__all__ = ["GraphSessions", "session_of_graph"]
 
 _READ = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 """Types that ONNX Runtime's CPU provider casts; tensors that are stored in another one are converted in memory."""
@@ -40,7 +41,13 @@ class GraphSessions:
         self._lock = threading.Lock()
 
     def open(
-        self, model: ir.Model, *, threads: int | None = None, name: str = "the graph", prepack: bool = True
+        self,
+        model: ir.Model,
+        *,
+        threads: int | None = None,
+        name: str = "the graph",
+        prepack: bool = True,
+        optimize: bool = True,
     ) -> Session:
         """Return a session of a model, which stays as it is.
 
@@ -49,6 +56,7 @@ class GraphSessions:
             threads: As of :class:`~winml.modelkit.runtime.sessions.Session`.
             name: For messages.
             prepack: As of :class:`~winml.modelkit.runtime.sessions.Session`.
+            optimize: As of :class:`~winml.modelkit.runtime.sessions.Session`.
 
         Raises:
             StageError: ONNX Runtime cannot load the graph, or a file became shorter.
@@ -90,6 +98,7 @@ class GraphSessions:
             data_folder=folder,
             name=name,
             prepack=prepack,
+            optimize=optimize,
             weights={key: to_ort_value(array) for key, array in arrays.items()},
             # Folded, what the readers make would be held in memory.
             folds_constants=not readers,
@@ -150,3 +159,19 @@ def _reading_nodes(name: str, dtype: ir.DataType, stored: _Stored) -> Iterator[o
         made = name if number == len(steps) else f"{name}:{operator}"
         yield onnx.helper.make_node(operator, [value], [made], f"{name}:{operator}", **attributes)
         value = made
+
+
+def session_of_graph(model: ir.Model, path: Path, *, prepack: bool = True, optimize: bool = True) -> Session:
+    """Open a graph whose weights lie in ``path`` and the data files beside it.
+
+    Args:
+        model: The graph.
+        path: The file it was read from.
+        prepack: Let kernels keep weights a second time, in the order they read them.
+        optimize: Let ONNX Runtime optimize the graph first.
+
+    Raises:
+        StageError: ONNX Runtime cannot load it.
+    """
+    model.ir_version = min(model.ir_version, newest_ir_version())
+    return GraphSessions(model).open(model, name=str(path), prepack=prepack, optimize=optimize)

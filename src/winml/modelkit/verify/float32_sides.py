@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 import torch
@@ -20,15 +19,11 @@ from torch import nn
 from winml.modelkit.graph.bfloat16 import computes_in_bfloat16, widen_bfloat16
 from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.load.parts import ModelPart
-from winml.modelkit.runtime.ir_versions import newest_ir_version
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference
 from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph
 
-if TYPE_CHECKING:
-    from winml.modelkit.runtime.sessions import Session
-
-__all__ = ["comparable_graph", "in_float32", "session_of_graph"]
+__all__ = ["comparable_graph", "in_float32"]
 
 
 def comparable_graph(path: Path) -> ir.Model:
@@ -40,24 +35,6 @@ def comparable_graph(path: Path) -> ir.Model:
     if computes_in_bfloat16(model):
         widen_bfloat16(model)
     return model
-
-
-def session_of_graph(model: ir.Model, path: Path, *, prepack: bool = True) -> Session:
-    """Open a graph whose weights lie in ``path`` and the data files beside it.
-
-    Args:
-        model: The graph.
-        path: The file it was read from.
-        prepack: Let kernels keep weights a second time, in the order they read them.
-
-    Raises:
-        StageError: ONNX Runtime cannot load it.
-    """
-    # ONNX Runtime is loaded by those who verify only.
-    from winml.modelkit.runtime.graph_sessions import GraphSessions
-
-    model.ir_version = min(model.ir_version, newest_ir_version())
-    return GraphSessions(model).open(model, name=str(path), prepack=prepack)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from winml.modelkit.graph.cutting import Cut, Cutter, cut_model
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.progress import counted
 from winml.modelkit.verify.failure_explanation import refuse_outputs_by_value
-from winml.modelkit.verify.float32_sides import comparable_graph, in_float32, session_of_graph
+from winml.modelkit.verify.float32_sides import comparable_graph, in_float32
 from winml.modelkit.verify.generated_text import GeneratedText, generate_reference, generates_alone
 from winml.modelkit.verify.generation import compare_generation
 from winml.modelkit.verify.input_draws import InputDraws, holds_nan
@@ -120,6 +120,9 @@ class FilePieces:
         return [{name: values[name] for name in names} for values in known]
 
     def _run_piece(self, cut: Cut, known: Sequence[Arrays]) -> list[dict[str, Array]]:
+        # ONNX Runtime is loaded by those who verify only.
+        from winml.modelkit.runtime.graph_sessions import session_of_graph
+
         for value in cut.inputs:
             if value.dtype is None:
                 value.dtype = ir.DataType.from_numpy(known[0][str(value.name)].dtype)
@@ -570,7 +573,7 @@ class _File:
         return self._answer_whole(draw)
 
     def _answer_whole(self, draw: Draw) -> Arrays:
-        # ONNX Runtime is loaded by those who verify only.
+        from winml.modelkit.runtime.graph_sessions import session_of_graph
         from winml.modelkit.runtime.sessions import Session
 
         if self._session is None and self._is_widened:

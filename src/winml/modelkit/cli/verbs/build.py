@@ -221,7 +221,9 @@ def _show_result(result: BuildResult, options: Mapping[str, object]) -> None:
 
 
 def _next_command(result: BuildResult) -> str:
-    """Return a command that runs what was built."""
+    """Return a command that runs what was built, or shows it."""
+    import onnx
+
     from winml.modelkit.graph.bundle import described_model
     from winml.modelkit.graph.files.reading import read_structure
     from winml.modelkit.inference.task_inputs import run_task
@@ -229,7 +231,10 @@ def _next_command(result: BuildResult) -> str:
 
     folder, parts = shlex.quote(str(result.folder)), result.part_paths
     path = parts.get(DECODER) or next(iter(parts.values()))
-    inputs = tuple(value.name for value in read_structure(path).graph.input)
+    graph = read_structure(path).graph
+    if any(value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16 for value in (*graph.input, *graph.output)):
+        return f"winml inspect {folder}"  # the CPU, where these commands run it, does not
+    inputs = tuple(value.name for value in graph.input)
     try:
         command = example_command(folder, *run_task(described_model(path).get("task") or "", inputs))
     except TaskError:  # a script's model: it has no task

@@ -1,0 +1,41 @@
+"""Two files are fed the same values; what computes in bfloat16 is run in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from winml.modelkit.compare.files import refuse_different
+from winml.modelkit.errors import VerificationError
+
+BFLOAT16 = "bfloat16[rows, 4]"
+
+
+def _save(path: Path, weight: float, operator: str = "Mul") -> Path:
+    """Save a product, for which ONNX Runtime's CPU provider has no kernel in bfloat16."""
+    graph = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 17]> g ({BFLOAT16} x) => ({BFLOAT16} y) {{ y = {operator} (x, w) }}'
+    )
+    values = np.full(4, weight, ml_dtypes.bfloat16)
+    graph.graph.initializer.append(ir.to_proto(ir.tensor(values, name="w")))
+    onnx.save(graph, path)
+    return path
+
+
+def test_files_in_bfloat16_are_compared_in_float32(tmp_path: Path) -> None:
+    """They cannot be run as they are; the comparison says that it was in float32."""
+    verification = refuse_different(_save(tmp_path / "a.onnx", 2), _save(tmp_path / "b.onnx", 0.5, "Div"), seed=0)
+    assert verification.in_float32
+    assert all(item.is_equal for item in verification.comparisons)
+
+
+@pytest.mark.parametrize("weight", [3.015625, 4.0], ids=["last bit", "another"])
+def test_another_weight_in_bfloat16_is_seen(tmp_path: Path, weight: float) -> None:
+    """One step of bfloat16 beside 3 is 0.5 %."""
+    with pytest.raises(VerificationError, match="the outputs of the result differ"):
+        refuse_different(_save(tmp_path / "a.onnx", 3), _save(tmp_path / "b.onnx", weight), seed=0)
