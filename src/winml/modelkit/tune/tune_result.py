@@ -199,11 +199,16 @@ class Answer:
         is_cut = any(item.status == "not tried" and "--budget" in item.reason for item in self.skipped.values())
         if busy:
             longer = ", with a longer --budget or none" if is_cut else ""
-            yield (
-                f"Half of the turns of {', '.join(busy)} took more than 1.5 times the fastest: the machine "
-                "seems busy. Their times were not used, and the simpler candidate was chosen. Repeat the "
-                f"tuning in a new folder on an idle machine{longer}."
+            seen = (
+                f"Half of the turns of {', '.join(busy)} took more than 1.5 times the fastest: the machine seems busy."
             )
+            if self.task_options.decides_by_size:
+                yield f"{seen} The smallest file was chosen in any case; the times in the table may be too long."
+            else:
+                yield (
+                    f"{seen} Their times were not used, and the simpler candidate was chosen. Repeat the tuning in a "
+                    f"new folder on an idle machine{longer}."
+                )
         if self.state.values is not None and self.state.values["samples"]["source"] == "random":
             yield (
                 "Outputs were compared on random values in the ranges that the file states; --input-data takes "
