@@ -276,6 +276,19 @@ def test_each_of_several_texts_has_its_answer(folder: Path, monkeypatch: pytest.
     assert "--input text_pair=" in misspelled.err
 
 
+def test_tokenizer_without_mask_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to mark the place of the predicted token with."""
+    monkeypatch.chdir(folder)
+    _text("BertForMaskedLM")(folder / "maskless")
+    model = exported(folder / "maskless", "fill-mask", is_open=True)
+    settings = model.parent / "tokenizer_config.json"
+    record = json.loads(settings.read_text(encoding="utf-8"))
+    settings.write_text(json.dumps({**record, "mask_token": None}), encoding="utf-8")
+    outcome = run_here("run", model, "--text", f"{TEXT} [MASK]")
+    assert 2 == outcome.code, outcome.err
+    assert "mask_token" in outcome.err
+
+
 def test_inputs_that_do_not_fit_are_refused_with_what_fits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong task, a name that is misspelled, a text for a model of images and a file that is no image are refused."""
     monkeypatch.chdir(folder)

@@ -176,3 +176,13 @@ def test_session_tells_shapes_and_metadata() -> None:
     session = Session(ir.to_proto(model).SerializeToString(), threads=1)
     assert {"x": ("N", 2)} == session.input_shapes
     assert {"key": "value"} == session.metadata
+
+
+def test_missing_kernel_names_the_dtype_to_export_with() -> None:
+    """A file in bfloat16 does not run on the CPU; another failure has no such hint."""
+    with pytest.raises(StageError) as caught:
+        Session(_one_node_model("Erf", ml_dtypes.bfloat16, [2]))
+    assert "--dtype fp32" in (caught.value.hint or "")
+    with pytest.raises(StageError) as caught:
+        Session(_one_node_model("Erf", np.float32, [2], domain="unknown.domain"))
+    assert "--dtype" not in (caught.value.hint or "")

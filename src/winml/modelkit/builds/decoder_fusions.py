@@ -58,7 +58,7 @@ def note_on_half_precision(model: Path) -> str:
         return ""
     return (
         f"The decoder computes in {str(dtypes[0]).lower()}: its attention and its normalizations stay as exported, for "
-        "ONNX Runtime's operators of decoders replace them in float32 only (--dtype fp32, or --precision int4)."
+        "ONNX Runtime's operators of decoders replace them in float32 only (--dtype fp32)."
     )
 
 

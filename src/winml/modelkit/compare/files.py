@@ -30,6 +30,7 @@ from winml.modelkit.progress import counted
 from winml.modelkit.runtime.default_sizes import default_size
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, sizes_by_key, with_sums
 from winml.modelkit.runtime.ir_versions import newest_ir_version, runnable
+from winml.modelkit.runtime.plug_ins import missing_kernel_hint
 from winml.modelkit.runtime.quantized_states import QuantizedStates
 from winml.modelkit.runtime.sessions import Session
 
@@ -409,10 +410,10 @@ def _reference_outputs(reference: Path, draws: Sequence[Arrays], *, as_written: 
 
 
 def _reference_error(reference: Path, error: StageError | UsageError) -> StageError:
-    ways = "--no-verify writes the result without comparing it."
-    if "Could not find an implementation" in error.message:
-        ways = f"Its CPU provider has no kernel for this dtype: export or build with --dtype fp32. {ways}"
-    return StageError(f"cannot verify: {reference.name} does not run: {error.message}", hint=ways)
+    ways = (missing_kernel_hint(error.message), "--no-verify writes the result without comparing it.")
+    return StageError(
+        f"cannot verify: {reference.name} does not run: {error.message}", hint=" ".join(filter(None, ways))
+    )
 
 
 def _candidate_outputs(candidate: Path, draws: Sequence[Arrays], *, as_written: bool = True) -> list[Arrays]:

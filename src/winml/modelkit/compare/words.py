@@ -114,9 +114,10 @@ def equality_words(verification: VerificationInfo | None) -> str:
     if not verification.has_signal:
         return _inconclusive(verification.silent)
     worst = verification.worst
+    in_float32 = " in float32" if verification.in_float32 else ""
     if worst.threshold == 0:
-        return "outputs equal those of the source"
+        return f"outputs equal those of the source{in_float32}"
     return (
-        f"outputs equal those of the source (largest relative difference {worst.relative_diff:.1e}, "
+        f"outputs equal those of the source{in_float32} (largest relative difference {worst.relative_diff:.1e}, "
         f"tolerance {worst.threshold:.0e})"
     )

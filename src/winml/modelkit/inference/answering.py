@@ -199,9 +199,14 @@ class TaskRunner:
         """Return the likeliest tokens in the place of each mask.
 
         Raises:
-            UsageError: the text has no mask.
+            UsageError: the text has no mask, or the tokenizer knows none.
         """
         text, mask = inputs["text"], self._tokenizer.mask_token
+        if mask is None:
+            raise UsageError(
+                "the tokenizer has no mask token, which marks the place of the token to predict",
+                hint="Set mask_token in tokenizer_config.json, if the model was trained with one.",
+            )
         if mask not in text:
             raise UsageError(f"text {text!r} has no mask", hint=f"Put {mask} where the model should predict a token.")
         with _explained(self._task), tokenizer_call(self._tokenizer, text):

@@ -29,6 +29,7 @@ __all__ = [
     "fitting_kind",
     "installed_plug_ins",
     "library_version",
+    "missing_kernel_hint",
     "named_providers",
     "ort_reason",
     "refuse_misspelled_options",
@@ -55,6 +56,13 @@ def ort_reason(error: Exception) -> str:
     # "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from ... failed": the first three fields are codes.
     reason = first_line(error).rpartition("[ONNXRuntimeError] : ")[2].split(" : ", 2)[-1]
     return _NODE_FAILED.sub(_node_words, _SOURCE_LOCATION.sub("", reason))
+
+
+def missing_kernel_hint(reason: str) -> str:
+    """Return what to do where ONNX Runtime has no kernel for an operator; an empty string for another reason."""
+    if "Could not find an implementation" not in reason:
+        return ""
+    return "The provider has no kernel of this operator for its dtype. Export a model in 16 bits with --dtype fp32."
 
 
 def _node_words(found: re.Match[str]) -> str:

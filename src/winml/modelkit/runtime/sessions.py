@@ -26,7 +26,13 @@ from winml.modelkit.options import load_json
 from winml.modelkit.runtime.adapters import ActiveAdapter
 from winml.modelkit.runtime.host import instruction_sets, saturates_integer_sums
 from winml.modelkit.runtime.ort_values import to_array, to_ort_value
-from winml.modelkit.runtime.plug_ins import ORT_ERRORS, installed_plug_ins, named_providers, ort_reason
+from winml.modelkit.runtime.plug_ins import (
+    ORT_ERRORS,
+    installed_plug_ins,
+    missing_kernel_hint,
+    named_providers,
+    ort_reason,
+)
 
 __all__ = [
     "CPU",
@@ -160,7 +166,9 @@ class Session:
                 ) from error
             if source is not None:
                 _refuse_foreign_data(source)
-            raise StageError(f"ONNX Runtime cannot load {self.name}: {ort_reason(error)}") from error
+            reason = ort_reason(error)
+            hint = missing_kernel_hint(reason)
+            raise StageError(f"ONNX Runtime cannot load {self.name}: {reason}", hint=hint) from error
         _refuse_inactive(providers[0], self._session)
         _refuse_other_processor(self.name, self.metadata.get(COMPILE_KEY))
         inputs, outputs = self._described(lambda: (self._session.get_inputs(), self._session.get_outputs()))
@@ -639,4 +647,6 @@ def rewrite_file(
     try:
         ort.InferenceSession(str(original), sess_options=options, providers=list(CPU))
     except ORT_ERRORS as error:
-        raise StageError(f"ONNX Runtime cannot load the graph: {ort_reason(error)}") from error
+        reason = ort_reason(error)
+        hint = missing_kernel_hint(reason)
+        raise StageError(f"ONNX Runtime cannot load the graph: {reason}", hint=hint) from error
