@@ -281,14 +281,11 @@ def _widened(path: Path) -> ir.Model | None:
     kinds = {value.type.tensor_type.elem_type for value in values} | {tensor.data_type for tensor in graph.initializer}
     if onnx.TensorProto.BFLOAT16 not in kinds:
         return None
-    from winml.modelkit.graph.bfloat16 import computes_in_bfloat16, widen_bfloat16
+    from winml.modelkit.graph.bfloat16 import widen_bfloat16
     from winml.modelkit.graph.files.graph_reading import load_by_reference
 
     model = load_by_reference(path)
-    if not computes_in_bfloat16(model):
-        return None
-    widen_bfloat16(model)
-    return model
+    return model if widen_bfloat16(model) else None
 
 
 def _may_be_rounding(verification: VerificationInfo) -> bool:

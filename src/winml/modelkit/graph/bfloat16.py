@@ -28,12 +28,14 @@ def computes_in_bfloat16(model: ir.Model) -> bool:
     return any(value.dtype == _BFLOAT16 for values in (inputs, results) for value in values)
 
 
-def widen_bfloat16(model: ir.Model) -> None:
-    """Compute in float32 where a graph computes in bfloat16, in place.
+def widen_bfloat16(model: ir.Model) -> bool:
+    """Compute in float32 where a graph computes in bfloat16, in place; say whether it does.
 
     Weights, inputs and outputs become float32 as well. The values of a weight are read and cast whenever they are asked
     for, and not held.
     """
+    if not computes_in_bfloat16(model):
+        return False
     for node in all_nodes(model):
         for name, attribute in list(node.attributes.items()):
             if name in _DTYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT and attribute.value == _BFLOAT16:
@@ -45,6 +47,7 @@ def widen_bfloat16(model: ir.Model) -> None:
     for graph in model.graphs():
         for value in (*graph.initializers.values(), *graph.inputs, *graph.outputs):
             _widen_value(value)
+    return True
 
 
 def _widen_value(value: ir.Value) -> None:

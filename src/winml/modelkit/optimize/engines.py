@@ -21,7 +21,6 @@ from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.graph.stage import DeclaredPass, GraphPass, restore_description, run_passes
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.optimize.capabilities import CAPABILITIES, UNUSED_TRANSFORMERS, Capability
-from winml.modelkit.runtime.plug_ins import missing_kernel_hint
 from winml.modelkit.runtime.sessions import rewrite_file
 
 __all__ = [
@@ -136,7 +135,7 @@ def rewrite_with_onnxruntime(
         except StageError as error:
             # The message names the temporary file, which the user does not know.
             reason = error.message.replace(f"Load model from {sent} failed:", "")
-            raise OptimizeError(reason, hint=missing_kernel_hint(reason) or _HINT) from error
+            raise OptimizeError(reason, hint=error.hint or _HINT) from error
         except OSError as error:
             raise _write_failure(error) from error
         rewritten = load_foreign(returned)

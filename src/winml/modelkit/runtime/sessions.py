@@ -166,9 +166,7 @@ class Session:
                 ) from error
             if source is not None:
                 _refuse_foreign_data(source)
-            reason = ort_reason(error)
-            hint = missing_kernel_hint(reason)
-            raise StageError(f"ONNX Runtime cannot load {self.name}: {reason}", hint=hint) from error
+            raise _loading_error(self.name, error) from error
         _refuse_inactive(providers[0], self._session)
         _refuse_other_processor(self.name, self.metadata.get(COMPILE_KEY))
         inputs, outputs = self._described(lambda: (self._session.get_inputs(), self._session.get_outputs()))
@@ -647,6 +645,9 @@ def rewrite_file(
     try:
         ort.InferenceSession(str(original), sess_options=options, providers=list(CPU))
     except ORT_ERRORS as error:
-        reason = ort_reason(error)
-        hint = missing_kernel_hint(reason)
-        raise StageError(f"ONNX Runtime cannot load the graph: {reason}", hint=hint) from error
+        raise _loading_error("the graph", error) from error
+
+
+def _loading_error(name: str, error: Exception) -> StageError:
+    reason = ort_reason(error)
+    return StageError(f"ONNX Runtime cannot load {name}: {reason}", hint=missing_kernel_hint(reason))

@@ -16,7 +16,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from winml.modelkit.graph.bfloat16 import computes_in_bfloat16, widen_bfloat16
+from winml.modelkit.graph.bfloat16 import widen_bfloat16
 from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.verify.input_draws import InputDraws
@@ -32,8 +32,7 @@ def comparable_graph(path: Path) -> ir.Model:
     No weight is read.
     """
     model = load_by_reference(path)
-    if computes_in_bfloat16(model):
-        widen_bfloat16(model)
+    widen_bfloat16(model)
     return model
 
 

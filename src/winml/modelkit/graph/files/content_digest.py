@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 __all__ = ["REMEMBERED_BYTES", "GrowingDigest", "WrittenFileHash", "content_digest", "hash_file"]
 
@@ -22,7 +24,7 @@ REMEMBERED_BYTES = 1 << 26
 """Files from this size on are not read again to hash them. Chosen: hashing it takes longer than the coarsest tick of a
 clock of file times that is in use, 16 ms, within which a change would not show."""
 
-_WRITTEN: dict[tuple[int, ...], str] = {}
+_WRITTEN: dict[tuple[int, int, int, int], str] = {}
 """SHA-256 of large files that this process wrote: device, file, size and time of change → digest. Another name of the
 file, as a rename or a hard link gives it, changes none of these."""
 
@@ -38,18 +40,47 @@ def hash_file(path: Path) -> str:
     if (known := _WRITTEN.get(_state(path))) is not None:
         return known
     hasher = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            hasher.update(block)
+    with path.open("rb", buffering=0) as file:
+        _hash_next(file, sys.maxsize, hasher.update)
     return hasher.hexdigest()
 
 
-def _state(path: Path) -> tuple[int, ...]:
+def _hash_next(file: FileIO, most: int, update: Callable[[bytes], None]) -> int:
+    """Hash the next bytes of a file, ``most`` or up to its end; return how many there were."""
+    left = most
+    while left and (block := file.read(min(_BLOCK_BYTES, left))):
+        update(block)
+        left -= len(block)
+    return most - left
+
+
+def _state(path: Path) -> tuple[int, int, int, int]:
     status = path.stat()
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-class WrittenFileHash:
+_T = TypeVar("_T", bound="_InThreads")
+
+
+class _InThreads:
+    """Hashes in threads, which end with the block; what has not begun by then is not done."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self._path = path
+        self._threads = ThreadPoolExecutor(max_workers=threads)
+
+    def __enter__(self: _T) -> _T:  # noqa: PYI019 - typing has Self from Python 3.11 on
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the threads."""
+        self._threads.shutdown(cancel_futures=True)
+
+
+class WrittenFileHash(_InThreads):
     """The SHA-256 of a file that is written from its start to its end, computed meanwhile in a thread.
 
     Once the file is complete and closed, :func:`hash_file` knows it.
@@ -57,15 +88,14 @@ class WrittenFileHash:
 
     def __init__(self, path: Path) -> None:
         """Read nothing yet; the file need not be there."""
-        self._path = path
+        super().__init__(path, threads=1)
         self._hasher = hashlib.sha256()
         self._hashed = 0
         self._runs: list[Future[None]] = []
-        self._thread = ThreadPoolExecutor(max_workers=1)
 
     def complete_up_to(self, size: int) -> None:
         """Hash the first ``size`` bytes, which do not change any more and have left the buffers of this process."""
-        self._runs.append(self._thread.submit(self._hash_up_to, size))
+        self._runs.append(self._threads.submit(self._hash_up_to, size))
 
     def remember(self) -> None:
         """Let :func:`hash_file` know the digest of the whole file, which is closed.
@@ -74,7 +104,8 @@ class WrittenFileHash:
             OSError: the file cannot be read.
         """
         state = _state(self._path)
-        self.complete_up_to(size := self._path.stat().st_size)
+        _, _, size, _ = state
+        self.complete_up_to(size)
         for run in self._runs:
             run.result()
         if self._hashed == size >= REMEMBERED_BYTES and _state(self._path) == state:
@@ -83,19 +114,7 @@ class WrittenFileHash:
     def _hash_up_to(self, size: int) -> None:
         with self._path.open("rb", buffering=0) as file:
             file.seek(self._hashed)
-            while self._hashed < size and (block := file.read(min(_BLOCK_BYTES, size - self._hashed))):
-                self._hasher.update(block)
-                self._hashed += len(block)
-
-    def __enter__(self) -> WrittenFileHash:  # noqa: PYI034 - typing has Self from Python 3.11 on
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """End the thread."""
-        self._thread.shutdown(cancel_futures=True)
+            self._hashed += _hash_next(file, size - self._hashed, self._hasher.update)
 
 
 def content_digest(path: Path) -> str:
@@ -114,7 +133,7 @@ def _processors() -> int:
     return os.cpu_count() or 1
 
 
-class GrowingDigest:
+class GrowingDigest(_InThreads):
     """The :func:`content_digest` of a file that is still written; pieces that are complete are digested meanwhile."""
 
     def __init__(self, path: Path, *, threads: int | None = None) -> None:
@@ -124,12 +143,11 @@ class GrowingDigest:
             path: The file.
             threads: How many digest at a time; None: on half of the processors, as others are writing.
         """
-        self._path = path
-        self._places = [path]
-        self._pieces: list[Future[bytes]] = []
         # Measured on two processors: with two threads beside two that write, 14.5 GB take an eighth longer.
         count = max(1, _processors() // 2) if threads is None else threads
-        self._threads = ThreadPoolExecutor(max_workers=min(_MOST_THREADS, count))
+        super().__init__(path, min(_MOST_THREADS, count))
+        self._places = [path]
+        self._pieces: list[Future[bytes]] = []
 
     def is_written_at(self, place: Path) -> None:
         """Tell that the file has another path until it is complete."""
@@ -152,25 +170,13 @@ class GrowingDigest:
             self._pieces.append(self._threads.submit(_piece_digest, self._places, start))
         return hashlib.sha256(b"".join(piece.result() for piece in self._pieces)).hexdigest()
 
-    def __enter__(self) -> GrowingDigest:  # noqa: PYI034 - typing has Self from Python 3.11 on
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """End the threads."""
-        self._threads.shutdown(cancel_futures=True)
-
 
 def _piece_digest(places: Sequence[Path], start: int) -> bytes:
-    digest, left = hashlib.sha256(), _PIECE_BYTES
+    hasher = hashlib.sha256()
     with _opened(places) as file:
         file.seek(start)
-        while left and (block := file.read(min(_BLOCK_BYTES, left))):
-            digest.update(block)
-            left -= len(block)
-    return digest.digest()
+        _hash_next(file, _PIECE_BYTES, hasher.update)
+    return hasher.digest()
 
 
 def _opened(places: Sequence[Path]) -> FileIO:
