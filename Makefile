@@ -11,13 +11,18 @@ CODE = src tests scripts benchmarks
 # Modules are compiled once, not by every process that a test starts.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-oldest test-newest house format lint types documents notebooks docs wheel release-check release-suites clean
+.PHONY: demo test readers test-oldest test-newest house format lint types documents notebooks docs wheel release-check release-suites clean
 
 demo: $(READY)
 	$(RUN) scripts/demo.py
 
 test: $(READY)
 	$(RUN) -m pytest -n auto
+
+# The tests with programs that open what winml writes: all programs, or those of READERS="genai qnn".
+READERS =
+readers: $(READY)
+	$(RUN) scripts/readers.py $(READERS)
 
 house: $(READY)
 	$(RUN) -m pytest tests/house
@@ -65,7 +70,6 @@ release-suites:
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-# The tests of clusters need Ray, which is large, and are skipped without it: make EXTRAS=demo,eval,gguf,ray,test,dev test
 EXTRAS = demo,eval,gguf,test,dev
 
 # The stamp is written last, so an interrupted install is taken up again.

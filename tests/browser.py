@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import subprocess
 import tempfile
 import time
@@ -18,9 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BROWSERS", "Browser", "browser_command", "opened_browser"]
+__all__ = ["Browser", "opened_browser"]
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 DEADLINE_S = 60.0
 """Chosen: far above the seconds that a start takes on a busy machine."""
 _FLAGS = (
@@ -33,11 +31,6 @@ _KEYS = {
     "ArrowLeft": (37, ""), "ArrowUp": (38, ""), "ArrowRight": (39, ""), "ArrowDown": (40, ""),
 }  # fmt: skip
 """Key → its code and the text it types."""
-
-
-def browser_command() -> str | None:
-    """Return the browser of this machine that can be steered through pipes; None where there is none."""
-    return next(filter(None, map(shutil.which, BROWSERS)), None) if hasattr(os, "fork") else None
 
 
 class Browser:

@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 import hypothesis
 import pytest
 
-from browser import BROWSERS, Browser, browser_command, opened_browser
+from browser import Browser, opened_browser
+from readers import BROWSERS, READERS, REPOSITORY, find_program
 from resting_threads import rest_where_cores_are_shared
 from torch_operators import share_operator_table
 from winml.modelkit.cli.main import COLLECTION_THRESHOLD
@@ -41,11 +42,38 @@ hypothesis.settings.load_profile("winml")
 gc.set_threshold(COLLECTION_THRESHOLD)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that selects the tests of a reader, which `make readers` passes."""
+    parser.addoption("--reader", action="append", default=[], help="run the tests of this reader and no others")
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that hold slow tests, so that no worker is left alone with one in the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select the tests of the requested readers, or those of none. Files with slow tests run first."""
+    _select_readers(config, items)
+    # No worker is left alone with a slow test in the end.
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def _select_readers(config: pytest.Config, items: list[pytest.Item]) -> None:
+    requested = config.getoption("reader") or [None]
+    names = {item: _reader_of(item) for item in items}
+    config.hook.pytest_deselected(items=[item for item in items if names[item] not in requested])
+    items[:] = [item for item in items if names[item] in requested]
+    for item in items:
+        item.user_properties.append(("reader", names[item]))
+
+
+def _reader_of(item: pytest.Item) -> str | None:
+    marker = item.get_closest_marker("reader")
+    if marker is None:
+        return None
+    name = str(marker.args[0])
+    files = {REPOSITORY / file for reader in READERS if reader.name == name for file in reader.tests}
+    if item.path not in files:
+        raise pytest.UsageError(f"{item.nodeid}: scripts/readers.py does not list this file for the reader {name!r}")
+    return name
 
 
 def pytest_collection_finish() -> None:
@@ -99,9 +127,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """One headless browser for all tests that look at pages."""
-    command = browser_command()
-    if command is None:
-        pytest.skip(f"no browser on this machine (looked for {', '.join(BROWSERS)})")
+    command = find_program(BROWSERS)
+    assert command is not None, f"no browser on this machine (looked for {', '.join(BROWSERS)})"
     with opened_browser(command) as opened:
         yield opened
 

@@ -7,18 +7,15 @@ import re
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from browser import Browser
 from house.sources import REPOSITORY
+from readers import folder_of
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed here: pip install -e '.[docs]'"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.reader("site")]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +23,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built for this test."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(folder_of("site"))}
     subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, timeout=300)
     return folder
 

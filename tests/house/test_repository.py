@@ -90,11 +90,11 @@ def test_every_test_file_is_collected_by_its_name(request: pytest.FixtureRequest
     assert [] == [path.name for path in holders if not any(fnmatch.fnmatch(path.name, p) for p in patterns)]
 
 
-def test_markers_are_the_three_documented_ones(request: pytest.FixtureRequest) -> None:
-    """Only a missing device, a missing network and slowness may set a test apart."""
+def test_markers_are_the_documented_ones(request: pytest.FixtureRequest) -> None:
+    """Only a missing device, program or network and slowness may set a test apart."""
     ours = re.search(r"^markers = \[\n(.*?)^\]", _text("pyproject.toml"), re.MULTILINE | re.DOTALL)
     assert ours is not None
-    assert ["gpu", "network", "slow"] == re.findall(r'^\s*"(\w+):', ours[1], re.MULTILINE)
+    assert ["gpu", "reader", "network", "slow"] == re.findall(r'^\s*"(\w+)(?:\(\w+\))?:', ours[1], re.MULTILINE)
 
 
 def test_no_file_is_named_after_its_history() -> None:

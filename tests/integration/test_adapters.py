@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import coded_checkpoints
 from adapters import merge_by_formula, save_adapter
 from e2e.in_process import run_here
 from generating import save_decoder
+from readers import python_of
 from winml.modelkit import build_hf_model
 from winml.modelkit.errors import CheckpointError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
@@ -28,6 +30,23 @@ NEW_TOKENS = 12
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 # float32 through two layers.
 TOLERANCE = 2e-5
+SWITCHED = """
+import json, sys, onnxruntime_genai as og
+folder, prompt, count, *names = sys.argv[1:]
+model, tokens, texts = og.Model(folder), json.loads(prompt), {}
+loaded = og.Adapters(model)
+for name in names:
+    loaded.load(f"{folder}/{name}.onnx_adapter", name)
+    options = og.GeneratorParams(model)
+    options.set_search_options(max_length=len(tokens) + int(count), do_sample=False)
+    generator = og.Generator(model, options)
+    generator.set_active_adapter(loaded, name)
+    generator.append_tokens(tokens)
+    while not generator.is_done():
+        generator.generate_next_token()
+    texts[name] = [int(token) for token in generator.get_sequence(0)]
+print(json.dumps(texts))
+"""
 
 
 def pytorch(checkpoint: Path, *adapters: tuple[Path, float]) -> Any:
@@ -249,24 +268,20 @@ def test_manifest_lists_adapters_and_another_build_reuses_its_stages(
     assert {"reused", "skipped"} == {stage.status for part in again.manifest.parts for stage in part.stages}
 
 
+@pytest.mark.reader("genai")
 def test_onnxruntime_genai_switches_the_adapters(
     switched: Path, llama: Path, adapters: dict[str, tuple[Path, float]]
 ) -> None:
     """It reads the folder, the adapters beside the model, and writes PyTorch's tokens."""
-    genai = pytest.importorskip("onnxruntime_genai")
-    model = genai.Model(str(switched))
-    loaded = genai.Adapters(model)
+    arguments = (switched, json.dumps(PROMPT), str(NEW_TOKENS), *adapters)
+    command = [python_of("genai"), "-c", SWITCHED, *arguments]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, encoding="utf-8", check=False)
+    assert 0 == done.returncode, done.stderr
+    expected = {}
     for name, adapter in adapters.items():
-        loaded.load(str(switched / f"{name}.onnx_adapter"), name)
-        settings = genai.GeneratorParams(model)
-        settings.set_search_options(max_length=len(PROMPT) + NEW_TOKENS, do_sample=False)
-        generator = genai.Generator(model, settings)
-        generator.set_active_adapter(loaded, name)
-        generator.append_tokens(PROMPT)
-        while not generator.is_done():
-            generator.generate_next_token()
         text = pytorch(llama, adapter).generate(torch.tensor([PROMPT]), max_new_tokens=NEW_TOKENS, do_sample=False)
-        assert text[0].tolist() == [int(token) for token in generator.get_sequence(0)]
+        expected[name] = text[0].tolist()
+    assert expected == json.loads(done.stdout.splitlines()[-1])
 
 
 def test_adapter_of_another_model_is_refused_before_anything_is_written(llama: Path, tmp_path: Path) -> None:

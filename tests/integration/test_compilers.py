@@ -1,8 +1,7 @@
 """Do execution providers compile a model, open what they compiled, and answer the same?
 
-A provider stands in an environment of its own, which a variable names; CI installs them. Skipped where it is not
-installed. QNN's plug-in compiles for its NPU and simulates it on x86-64; OpenVINO's takes processors of Intel, and
-OpenVINO's own ONNX Runtime any.
+`make readers` installs the providers. QNN's plug-in compiles for its NPU and simulates it on x86-64; OpenVINO's takes
+processors of Intel, and OpenVINO's own ONNX Runtime any.
 """
 
 from __future__ import annotations
@@ -26,29 +25,22 @@ from encoder_decoder import save_encoder_decoder
 from generating import save_decoder
 from graphs import parse
 from house.sources import REPOSITORY
+from readers import folder_of, python_of
 from weighted_graphs import CONVOLUTION, PERCEPTRON
 from winml.modelkit.metadata_keys import COMPILE_KEY, MODULES_KEY
 
-QNN_PACKAGES = "WINML_TEST_QNN_PACKAGES"
-"""Names a folder into which onnxruntime-qnn is installed (``pip install --target``)."""
-OPENVINO_PACKAGES = "WINML_TEST_OPENVINO_PACKAGES"
-"""Names a folder into which onnxruntime-ep-openvino is installed (``pip install --target``)."""
-OPENVINO_PYTHON = "WINML_TEST_OPENVINO_PYTHON"
-"""Names an interpreter that has onnxruntime-openvino, and what winml needs but for onnxruntime."""
+QNN = "qnn"
+OPENVINO_PLUG_IN = "openvino-plug-in"
+OPENVINO = "openvino-onnxruntime"
 
 
-def needs(variable: str) -> pytest.MarkDecorator:
-    """Skip a test where no provider is installed."""
-    return pytest.mark.skipif(not os.environ.get(variable), reason=f"no provider is installed here ({variable} unset)")
-
-
-def winml(variable: str, *arguments: str | Path) -> tuple[int, Any, str]:
-    """Run a command where the provider is; return its code, its JSON answer and its messages. ``""``: where none is."""
+def winml(reader: str, *arguments: str | Path) -> tuple[int, Any, str]:
+    """Run a command with a provider, or without one (``""``); return exit code, JSON output and messages."""
     folders, python = [str(REPOSITORY / "src")], sys.executable
-    if variable == OPENVINO_PYTHON:
-        python = os.environ[variable]
-    elif variable:
-        folders.append(os.environ[variable])
+    if reader == OPENVINO:
+        python = str(python_of(reader))
+    elif reader:
+        folders.append(str(folder_of(reader)))
     done = subprocess.run(
         [python, "-m", "winml.modelkit", *map(str, arguments), "--format", "json"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
@@ -68,12 +60,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@needs(QNN_PACKAGES)
+@pytest.mark.reader(QNN)
 @pytest.mark.parametrize("embed", ["--embed", "--no-embed"])
 def test_plug_in_compiles_for_its_npu_and_answers_as_the_source_does(model: Path, tmp_path: Path, embed: str) -> None:
     """One node stands for all, and lists the modules; the file is opened, run and measured by the same plug-in."""
     output = tmp_path / "npu.onnx"
-    code, record, err = winml(QNN_PACKAGES, "compile", "-m", model, "-o", output, "--ep", "qnn", embed)
+    code, record, err = winml(QNN, "compile", "-m", model, "-o", output, "--ep", "qnn", embed)
     assert 0 == code, err
     assert (True, 100.0) == (record["verification"]["is_verified"], record["coverage"]["percent"])
     written = onnx.load(output)
@@ -86,19 +78,19 @@ def test_plug_in_compiles_for_its_npu_and_answers_as_the_source_does(model: Path
     assert "npu" == json.loads({entry.key: entry.value for entry in written.metadata_props}[COMPILE_KEY])["device"]
     assert (embed == "--no-embed") == (len(record["files"]) > 1)
     code, timed, err = winml(
-        QNN_PACKAGES, "perf", "-m", output, "--ep", "qnn", "--iterations", "2", "--warmup", "0"
+        QNN, "perf", "-m", output, "--ep", "qnn", "--iterations", "2", "--warmup", "0"
     )  # fmt: skip
     assert 0 == code, err
     assert timed
 
 
-@needs(QNN_PACKAGES)
+@pytest.mark.reader(QNN)
 def test_build_for_an_npu_compiles_with_the_options_of_the_provider(model: Path, tmp_path: Path) -> None:
     """As a config does that says the same, of which the command line wins."""
     built = tmp_path / "built"
     config = json.dumps({"compile": {"ep": "qnn", "ep_options": {"soc_model": "0"}}})
     asked = ("build", "-m", model, "-o", built, "-c", config, "--ep-options", "soc_model=60")
-    code, record, err = winml(QNN_PACKAGES, *asked)
+    code, record, err = winml(QNN, *asked)
     assert 0 == code, err
     stages = {stage["name"]: stage for stage in record["parts"][0]["stages"]}
     options = stages["compile"]["origin"]["options"]["compile"]
@@ -106,20 +98,20 @@ def test_build_for_an_npu_compiles_with_the_options_of_the_provider(model: Path,
     assert ["EPContext"] == [node.op_type for node in onnx.load(built / "model.onnx").graph.node]
     # What is compiled has no modules to be measured; the file that it was made from has, and is named.
     for option in (("--by-module",), ("--module", "conv")):
-        code, _, err = winml(QNN_PACKAGES, "perf", built / "model.onnx", *option)
-        source = re.search(r"made from: (.*)\.$", err.strip())
+        code, _, err = winml(QNN, "perf", built / "model.onnx", *option)
+        source = re.search(r"source file: (.*)\.$", err, re.MULTILINE)
         assert (2, True) == (code, source is not None), err
         assert source is not None
-        code, measured, err = winml(QNN_PACKAGES, "perf", source[1], *option, "--iterations", "2")
+        code, measured, err = winml(QNN, "perf", source[1], *option, "--iterations", "2")
         assert 0 == code, err
         assert measured
 
 
-@needs(QNN_PACKAGES)
+@pytest.mark.reader(QNN)
 def test_cycles_of_a_device_are_charged_to_modules(model: Path, tmp_path: Path) -> None:
     """The record is that of the CPU in another unit, its sums are right, and modules add up to nearly all of it."""
     asked = ("perf", model, "--ep", "qnn", "--ep-options", "soc_model=60", "--by-module", "--iterations", "3")
-    code, record, err = winml(QNN_PACKAGES, *asked)
+    code, record, err = winml(QNN, *asked)
     assert 0 == code, err
     times = record["by_module"]
     assert ("kcycles", 3) == (times["unit"], len(times["runs_kcycles"]))
@@ -136,38 +128,38 @@ def _all_modules(tree: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield from _all_modules(module["children"])
 
 
-@needs(QNN_PACKAGES)
+@pytest.mark.reader(QNN)
 def test_open_sizes_are_refused_by_a_provider_that_plans_its_memory(tmp_path: Path) -> None:
     """The message names the size and the command that fixes it."""
     ir.save(parse("m (float[N, 3] x) => (float[N, 3] y) { y = Relu (x) }"), tmp_path / "open.onnx")
     code, _, err = winml(
-        QNN_PACKAGES, "compile", "-m", tmp_path / "open.onnx", "-o", tmp_path / "npu.onnx", "--ep", "qnn"
+        QNN, "compile", "-m", tmp_path / "open.onnx", "-o", tmp_path / "npu.onnx", "--ep", "qnn"
     )  # fmt: skip
     assert (2, False) == (code, (tmp_path / "npu.onnx").exists())
     assert "N is" in err
     advised = re.search("first: (winml export .*?);", err)
     assert advised is not None
     fixed = str(tmp_path / "fixed.onnx")
-    assert 0 == winml(QNN_PACKAGES, *[word.replace("fixed.onnx", fixed) for word in shlex.split(advised[1])[1:]])[0]
-    assert 0 == winml(QNN_PACKAGES, "compile", "-m", fixed, "-o", tmp_path / "npu.onnx", "--ep", "qnn")[0]
+    assert 0 == winml(QNN, *[word.replace("fixed.onnx", fixed) for word in shlex.split(advised[1])[1:]])[0]
+    assert 0 == winml(QNN, "compile", "-m", fixed, "-o", tmp_path / "npu.onnx", "--ep", "qnn")[0]
 
 
-@needs(QNN_PACKAGES)
+@pytest.mark.reader(QNN)
 def test_misspelled_option_of_a_provider_is_refused(model: Path, tmp_path: Path) -> None:
     """QNN itself ignores what it does not know; the nearest name that its library holds is the way out."""
     output = tmp_path / "npu.onnx"
     misspelled = ("--ep", "qnn", "--ep-options", "soc_modl=60")
-    code, _, err = winml(QNN_PACKAGES, "compile", "-m", model, "-o", output, *misspelled)
+    code, _, err = winml(QNN, "compile", "-m", model, "-o", output, *misspelled)
     assert (2, False) == (code, output.exists())
     assert "soc_model" in err.replace("soc_modl", "")
 
 
-@needs(OPENVINO_PACKAGES)
+@pytest.mark.reader(OPENVINO_PLUG_IN)
 @pytest.mark.parametrize("embed", ["--embed", "--no-embed"])
 def test_plug_in_of_openvino_reads_back_what_it_compiled(model: Path, tmp_path: Path, embed: str) -> None:
     """Its package has the reader that onnxruntime-openvino lacks: one node, equal answers, the list of modules."""
     output = tmp_path / "openvino.onnx"
-    code, record, err = winml(OPENVINO_PACKAGES, "compile", "-m", model, "-o", output, "--ep", "openvino", embed)
+    code, record, err = winml(OPENVINO_PLUG_IN, "compile", "-m", model, "-o", output, "--ep", "openvino", embed)
     if "takes Intel's processors alone" in err:
         pytest.skip("no device of OpenVINO's plug-in: this is no processor of Intel")
     assert 0 == code, err
@@ -175,22 +167,22 @@ def test_plug_in_of_openvino_reads_back_what_it_compiled(model: Path, tmp_path: 
     assert ["EPContext"] == [node.op_type for node in onnx.load(output).graph.node]
     assert ["conv", "relu"] == [name for part in record["parts"] for name in part["modules"]]
     code, _, err = winml(
-        OPENVINO_PACKAGES, "perf", "-m", output, "--ep", "openvino", "--iterations", "2", "--warmup", "0"
+        OPENVINO_PLUG_IN, "perf", "-m", output, "--ep", "openvino", "--iterations", "2", "--warmup", "0"
     )  # fmt: skip
     assert 0 == code, err
 
 
-@needs(OPENVINO_PYTHON)
+@pytest.mark.reader(OPENVINO)
 def test_openvino_compiles_and_a_file_it_cannot_open_is_no_file(model: Path, tmp_path: Path) -> None:
     """Where its package lacks what reads compiled parts back, the answer is exit 3 and the reason; else equality."""
     output = tmp_path / "openvino.onnx"
     arguments = ("compile", "-m", model, "-o", output, "--ep", "openvino")
-    code, record, err = winml(OPENVINO_PYTHON, *arguments)
+    code, record, err = winml(OPENVINO, *arguments)
     program = (
         "import onnxruntime, pathlib; folder = pathlib.Path(onnxruntime.__file__).parent / 'capi'\n"
         "print(any(folder.glob('*openvino_ir_frontend*')))"
     )
-    python = os.environ[OPENVINO_PYTHON]
+    python = python_of(OPENVINO)
     has_reader = "True" in subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout
     if has_reader:
         assert 0 == code, err
@@ -198,7 +190,7 @@ def test_openvino_compiles_and_a_file_it_cannot_open_is_no_file(model: Path, tmp
     else:
         assert (3, False) == (code, output.exists())
         assert "OpenVINO's" in err
-    code, record, err = winml(OPENVINO_PYTHON, *arguments, "--no-verify", "--overwrite")
+    code, record, err = winml(OPENVINO, *arguments, "--no-verify", "--overwrite")
     assert 0 == code, err
     assert ("OpenVINOExecutionProvider", 100.0) == (record["compiled"]["provider"], record["coverage"]["percent"])
     assert record["parts"]
@@ -210,28 +202,28 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("quantized")
     ir.save(parse(PERCEPTRON.replace("N,", "1,")), folder / "float.onnx")
     options = ("--mode", "qdq", "--precision", "w8a16", "--no-verify")
-    code, _, err = winml(QNN_PACKAGES, "quantize", "-m", folder / "float.onnx", "-o", folder / "model.onnx", *options)
+    code, _, err = winml(QNN, "quantize", "-m", folder / "float.onnx", "-o", folder / "model.onnx", *options)
     assert 0 == code, err
     return folder / "model.onnx"
 
 
-@needs(QNN_PACKAGES)
+@pytest.mark.reader(QNN)
 @pytest.mark.parametrize("precision", ["w8a8", "w8a16"])
 def test_file_placed_for_an_npu_stays_whole_there(quantized: Path, tmp_path: Path, precision: str) -> None:
     """One part; outside are the conversions of inputs and outputs alone, and no weight is expanded on the CPU."""
     source, placed = quantized.with_name("float.onnx"), tmp_path / "placed.onnx"
     options = ("--mode", "qdq", "-p", precision, "--min-sqnr", "0", "--ep", "qnn")
-    code, _, err = winml(QNN_PACKAGES, "quantize", "-m", source, "-o", placed, *options)
+    code, _, err = winml(QNN, "quantize", "-m", source, "-o", placed, *options)
     assert 0 == code, err
     place = ("--ep", "qnn", "--ep-options", "soc_model=60", "--max-parts", "1")
-    code, record, err = winml(QNN_PACKAGES, "compile", "-m", placed, "-o", tmp_path / "npu.onnx", *place)
+    code, record, err = winml(QNN, "compile", "-m", placed, "-o", tmp_path / "npu.onnx", *place)
     assert 0 == code, err
     assert 1 == len(record["parts"])
     assert {node["operator"] for node in record["outside"]} <= {"QuantizeLinear", "DequantizeLinear"}
     assert not any(node["expands_weight"] for node in record["outside"])
 
 
-@needs(QNN_PACKAGES)
+@pytest.mark.reader(QNN)
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_decoder_is_built_for_an_npu_and_writes_through_it(name: str, tmp_path: Path) -> None:
     """Quantized, compiled whole, and run token by token with a cache of a fixed length."""
@@ -242,9 +234,7 @@ def test_decoder_is_built_for_an_npu_and_writes_through_it(name: str, tmp_path: 
         save_decoder(folder, name, **one_layer(name))
     place = ("--ep", "qnn", "--ep-options", "soc_model=60", "-p", "w8a16", "--min-sqnr", "0")
     shape = json.dumps({"past_sequence_length": 15})
-    code, record, err = winml(
-        QNN_PACKAGES, "build", "-m", folder, "-o", tmp_path / "built", *place, "--shape-config", shape
-    )
+    code, record, err = winml(QNN, "build", "-m", folder, "-o", tmp_path / "built", *place, "--shape-config", shape)
     assert 0 == code, err
     for part in record["parts"]:
         stage = next(stage for stage in part["stages"] if stage["name"] == "compile")
@@ -255,31 +245,31 @@ def test_decoder_is_built_for_an_npu_and_writes_through_it(name: str, tmp_path: 
         assert {*operators} <= {"EPContext", "QuantizeLinear", "DequantizeLinear", "Cast"}
 
 
-@needs(QNN_PACKAGES)
+@pytest.mark.reader(QNN)
 def test_quantized_file_is_judged_beside_its_float_source(quantized: Path, tmp_path: Path) -> None:
     """It names the float file itself; elsewhere a user does. Each node outside has module, type and reason."""
     compiling = ("compile", "-o", tmp_path / "npu.onnx", "--ep", "qnn", "--ep-options", "soc_model=60", "--overwrite")
-    code, record, err = winml(QNN_PACKAGES, *compiling, "-m", quantized)
+    code, record, err = winml(QNN, *compiling, "-m", quantized)
     assert 0 == code, err
     source = record["verification"]["source"]
     assert ("float.onnx", "model.onnx") == (source["reference"], source["source"])
     (tmp_path / "alone.onnx").write_bytes(quantized.read_bytes())
-    code, record, err = winml(QNN_PACKAGES, *compiling, "-m", tmp_path / "alone.onnx")
+    code, record, err = winml(QNN, *compiling, "-m", tmp_path / "alone.onnx")
     assert (0, False) == (code, "source" in record["verification"]), err
     assert any("--reference FLOAT.onnx" in note for note in record["notes"])
     reference = quantized.with_name("float.onnx")
-    code, record, err = winml(QNN_PACKAGES, *compiling, "-m", tmp_path / "alone.onnx", "--reference", reference)
+    code, record, err = winml(QNN, *compiling, "-m", tmp_path / "alone.onnx", "--reference", reference)
     assert (0, "float.onnx") == (code, record["verification"]["source"]["reference"]), err
     left = [node for node in record["outside"] if node["expands_weight"]]
     assert all(node["tag"] and node["dtype"] and node["reason"] for node in left)
     assert bool(left) == any("winml quantize" in note and "--ep qnn" in note for note in record["notes"])
 
 
-@needs(QNN_PACKAGES)
+@pytest.mark.reader(QNN)
 @pytest.mark.parametrize(
     ("options", "expected_code", "words"),
     [
-        (("--min-sqnr", "150"), 3, "wrong"),
+        (("--min-sqnr", "150"), 3, "minimum is 150 dB"),
         (("--max-outside", "0"), 3, "--max-outside 0"),
         (("--reference", "absent.onnx"), 2, "absent.onnx: no such file"),
         (("--reference", "{other}"), 2, "not the source of model.onnx"),
@@ -294,18 +284,18 @@ def test_result_beyond_a_limit_or_without_its_reference_is_not_written(
     output = tmp_path / "npu.onnx"
     asked = [option.format(other=model) for option in options]
     code, _, err = winml(
-        QNN_PACKAGES, "compile", "-m", quantized, "-o", output, "--ep", "qnn", "--ep-options", "soc_model=60", *asked
+        QNN, "compile", "-m", quantized, "-o", output, "--ep", "qnn", "--ep-options", "soc_model=60", *asked
     )  # fmt: skip
     assert (expected_code, False) == (code, output.exists()), err
     assert words in err
     assert "cannot load" not in err
 
 
-@needs(QNN_PACKAGES)
+@pytest.mark.reader(QNN)
 @pytest.mark.parametrize("name", ["qnn", "OtherExecutionProvider"])
 def test_plug_in_is_named_by_its_library(model: Path, tmp_path: Path, name: str) -> None:
     """Its package is not needed, and winml need not know it: compiled, inspected and measured by its library alone."""
-    library = next(Path(os.environ[QNN_PACKAGES]).glob("onnxruntime_qnn/*onnxruntime_providers_qnn*"))
+    library = next(folder_of(QNN).glob("onnxruntime_qnn/*onnxruntime_providers_qnn*"))
     place = ("--ep", name, "--ep-library", f"{name}={library}", "--ep-options", "soc_model=60")
     place = (*place, "--ep-options", "backend_type=htp")
     code, record, err = winml("", "inspect", model, *place)
@@ -338,12 +328,12 @@ def test_library_that_is_none_is_refused(model: Path, tmp_path: Path, library: s
     assert not (tmp_path / "a.onnx").exists()
 
 
-@needs(QNN_PACKAGES)
+@pytest.mark.reader(QNN)
 def test_inspection_names_the_nodes_that_stay_outside_when_compiled(quantized: Path, tmp_path: Path) -> None:
     """As many, with the same reasons; the advice is a command on the float file beside it."""
     place = ("--ep", "qnn", "--ep-options", "soc_model=60")
-    _, inspected, err = winml(QNN_PACKAGES, "inspect", quantized, *place)
-    code, compiled, err = winml(QNN_PACKAGES, "compile", "-m", quantized, "-o", tmp_path / "npu.onnx", *place)
+    _, inspected, err = winml(QNN, "inspect", quantized, *place)
+    code, compiled, err = winml(QNN, "compile", "-m", quantized, "-o", tmp_path / "npu.onnx", *place)
     assert 0 == code, err
     fit = inspected["execution_provider"]
     assert fit["nodes"] - fit["taken"] == len(compiled["outside"]) > 0

@@ -1,13 +1,12 @@
 """Do the tools a folder is laid out for open it unchanged, with equal results?
 
-Each reader is started in an environment of its own, which a variable names; CI installs them. Skipped where it is not
-set: these tools need versions of transformers or onnxruntime of their own, or node.
+Each reader runs in an environment of its own, which `make readers` installs: these tools need other versions of
+transformers or onnxruntime, or node.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -36,15 +35,9 @@ from checkpoints import TEXT, make_distinct, save_checkpoint
 from e2e.in_process import run_here
 from encoder_decoder import save_encoder_decoder
 from generating import PROMPT, build_decoder, counting_graph, save_decoder, save_tokenizer
+from readers import folder_of, python_of
 from winml.modelkit.found_models import onnx_file
 from winml.modelkit.results.build_manifest import read_manifest
-
-READERS = {
-    "genai": "WINML_TEST_GENAI_PYTHON",
-    "optimum": "WINML_TEST_OPTIMUM_PYTHON",
-    "transformers.js": "WINML_TEST_TRANSFORMERS_JS",
-}
-"""Layout → variable with an interpreter that imports its reader; of transformers.js, the folder it is installed in."""
 
 NEW_TOKENS = 12
 PROGRAMS = {
@@ -189,24 +182,15 @@ console.log(JSON.stringify(Object.fromEntries(found.map(({ label, score }) => [l
 
 def read_with(layout: str, program: str, *arguments: str | Path) -> Any:
     """Run a program of a reader; what it prints last is JSON."""
-    place = os.environ[READERS[layout]]
     if layout == "transformers.js":
-        command, folder = [shutil.which("node") or "node", "--input-type=module", "-e", program, "--"], Path(place)
+        command, folder = ["node", "--input-type=module", "-e", program, "--"], folder_of(layout)
     else:
-        command, folder = [place, "-c", program], Path.cwd()
+        command, folder = [str(python_of(layout)), "-c", program], Path.cwd()
     done = subprocess.run(
         [*command, *map(str, arguments)], cwd=folder, capture_output=True, text=True, encoding="utf-8", check=False
     )
     assert 0 == done.returncode, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def needs_reader(layout: str) -> pytest.MarkDecorator:
-    """Skip a test before anything is built, where there is nobody to read it."""
-    variable = READERS[layout]
-    return pytest.mark.skipif(
-        not os.environ.get(variable), reason=f"no reader of {layout} is installed here ({variable} is not set)"
-    )
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +221,7 @@ def laid_out(model: Path, folder: Path, layout: str, *options: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("layout", [pytest.param(layout, marks=needs_reader(layout)) for layout in READERS])
+@pytest.mark.parametrize("layout", [pytest.param(layout, marks=pytest.mark.reader(layout)) for layout in PROGRAMS])
 def test_reader_of_a_layout_writes_what_pytorch_writes(
     built: Path, expected: list[int], tmp_path: Path, layout: str
 ) -> None:
@@ -246,7 +230,7 @@ def test_reader_of_a_layout_writes_what_pytorch_writes(
     assert expected == read_with(layout, PROGRAMS[layout], folder, PROMPT, str(NEW_TOKENS))
 
 
-@needs_reader("transformers.js")
+@pytest.mark.reader("transformers.js")
 def test_reader_of_weights_of_4_bits_writes_what_pytorch_writes(checkpoint: Path, tmp_path: Path) -> None:
     """Its empty cache has the rows that the names of dimensions tell: the fused attention takes no others."""
     source = shutil.copytree(checkpoint, tmp_path / "checkpoint")
@@ -263,7 +247,7 @@ def test_reader_of_weights_of_4_bits_writes_what_pytorch_writes(checkpoint: Path
     assert len(set(expected)) > NEW_TOKENS // 2
 
 
-@needs_reader("genai")
+@pytest.mark.reader("genai")
 def test_genai_writes_what_pytorch_writes_of_rows_of_unequal_length(tmp_path: Path) -> None:
     """It pads on the right, so that padding stands in the cache: sliding windows do not count it."""
     torch.manual_seed(0)
@@ -295,7 +279,9 @@ def _fill_with_4_bits(model: Any) -> None:
     model.lm_head.weight.data.copy_(model.model.embed_tokens.weight.data.roll(7, 0))
 
 
-@pytest.mark.parametrize("layout", [pytest.param(layout, marks=needs_reader(layout)) for layout in ENCODED_PROGRAMS])
+@pytest.mark.parametrize(
+    "layout", [pytest.param(layout, marks=pytest.mark.reader(layout)) for layout in ENCODED_PROGRAMS]
+)
 def test_reader_of_an_encoder_decoder_writes_what_pytorch_writes(tmp_path: Path, layout: str) -> None:
     """Its decoder computes keys and values of what was encoded in the first run, and takes them in every later one."""
     checkpoint = save_encoder_decoder(tmp_path / "checkpoint", "t5")
@@ -318,7 +304,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("layout", [pytest.param(layout, marks=needs_reader(layout)) for layout in LABELED])
+@pytest.mark.parametrize("layout", [pytest.param(layout, marks=pytest.mark.reader(layout)) for layout in LABELED])
 def test_reader_scores_one_image_with_several_labels(clip: Path, tmp_path: Path, layout: str) -> None:
     """Texts and images are counted apart; each label is as likely as PyTorch says."""
     folder = laid_out(clip, tmp_path / "folder", layout, "--no-verify")
@@ -335,7 +321,7 @@ def test_reader_scores_one_image_with_several_labels(clip: Path, tmp_path: Path,
     np.testing.assert_allclose([found[label] for label in LABELS], scores.numpy(), rtol=0, atol=1e-4)
 
 
-@needs_reader("optimum")
+@pytest.mark.reader("optimum")
 def test_optimum_knows_the_special_tokens_that_a_newer_transformers_lists(bert: Path, tmp_path: Path) -> None:
     """They are one token each, in the list of special tokens of the version that optimum pins."""
     source = shutil.copytree(bert, tmp_path / "checkpoint")
@@ -351,7 +337,7 @@ def test_optimum_knows_the_special_tokens_that_a_newer_transformers_lists(bert: 
     assert tokenizer(text)["input_ids"] == here(text)["input_ids"]
 
 
-@needs_reader("genai")
+@pytest.mark.reader("genai")
 def test_genai_takes_a_cache_in_8_bits(tmp_path: Path) -> None:
     """It allocates what the graph takes, and writes what ONNX Runtime alone writes with the same file."""
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -364,7 +350,7 @@ def test_genai_takes_a_cache_in_8_bits(tmp_path: Path) -> None:
     assert [tokens] == read_with("genai", ROWS_OF_TOKENS, folder, json.dumps(rows), str(len(tokens)))
 
 
-@needs_reader("genai")
+@pytest.mark.reader("genai")
 def test_genai_writes_what_pytorch_writes_of_a_recording(tmp_path: Path) -> None:
     """Its type whisper by the names of our parts; what it makes of a recording is what transformers makes of it."""
     checkpoint = save_encoder_decoder(tmp_path / "checkpoint", "whisper", seconds=30)
@@ -420,7 +406,7 @@ def test_layout_of_an_encoder_is_one_line(encoder: Path) -> None:
     assert "notes.txt" not in names
 
 
-@needs_reader("transformers.js")
+@pytest.mark.reader("transformers.js")
 def test_reader_of_an_encoder_answers_as_pytorch(bert: Path, encoder: Path) -> None:
     """The folder as it is, in a pipeline."""
     vectors = np.array(read_with("transformers.js", VECTORS, encoder, PROMPT))
@@ -430,7 +416,7 @@ def test_reader_of_an_encoder_answers_as_pytorch(bert: Path, encoder: Path) -> N
 
 
 @pytest.mark.slow
-@needs_reader("optimum")
+@pytest.mark.reader("optimum")
 def test_sentence_transformers_opens_a_folder_of_optimum(minilm_folder: Path, tmp_path: Path) -> None:
     """One line with open sizes, real weights, and its own pooling: vectors as PyTorch's."""
     from sentence_transformers import SentenceTransformer
@@ -476,7 +462,7 @@ def test_weights_outside_are_named_as_a_browser_fetches_them(with_data: Path, bu
     assert "model.onnx_data exists" in outcome.err
 
 
-@needs_reader("transformers.js")
+@pytest.mark.reader("transformers.js")
 def test_reader_fetches_weights_outside(with_data: Path, expected: list[int]) -> None:
     """It asks for the files that are there, and writes what PyTorch writes."""
     fetched = read_with("transformers.js", FETCHED, with_data)

@@ -195,6 +195,7 @@ def test_profile_charges_the_branch_that_ran(tmp_path: Path) -> None:
     assert profile.kernel_ms <= sum(profile.run_ms) / len(profile.run_ms)
 
 
+@pytest.mark.reader("chromium")
 def test_page_opens_in_a_browser_without_network(profiled: ProfiledModules, tmp_path: Path, browser: Browser) -> None:
     """The chart has a box per module that takes time, and the table sorts and filters by its heads and its field."""
     path = tmp_path / "page.html"
@@ -217,6 +218,7 @@ def test_page_opens_in_a_browser_without_network(profiled: ProfiledModules, tmp_
     assert all(count.isdecimal() for count in browser.column("modules", 5))
 
 
+@pytest.mark.reader("chromium")
 @pytest.mark.parametrize("width", [390, 800, 1280])
 def test_page_fits_its_window(profiled: ProfiledModules, tmp_path: Path, width: int, browser: Browser) -> None:
     """At each width: nothing has to be scrolled into sight, the last column included."""

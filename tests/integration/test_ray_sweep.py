@@ -13,15 +13,25 @@ from typing import Any
 
 import pytest
 
+from readers import folder_of
 from sweep_models import write_models
 from winml.modelkit import sweep_models
 from winml.modelkit.errors import StageError, UsageError
 from winml.modelkit.results.sweep import SweepResult
 from winml.modelkit.sweep.sweep import SweepOptions, read_results
 
-pytest.importorskip("ray", reason="the extra ray is not installed")
-# Its threads and sockets are closed when the process ends.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.reader("ray"),
+    # Its threads and sockets are closed when the process ends.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make ray importable, here and in the processes of the cluster."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder_of("ray"))])
+    monkeypatch.setenv("PYTHONPATH", str(folder_of("ray")))
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ own modules work on what ONNX Runtime answers.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -20,13 +19,12 @@ import transformers
 
 from e2e.in_process import run_here
 from generating import save_decoder
+from readers import python_of
 from winml.modelkit import HTPExporter, WinMLExportConfig
 from winml.modelkit.graph.specs import DynamicRequest
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.runtime.sessions import Session
 
-OPENVINO_READER = "WINML_TEST_OPENVINO_READER"
-"""Names an interpreter that has OpenVINO itself, which reads ONNX files without ONNX Runtime."""
 ANSWERED = """
 import sys, numpy as np, openvino
 core = openvino.Core()
@@ -62,7 +60,7 @@ def test_folder_of_an_export_gives_the_vectors_of_sentence_transformers(minilm_f
     np.testing.assert_allclose(features["sentence_embedding"].numpy(), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.skipif(not os.environ.get(OPENVINO_READER), reason=f"OpenVINO is not installed here ({OPENVINO_READER})")
+@pytest.mark.reader("openvino")
 @pytest.mark.parametrize("options", [(), ("--precision", "int4")], ids=["fp32", "int4"])
 def test_openvino_answers_as_onnxruntime_where_embedding_and_head_are_one(
     tmp_path: Path, options: tuple[str, ...]
@@ -91,7 +89,7 @@ def test_openvino_answers_as_onnxruntime_where_embedding_and_head_are_one(
         if name not in feeds:
             feeds[name] = generator.standard_normal((rows, shape[1], past, shape[3])).astype(np.float32)  # type: ignore[arg-type]
     np.savez(tmp_path / "feeds.npz", **feeds)
-    command = [os.environ[OPENVINO_READER], "-c", ANSWERED, tmp_path / "built" / "model.onnx"]
+    command = [python_of("openvino"), "-c", ANSWERED, tmp_path / "built" / "model.onnx"]
     done = subprocess.run(
         [*map(str, command), tmp_path / "feeds.npz", tmp_path / "answers.npz"],
         capture_output=True, text=True, encoding="utf-8", check=False,

@@ -110,6 +110,7 @@ def _focused(browser: Browser) -> str:
     return label
 
 
+@pytest.mark.reader("chromium")
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 800, 1280])
 def test_page_fits_the_window_without_an_error(browser: Browser, page: Path, width: int, is_dark: bool) -> None:
@@ -121,6 +122,7 @@ def test_page_fits_the_window_without_an_error(browser: Browser, page: Path, wid
     assert is_dark == (red < 128)
 
 
+@pytest.mark.reader("chromium")
 def test_names_are_text(browser: Browser, page: Path) -> None:
     """No element, script or address of a foreign name is obeyed: not in a table, a chart, a title or a link."""
     browser.open(page)
@@ -131,6 +133,7 @@ def test_names_are_text(browser: Browser, page: Path) -> None:
     assert "file:" == browser.run("document.querySelector('.files a').protocol")
 
 
+@pytest.mark.reader("chromium")
 def test_keys_sort_and_filter_the_table(browser: Browser, page: Path) -> None:
     """Enter on a head sorts by it, the second time the other way; typing filters."""
     browser.open(page)
@@ -147,6 +150,7 @@ def test_keys_sort_and_filter_the_table(browser: Browser, page: Path) -> None:
     assert browser.run("document.getElementById('count').textContent").startswith(f"{LAYERS} of ")
 
 
+@pytest.mark.reader("chromium")
 def test_keys_select_and_zoom_modules(browser: Browser, page: Path) -> None:
     """The chart is one stop of Tab; arrows go from module to module, Enter zooms in and Escape out."""
     browser.open(page)
@@ -165,6 +169,7 @@ def test_keys_select_and_zoom_modules(browser: Browser, page: Path) -> None:
     assert LAYERS == sum(name.startswith("L.") for name in _boxes_of(browser))
 
 
+@pytest.mark.reader("chromium")
 def test_colours_stand_for_classes_or_for_self_time(browser: Browser, page: Path) -> None:
     """The choice recolours the boxes, and the legend says what colours mean."""
     browser.open(page)
@@ -178,6 +183,7 @@ def test_colours_stand_for_classes_or_for_self_time(browser: Browser, page: Path
     assert 0 < browser.run("document.querySelectorAll('.plot .heat').length")
 
 
+@pytest.mark.reader("chromium")
 def test_rows_of_a_module_are_shown_from_the_chart(browser: Browser, page: Path) -> None:
     """The button below the chart filters the table by the module that is selected."""
     browser.open(page)
@@ -265,6 +271,7 @@ def _difference() -> Document:
     return diff_document(StructureDiff(before, after, {"MatMul": (2, 1), "Cast": (0, 3)}, (), (changed,), 3))
 
 
+@pytest.mark.reader("chromium")
 @pytest.mark.parametrize("describe", [_budget, _evaluation, _tuning, _difference])
 def test_pages_of_verbs_have_a_summary_a_chart_and_a_table(
     describe: Callable[[], Document], browser: Browser, tmp_path: Path

@@ -1,0 +1,259 @@
+"""Runs the tests that need a program which opens what winml writes. Started by `make readers`.
+
+Each program of the table `READERS` is installed into a folder of its own under ``build/readers``, then the tests with
+the marker ``reader`` and its name are run. A folder is kept until the versions listed in ``tests/readers`` change.
+Programs of the system are installed by apt-get if that is available. A program that cannot be installed is listed with
+the reason and its tests are left out. Exit code 1: a test failed, or a program was installed and has no test.
+
+    python scripts/readers.py [NAME …]    # default: all programs
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+INSTALLED = REPOSITORY / "build" / "readers"
+VERSIONS = REPOSITORY / "tests" / "readers"
+STAMP = ".versions"
+"""File of an installed folder: digest of the versions it was made from. Written last."""
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+class NotInstalledError(Exception):
+    """A program cannot be installed; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Installer:
+    """Installs packages into a folder and reads their versions from it."""
+
+    file: str
+    """File in ``tests/readers`` that pins the packages; ``{}`` is the name of the reader."""
+    install: Callable[[Path, Path], None]
+    """Called with that file and the folder."""
+    read_version: Callable[[Path, str], str]
+    """Called with the folder and the name of a package."""
+
+
+def _install_environment(requirements: Path, folder: Path) -> None:
+    _run(sys.executable, "-m", "venv", "--without-pip", folder)
+    _run(sys.executable, "-m", "pip", "--python", _interpreter(folder), "install", "-q", "-r", requirements)
+
+
+def _install_packages(requirements: Path, folder: Path) -> None:
+    _run(sys.executable, "-m", "pip", "install", "-q", "--target", folder, "-r", requirements)
+
+
+def _install_node_packages(lock: Path, folder: Path) -> None:
+    folder.mkdir()
+    for file in (lock, lock.with_name("package.json")):
+        shutil.copyfile(file, folder / file.name)
+    # Scripts of packages download libraries for GPUs.
+    _run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", folder)
+
+
+def _read_python_version(folder: Path, package: str) -> str:
+    path = [folder, *folder.glob("lib/python*/site-packages"), folder / "Lib" / "site-packages"]
+    return next(iter(distributions(name=package, path=[str(place) for place in path]))).version
+
+
+def _read_node_version(folder: Path, package: str) -> str:
+    version: str = json.loads((folder / "node_modules" / package / "package.json").read_bytes())["version"]
+    return version
+
+
+ENVIRONMENT = Installer("{}.txt", _install_environment, _read_python_version)
+"""A virtual environment, for programs that need other versions than winml."""
+PACKAGES = Installer("{}.txt", _install_packages, _read_python_version)
+"""A folder for PYTHONPATH, for packages that are imported together with winml."""
+NODE_PACKAGES = Installer("{}/package-lock.json", _install_node_packages, _read_node_version)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A program that opens what winml writes, and the files with its tests."""
+
+    name: str
+    """Argument of the marker ``reader``."""
+    tests: tuple[str, ...]
+    installer: Installer | None = None
+    packages: tuple[str, ...] = ()
+    """Packages whose versions are printed."""
+    programs: tuple[tuple[str, ...], ...] = ()
+    """Programs of the system. Each is a tuple of alternatives; the first is also the name of the Debian package."""
+
+
+_LAYOUTS = "tests/integration/test_layouts.py"
+_COMPILERS = "tests/integration/test_compilers.py"
+_PAGES = ("tests/unit/report/test_page.py", "tests/integration/test_module_profile.py")
+READERS = (
+    Reader(
+        "genai", (_LAYOUTS, "tests/integration/test_adapters.py"), ENVIRONMENT, ("onnxruntime-genai", "onnxruntime")
+    ),
+    Reader("optimum", (_LAYOUTS,), ENVIRONMENT, ("optimum-onnx", "transformers", "sentence-transformers")),
+    Reader("transformers.js", (_LAYOUTS,), NODE_PACKAGES, ("@huggingface/transformers",), (("node",), ("npm",))),
+    Reader("openvino", ("tests/integration/test_readers_of_folders.py",), ENVIRONMENT, ("openvino",)),
+    Reader("openvino-onnxruntime", (_COMPILERS,), ENVIRONMENT, ("onnxruntime-openvino",)),
+    Reader("openvino-plug-in", (_COMPILERS,), PACKAGES, ("onnxruntime-ep-openvino",)),
+    Reader("qnn", (_COMPILERS,), PACKAGES, ("onnxruntime-qnn", "onnxruntime")),
+    Reader("ray", ("tests/integration/test_ray_sweep.py",), PACKAGES, ("ray",)),
+    Reader("site", ("tests/docs/test_site_in_browser.py",), PACKAGES, ("mkdocs", "mkdocs-material"), (BROWSERS,)),
+    Reader("chromium", _PAGES, programs=(BROWSERS,)),
+    Reader("zsh", ("tests/e2e/test_completions.py",), programs=(("zsh",),)),
+    Reader("fish", ("tests/e2e/test_completions.py",), programs=(("fish",),)),
+)
+
+
+def folder_of(name: str) -> Path:
+    """Return the folder into which a reader is installed."""
+    return INSTALLED / name
+
+
+def python_of(name: str) -> Path:
+    """Return the interpreter of a reader that is installed as an environment."""
+    return _interpreter(folder_of(name))
+
+
+def _interpreter(environment: Path) -> Path:
+    return environment / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+
+
+@dataclass
+class Row:
+    """Installation and test results of one reader, as printed."""
+
+    reader: Reader
+    versions: str = ""
+    reason: str = ""
+    """Why the reader is not installed; empty if it is installed."""
+    setup_seconds: float = 0.0
+    test_seconds: float = 0.0
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+    def as_text(self) -> str:
+        """Format one line of the table."""
+        result = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.outcomes.items())) or "no test"
+        opened = f"not installed: {self.reason}" if self.reason else f"{result:<22}  {self.versions}"
+        return f"{self.reader.name:<21} {self.setup_seconds:7.1f} {self.test_seconds:7.1f}  {opened}"
+
+
+class OutcomesPlugin:
+    """Plug-in of pytest that adds up outcomes and seconds by reader."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows = {row.reader.name: row for row in rows}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add the setup, call or teardown of one test."""
+        row = self._rows[str(dict(report.user_properties)["reader"])]
+        row.test_seconds += report.duration
+        if report.when == "call" or report.outcome != "passed":
+            row.outcomes[report.outcome] += 1
+
+
+def find_program(alternatives: Iterable[str]) -> str | None:
+    """Return the path of the first alternative that is installed."""
+    return next(filter(None, map(shutil.which, alternatives)), None)
+
+
+def install_programs(readers: Iterable[Reader]) -> None:
+    """Install missing programs of the system, as far as apt-get can."""
+    missing = {names[0] for reader in readers for names in reader.programs if find_program(names) is None}
+    if missing and shutil.which("apt-get") and os.geteuid() == 0:
+        _run("apt-get", "update", "-qq")
+        for name in sorted(missing):
+            with contextlib.suppress(NotInstalledError):
+                _run("apt-get", "install", "-qq", "--no-install-recommends", name)
+
+
+def install_reader(reader: Reader) -> str:
+    """Install a reader unless its folder is up to date, and return its versions."""
+    versions = [_read_program_version(alternatives) for alternatives in reader.programs]
+    if reader.installer is not None:
+        pins, folder = VERSIONS / reader.installer.file.format(reader.name), folder_of(reader.name)
+        digest, stamp = _digest_pins(pins), folder / STAMP
+        if not stamp.is_file() or stamp.read_text(encoding="utf-8") != digest:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            reader.installer.install(pins, folder)
+            stamp.write_text(digest, encoding="utf-8")
+        versions += [f"{name} {reader.installer.read_version(folder, name)}" for name in reader.packages]
+    return ", ".join(versions)
+
+
+def _read_program_version(alternatives: tuple[str, ...]) -> str:
+    if (program := find_program(alternatives)) is None:
+        raise NotInstalledError(f"{alternatives[0]} is not on this machine, and apt-get could not install it")
+    printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    return f"{Path(program).name} {next(word for word in printed.split() if any(map(str.isdigit, word)))}"
+
+
+def _digest_pins(pins: Path) -> str:
+    text = pins.read_text(encoding="utf-8")
+    constraints = [pins.parent / line[3:] for line in text.splitlines() if line.startswith("-c ")]
+    parts = (sys.version, text, *(file.read_text(encoding="utf-8") for file in constraints))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _run(program: str, *arguments: str | Path) -> None:
+    """Run a program silently. The last line of its messages that names an error becomes the reason of the failure."""
+    command = [shutil.which(program) or program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if "error" in line.lower() or line.startswith("E:")]
+        raise NotInstalledError((errors or lines or [f"{program} ended with exit code {done.returncode}"])[-1])
+
+
+def _run_tests(rows: list[Row]) -> int:
+    installed = [row for row in rows if not row.reason]
+    if not installed:
+        return 0
+    files = sorted({file for row in installed for file in row.reader.tests})
+    options = [f"--reader={row.reader.name}" for row in installed]
+    return int(pytest.main(["-n", "auto", *options, *files], [OutcomesPlugin(installed)]))
+
+
+def main() -> int:
+    """Install the readers, run their tests and print the table."""
+    parser = argparse.ArgumentParser(description="Run the tests that need a program which opens what winml writes.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="Reader to install and test. Default: all.")
+    names = parser.parse_args().names
+    if unknown := sorted({*names} - {reader.name for reader in READERS}):
+        parser.error(f"{', '.join(unknown)}: no such reader; there are {', '.join(item.name for item in READERS)}")
+    os.chdir(REPOSITORY)
+    rows = [Row(reader) for reader in READERS if not names or reader.name in names]
+    install_programs(row.reader for row in rows)
+    for row in rows:
+        print(f"installing {row.reader.name}", flush=True)
+        start = time.monotonic()
+        try:
+            row.versions = install_reader(row.reader)
+        except NotInstalledError as error:
+            row.reason = str(error)
+        row.setup_seconds = time.monotonic() - start
+    code = _run_tests(rows)
+    print(f"\n{'reader':<21} {'setup s':>7} {'tests s':>7}  opened", *(row.as_text() for row in rows), sep="\n")
+    if untested := [row.reader.name for row in rows if not row.reason and not row.outcomes]:
+        print(f"no test was run for {', '.join(untested)}", file=sys.stderr)
+    return 1 if untested else code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
