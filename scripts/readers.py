@@ -115,6 +115,8 @@ READERS = (
     Reader("ray", ("tests/integration/test_ray_sweep.py",), PACKAGES, ("ray",)),
     Reader("site", ("tests/docs/test_site_in_browser.py",), PACKAGES, ("mkdocs", "mkdocs-material"), (BROWSERS,)),
     Reader("chromium", _PAGES, programs=(BROWSERS,)),
+    # Resolves constraints.txt for systems that are not here.
+    Reader("uv", ("tests/house/test_dependencies.py",), ENVIRONMENT, ("uv",)),
     Reader("zsh", ("tests/e2e/test_completions.py",), programs=(("zsh",),)),
     Reader("fish", ("tests/e2e/test_completions.py",), programs=(("fish",),)),
 )

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from house.sources import REPOSITORY, imports, modules
+from readers import python_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -98,6 +103,46 @@ def test_every_declared_library_is_pinned_within_its_range() -> None:
 def test_constraints_hold_plain_versions_only() -> None:
     """Pins are exact, without local labels, and the file names no index."""
     assert [] == [str(pin) for pin in _pins() if not re.fullmatch(r"==[0-9][0-9a-z.]*", str(pin.specifier)) or pin.url]
+
+
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "windows", "aarch64-apple-darwin")
+"""Systems with wheels of torch: none are for Macs with Intel processors and for Windows on Arm."""
+
+
+@pytest.mark.reader("uv")
+def test_constraints_resolve_on_every_python_and_system() -> None:
+    """Wheels of the pinned versions exist, agree with one another, and bring no library without a pin.
+
+    The GPU libraries of torch are left out, which it pins itself.
+    """
+    assert _project()["requires-python"] == f">={PYTHONS[0]},<3.{int(PYTHONS[-1].partition('.')[2]) + 1}"
+    systems = list(itertools.product(PYTHONS, PLATFORMS))
+    with ThreadPoolExecutor(len(PLATFORMS)) as threads:
+        resolutions = dict(zip(systems, threads.map(lambda system: _resolve(*system), systems), strict=True))
+    if unreachable := [done.stderr for done in resolutions.values() if "Failed to fetch" in done.stderr]:
+        pytest.skip(f"no package index can be reached: {unreachable[0].splitlines()[0]}")
+    assert {} == {system: done.stderr for system, done in resolutions.items() if done.returncode}
+    pinned = {canonicalize_name(pin.name) for pin in _pins()}
+    brought = {
+        (system, name)
+        for system, done in resolutions.items()
+        for line in done.stdout.splitlines()
+        if not (name := canonicalize_name(Requirement(line).name)).startswith(("cuda-", "nvidia-", "triton"))
+    }
+    assert all(any(found == system for found, _ in brought) for system in systems)
+    assert set() == {(system, name) for system, name in brought if name not in pinned}
+
+
+def _resolve(python: str, platform: str) -> subprocess.CompletedProcess[str]:
+    """Resolve all extras with the constraints, from wheels alone."""
+    command = [python_of("uv").with_name("uv"), "pip", "compile", "-q", "--no-header", "--no-annotate"]
+    system = ["--only-binary", ":all:", "--python-version", python, "--python-platform", platform]
+    environment = {**os.environ, "MACOSX_DEPLOYMENT_TARGET": "14.0"}  # the oldest that torch supports
+    return subprocess.run(
+        [*map(str, command), *system, "-c", "constraints.txt", "--all-extras", "pyproject.toml"],
+        cwd=REPOSITORY, env=environment, capture_output=True, text=True, encoding="utf-8", check=False,
+    )  # fmt: skip
 
 
 def test_extras_asked_for_by_make_exist() -> None:

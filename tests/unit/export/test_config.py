@@ -38,6 +38,13 @@ def test_config_torch_module_has_one_form(value: Any, expected: Any) -> None:
     assert config == WinMLExportConfig.model_validate_json(config.model_dump_json())
 
 
+@pytest.mark.parametrize("value", ["", " , ", [""]])
+def test_config_torch_module_without_a_name_is_refused(value: Any) -> None:
+    """It is an unset variable more often than a request for no modules, which has a word."""
+    with pytest.raises(ConfigError, match="torch_module"):
+        parse_options(WinMLExportConfig, {"torch_module": value}, "--export-config")
+
+
 def test_config_torch_module_word_beside_classes_is_refused() -> None:
     """``all`` and ``none`` leave nothing to name."""
     with pytest.raises(ConfigError, match="torch_module: 'all'"):

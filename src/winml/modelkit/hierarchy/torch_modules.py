@@ -94,7 +94,7 @@ def normalized_torch_modules(value: Any) -> Any:
         value: A word, class names separated by commas, or a list of either; anything else is returned as it is.
 
     Raises:
-        ValueError: one of the words stands beside other names.
+        ValueError: one of the words stands beside other names, or every name is empty.
 
     >>> normalized_torch_modules("Linear, LayerNorm"), normalized_torch_modules(["all"]), normalized_torch_modules(())
     (('Linear', 'LayerNorm'), 'all', 'none')
@@ -104,6 +104,8 @@ def normalized_torch_modules(value: Any) -> Any:
     if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
         return value
     names = tuple(stripped for name in value if (stripped := name.strip()))
+    if value and not names:
+        raise ValueError("the name is empty; expected auto, none, all or class names")
     words = [name for name in names if name in RULES]
     if words and len(names) > 1:
         raise ValueError(f"{words[0]!r} cannot be combined with class names; pass one or the other")
