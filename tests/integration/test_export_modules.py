@@ -282,6 +282,42 @@ def test_export_if_nodes_belong_to_the_module_that_called_and_both_branches_answ
     assert {True, False} == taken
 
 
+def gated_halves(values: torch.Tensor) -> torch.Tensor:
+    """Split by a size, as scripted helpers of torchvision and fairseq do."""
+    parts = values.split(4, 1)
+    return parts[0] * torch.sigmoid(parts[1])
+
+
+def stacked_frames(values: torch.Tensor) -> torch.Tensor:
+    """Stack a list of parts."""
+    return torch.stack([frame * 2 for frame in values.split(2, 1)], 1)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    scripted_helpers = (torch.jit.script(gated_halves), torch.jit.script(stacked_frames))
+
+
+class Helped(nn.Module):
+    """Calls a scripted function after a linear layer."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.linear, self.number = nn.Linear(8, 8), number
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Call it."""
+        return scripted_helpers[self.number](self.linear(values))
+
+
+@pytest.mark.parametrize("number", range(len(scripted_helpers)))
+def test_export_scripted_split_is_a_torchscript_graph(number: int, tmp_path: Path) -> None:
+    """The default opset of TorchScript has no ``num_outputs``; the file loads, so dynamo is not tried."""
+    result = export(distinct(Helped(number)), tmp_path, torch.randn(2, 8))
+    assert "torchscript" == result.only_part.exporter
+    assert {"Split"} == {node.op_type for node in load_nodes(result) if "Split" in node.op_type}
+
+
 class NamesakeParameter(nn.Module):
     """Holds a parameter and a buffer by the names of its inputs."""
 

@@ -114,7 +114,13 @@ class RemoteCodeError(InputError):
 
 
 class StageError(WinMLError):
-    """A stage failed on this model."""
+    """A stage failed on this model.
+
+    Attributes:
+        invalid_pass: Name of the pass that made the graph invalid; empty for every other failure.
+    """
+
+    invalid_pass = ""
 
 
 class ExportError(StageError):

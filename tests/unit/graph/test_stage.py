@@ -107,3 +107,17 @@ def test_passes_on_a_graph_without_tags_have_none_to_lose() -> None:
         clear_tag(node)
     assert run_passes(model, (DeclaredPass(_Pass(_append), "creates"),), NormalizeError)
     assert [None, None, None] == tags(model)
+
+
+def test_pass_that_makes_a_node_invalid_is_named() -> None:
+    """A graph that was invalid before is not blamed on a pass."""
+
+    def add_axis(model: ir.Model) -> bool:
+        model.graph[0].attributes["axis"] = ir.AttrInt64("axis", 1)
+        return True
+
+    model = parse(BODY)
+    with pytest.raises(NormalizeError, match=r"_Pass, made Relu .* attribute axis") as raised:
+        run_passes(model, (DeclaredPass(_Pass(add_axis), "keeps"),), NormalizeError)
+    assert "_Pass" == raised.value.invalid_pass
+    assert run_passes(model, (DeclaredPass(_Pass(add_axis), "keeps"),), NormalizeError)

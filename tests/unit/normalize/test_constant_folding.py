@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from graphs import answer, operators, parse, tags
-from winml.modelkit.normalize.pipeline import OUTPUT_LIMIT_ELEMENTS, ConstantFoldingPass
+from winml.modelkit.normalize.pipeline import OUTPUT_LIMIT_ELEMENTS, ConstantFoldingPass, normalize
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -110,3 +110,64 @@ def test_folding_passes_over_a_node_it_cannot_compute_without_a_word(caplog: pyt
         _fold_constants(model)
     assert ["Reshape", "Add"] == operators(model)
     assert [] == caplog.records
+
+
+SPLITS = {
+    "equal": "<axis=1> (x, two)",
+    "uneven": "<axis=1> (x, three)",
+    "sizes": "<axis=1> (x, sizes)",
+    "squeezed": "<axis=1, keepdims=0> (x, one)",
+}
+
+
+@pytest.mark.parametrize("opset", [11, 13, 17, 18])
+@pytest.mark.parametrize("split", SPLITS)
+def test_split_sequence_becomes_a_split_of_the_opset(split: str, opset: int) -> None:
+    """The sequence goes, and ONNX Runtime loads the graph in every opset that has sequences."""
+    model = parse(
+        "m (float[2,4] x) => (float[2,k] y) <int64 zero = {0}, int64 two = {2}, int64 three = {3}, int64 one = {1},"
+        f" int64[2] sizes = {{1, 3}}> {{ s = SplitToSequence {SPLITS[split]}  a = SequenceAt (s, zero)"
+        "  b = SequenceAt (s, one)  y = Concat <axis=-1> (a, b) }",
+        opset,
+    )
+    model.graph.outputs[0].shape = None
+    values = np.arange(8, dtype=np.float32).reshape(2, 4)
+    before = answer(model, x=values)
+    result = normalize(model)
+    assert "Split" in operators(model)
+    assert {"SplitToSequence", "SequenceAt"}.isdisjoint(operators(model))
+    assert before == answer(model, x=values)
+    assert all(tags(model))
+    assert not [note for note in result.notes if "without" in note]
+    assert not normalize(model).changed
+
+
+@pytest.mark.parametrize("opset", [11, 12, 13, 18])
+def test_stacked_sequence_becomes_a_concat_of_the_opset(opset: int) -> None:
+    """Before opset 13, the axes of an Unsqueeze are an attribute."""
+    model = parse(
+        "m (float[2,3] x) => (float[2,2,3] y)"
+        " { r = Relu (x)  s = SequenceConstruct (x, r)  y = ConcatFromSequence <axis=0, new_axis=1> (s) }",
+        opset,
+    )
+    before = answer(model, x=X)
+    normalize(model)
+    assert ["Concat", "Relu", "Unsqueeze", "Unsqueeze"] == sorted(operators(model))
+    assert before == answer(model, x=X)
+
+
+def test_folding_that_makes_the_graph_invalid_is_taken_back() -> None:
+    """Computed sizes of a Split have no form in opset 11: the graph stays without folding, and a note says so."""
+    model = parse(
+        "m (float[2,4] x, int64[2] n) => (float[2,k] y) <int64 zero = {0}>"
+        "{ s = SplitToSequence <axis=1> (x, n)  c = Constant <value = int64 {0}> ()  i = Identity (c)"
+        "  y = SequenceAt (s, i) }",
+        11,
+    )
+    feeds = {"x": np.arange(8, dtype=np.float32).reshape(2, 4), "n": [1, 3]}
+    before = answer(model, **feeds)
+    result = normalize(model)
+    assert ["SplitToSequence", "SequenceAt"] == operators(model)
+    assert before == answer(model, **feeds)
+    assert ["ConstantFoldingPass"] == [note.split()[2].rstrip(":") for note in result.notes if " without " in note]
+    assert all(tags(model))

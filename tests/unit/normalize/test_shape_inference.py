@@ -12,6 +12,7 @@ import pytest
 from graphs import answer, parse, tags
 from winml.modelkit.graph.stage import all_nodes
 from winml.modelkit.normalize.passes import InferredShapesPass
+from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 
 BODY = """
 m (float[2,3] x, bool c) => (float[6] z) <float[3,4] w = {0,0,0,0,0,0,0,0,0,0,0,0}, int64[1] n = {1}>
@@ -74,11 +75,33 @@ def test_inference_reads_no_large_weight() -> None:
 
 
 def test_inference_that_fails_as_a_whole_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """onnx_ir logs it and returns; here the reason comes out."""
+    """onnx_ir's pass logs it and returns; this one raises onnx's error."""
 
     def fail(*_arguments: object, **_options: object) -> NoReturn:
         raise ValueError("the message is too large")
 
     monkeypatch.setattr(onnx.shape_inference, "infer_shapes", fail)
-    with pytest.raises(RuntimeError, match="too large"):
+    with pytest.raises(ValueError, match="too large"):
         InferredShapesPass()(parse(BODY, domains=', "nowhere" : 1'))
+
+
+LOOP = """
+m (float[2] x, int64 n) => (float[k] y) <bool c = {1}>
+{ e = SequenceEmpty <dtype = 1> ()
+  s = Loop (n, c, e) <body = b (int64 i, bool d, seq(float[2]) t) => (bool d2, seq(float[2]) u)
+      { d2 = Identity (d)  u = SequenceInsert (t, x) }>
+  y = ConcatFromSequence <axis=0> (s) }
+"""
+
+
+@pytest.mark.parametrize("fold_constants", [True, False])
+def test_loop_that_carries_a_sequence_returns_a_sequence(fold_constants: bool) -> None:
+    """The output of the loop has no type in the file, and gets the one of its body."""
+    model = parse(LOOP)
+    model.graph.outputs[0].shape = None
+    feeds = {"x": np.array([1, 2], np.float32), "n": 2}
+    before = answer(model, **feeds)
+    normalize(model, NormalizeOptions(fold_constants=fold_constants))
+    (loop,) = (node for node in model.graph if node.op_type == "Loop")
+    assert isinstance(loop.outputs[0].type, ir.SequenceType)
+    assert before == answer(model, **feeds) == [[1, 2, 1, 2]]

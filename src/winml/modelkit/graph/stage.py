@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedOpsetsPass
 
 from winml.modelkit.errors import StageError
+from winml.modelkit.graph.operator_schemas import nodes_against_schema
 from winml.modelkit.hierarchy.tagging import Coverage, NodeTag, all_nodes, read_tag
 
 __all__ = ["DeclaredPass", "GraphPass", "StageResult", "TagPolicy", "restore_description", "run_passes"]
@@ -82,6 +83,7 @@ def run_passes(model: ir.Model, passes: Sequence[DeclaredPass], failure: type[St
     """
     changed = False
     before = _Promise.of(model)
+    invalid = nodes_against_schema(model)
     for position, declared in enumerate(passes):
         try:
             result = declared.effect(model)
@@ -95,6 +97,10 @@ def run_passes(model: ir.Model, passes: Sequence[DeclaredPass], failure: type[St
             raise failure(_failure_words(passes, position, broken))
         before = after
         changed |= result.modified
+        if result.modified and (written := nodes_against_schema(model).items() - invalid.items()):
+            error = failure(_failure_words(passes, position, f"made {min(reason for _, reason in written)}"))
+            error.invalid_pass = declared.name
+            raise error
     return changed
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx_ir import tensor_adapters
-from onnx_ir.passes import common
-from onnx_ir.passes.common import NameFixPass
+from onnx_ir.passes.common import NameFixPass, _c_api_utils
 
 from winml.modelkit.graph.coded_weights import CodedTensor
 from winml.modelkit.graph.files.stored_tensors import StoredTensor
@@ -357,8 +356,8 @@ def _pad_negative_zeros(graph: ir.Graph, node: ir.Node) -> None:
 class InferredShapesPass(ir.passes.InPlacePass):
     """Give every value the shape and type onnx infers for it, constants propagated. Works in place.
 
-    onnx_ir's pass does the work, without serializing weights. It only logs a failure and continues; here a failure is
-    an error.
+    Weights are not serialized. onnx_ir's pass of this name is not used: it logs a failure and continues, where this one
+    raises, and it gives the type of a tensor to the sequence that a ``Loop`` or an ``If`` returns.
 
     Before / After::
 
@@ -373,29 +372,33 @@ class InferredShapesPass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Infer shapes.
+        """Infer shapes; an error of onnx is raised as it is."""
+        # Not strict: one operator without an inference function would stop the inference of all others.
+        infer = partial(onnx.shape_inference.infer_shapes, check_type=False, strict_mode=False, data_prop=True)
+        for node in all_nodes(model):
+            for value in node.outputs:
+                if value.type is None:
+                    # Known from folding. ONNX has no shape without a type, and onnx_ir warns about it.
+                    value.shape = None
+        inferred = ir.serde.deserialize_model(_c_api_utils.call_onnx_api(infer, model))
+        modified = False
+        for graph, inferred_graph in zip(model.graphs(), inferred.graphs(), strict=True):
+            inferred_values = ir.convenience.create_value_mapping(inferred_graph)
+            for name, value in ir.convenience.create_value_mapping(graph).items():
+                if name in inferred_values:
+                    modified |= _learn(value, inferred_values[name])
+        return ir.passes.PassResult(model, modified)
 
-        Raises:
-            RuntimeError: onnx could not process the model.
-        """
-        failures: list[logging.LogRecord] = []
 
-        def collect(log_record: logging.LogRecord) -> bool:
-            failures.append(log_record)
-            return False
-
-        logger = logging.getLogger(common.ShapeInferencePass.__module__)
-        logger.addFilter(collect)
-        try:
-            # Not strict: one operator without an inference function would stop the inference of all others.
-            inference = common.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)
-            result = inference(model)
-        finally:
-            logger.removeFilter(collect)
-        for log_record in failures:
-            if log_record.levelno >= logging.WARNING and log_record.exc_info:
-                raise RuntimeError(f"onnx cannot infer shapes: {log_record.exc_info[1]}") from log_record.exc_info[1]
-        return ir.passes.PassResult(model, result.modified)
+def _learn(value: ir.Value, inferred: ir.Value) -> bool:
+    """Give a value the inferred type and shape; return True if either is new."""
+    has_type = inferred.type is not None and inferred.type != value.type
+    has_shape = inferred.shape is not None and inferred.shape != value.shape
+    if has_type:
+        value.type = inferred.type
+    if has_shape:
+        value.shape = inferred.shape
+    return has_type or has_shape
 
 
 # --- Removes initializers that nothing reads.

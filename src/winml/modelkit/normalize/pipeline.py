@@ -63,19 +63,48 @@ def normalize(model: ir.Model, options: NormalizeOptions = NormalizeOptions()) -
         The same model, whether it changed, and its coverage.
 
     Raises:
-        NormalizeError: a pass failed or did not keep its promise; names the pass.
+        NormalizeError: a pass failed or did not keep its promise; names the pass. A pass that makes the graph invalid
+            is taken back instead, and noted.
     """
     passes = _ordered_passes(options)
-    changed = False
     notes: tuple[str, ...] = ()
+    while True:
+        # A copy costs as much as a pass, so only a graph that may need it is copied.
+        original = model.clone() if _has_rewritten_operator(model) else None
+        try:
+            changed, is_settled = _run_until_settled(model, passes)
+            break
+        except NormalizeError as error:
+            if not error.invalid_pass or original is None:
+                raise
+            passes = tuple(declared for declared in passes if declared.name != error.invalid_pass)
+            notes = (*notes, f"Normalization without {error.invalid_pass}: {error.message}.")
+            _restore(model, original)
+    if not is_settled:
+        notes = (*notes, f"Normalization did not converge after {MAX_ROUNDS} rounds.")
+    return StageResult(model, changed, (*notes, *_shape_notes(model)), measure_coverage(model))
+
+
+def _run_until_settled(model: ir.Model, passes: Sequence[DeclaredPass]) -> tuple[bool, bool]:
+    """Run the passes until none changes the model; return whether one did, and whether the last round did not."""
+    changed = False
     for _ in range(MAX_ROUNDS):
         # Shapes learned at the end of a round let more be folded in the next.
         if not run_passes(model, passes, NormalizeError):
-            break
+            return changed, True
         changed = True
-    else:
-        notes = (f"Normalization did not converge after {MAX_ROUNDS} rounds.",)
-    return StageResult(model, changed, (*notes, *_shape_notes(model)), measure_coverage(model))
+    return changed, False
+
+
+def _has_rewritten_operator(model: ir.Model) -> bool:
+    return any(node.op_type in _REWRITTEN and node.domain in ("", "ai.onnx") for node in all_nodes(model))
+
+
+def _restore(model: ir.Model, original: ir.Model) -> None:
+    """Give a model the graph and the functions of a copy, in place."""
+    model.graph = original.graph
+    model.functions.clear()
+    model.functions.update(original.functions)
 
 
 def _ordered_passes(options: NormalizeOptions) -> tuple[DeclaredPass, ...]:
@@ -132,6 +161,16 @@ OUTPUT_LIMIT_ELEMENTS = 16_384
 """Largest result that is stored. Chosen: an attention mask at sequence length 128 (128 KiB of int64 at most). A mask of
 length 512 would add 2 MiB to the file, and ONNX Runtime computes it once when it loads the graph."""
 
+_REWRITTEN = frozenset({"CastLike", "ConcatFromSequence", "Dropout", "SplitToSequence"})
+"""Specified: operators that onnxscript's folding replaces by other operators, whatever opset the model imports."""
+_SPLIT_INTO_EQUAL_PARTS = 18
+_SIZES_AS_INPUTS = 13
+_CONSTANT_INTEGERS = 12
+"""Specified: the opsets in which ``Split`` got ``num_outputs``, sizes and axes became inputs, and ``Constant`` got
+``value_ints``."""
+_CONSTANT_ATTRIBUTES = {"Split": "split", "Squeeze": "axes", "Unsqueeze": "axes"}
+"""Specified: operator → attribute with the values that are its second input from opset 13 on."""
+
 UNRELIABLE = frozenset({"GatherElements"})
 """Operators whose reference implementation is wrong. Measured with onnx 1.23.2: GatherElements chooses among at most 64
 rows, and its fallback returns another shape."""
@@ -172,6 +211,7 @@ class ConstantFoldingPass(ir.passes.InPlacePass):
                 should_fold=_should_fold,
             )
         _tag_new_nodes(model, makers, readers)
+        _write_in_opset(model)
         _drop_folding_notes(model)
         return ir.passes.PassResult(model, result.modified)
 
@@ -211,6 +251,31 @@ def _static_size(value: ir.Value) -> int | None:
     if value.shape is None or not value.shape.is_static():
         return None
     return math.prod(value.shape.numpy())
+
+
+def _write_in_opset(model: ir.Model) -> None:
+    """Give nodes that onnxscript wrote for opset 18 the form of the model's opset, in place.
+
+    onnxscript writes sequences as ``Split``, ``Squeeze`` and ``Unsqueeze`` of opset 18, whatever the model imports.
+    Sizes and axes that are computed have no form before opset 13: such a node stays as it is.
+    """
+    opset = model.opset_imports.get("", 18)
+    for node in all_nodes(model) if opset < _SPLIT_INTO_EQUAL_PARTS else ():
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type == "Constant" and opset < _CONSTANT_INTEGERS and "value" not in node.attributes:
+            tensor = ir.convenience.get_const_tensor(node.outputs[0])
+            if tensor is not None:
+                node.attributes.clear()
+                node.attributes["value"] = ir.AttrTensor("value", tensor)
+        if (name := _CONSTANT_ATTRIBUTES.get(node.op_type)) is None:
+            continue
+        # The parts are equal, which is what a Split without sizes makes.
+        node.attributes.pop("num_outputs", None)
+        constant = ir.convenience.get_const_tensor(node.inputs[1]) if len(node.inputs) > 1 else None
+        if opset < _SIZES_AS_INPUTS and constant is not None:
+            node.attributes[name] = ir.AttrInt64s(name, constant.numpy().reshape(-1).tolist())
+            node.resize_inputs(1)
 
 
 def _readers_of_values(model: ir.Model) -> dict[ir.Value, list[ir.Node]]:

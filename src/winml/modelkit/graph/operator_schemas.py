@@ -1,0 +1,59 @@
+"""Checks nodes against the schemas that ONNX has for the opset versions a model imports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import onnx
+import onnx_ir as ir
+
+__all__ = ["nodes_against_schema"]
+
+
+def nodes_against_schema(model: ir.Model) -> dict[ir.Node, str]:
+    """Return node → violation, for nodes whose attributes, inputs or outputs do not fit their schema.
+
+    Nodes of operators that ONNX does not define in the imported opset version are not checked: ONNX Runtime implements
+    some of them.
+
+    Args:
+        model: The model; its functions and subgraphs are checked, too.
+    """
+    violations: dict[ir.Node, str] = {}
+    scopes: list[tuple[Iterator[ir.Node], Mapping[str, int]]] = [(model.graph.all_nodes(), model.opset_imports)]
+    scopes += [(function.all_nodes(), function.opset_imports) for function in model.functions.values()]
+    for nodes, opsets in scopes:
+        schemas: dict[tuple[str, str], onnx.defs.OpSchema | None] = {}
+        for node in nodes:
+            key = node.op_type, node.domain
+            if key not in schemas:
+                schemas[key] = _find_schema(node, opsets)
+            schema = schemas[key]
+            if schema is not None and (violation := _find_violation(node, schema)):
+                violations[node] = violation
+    return violations
+
+
+def _find_schema(node: ir.Node, opsets: Mapping[str, int]) -> onnx.defs.OpSchema | None:
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    version = opsets.get(node.domain, opsets.get(domain))
+    if version is None or not onnx.defs.has(node.op_type, version, domain):
+        return None
+    return onnx.defs.get_schema(node.op_type, version, domain)
+
+
+def _find_violation(node: ir.Node, schema: onnx.defs.OpSchema) -> str | None:
+    """Return the first violation as text; None if the node fits."""
+    place = f"{node.op_type} {node.name or ''}".strip()
+    version = f"opset {schema.since_version} of the operator"
+    if unknown := sorted(node.attributes.keys() - schema.attributes.keys()):
+        return f"{place} with attribute {unknown[0]}, which {version} does not define"
+    for kind, values, least, most in (
+        ("inputs", node.inputs, schema.min_input, schema.max_input),
+        ("outputs", node.outputs, schema.min_output, schema.max_output),
+    ):
+        # Omitted at the end are those that a schema of fewer values does not name.
+        count = max((number for number, value in enumerate(values, 1) if value is not None), default=0)
+        if not least <= count <= most:
+            return f"{place} with {count} {kind}; {version} defines {least} to {most}"
+    return None
