@@ -374,6 +374,81 @@ def test_model_that_reads_a_prompt_in_pieces_otherwise_is_compared_in_its_own_ru
     assert info.differs_in_pieces == info.as_record()["differs_in_pieces"]
 
 
+HYBRID = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 8, "max_position_embeddings": 64,
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
+}  # fmt: skip
+MAMBA2 = {
+    "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}  # fmt: skip
+RECURRENT: Mapping[str, Mapping[str, Any]] = {
+    "granitemoehybrid": {
+        **HYBRID, **MAMBA2, "layer_types": ["mamba", "attention"], "num_local_experts": 2, "num_experts_per_tok": 1,
+        "shared_intermediate_size": 32,
+    },
+    "jamba": {
+        **HYBRID, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1, "mamba_d_state": 8,
+        "mamba_dt_rank": 4, "use_mamba_kernels": False,
+    },
+    "mamba2": {**HYBRID, "state_size": 8, "num_heads": 8, "n_groups": 2, "chunk_size": 8, "expand": 2},
+    "qwen3_next": {
+        **HYBRID, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "layer_types": ["linear_attention", "full_attention"], "num_experts": 2,
+        "num_experts_per_tok": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+        "decoder_sparse_step": 1,
+    },
+}  # fmt: skip
+"""Model type → sizes of a small decoder whose states are computed from token to token."""
+
+
+def _recurrent_part(model_type: str, folder: Path) -> Any:
+    config = folder / "config.json"
+    config.write_text(json.dumps({"model_type": model_type, **RECURRENT[model_type]}), encoding="utf-8")
+    part = load_model(ModelRequest(str(config), random_weights=True, task="text-generation")).only_part
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in part.model.parameters():
+            # Large enough that padding in a state is no matter of rounding.
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.2, generator=generator)
+    return part
+
+
+@pytest.mark.parametrize("model_type", ["granitemoehybrid", "jamba", "qwen3_next"])
+def test_padded_row_of_a_recurrent_model_is_compared(model_type: str, tmp_path: Path) -> None:
+    """Read token by token with states held at padding, it has the logits of PyTorch's padded batch."""
+    part = _recurrent_part(model_type, tmp_path)
+    with prepared_part(part) as prepared, torch.no_grad():
+        text = generate_reference(prepared, 0)
+        assert isinstance(text, GeneratedText), text
+        info = compare_generation(
+            part, text, lambda draw: run_reference(prepared, draw.inputs), (), lambda _draw: False
+        )
+    assert (2, 1, None) == (info.rows, info.padded_rows, info.stopped_after)
+    assert 1 == info.as_record()["padded_rows"]
+
+
+def test_padding_that_pytorch_does_not_hide_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record says that no row was padded."""
+    own = transformers.Mamba2ForCausalLM.forward
+
+    @functools.wraps(own)
+    def forward(self: Any, *args: Any, **arguments: Any) -> Any:
+        return own(self, *args, **{**arguments, "attention_mask": None})
+
+    monkeypatch.setattr(transformers.Mamba2ForCausalLM, "forward", forward)
+    part = _recurrent_part("mamba2", tmp_path)
+    with prepared_part(part) as prepared, torch.no_grad():
+        text = generate_reference(prepared, 0)
+        assert isinstance(text, GeneratedText), text
+        info = compare_generation(
+            part, text, lambda draw: run_reference(prepared, draw.inputs), (), lambda _draw: False
+        )
+    assert (2, 0) == (info.rows, info.padded_rows)
+
+
 LAYER = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": VOCABULARY}
 UNUSUAL: Mapping[str, tuple[Mapping[str, Any], int, Mapping[str, tuple[str | int, ...]]]] = {
     # Rows of tokens for each of four codebooks; the other inputs have one for all of them.

@@ -116,12 +116,46 @@ def test_cache_of_another_model_is_refused(graph: DecoderGraph, tmp_path: Path) 
         graph.run(np.ones((3, 1), np.int64), cache=graph.empty_cache(2))
 
 
-def test_padding_that_nothing_hides_is_refused(graph: DecoderGraph) -> None:
-    """A graph with a cache and without a mask would read it; a mask that hides nothing is no matter."""
+def test_padding_leaves_a_state_of_one_size_as_it_was(tmp_path: Path) -> None:
+    """A padded batch gives each row the logits it has alone, with runs of any number of tokens and of one."""
+    tokens, mask = np.array([[7, 7, 1, 2], [3, 1, 2, 1]]), np.array([[0, 0, 1, 1], [1, 1, 1, 1]])
+    files = [
+        counting_graph(tmp_path / "any.onnx"),
+        counting_graph(tmp_path / "masked.onnx", mask="total"),
+        counting_graph(tmp_path / "single.onnx", sequence="1", mask="1"),
+    ]
+    for path in files:
+        graph = DecoderGraph(Session(path))
+        cache = graph.empty_cache(2)
+        assert [[1, 3], [6, 7]] == graph.run(tokens, mask, cache=cache)[:, 2:].argmax(-1).tolist()
+        step = graph.run(np.array([[4], [5]]), np.ones((2, 5), np.int64), cache=cache)
+        assert [[7], [12 % 8]] == step.argmax(-1).tolist()
+        # Padding behind the tokens of a row, and a row that is hidden in one step.
+        graph.run(np.array([[5], [1]]), np.array([[0, 0, 1, 1, 1, 0], [1] * 6]), cache=cache)
+        after = graph.run(np.array([[1], [1]]), np.array([[0, 0, 1, 1, 1, 0, 1], [1] * 7]), cache=cache)
+        assert [[8 % 8], [14 % 8]] == after.argmax(-1).tolist()
+
+
+def test_padding_that_nothing_hides_is_refused(tmp_path: Path) -> None:
+    """A cache that grows would hold it, and there is no mask; a mask that hides nothing is accepted."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        growing (int64[batch, tokens] input_ids, float[batch, 1, past, 1] "past_key_values.0.key")
+            => (float[batch, tokens, 1] logits, float[batch, 1, total, 1] "present.0.key")
+            <int64[1] first = {1}, int64[1] last = {-1}>
+        {
+            numbers = Cast <to = 1> (input_ids)
+            logits = Unsqueeze (numbers, last)
+            keys = Unsqueeze (logits, first)
+            "present.0.key" = Concat <axis = 2> ("past_key_values.0.key", keys)
+        }
+    """)
+    onnx.save(model, tmp_path / "growing.onnx")
+    graph = DecoderGraph(Session(tmp_path / "growing.onnx"))
     rows = np.array([[0, 1], [1, 1]])
-    with pytest.raises(UsageError, match=r"counting\.onnx .*attention_mask"):
+    with pytest.raises(UsageError, match=r"growing\.onnx .*attention_mask"):
         graph.run(rows, mask=np.array([[0, 1], [1, 1]]))
-    assert (2, 2, 8) == graph.run(rows, mask=np.ones((2, 2), np.int64)).shape
+    assert (2, 2, 1) == graph.run(rows, mask=np.ones((2, 2), np.int64)).shape
 
 
 def test_rows_a_static_graph_does_not_take_are_refused(tmp_path: Path) -> None:

@@ -404,6 +404,8 @@ class GenerationInfo(Record):
     differs_in_pieces: float | None = field(default=None, metadata=entry(omit_none=True))
     """Relative difference of the scores after a prompt where the reference reads it in two runs; None: they are
     equal, or it was not tried."""
+    padded_rows: int = 0
+    """Rows with padding on the left; 0: none, since the model takes no mask or its own padded outputs differ."""
 
     @property
     def notes(self) -> tuple[str, ...]:

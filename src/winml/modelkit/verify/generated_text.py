@@ -124,6 +124,10 @@ def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str
     tokens, mask = _prompts(part, seed)
     try:
         with as_the_user_calls_it(prepared), unchanged_attributes(prepared.model), quiet_libraries(), _FewRows():
+            assert part.cache is not None
+            is_padded = not mask.all()
+            if is_padded and part.cache.is_recurrent and not _hides_padding(part, prepared.model, tokens, mask):
+                mask = torch.ones_like(mask)
             text = generated_text(part, prepared.model, (tokens, mask), count)
             return replace(text, differs_in_pieces=_difference_in_pieces(part, prepared.model, text.steps[0]))
     except Exception as error:  # code of the model
@@ -326,11 +330,25 @@ def _prompts(part: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(int(low), int(high) + 1, (rows, _PROMPT), generator=generator)
     mask = torch.ones(states, _PROMPT, dtype=tokens.dtype)
-    # Padding goes through a state that is computed from token to token.
     # Streams of tokens are of one length.
-    if MASK in specs and rows == states > 1 and not (part.cache and part.cache.is_recurrent):
+    if MASK in specs and rows == states > 1:
         mask[0, :_PADDING] = 0
     return tokens, mask
+
+
+def _hides_padding(part: ModelPart, model: nn.Module, tokens: torch.Tensor, mask: torch.Tensor) -> bool:
+    """Return True if PyTorch answers the padded first row as it answers that row without padding.
+
+    Of recurrent models, some run padding through their states (for: RWKV), or do so in a batch of one row.
+    """
+    padded = TextStep(to_numpy(tokens), to_numpy(mask), np.empty(0))
+    alone = TextStep(padded.tokens[:1, _PADDING:], padded.mask[:1, _PADDING:], np.empty(0))
+    scores = []
+    for step in (padded, alone):
+        with unchanged_attributes(model):
+            scores.append(to_numpy(_torch_output_after(part, model, step, None)[SCORES])[:1, -1:])
+    dtypes = dtypes_inside(model, {SCORES: scores[0]})
+    return compare_outputs([{SCORES: scores[1]}], [{SCORES: scores[0]}], computed_in=dtypes).worst.is_equal
 
 
 @contextmanager

@@ -23,7 +23,14 @@ from winml.modelkit.load.caches.arguments import empty_states
 from winml.modelkit.load.caches.layout import CacheLayout
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.progress import count_progress
-from winml.modelkit.runtime.decoding.inputs import MASK, POSITIONS, SCORES, TOKEN_IDS, plain_value
+from winml.modelkit.runtime.decoding.inputs import (
+    MASK,
+    POSITIONS,
+    SCORES,
+    TOKEN_IDS,
+    hold_hidden_rows,
+    plain_value,
+)
 from winml.modelkit.verify.generated_text import (
     GeneratedText,
     TextStep,
@@ -105,6 +112,7 @@ def compare_generation(
         largest_relative_diff=largest,
         stopped_after=stopped_after,
         differs_in_pieces=text.differs_in_pieces,
+        padded_rows=int((text.steps[0].mask == 0).any(axis=1).sum()),
     )
 
 
@@ -178,12 +186,23 @@ class _Graph:
             feeds = _feeds(self._part, run, {**self.states, **reported}, self._held)
             draw = Draw({name: torch.from_numpy(value) for name, value in feeds.items()}, {}, {})
             output = self._run_file(draw)
-            self.states = _fed(self._cache, output, self._held)
+            self.states = self._held_where_hidden(run, _fed(self._cache, output, self._held))
         scores: Array = output[SCORES]
         # What a cache drops depends on how many tokens are read at once.
         is_same = not self._cache.dropping_windows
         self.reads_several = self.reads_several or (is_same and 1 < scores.shape[1] == step.tokens.shape[1])
         return scores, draw
+
+    def _held_where_hidden(self, run: TextStep, states: Arrays) -> Arrays:
+        """Return the states of the next run, as :class:`DecoderGraph` hands them on after padding."""
+        is_hidden = run.mask[:, -1] == 0
+        if run.tokens.shape[1] > 1 or not is_hidden.any():
+            return states
+        carried = {state.input for state in self._cache.states if not state.grows}
+        return {
+            name: hold_hidden_rows(self.states[name], value, is_hidden, 0) if name in carried else value
+            for name, value in states.items()
+        }
 
 
 def _compared(joined: Sequence[TextStep], scores: Array, computed_in: Sequence[str]) -> list[OutputComparison]:

@@ -28,12 +28,15 @@ from winml.modelkit.runtime.decoding.inputs import (
     TOKEN_IDS,
     TOKEN_TYPES,
     batch_axis,
+    constant_size_states,
     empty_state_sizes,
+    hold_hidden_rows,
     masks_run_alone,
     plain_value,
     state_feeds,
 )
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
+from winml.modelkit.runtime.ort_values import to_array, to_ort_value
 from winml.modelkit.runtime.sessions import (
     InPlaceRun,
     Session,
@@ -224,6 +227,11 @@ class DecoderGraph:
         self.position_rows = _position_rows(self._by_name.get(POSITIONS))
         self.batch_axes = {name: batch_axis(self._by_name[name], batch) for name in self.states}
         self._growing_axes = _growing_axes(session, self.states)
+        self._constant_states = {
+            name: axis
+            for name, axis in constant_size_states([self._by_name[name] for name in self.states], batch).items()
+            if name not in self._growing_axes
+        }
         self.held = _held_tokens(session, self._growing_axes)
         if self.held is not None and MASK not in self._by_name:
             raise InputError(
@@ -306,13 +314,22 @@ class DecoderGraph:
                 None if positions is None else positions[..., start:end],
                 cache,
             )
-            for start, end, graph in self._pieces(tokens.shape[1], past)
+            for start, end, graph in self._pieces(tokens.shape[1], past, self._padded_count(mask, tokens.shape[1]))
         ]
         self.last_cache = cache
         return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
 
-    def _pieces(self, count: int, past: int) -> list[tuple[int, int, DecoderGraph]]:
-        """Return where the tokens of each run begin and end, and which graph reads them.
+    def _padded_count(self, mask: Array | None, count: int) -> int:
+        """Return how many of the new tokens are read one by one: up to the last one that is padding in some row.
+
+        A recurrent state of several tokens cannot be held for some of them.
+        """
+        if mask is None or not any(self._by_name[name].cache != "conv" for name in self._constant_states):
+            return 0
+        return int(np.max(np.flatnonzero((np.asarray(mask)[:, -count:] == 0).any(axis=0)), initial=-1)) + 1
+
+    def _pieces(self, count: int, past: int, padded: int = 0) -> list[tuple[int, int, DecoderGraph]]:
+        """Return where the tokens of each run begin and end, and which graph reads them; ``padded`` are read alone.
 
         Where nothing is cached the first run may be short of tokens, which are filled up before them. Later ones are
         not: what is read alone comes first.
@@ -320,7 +337,10 @@ class DecoderGraph:
         longest = self if self._prompt is None or count < 2 else self._prompt
         step = longest.length or max(count, 1)
         if self.held is None or longest.length is None:
-            return [(start, min(start + step, count), self) for start in range(0, max(count, 1), step)]
+            single = [(place, place + 1, self) for place in range(padded if step > 1 else 0)]
+            start = len(single)
+            joined = [(start, min(start + step, count), self) for start in range(start, max(count, 1), step)]
+            return [*single, *joined]
         rest = count % step
         if rest and past and self.length != 1:
             raise UsageError(
@@ -353,6 +373,12 @@ class DecoderGraph:
     def _run_step(self, values: Array, mask: Array | None, positions: Array | None, cache: GraphCache) -> Array:
         """Answer the tokens of one run, given as the graph takes them, and let the cache be what it is after them."""
         past = cache.length
+        is_hidden = np.zeros(len(values), bool)
+        if mask is not None and values.shape[1] == 1 and self._constant_states:
+            is_hidden = np.asarray(mask)[:, -1] == 0
+            if self._masks_new_tokens:
+                # What the run makes of padding is dropped, so the graph reads no mask that it was not verified for.
+                mask = np.ones_like(mask)
         feeds = {**self._feeds(values, mask, positions, cache), **{name: cache.encoded[name] for name in self.encoded}}
         if self.adds_in_place:
             sizes = values.shape[:2]
@@ -360,13 +386,18 @@ class DecoderGraph:
             if sizes[1] == 1:
                 self._step_outputs = {sizes: arrays}
         else:
-            arrays, retained = self._session.run_with_states(feeds, cache.values, {*self.states.values()})
+            before = cache.values
+            arrays, retained = self._session.run_with_states(feeds, before, {*self.states.values()})
             cache.values = {
                 name: retained[output]
                 if name not in self._growing_axes
                 else last_entries(retained[output], self.held or 0, self._growing_axes[name])
                 for name, output in self.states.items()
             }
+            if is_hidden.any():
+                for name, axis in self._constant_states.items():
+                    held = hold_hidden_rows(to_array(before[name]), to_array(cache.values[name]), is_hidden, axis)
+                    cache.values[name] = to_ort_value(held)
         cache.length = past + values.shape[1]
         self.last_cache = cache
         scores = arrays[SCORES]
@@ -391,7 +422,7 @@ class DecoderGraph:
                 f"attention_mask is {array_words(mask)}; expected [{rows}, {past + count}]: {past} tokens in "
                 f"the KV cache and {count} new ones"
             )
-        if self.has_cache and MASK not in self._by_name:
+        if len(self._constant_states) < len(self.states) and MASK not in self._by_name:
             _refuse_padding(mask, self.name)
         if positions is None:
             positions = np.broadcast_to(np.arange(past, past + count), (rows, count))

@@ -40,10 +40,12 @@ __all__ = [
     "TOKEN_VECTORS",
     "DecoderRun",
     "batch_axis",
+    "constant_size_states",
     "decoder_feeds",
     "decoder_run",
     "decoder_tokens",
     "empty_state_sizes",
+    "hold_hidden_rows",
     "inputs_of_file",
     "masks_run_alone",
     "next_feeds",
@@ -64,6 +66,8 @@ _PAST, _PRESENT = "past_key_values.", "present."
 """Specified: how the same tools begin the names of caches."""
 _GROWING = ("key", "value")
 """Kinds of states that hold something of each token."""
+_CARRIED = ("conv", "recurrent")
+"""Kinds of states of one size, which a run replaces."""
 
 
 @dataclass(frozen=True)
@@ -325,6 +329,38 @@ def empty_state_sizes(item: GraphInput, batch: Size, rows: int) -> tuple[int, ..
 def batch_axis(item: GraphInput, batch: Size) -> int:
     """Return which axis of a state of a cache is that of the batch; see :func:`empty_state_sizes`."""
     return item.shape.index(batch) if isinstance(batch, str) and batch in item.shape else 0
+
+
+def constant_size_states(states: Iterable[GraphInput], batch: Size) -> dict[str, int]:
+    """Return input → axis of the batch, for states that summarize all tokens before: recurrent ones and convolutions.
+
+    Padding runs through such a state, since no mask hides what it was computed from.
+
+    Args:
+        states: The inputs that take states.
+        batch: First size of the tokens in the graph, a name where it is open.
+    """
+    axes = {item.name: batch_axis(item, batch) for item in states}
+    return {
+        item.name: axes[item.name]
+        for item in states
+        if (item.cache in _CARRIED if item.cache is not None else not item.name.startswith(_PAST))
+        if all(isinstance(size, int) for axis, size in enumerate(item.shape) if axis != axes[item.name])
+    }
+
+
+def hold_hidden_rows(before: Array, after: Array, is_hidden: Array, axis: int) -> Array:
+    """Return a state after a run, with the rows before it where the mask hides the token of the run.
+
+    Args:
+        before: The state that the run read.
+        after: The state that the run returned.
+        is_hidden: One flag for each row of the batch.
+        axis: Axis of the batch.
+    """
+    flags = is_hidden.reshape([-1 if place == axis else 1 for place in range(after.ndim)])
+    held: Array = np.where(flags, before, after)
+    return held
 
 
 def state_feeds(session: Session) -> dict[str, str]:
