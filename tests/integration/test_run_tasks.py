@@ -210,6 +210,40 @@ def test_answer_of_a_task_is_that_of_the_pipeline(task: str, folder: Path, monke
             assert list(item["box"].values()) == entry["box"]
 
 
+def test_audio_is_never_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too long for a graph of a fixed length it is refused, and the option that the message names takes it whole."""
+    monkeypatch.chdir(folder)
+    task = "automatic-speech-recognition"
+    CASES[task].save(folder / "speech")
+    soundfile.write("long.wav", np.random.default_rng(1).standard_normal(40_000).astype(np.float32) / 4, 16_000)
+    fixed = exported(folder / "speech", task, is_open=False)
+    outcome = run_here("run", fixed, "--audio", "long.wav", "--reference", "--format", "json")
+    assert (2, "") == (outcome.code, outcome.out)
+    for words in ("40000 samples (2.5 s)", "16000 (1 s)", "--dynamic-seq-len"):
+        assert words in outcome.err
+    dynamic = run_here("export", "-m", "speech", "-o", "dynamic/model.onnx", "--dynamic-seq-len", "--no-verify")
+    assert 0 == dynamic.code, dynamic.err
+    found = answer("dynamic/model.onnx", "--audio", "long.wav", "--reference")
+    samples, rate = soundfile.read("long.wav", dtype="float32")
+    expected = pipeline_of(folder / "speech", task)({"raw": samples, "sampling_rate": rate})["text"]
+    assert expected == found["entries"][0]["text"] == found["reference"]["entries"][0]["text"]
+
+
+def test_short_audio_is_padded_for_the_graph_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch takes the audio as it is, so that the comparison shows what the padding changes."""
+    monkeypatch.chdir(folder)
+    task = "automatic-speech-recognition"
+    CASES[task].save(folder / "padded")
+    fixed = exported(folder / "padded", task, is_open=False)
+    outcome = run_here("run", fixed, "--audio", "sound.wav", "--reference", "--format", "json")
+    record = json.loads(outcome.out)
+    samples, rate = soundfile.read("sound.wav", dtype="float32")
+    expected = pipeline_of(folder / "padded", task)({"raw": samples, "sampling_rate": rate})["text"]
+    assert expected == record["reference"]["entries"][0]["text"]
+    assert [True] == ["padded with silence to 16000" in note for note in record["notes"] if "audio" in note]
+    assert (0 if record["reference"]["is_same"] else 3) == outcome.code
+
+
 def _save_whisper(path: Path) -> None:
     """Write a small Whisper whose tokens are its special ones, letters, and times."""
     save_encoder_decoder(path, "whisper")

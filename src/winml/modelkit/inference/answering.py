@@ -28,8 +28,10 @@ from winml.modelkit.inference.generation.settings import position_limit, read_se
 from winml.modelkit.results.inference import AnswerEntry, AnswerKind
 from winml.modelkit.runtime.graph_inputs import GraphInput
 
-__all__ = ["Answer", "TaskRunner", "tensor_answer"]
+__all__ = ["AUDIO", "Answer", "TaskRunner", "tensor_answer"]
 
+AUDIO = "input_values"
+"""Specified by transformers: the input of a graph that takes samples of audio."""
 _TOP = 5
 """Chosen: as transformers' pipelines do; a list that is read at a glance."""
 _BEFORE_TEXT = 4
@@ -388,19 +390,28 @@ class TaskRunner:
     # --- Audio.
 
     def _samples(self, recording: Recording) -> dict[str, Any]:
-        """Return a recording at the rate of the model, as long as a graph of a fixed length takes it."""
+        """Return a recording at the rate of the model, padded to the length of a graph of a fixed length.
+
+        Raises:
+            UsageError: the recording is longer than the graph.
+        """
         rate_hz = int(self._extractor.sampling_rate)
         samples = resampled(recording, rate_hz)
         if recording.rate_hz != rate_hz:
             self._notes[f"the audio is resampled from {recording.rate_hz} Hz to {rate_hz} Hz"] = None
-        item = self._graph_inputs.get("input_values")
+        item = self._graph_inputs.get(AUDIO)
         length = item.shape[1] if item is not None and len(item.shape) == 2 else None
-        if isinstance(length, int) and len(samples) != length:
-            done = "cut" if len(samples) > length else "padded with silence"
-            self._notes[f"the audio of {len(samples)} samples is {done} to {length}, the input length of the graph"] = (
-                None
+        if isinstance(length, int) and len(samples) > length:
+            raise UsageError(
+                f"the audio has {len(samples)} samples ({len(samples) / rate_hz:.3g} s), but the graph takes {length} "
+                f"({length / rate_hz:.3g} s)",
+                hint="Export or build the model with a dynamic length (--dynamic-seq-len), or pass shorter audio.",
             )
-            samples = np.pad(samples[:length], (0, max(0, length - len(samples))))
+        if isinstance(length, int) and len(samples) < length:
+            self._notes[
+                f"the audio of {len(samples)} samples is padded with silence to {length}, the input length of the graph"
+            ] = None
+            samples = np.pad(samples, (0, length - len(samples)))
         return {"raw": samples, "sampling_rate": rate_hz}
 
     def transcript(self, inputs: Mapping[str, Any]) -> Answer:
