@@ -62,5 +62,4 @@ def test_form_answers_as_pytorch(name: str, tmp_path: Path) -> None:
     (found,) = session.run(None, {session.get_inputs()[0].name: values.numpy()})
     with torch.no_grad():
         expected = model(values)
-    # Beyond 0.999 erf has the same float32 for many numbers: erfinv is as exact as float32 allows, 1e-4 there.
-    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=2e-6, atol=1e-6, equal_nan=True)

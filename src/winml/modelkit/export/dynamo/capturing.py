@@ -394,6 +394,7 @@ def _as_capture(
 ) -> Capture:
     """Attach weights, name nodes and dynamic sizes, drop torch's own metadata, in place; return the capture."""
     scopes = {node: stacks.read(node) for node in captured.graph.all_nodes()}
+    _place_bodies(scopes)
     _drop_exporter_metadata(captured, keep_stack_traces=options.keep_stack_traces)
     _attach_weights(captured.graph, model, options.weights)
     if options.dynamic_axes:
@@ -402,6 +403,17 @@ def _as_capture(
     place_operands(scopes)
     name_by_module(captured.graph, scopes, tree)
     return Capture(captured, scopes, unused_inputs)
+
+
+def _place_bodies(scopes: dict[ir.Node, tuple[str, ...]]) -> None:
+    """Set the scope of nodes inside of a loop or a branch that torch recorded none for to that of its node, in place.
+
+    A node comes before the nodes of its graphs.
+    """
+    for node, scope in scopes.items():
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                scopes.update({inner: scope for inner in attribute.as_graph() if not scopes[inner]})
 
 
 _cast, _embedding_bag = nn.Module.to, nn.functional.embedding_bag

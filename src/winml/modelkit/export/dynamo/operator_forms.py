@@ -1,9 +1,9 @@
 """Has ONNX forms of operators that torch's dynamo exporter lacks or has wrong.
 
-* ``expm1``, ``log1p`` and ``atan2`` are exact near 0 and at zeros with a sign; they are those of TorchScript
-  (``torchscript/capturing.py``), which say more.
+* Those of ``exact_forms.py`` are accurate over the whole range of a float; torch's own overflow or cancel.
 * ``conv3d`` without a bias: onnxscript's form adds one of zeros with a wrong shape, which ONNX Runtime refuses.
 * ``erf_inv`` and ``sym_numel``, the number of elements where values decide it, have no form in torch.
+* ``logcumsumexp``: torch's form subtracts one maximum of the whole axis, beside which smaller values vanish.
 * ``squeeze`` leaves an axis that is longer than 1; onnxscript's form removes it, which ONNX Runtime refuses.
 """
 
@@ -11,65 +11,122 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import onnx_ir as ir
 import torch
+from onnx_ir import tape
+
+from winml.modelkit.export import exact_forms
 
 __all__ = ["operator_forms"]
 
-_MIDDLE = (
-    (0.886226899, -1.645349621, 0.914624893, -0.140543331),
-    (1.0, -2.118377725, 1.442710462, -0.329097515, 0.012229801),
-)
-_OUTER = ((-1.970840454, -1.624906493, 3.429567803, 1.641345311), (1.0, 3.543889200, 1.637067800))
-"""Specified: the factors of PyTorch's ``calc_erfinv`` (aten/src/ATen/native/Math.h), numerator and denominator."""
+
+class _OnnxscriptBuilder:
+    """Adds nodes to the graph that onnxscript records."""
+
+    def __init__(self) -> None:
+        from onnxscript import opset18
+
+        self._opset: Any = opset18
+
+    def op(self, operator: str, *inputs: Any, **attributes: int) -> Any:
+        """Add a node."""
+        return getattr(self._opset, operator)(*inputs, **attributes)
+
+    def number(self, value: float, like: Any, /) -> Any:
+        """Return a constant of the dtype of a value."""
+        return self._opset.CastLike(self._opset.Constant(value_float=float(value)), like)
+
+    def index(self, value: int) -> Any:
+        """Return a constant of 64 bits."""
+        return self._opset.Constant(value_int=value)
+
+
+class _BodyBuilder:
+    """Adds nodes to the body of a loop over floats of one dtype."""
+
+    def __init__(self, dtype: ir.DataType) -> None:
+        self._tape, self._dtype = tape.Tape(), dtype
+
+    def op(self, operator: str, *inputs: Any, **attributes: int) -> Any:
+        """Add a node."""
+        return self._tape.op(operator, inputs, attributes)
+
+    def number(self, value: float, _like: Any, /) -> Any:
+        """Return a constant of the dtype of the loop."""
+        return self._tape.op("Constant", [], {"value": ir.tensor(value, dtype=self._dtype)})
+
+    def index(self, value: int) -> Any:
+        """Return a constant of 64 bits."""
+        return self._tape.op("Constant", [], {"value_int": value})
+
+    def as_graph(self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], name: str) -> ir.Graph:
+        """Return the body."""
+        return ir.Graph(inputs, outputs, nodes=self._tape.nodes, name=name)
 
 
 def operator_forms() -> dict[Any, Callable[..., Any]]:
     """Return the forms, each in place of torch's own."""
     from onnxscript import opset18 as op
+    from onnxscript.function_libs.torch_lib.ops import core as torchlib
+    from torch.onnx._internal.exporter._torchlib.ops.hop import call_op
 
-    def number(value: float, like: Any) -> Any:
-        constant: Any = op.Constant(value_float=value)
-        return op.CastLike(constant, like)
+    builder = _OnnxscriptBuilder()
 
-    def expm1(x: Any) -> Any:
-        return op.Mul(op.Tanh(op.Div(x, number(2.0, x))), op.Add(op.Exp(x), number(1.0, x)))
+    def binary(form: Callable[..., Any], of_integers: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a form of two operands, either of which may be a Python number."""
 
-    def log1p(x: Any) -> Any:
-        one = number(1.0, x)
-        raised = op.Add(x, one)
-        logarithm = op.Log(raised)
-        corrected = op.Mul(logarithm, op.Div(x, op.Sub(raised, one)))
-        return op.Where(op.Equal(raised, one), x, op.Where(op.Less(op.Abs(x), number(0.5, x)), corrected, logarithm))
+        def combined(a: Any, b: Any) -> Any:
+            tensor = b if isinstance(a, (int, float)) else a
+            operands = [builder.number(item, tensor) if isinstance(item, (int, float)) else item for item in (a, b)]
+            return (of_integers if tensor.dtype.is_integer() else partial(form, builder))(*operands)
 
-    def atan2(y: Any, x: Any) -> Any:
-        zero, pi, one = number(0.0, y), number(math.pi, y), number(1.0, y)
-        is_level, is_upright = op.Equal(y, zero), op.Equal(x, zero)
-        angle = op.Atan(op.Div(y, op.Where(is_upright, op.Where(is_level, one, zero), x)))
-        signed_y, signed_x = op.Where(is_level, op.Div(one, y), y), op.Where(is_upright, op.Div(one, x), x)
-        turn = op.Where(op.Less(signed_y, zero), op.Neg(pi), pi)
-        is_turned = op.And(op.Less(signed_x, zero), op.Or(is_level, op.Not(is_upright)))
-        return op.Where(is_turned, op.Add(angle, turn), angle)
+        return combined
 
-    def erf_inv(y: Any) -> Any:
-        # As PyTorch computes it: a rational approximation, and two steps of Newton's method.
-        one, size = number(1.0, y), op.Abs(y)
-        square = op.Mul(y, y)
-        middle = op.Div(op.Mul(y, polynomial(_MIDDLE[0], square)), polynomial(_MIDDLE[1], square))
-        distance = op.Sqrt(op.Neg(op.Log(op.Div(op.Sub(one, size), number(2.0, y)))))
-        outer = op.Div(op.Mul(op.Sign(y), polynomial(_OUTER[0], distance)), polynomial(_OUTER[1], distance))
-        x = op.Where(op.LessOrEqual(size, number(0.7, y)), middle, outer)
-        for _step in range(2):
-            slope = op.Mul(number(2.0 / math.sqrt(math.pi), y), op.Exp(op.Neg(op.Mul(x, x))))
-            x = op.Sub(x, op.Div(op.Sub(op.Erf(x), y), slope))
-        return op.Where(op.Equal(size, one), op.Mul(y, number(math.inf, y)), x)
+    floor_divide = binary(exact_forms.floor_divide, torchlib.aten_floor_divide)
+    remainder = binary(exact_forms.remainder, torchlib.aten_remainder)
+    # Div of integers rounds towards 0.
+    trunc_divide = binary(exact_forms.trunc_divide, op.Div)
 
-    def polynomial(factors: Sequence[float], x: Any) -> Any:
-        *rest, total = (number(factor, x) for factor in factors)
-        for factor in reversed(rest):
-            total = op.Add(op.Mul(total, x), factor)
-        return total
+    def divide(a: Any, b: Any, rounding_mode: str | None = None) -> Any:
+        rounded = {"floor": floor_divide, "trunc": trunc_divide, None: torchlib.aten_div}
+        return rounded[rounding_mode](a, b)
+
+    def log(x: Any) -> Any:
+        maker = x.producer()
+        if maker is not None and maker.op_type == "Sigmoid":
+            return exact_forms.log_sigmoid(builder, maker.inputs[0])
+        return torchlib.aten_log(x)
+
+    def erfinv(y: Any) -> Any:
+        return exact_forms.erfinv(builder, y, newton_steps=2 if y.dtype == ir.DataType.DOUBLE else 0)
+
+    def logcumsumexp(x: Any, dim: int) -> Any:
+        rank = len(x.shape)
+        if rank == 0:
+            return op.Identity(x)
+        axis = dim % rank
+        body = _BodyBuilder(x.dtype)
+        total, item = (ir.Value(name=f"{x.name}_{role}", type=ir.TensorType(x.dtype)) for role in ("total", "item"))
+        raised = exact_forms.logaddexp(body, total, item)
+        graph = body.as_graph([total, item], [raised, body.op("Identity", raised)], "logcumsumexp")
+        nothing = op.Expand(builder.number(-math.inf, x), op.Shape(op.Gather(x, builder.index(0), axis=axis)))
+        options: dict[str, Any] = {"num_scan_inputs": 1, "scan_input_axes": [axis], "scan_output_axes": [axis]}
+        _last, totals = call_op("Scan", nothing, x, _num_outputs=2, body=graph, **options)
+        totals.dtype, totals.shape = x.dtype, x.shape
+        return totals
+
+    def prod(x: Any, dim: int, keepdim: bool = False, dtype: int = -1) -> Any:
+        axis = dim % len(x.shape) if len(x.shape) else 0
+        size = x.shape[axis] if len(x.shape) else None
+        is_integer = x.dtype == ir.DataType.INT64 and dtype in (-1, None, ir.DataType.INT64)
+        if not is_integer or not isinstance(size, int) or not 1 <= size <= exact_forms.MOST_FACTORS:
+            return torchlib.aten_prod_dim_int(x, dim, keepdim, dtype)
+        result = exact_forms.product(builder, x, axis, size)
+        axes: Any = op.Constant(value_ints=[axis])
+        return op.Unsqueeze(result, axes) if keepdim else result
 
     def conv3d(
         x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
@@ -85,13 +142,31 @@ def operator_forms() -> dict[Any, Callable[..., Any]]:
         axes: Any = op.Constant(value_ints=[dim])
         return op.Squeeze(x, axes) if len(x.shape) and x.shape[dim] == 1 else op.Identity(x)
 
-    aten = torch.ops.aten
+    aten, prims = torch.ops.aten, torch.ops.prims
+    exact: dict[Any, Callable[..., Any]] = {
+        aten.atan2.default: exact_forms.atan2,
+        aten.erfc.default: exact_forms.erfc,
+        aten.expm1.default: exact_forms.expm1,
+        aten.log1p.default: exact_forms.log1p,
+        aten.log_sigmoid.default: exact_forms.log_sigmoid,
+        aten.logaddexp.default: exact_forms.logaddexp,
+        aten.logaddexp2.default: exact_forms.logaddexp2,
+        aten.special_erfcx.default: exact_forms.erfcx,
+        prims.erfcx.default: exact_forms.erfcx,
+    }
     return {
-        aten.atan2.default: atan2,
+        **{operator: partial(form, builder) for operator, form in exact.items()},
         aten.conv3d.default: conv3d,
-        aten.expm1.default: expm1,
-        aten.log1p.default: log1p,
+        aten.div.Scalar_mode: divide,
+        aten.div.Tensor_mode: divide,
+        aten.floor_divide.default: floor_divide,
+        aten.log.default: log,
+        aten.logcumsumexp.default: logcumsumexp,
+        aten.prod.dim_int: prod,
+        aten.remainder.Scalar: remainder,
+        aten.remainder.Scalar_Tensor: remainder,
+        aten.remainder.Tensor: remainder,
         aten.squeeze.dim: squeeze,
         aten.sym_numel.default: op.Size,
-        torch.ops.prims.erf_inv.default: erf_inv,
+        prims.erf_inv.default: erfinv,
     }

@@ -37,6 +37,7 @@ from torch.onnx._internal.torchscript_exporter.registration import registry
 from torch.onnx.errors import UnsupportedOperatorError
 
 from winml.modelkit.errors import ExportError, InternalError, first_line
+from winml.modelkit.export import exact_forms
 from winml.modelkit.export.capture import (
     Capture,
     CaptureOptions,
@@ -383,43 +384,86 @@ def _cumsum_symbolic(graph: Any, values: Any, axis: object, dtype: object = None
     return symbolic_opset11.cumsum(graph, values, axis, dtype)
 
 
-@symbolic_helper.parse_args("v")
-def _expm1_symbolic(graph: Any, values: object) -> Any:
-    """``tanh(x / 2) * (exp(x) + 1)``: equal to ``exp(x) - 1``, and exact near 0, where the difference cancels."""
-    half = graph.op("Div", values, _float_constant(graph, 2.0, values))
-    raised = graph.op("Add", graph.op("Exp", values), _float_constant(graph, 1.0, values))
-    return graph.op("Mul", graph.op("Tanh", half), raised)
+class _TorchScriptBuilder:
+    """Adds nodes to a graph of torch's exporter."""
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+
+    def op(self, operator: str, *inputs: Any, **attributes: int) -> Any:
+        """Add a node; torch wants the type of an attribute in its name."""
+        return self._graph.op(operator, *inputs, **{f"{name}_i": value for name, value in attributes.items()})
+
+    def number(self, value: float, like: Any, /) -> Any:
+        """Return a constant of the dtype of a value."""
+        return _float_constant(self._graph, value, like)
+
+    def index(self, value: int) -> Any:
+        """Return a constant of 64 bits."""
+        return self._graph.op("Constant", value_t=torch.tensor(value))
 
 
-@symbolic_helper.parse_args("v")
-def _log1p_symbolic(graph: Any, values: object) -> Any:
-    """``log(1 + x)``; near 0, where ``1 + x`` is rounded, ``x * log(u) / (u - 1)`` with ``u = 1 + x``."""
-    one, half = (_float_constant(graph, number, values) for number in (1.0, 0.5))
-    raised = graph.op("Add", values, one)
-    logarithm, step = graph.op("Log", raised), graph.op("Sub", raised, one)
-    corrected = graph.op("Mul", logarithm, graph.op("Div", values, step))
-    is_small = graph.op("Less", graph.op("Abs", values), half)
-    is_lost = graph.op("Equal", raised, one)
-    return graph.op("Where", is_lost, values, graph.op("Where", is_small, corrected, logarithm))
+def _exact(form: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a form of operands that are floats of one dtype as torch calls it."""
+
+    def symbolic(graph: Any, *operands: Any) -> Any:
+        return form(_TorchScriptBuilder(graph), *operands)
+
+    return symbolic
 
 
-@symbolic_helper.parse_args("v", "v")
-def _atan2_symbolic(graph: Any, y: object, x: object) -> Any:
-    """The angle of each point; torch's own form has no angle for the origin, and mistakes that of ``(-1, 0)``."""
-    zero, pi, one = (_float_constant(graph, number, y) for number in (0.0, math.pi, 1.0))
-    is_level, is_upright = graph.op("Equal", y, zero), graph.op("Equal", x, zero)
-    angle = graph.op(
-        "Atan", graph.op("Div", y, graph.op("Where", is_upright, graph.op("Where", is_level, one, zero), x))
-    )
-    # Zeros have a sign of their own, which their reciprocals show.
-    signed_y, signed_x = (
-        graph.op("Where", is_zero, graph.op("Div", one, item), item)
-        for is_zero, item in ((is_level, y), (is_upright, x))
-    )
-    turn = graph.op("Where", graph.op("Less", signed_y, zero), graph.op("Neg", pi), pi)
-    is_beside = graph.op("Or", is_level, graph.op("Not", is_upright))
-    is_turned = graph.op("And", graph.op("Less", signed_x, zero), is_beside)
-    return graph.op("Where", is_turned, graph.op("Add", angle, turn), angle)
+def _log_symbolic(graph: Any, values: Any) -> Any:
+    """Like torch's own form, but of a sigmoid by its argument: the sigmoid itself is rounded to 0 from -18 on."""
+    node = values.node()
+    if node.kind() == "onnx::Sigmoid":
+        return exact_forms.log_sigmoid(_TorchScriptBuilder(graph), node.inputsAt(0))
+    return symbolic_opset9.log(graph, values)
+
+
+def _cross_entropy_symbolic(graph: Any, x: Any, target: Any, weight: Any, positive_weight: Any, reduction: Any) -> Any:
+    """``(1 - y) * x - w * log_sigmoid(x)`` with ``w = 1 + (positive_weight - 1) * y``; torch's form has sigmoids."""
+    one, logarithm = _float_constant(graph, 1.0, x), exact_forms.log_sigmoid(_TorchScriptBuilder(graph), x)
+    if not symbolic_helper._is_none(positive_weight):
+        surplus = graph.op("Mul", graph.op("Sub", positive_weight, one), target)
+        logarithm = graph.op("Mul", graph.op("Add", surplus, one), logarithm)
+    loss = graph.op("Sub", graph.op("Mul", graph.op("Sub", one, target), x), logarithm)
+    if not symbolic_helper._is_none(weight):
+        loss = graph.op("Mul", loss, weight)
+    mean, total = 1, 2
+    kind = symbolic_helper._get_const(reduction, "i", "reduction")
+    if kind == mean:
+        return graph.op("ReduceMean", loss, keepdims_i=0)
+    return symbolic_helper._reducesum_helper(graph, loss, keepdims_i=0) if kind == total else loss
+
+
+def _softplus_symbolic(graph: Any, values: Any, beta: Any, threshold: Any) -> Any:
+    """Like torch's own form, which has no threshold; from 20 on, the default, it changes nothing that float32 holds."""
+    result = symbolic_opset9.softplus(graph, values, beta, threshold)
+    factor, limit = (symbolic_helper._get_const(item, "f", "number") for item in (beta, threshold))
+    if limit >= _SOFTPLUS_THRESHOLD:
+        return result
+    scaled = graph.op("Mul", values, _float_constant(graph, factor, values))
+    return graph.op("Where", graph.op("Greater", scaled, _float_constant(graph, limit, values)), values, result)
+
+
+_SOFTPLUS_THRESHOLD = 20
+"""Specified by torch: the default of ``softplus``."""
+
+
+_torch_prod = symbolic_helper._reduce_with_dtype_helper("ReduceProd", "prod", allow_multi_dim_support=False)
+
+
+def _prod_symbolic(graph: Any, values: Any, *options: Any) -> Any:
+    """Like torch's own form; of a known number of integers a product that wraps as torch's does."""
+    axis = symbolic_helper._maybe_get_const(options[0], "i") if len(options) > 1 else None
+    rank = symbolic_helper._get_tensor_rank(values)
+    size = symbolic_helper._get_tensor_dim_size(values, axis) if rank and isinstance(axis, int) else None
+    is_integer = JitScalarType.from_value(values, JitScalarType.UNDEFINED) == JitScalarType.INT64
+    if not rank or axis is None or not size or size > exact_forms.MOST_FACTORS or not is_integer:
+        return _torch_prod(graph, values, *options)
+    result = exact_forms.product(_TorchScriptBuilder(graph), values, axis % rank, size)
+    keeps_axis = symbolic_helper._maybe_get_const(options[1], "i")
+    return symbolic_helper._unsqueeze_helper(graph, result, [axis % rank]) if keeps_axis else result
 
 
 @symbolic_helper.parse_args("v", "v", "i", "f")
@@ -438,10 +482,40 @@ _INTEGERS = (JitScalarType.UINT8, JitScalarType.INT8, JitScalarType.INT16, JitSc
 """By how many bits they have."""
 
 
-def _floor_divide_symbolic(graph: Any, values: Any, divisor: Any) -> Any:
+def _exact_division(form: Callable[..., Any], of_integers: Callable[..., Any]) -> Callable[[Any, Any, Any], Any]:
+    """Return a form of two operands of any dtypes.
+
+    Args:
+        form: Of two floats of one dtype.
+        of_integers: Of two integers.
+    """
+
+    def symbolic(graph: Any, values: Any, divisor: Any) -> Any:
+        if symbolic_helper._is_fp(values) or symbolic_helper._is_fp(divisor):
+            return form(_TorchScriptBuilder(graph), *_as_floats(graph, values, divisor))
+        return of_integers(graph, values, divisor)
+
+    return symbolic
+
+
+def _as_floats(graph: Any, *operands: Any) -> list[Any]:
+    """Return operands in the dtype in which torch computes with them: a number does not widen a tensor."""
+    kinds = [JitScalarType.from_value(item, JitScalarType.FLOAT) for item in operands]
+    tensors = [kind for item, kind in zip(operands, kinds, strict=True) if symbolic_helper._get_tensor_rank(item) != 0]
+    floats = [kind for kind in tensors or kinds if kind in _FLOATS]
+    kind = max(floats, key=_FLOATS.index) if floats else JitScalarType.FLOAT
+    return [
+        item if own == kind else graph.op("Cast", item, to_i=kind.onnx_type())
+        for item, own in zip(operands, kinds, strict=True)
+    ]
+
+
+_FLOATS = (JitScalarType.BFLOAT16, JitScalarType.HALF, JitScalarType.FLOAT, JitScalarType.DOUBLE)
+"""By how many digits they have."""
+
+
+def _floor_divide_integers(graph: Any, values: Any, divisor: Any) -> Any:
     """``a // b`` towards minus infinity; torch's own form rounds towards zero."""
-    if symbolic_helper._is_fp(values) or symbolic_helper._is_fp(divisor):
-        return graph.op("Floor", symbolic_opset9.true_divide(graph, values, divisor))
     kinds = [JitScalarType.from_value(item, JitScalarType.INT64) for item in (values, divisor)]
     if not set(kinds) <= {*_INTEGERS}:
         raise UnsupportedOperatorError("aten::floor_divide", graph.opset, None)
@@ -474,6 +548,19 @@ def _is_never_negative(value: Any) -> bool:
     if kind in ("onnx::Gather", "onnx::Cast", "onnx::Squeeze", "onnx::Unsqueeze", "onnx::Slice"):
         return _is_never_negative(node.inputsAt(0))
     return kind in ("onnx::Add", "onnx::Mul", "onnx::Div") and all(map(_is_never_negative, node.inputs()))
+
+
+_floor_divide_symbolic = _exact_division(exact_forms.floor_divide, _floor_divide_integers)
+_trunc_divide_symbolic = _exact_division(exact_forms.trunc_divide, symbolic_opset9._trunc_divide)
+_remainder_symbolic = _exact_division(exact_forms.remainder, symbolic_opset11.remainder)
+
+
+def _divide_symbolic(graph: Any, values: Any, divisor: Any, *rounding: Any) -> Any:
+    """Divide, and round the quotient if a mode is passed."""
+    mode = symbolic_helper._get_const(rounding[0], "s", "rounding_mode") if rounding else None
+    if mode is None:
+        return symbolic_opset9.true_divide(graph, values, divisor)
+    return (_floor_divide_symbolic if mode == "floor" else _trunc_divide_symbolic)(graph, values, divisor)
 
 
 def _rshift_symbolic(graph: Any, values: Any, places: Any) -> Any:
@@ -680,19 +767,33 @@ _SYMBOLICS: Mapping[str, Callable[..., Any]] = {
     "aten::_upsample_bilinear2d_aa": _antialiased_resize_symbolic("bilinear"),
     "aten::__rshift_": _rshift_symbolic,
     "aten::as_strided": _as_strided_symbolic,
-    "aten::atan2": _atan2_symbolic,
+    "aten::atan2": _exact(exact_forms.atan2),
+    "aten::binary_cross_entropy_with_logits": _cross_entropy_symbolic,
     "aten::cosine_similarity": _cosine_similarity_symbolic,
     "aten::cumsum": _cumsum_symbolic,
     "aten::diff": _diff_symbolic,
-    "aten::expm1": _expm1_symbolic,
+    "aten::div": _divide_symbolic,
+    "aten::erfc": _exact(exact_forms.erfc),
+    "aten::erfinv": _exact(exact_forms.erfinv),
+    "aten::expm1": _exact(exact_forms.expm1),
     "aten::floor_divide": _floor_divide_symbolic,
     "aten::histc": _histc_symbolic,
     "aten::index_put": _index_put_symbolic,
-    "aten::log1p": _log1p_symbolic,
+    "aten::log": _log_symbolic,
+    "aten::log1p": _exact(exact_forms.log1p),
+    "aten::log_sigmoid": _exact(exact_forms.log_sigmoid),
+    "aten::logaddexp": _exact(exact_forms.logaddexp),
+    "aten::logaddexp2": _exact(exact_forms.logaddexp2),
     "aten::permute": _permute_symbolic,
+    "aten::prod": _prod_symbolic,
+    "aten::remainder": _remainder_symbolic,
     "aten::repeat_interleave": _repeat_interleave_symbolic,
     "aten::reshape": _reshape_symbolic,
     "aten::scaled_dot_product_attention": _attention_symbolic,
+    "aten::softplus": _softplus_symbolic,
+    "aten::special_erfc": _exact(exact_forms.erfc),
+    "aten::special_erfcx": _exact(exact_forms.erfcx),
+    "aten::special_erfinv": _exact(exact_forms.erfinv),
     "aten::view": _reshape_symbolic,
     "transformers::grouped_mm_fallback": _grouped_product_symbolic,
 }
