@@ -38,6 +38,7 @@ __all__ = [
     "prepared_part",
     "refuse_verification_beyond_memory",
     "run_for_shapes",
+    "run_in_float64",
     "run_reference",
     "verification_bytes",
     "with_drawn_weights",
@@ -135,6 +136,28 @@ def run_for_shapes(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) 
     except REFUSALS:
         return run_reference(prepared, tensors)
     return {name: _output_array(value) for name, value in zip(prepared.forward.output_names, outputs, strict=True)}
+
+
+def run_in_float64(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> Arrays | None:
+    """Run the prepared part with weights and inputs in float64; `None` if its forward does not run so.
+
+    Args:
+        prepared: The part, with values.
+        tensors: Inputs by name.
+    """
+    model = prepared.model
+    widened = {name: _widened(value) for name, value in (*model.named_parameters(), *model.named_buffers())}
+    inputs = tuple(_widened(value) for value in copies_for(model, tensors).values())
+    try:
+        with unchanged_attributes(model), conditions_as_python():
+            outputs = functional_call(model, widened, inputs)
+    except REFUSALS:
+        return None
+    return {name: _output_array(value) for name, value in zip(prepared.forward.output_names, outputs, strict=True)}
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().double() if tensor.is_floating_point() else tensor
 
 
 def _note_sentence(note: str) -> str:

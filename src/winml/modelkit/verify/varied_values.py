@@ -124,6 +124,8 @@ class VariedValues:
     """Input → values PyTorch refuses, each with the reason."""
     reads: ValueReads = field(default_factory=ValueReads)
     """What the forward reads in Python."""
+    far: Varied | None = None
+    """Floats far from 0, all inputs together."""
 
 
 def run_at_varied_values(

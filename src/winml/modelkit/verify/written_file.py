@@ -29,6 +29,7 @@ from winml.modelkit.graph.cutting import Cut, Cutter, cut_model
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.progress import counted
 from winml.modelkit.verify.failure_explanation import refuse_outputs_by_value
+from winml.modelkit.verify.far_values import is_rounded_in_pytorch, refuse_wrong_far_values, run_at_far_values
 from winml.modelkit.verify.float32_sides import comparable_graph, in_float32
 from winml.modelkit.verify.generated_text import GeneratedText, generate_reference, generates_alone
 from winml.modelkit.verify.generation import compare_generation
@@ -264,6 +265,12 @@ def _verify(
         )
 
     compared = refuse_frozen_values(written, values, file.run, dtypes, is_rounding)
+    if values.far is not None:
+
+        def is_rounding_far(varied: Varied, outputs: Collection[str]) -> bool:
+            return is_rounded_in_pytorch(prepared, varied.draw, outputs, dtypes) or is_rounding(varied, outputs)
+
+        refuse_wrong_far_values(written, values.far, file.run, dtypes, is_rounding_far)
     refuse_unread_values(written, values)
 
     def outputs_at(sizes: Mapping[str, int]) -> Draw:
@@ -444,6 +451,8 @@ def _with_reference_outputs(
         values = run_at_varied_values(
             weighted, written.draw, inputs.learned.rules, reads_values=bool(written.choices), reads=written.reads
         )
+        if not written.choices and not computes_in_bfloat16(written.model):
+            values = replace(values, far=run_at_far_values(weighted, written, inputs))
         text = None
         if generates_alone(prepared.part):
             generated = generate_reference(weighted, inputs.seed)
