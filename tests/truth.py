@@ -3,7 +3,8 @@
 A forward pass of PyTorch runs under a dispatch mode that keeps the result of every aten operator with the modules it
 ran in. Then the ONNX file runs with all its inner values as outputs. Values that are the same up to their layout tie
 nodes to operators: between the values a node reads and those it makes lie the operators whose work it does. Their
-deepest common module is where it belongs. Nodes joined by values PyTorch never had are judged together.
+deepest common module is where it belongs; where products of one module are among them, that module. Nodes joined by
+values PyTorch never had are judged together.
 
 Not judged are nodes without floating-point results, nodes that depend on no input, and those inside subgraphs.
 """
@@ -29,6 +30,8 @@ FEWEST_VALUES = 4
 """Arrays with fewer different numbers are masks and constants: too many others look like them."""
 RELATIVE, ABSOLUTE = 2e-4, 2e-6
 """Largest differences of equal values: kernels sum in different orders."""
+_PRODUCTS = ("aten.convolution", "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
+"""Operators that own a node: what is fused into a product belongs to its module."""
 _SHAPE_OPERATORS = frozenset({"Shape", "Size"})
 
 
@@ -308,6 +311,12 @@ class _Judging:
         judgements = []
         lowest = []
         for way in ways:
+            owners = {self._tag(operator) for operator in way if operator.name.startswith(_PRODUCTS)}
+            if len(owners) == 1 and len(way) > 1:
+                (owner,) = owners
+                lowest.append(owner)
+                judgements.append("right" if tag == owner else "high" if _within(owner, tag) else "wrong")
+                continue
             # Who gave values another layout may be part of the work or not.
             work = [operator for operator in way if not operator.keeps_values] or way
             low, high = _common(map(self._tag, work)), _common(map(self._tag, [*way, *layouts]))

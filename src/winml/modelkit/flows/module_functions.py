@@ -6,6 +6,7 @@ was made of.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,14 +14,21 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.graph.cutting import GraphModules
+from winml.modelkit.graph.cutting import GraphModules, fused_error
 from winml.modelkit.graph.function_folding import FIRST_IR_VERSION, FoldedModel, fold_modules
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.address import SEPARATOR, ModuleIdentity
-from winml.modelkit.hierarchy.selector import PATH_SEPARATOR, HasAddress, ModuleAddress, Selector, select
-from winml.modelkit.hierarchy.tagging import all_nodes
+from winml.modelkit.hierarchy.selector import (
+    PATH_SEPARATOR,
+    HasAddress,
+    ModuleAddress,
+    Selector,
+    nearest_paths,
+    select,
+)
+from winml.modelkit.hierarchy.tagging import all_nodes, listed_modules
 from winml.modelkit.hierarchy.torch_modules import comes_with_torch
-from winml.modelkit.inspect.onnx_tree import read_tree
+from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
 from winml.modelkit.results.transformed_file import LeftOutModule, ModuleFunctions, PartlyOutside
 from winml.modelkit.runtime.ir_versions import newest_ir_version
 
@@ -54,9 +62,21 @@ def graph_modules(model: ir.Model, root: str) -> GraphModules:
         model: The model.
         root: Name of the root where node names are all there is.
     """
-    nodes = [ir.serde.serialize_node(node) for node in all_nodes(model)]
-    tree = read_tree(nodes, model.metadata_props, root)
-    return GraphModules(tree.modules, dict(zip((node.name for node in nodes), tree.tags, strict=True)), tree.source)
+    nodes = list(all_nodes(model))
+    tree = read_tree([ir.serde.serialize_node(node) for node in nodes], model.metadata_props, root)
+    tag_of = {node.name or "": tag for node, tag in zip(nodes, tree.tags, strict=True)}
+    return GraphModules(tree.modules, tag_of, tree.source, _contained_tags(nodes, tree))
+
+
+def _contained_tags(nodes: Iterable[ir.Node], tree: OnnxTree) -> dict[str, frozenset[str]]:
+    """Return name of a node that operators of several modules were fused into → their tags."""
+    tags = {item.path: item.tag for item in tree.modules if item.path or address.depth(item.tag) == 1}
+    found = {}
+    for node in nodes:
+        with contextlib.suppress(ValueError):  # a damaged list: the tag alone counts
+            if listed := listed_modules(node):
+                found[node.name or ""] = frozenset(tags[path] for path in listed if path in tags)
+    return found
 
 
 def source_notes(modules: GraphModules) -> list[str]:
@@ -82,17 +102,14 @@ def selected_nodes(
         UsageError: a selector names no module, or no node is left.
     """
     modules = graph_modules(model, model.graph.name or "graph")
-    only = [modules.selected_tags(text) for text in included]
-    never = [modules.selected_tags(text) for text in excluded]
-
-    def is_within(tag: str, tags: Sequence[frozenset[str]]) -> bool:
-        return any(address.is_within(tag, other) for found in tags for other in found)
+    only = _tags_with_nodes("--module", included, modules)
+    never = _tags_with_nodes("--exclude", excluded, modules)
 
     names = frozenset(
         str(node.name)
         for node in model.graph
-        if (not only or is_within(modules.tag_of.get(str(node.name), ""), only))
-        and not is_within(modules.tag_of.get(str(node.name), ""), never)
+        if (not only or modules.works_only_for(str(node.name), only))
+        and not modules.does_work_of(str(node.name), never)
     )
     if not names:
         raise UsageError(
@@ -100,6 +117,24 @@ def selected_nodes(
             hint="Exclude fewer modules with --exclude, or select more with --module.",
         )
     return names, source_notes(modules)
+
+
+def _tags_with_nodes(option: str, selectors: Sequence[str], modules: GraphModules) -> frozenset[str]:
+    """Return the tags of the selected modules; refuse a selector to which no node belongs."""
+    found: frozenset[str] = frozenset()
+    for text in selectors:
+        tags = modules.selected_tags(text)
+        if not any(modules.does_work_of(name, tags) for name in modules.tag_of):
+            if owners := modules.owners_of_fused(tags):
+                raise fused_error(f"{option} {text}", owners)
+            named = set(modules.tag_of.values())
+            nearest = nearest_paths(text, [module for module in modules.modules if module.tag in named])
+            raise UsageError(
+                f"{option} {text}: no node of the graph belongs to it",
+                hint=f"Omit it, or select a module with nodes: {', '.join(nearest)}.",
+            )
+        found |= tags
+    return found
 
 
 # --- Optimizes a graph in memory, or those of its modules that options select. Used by what writes and what checks.

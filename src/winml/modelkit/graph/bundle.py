@@ -155,6 +155,14 @@ def read_part_description(path: Path) -> PartDescription | None:
         raise InputError(f"{path}: {PART_KEY} is damaged", hint="Export the model again.") from error
 
 
+def is_one_of_several(metadata: Mapping[str, str]) -> bool:
+    """Return True if the metadata of a model state that it is one of several parts."""
+    try:
+        return len(load_json(metadata.get(PART_KEY, "{}")).get("of", ())) > 1
+    except (ValueError, AttributeError, TypeError):
+        return False
+
+
 def only_part(parts: Sequence[PartT]) -> PartT:
     """Return the one part of a model.
 

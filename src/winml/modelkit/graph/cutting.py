@@ -12,8 +12,8 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ __all__ = [
     "Refusal",
     "Signature",
     "cut_model",
+    "fused_error",
     "node_words",
 ]
 
@@ -429,6 +430,8 @@ class GraphModules:
     """Node name to the tag of its module; ``""`` where nothing says it."""
     source: str = "winml tags"
     """What says it, in words."""
+    contained_tags: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Name of a node that operators of several modules were fused into → their tags."""
 
     def selected_tags(self, selector: str) -> frozenset[str]:
         """Return the tags of the modules that a selector names.
@@ -442,6 +445,56 @@ class GraphModules:
                 hint="Remove the selector, or restore the tags of the export first: winml retag EXPORT FILE.",
             )
         return frozenset(module.tag for module in select(self.modules, selector))
+
+    def does_work_of(self, name: str, tags: Collection[str]) -> bool:
+        """Return True if a node does work of a module with one of these tags, or of a module inside one."""
+        return any(_is_within_any(tag, tags) for tag in self._working_tags(name))
+
+    def works_only_for(self, name: str, tags: Collection[str]) -> bool:
+        """Return True if a node does work of no module outside those with these tags."""
+        return all(_is_within_any(tag, tags) for tag in self._working_tags(name))
+
+    def contains_any(self, name: str, tags: Collection[str]) -> bool:
+        """Return True if operators of a module with one of these tags were fused into a node."""
+        return any(_is_within_any(tag, tags) for tag in self.contained_tags.get(name, ()))
+
+    def owners_of_fused(self, tags: Collection[str], names: Iterable[str] | None = None) -> list[str]:
+        """Return the paths of the modules whose nodes contain operators of other modules.
+
+        Args:
+            tags: Tags of these other modules.
+            names: Names of the nodes; None: all nodes.
+        """
+        nodes = self.contained_tags if names is None else names
+        owners = {self.tag_of.get(name, "") for name in nodes if self.contains_any(name, tags)}
+        return [module.path or module.tag for module in self.modules if module.tag in owners]
+
+    def _working_tags(self, name: str) -> Collection[str]:
+        """Return the tags of the modules whose weights a node may have.
+
+        A node that contains its own module and none inside that is owned by it, as a convolution with its batch norm.
+        Else each module that it contains counts, as query, key and value in an Attention.
+        """
+        owner, contained = self.tag_of.get(name, ""), self.contained_tags.get(name, frozenset())
+        is_owned = owner in contained and not any(address.is_within(tag, owner) for tag in contained - {owner})
+        return (owner,) if is_owned or not contained else contained
+
+
+def fused_error(option: str, owners: Sequence[str]) -> UsageError:
+    """Return the error for a selector of a module whose operators are fused into nodes of others.
+
+    Args:
+        option: The option with the selector.
+        owners: Paths of these others.
+    """
+    return UsageError(
+        f"{option}: this module is fused into {', '.join(owners)}",
+        hint="Select the module that it is fused into, or omit it.",
+    )
+
+
+def _is_within_any(tag: str, tags: Collection[str]) -> bool:
+    return any(address.is_within(tag, other) for other in tags)
 
 
 class ModuleParts:

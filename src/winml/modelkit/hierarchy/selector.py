@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from winml.modelkit.errors import UsageError
 from winml.modelkit.hierarchy.address import SEPARATOR
 
-__all__ = ["HasAddress", "ModuleAddress", "Selector", "escape", "select"]
+__all__ = ["HasAddress", "ModuleAddress", "Selector", "escape", "nearest_paths", "select"]
 
 PATH_SEPARATOR = "."
 ANY_PARTS = "**"
@@ -137,6 +137,16 @@ def select(modules: Iterable[_AddressT], selector: str) -> list[_AddressT]:
         "" if guesses else _SELECTOR_HINT,
     )
     raise UsageError(f"no module matches {selector!r}", hint=" ".join(filter(None, hints)))
+
+
+def nearest_paths(selector: str, modules: Iterable[HasAddress]) -> list[str]:
+    """Return the paths of the modules most similar to a selector, the most similar first; of a root its tag.
+
+    >>> nearest_paths("layer.7", [ModuleAddress("head", "/M/Head", "Head"), ModuleAddress("layer.1", "/M/L", "L")])
+    ['layer.1', 'head']
+    """
+    paths = [module.path or module.tag for module in modules]
+    return sorted(paths, key=lambda path: -difflib.SequenceMatcher(None, selector, path).ratio())[:NEAREST]
 
 
 def escape(text: str) -> str:

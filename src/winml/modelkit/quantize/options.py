@@ -198,6 +198,13 @@ class QuantizeOptions(_Fields):
             if (mode := self.mode_of(precision)) is not None:
                 yield precision, mode
 
+    @property
+    def selectors(self) -> tuple[str, ...]:
+        """Every selector of modules."""
+        return tuple(
+            dict.fromkeys((*self.exclude, *self.include, *self.per_module, *self.block_sizes, *self.algorithms))
+        )
+
     def plug_ins(self) -> dict[str, str]:
         """Return the precisions of plug-ins that are requested, each with its package and version."""
         sources = {name: PRECISIONS.source(name) for name in (self.base.name, *self.per_module.values())}

@@ -290,6 +290,7 @@ def quantize(
         refuse_non_finite_weights(model, plan.nodes)
     carried = carry_tags(model, quantized)
     reached = mark_quantized_nodes(model, quantized, plan.nodes)
+    _refuse_quantized_exclusions(model, quantized, plan.stays_float)
     notes = (
         *equalized.notes,
         *carried.notes,
@@ -313,6 +314,29 @@ def quantize(
         ensure_ascii=False,
     )
     return QuantizeResult(quantized, changed=True, notes=notes, coverage=measure_coverage(quantized), modules=outcome)
+
+
+def _refuse_quantized_exclusions(original: ir.Model, quantized: ir.Model, names: frozenset[str]) -> None:
+    """Refuse a result in which a node that was requested to stay float is quantized.
+
+    Args:
+        original: The graph before.
+        quantized: The graph after.
+        names: Names of these nodes in the graph before.
+
+    Raises:
+        InternalError: names the node.
+    """
+    by_name = {node.name: node for node in quantized.graph}
+    makers = {value.name: node for node in quantized.graph for value in node.outputs}
+    for node in original.graph:
+        if node.name not in names:
+            continue
+        result = by_name.get(node.name) or makers.get(node.outputs[0].name)
+        weight, retained = constant_weight(node), None if result is None else constant_weight(result)
+        is_changed = result is not None and QUANTIZATION_KEY in result.metadata_props
+        if is_changed or (weight is not None and (retained is None or retained.dtype != weight.dtype)):
+            raise InternalError(f"node {node.name} ({node.op_type}) was requested to stay float and is quantized")
 
 
 def _solved_tasks(

@@ -14,16 +14,16 @@ from typing import NamedTuple, TypeVar
 import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.graph.cutting import GraphModules
+from winml.modelkit.graph.cutting import GraphModules, fused_error
 from winml.modelkit.graph.weights import QUANTIZED_OPERATORS
-from winml.modelkit.hierarchy import address
+from winml.modelkit.hierarchy.selector import nearest_paths
 from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
 from winml.modelkit.quantize.declared_options import Algorithm
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import Placement, placement_for
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
-from winml.modelkit.quantize.qdq_placement import QdqPlacement
+from winml.modelkit.quantize.qdq_placement import COMPANIONS, QdqPlacement
 from winml.modelkit.records import Record, entry, recorded
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "float_name",
     "plan_quantization",
     "quiet_quantizer",
+    "refuse_idle_selectors",
     "refuse_quantized",
 ]
 
@@ -79,6 +80,8 @@ class QuantizationPlan:
     nodes: tuple[PlannedNode, ...]
     others: Mapping[tuple[Mode, Precision], frozenset[str]] = field(default_factory=dict)
     """Mode and precision → names of the nodes without weights in modules that are to have them."""
+    stays_float: frozenset[str] = frozenset()
+    """Names of the nodes of the main graph that the options exclude."""
 
     def groups(self) -> dict[tuple[Mode, Precision], frozenset[str]]:
         """Return the names of the nodes to be quantized by mode and precision, in the order the modes work."""
@@ -106,13 +109,16 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
     precision_of = _ModulePrecisions(options, modules)
     planned = []
     others: dict[tuple[Mode, Precision], set[str]] = {}
+    stays_float: set[str] = set()
     for node in all_nodes(model):
         weight, is_inner = constant_weight(node), node.graph is not model.graph
         if weight is None and is_inner:
             continue
         assert node.name, f"a {node.op_type} node has no name"
         tag = modules.tag_of.get(node.name, "")
-        requested, reason = precision_of(tag)
+        requested, reason = precision_of(node.name)
+        if not requested.modes and not is_inner:
+            stays_float.add(node.name)
         mode = options.mode_of(requested)
         if weight is None and (mode is None or not MODES[mode].changes_every_node):
             if mode is not None:
@@ -123,13 +129,84 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
             mode = None
         reason = reason if mode is None else ""
         planned.append(PlannedNode(node.name, node.op_type, tag, requested, mode, reason, weight is not None))
-    plan = QuantizationPlan(tuple(planned), {key: frozenset(names) for key, names in others.items()})
+    plan = QuantizationPlan(
+        tuple(planned), {key: frozenset(names) for key, names in others.items()}, frozenset(stays_float)
+    )
     if not plan.groups():
         raise UsageError(
             f"no node to quantize: {_reasons(planned)}",
             hint="Exclude fewer modules, include more, or use a different --mode.",
         )
     return plan
+
+
+def refuse_idle_selectors(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> None:
+    """Refuse a selector of modules in which quantization changes no node, whatever their precision.
+
+    Args:
+        model: The model; every node has a name of its own.
+        options: What is asked for.
+        modules: The module of each node.
+
+    Raises:
+        UsageError: names the selector, and the nearest modules with nodes that are quantized.
+    """
+    modes = options.modes()
+    by_mode = {mode: _obstacles(model, mode, options) for mode in dict.fromkeys((*modes, "weight-only"))}
+    by_any: dict[str, str] = {}
+    for mode in modes:
+        for name, obstacle in by_mode[mode].items():
+            by_any[name] = obstacle and by_any.get(name, obstacle)
+    excluded = [modules.selected_tags(text) for text in options.exclude]
+    for option, selectors in (
+        ("--exclude", dict.fromkeys(options.exclude, by_any)),
+        ("--include", dict.fromkeys(options.include, by_any)),
+        ("--per-module", {
+            text: by_mode.get(options.mode_of(PRECISIONS[name]) or "", by_any)
+            for text, name in options.per_module.items()
+        }),
+        ("--block-sizes", dict.fromkeys(options.block_sizes, by_mode["weight-only"])),
+        ("--algorithms", dict.fromkeys(options.algorithms, by_mode["weight-only"])),
+    ):  # fmt: skip
+        for text, obstacles in selectors.items():
+            tags = modules.selected_tags(text)
+            changed = [name for name, obstacle in obstacles.items() if not obstacle]
+            if any(modules.does_work_of(name, tags) for name in changed):
+                continue
+            fused = [name for name in changed if modules.contains_any(name, tags)]
+            if fused and all(any(modules.does_work_of(name, other) for other in excluded) for name in fused):
+                continue
+            if fused:
+                raise fused_error(f"{option} {text}", modules.owners_of_fused(tags, fused))
+            weighted = {node.name for node in all_nodes(model) if constant_weight(node) is not None}
+            owners = {modules.tag_of.get(name, "") for name in changed if name in weighted}
+            reasons = {why for name, why in obstacles.items() if why and modules.does_work_of(name, tags)}
+            why = f": {'; '.join(sorted(reasons))}" if reasons else ""
+            nearest = nearest_paths(text, [module for module in modules.modules if module.tag in owners])
+            raise UsageError(
+                f"{option} {text}: none of its nodes can be quantized{why}",
+                hint=f"Omit it, or select a module whose nodes can: {', '.join(nearest)}." if nearest else "Omit it.",
+            )
+
+
+def _obstacles(model: ir.Model, mode: Mode, options: QuantizeOptions) -> dict[str, str]:
+    """Return name of a node → why a mode cannot change it; empty if it can. Nodes with a weight come first."""
+    rules, provider = MODES[mode], placement_for(options.ep)
+    found: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for node in all_nodes(model):
+        name, weight, is_inner = node.name or "", constant_weight(node), node.graph is not model.graph
+        if weight is not None:
+            found[name] = _obstacle(node, weight, mode, options, is_inner=is_inner)
+        elif is_inner:
+            continue
+        elif rules.changes_every_node:
+            others[name] = _obstacle(node, None, mode, options, is_inner=False)
+        elif rules.needs_ranges and (
+            provider.rule(node) is not None if provider.is_by_unit else node.op_type in COMPANIONS
+        ):
+            others[name] = ""
+    return {**found, **others}
 
 
 def constant_weight(node: ir.Node) -> ir.Value | None:
@@ -206,21 +283,27 @@ class _ModulePrecisions:
     """The precision each module is to have, and why one keeps its own."""
 
     def __init__(self, options: QuantizeOptions, modules: GraphModules) -> None:
+        self._modules = modules
         self._base = options.base
         self._rules = [(modules.selected_tags(text), PRECISIONS[name]) for text, name in options.per_module.items()]
-        self._included = [modules.selected_tags(text) for text in options.include]
+        self._included = frozenset().union(*map(modules.selected_tags, options.include))
         self._excluded = [(text, modules.selected_tags(text)) for text in options.exclude]
 
-    def __call__(self, tag: str) -> tuple[Precision, str]:
-        """Return the precision of a module, and a reason where it stays as it is."""
+    def __call__(self, name: str) -> tuple[Precision, str]:
+        """Return the precision of a node, and a reason if the node stays as it is.
+
+        A node that several modules have work in stays float for any of them, and is quantized for all of them only.
+        """
         for text, tags in self._excluded:
-            if _is_within_any(tag, tags):
+            if self._modules.does_work_of(name, tags):
                 return PRECISIONS[FLOAT32], f"excluded by {text}"
-        if self._included and not any(_is_within_any(tag, tags) for tags in self._included):
+        if self._included and not self._modules.works_only_for(name, self._included):
             return PRECISIONS[FLOAT32], "not included"
         for tags, precision in self._rules:
-            if _is_within_any(tag, tags):
-                return precision, "set to fp32" if not precision.modes else ""
+            if not precision.modes and self._modules.does_work_of(name, tags):
+                return precision, "set to fp32"
+            if precision.modes and self._modules.works_only_for(name, tags):
+                return precision, ""
         return self._base, "" if self._base.modes else "left at fp32"
 
 
@@ -246,14 +329,10 @@ def _by_rules(plan: QuantizationPlan, rules: Mapping[str, _T], modules: GraphMod
     """Return name of a node → what the first rule says whose selector matches its module."""
     selected = [(modules.selected_tags(text), value) for text, value in rules.items()]
     found = {
-        node.name: next((value for tags, value in selected if _is_within_any(node.tag, tags)), None)
+        node.name: next((value for tags, value in selected if modules.works_only_for(node.name, tags)), None)
         for node in plan.nodes
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _is_within_any(tag: str, tags: frozenset[str]) -> bool:
-    return any(address.is_within(tag, other) for other in tags)
 
 
 def refuse_quantized(model: ir.Model) -> None:

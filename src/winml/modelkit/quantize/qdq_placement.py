@@ -17,6 +17,7 @@ from winml.modelkit.graph.weights import transposed_weight
 from winml.modelkit.quantize.placements import Role
 
 __all__ = [
+    "COMPANIONS",
     "ONE_BY_ONE",
     "QdqPlacement",
     "QuantizedConstant",
@@ -39,6 +40,9 @@ JOINING = frozenset({"Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool"}
 ACTIVATIONS = frozenset({"Relu", "Clip"})
 """Operators that a range can do the work of: where they are all that reads a layer, their output is quantized, and
 ONNX Runtime drops them."""
+
+COMPANIONS = ONE_BY_ONE | JOINING | ACTIVATIONS
+"""Operators without a weight that may compute with integers."""
 
 
 @dataclass(frozen=True)

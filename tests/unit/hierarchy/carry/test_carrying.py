@@ -387,7 +387,7 @@ def test_carry_blocked_layout_names_the_value_a_node_makes() -> None:
         {"i": "ReorderInput", "k": "c_nchwc", "h": "Gelu", "l": "r_nchwc", "r": "ReorderOutput", "z": "/Exp"},
     )
     tags = carried(after, original(CONVOLUTIONS, CONVOLUTION_PLACES))
-    assert {"i": "/M/Fc1", "k": "/M/Fc1", "h": "/M/Fc1/Act", "l": "/M", "r": "/M", "z": "/M"} == {
+    assert {"i": "/M/Fc1", "k": "/M/Fc1", "h": "/M/Fc1/Act", "l": "/M/Fc2", "r": "/M", "z": "/M"} == {
         name: tag for name, (tag, _) in tags.items()
     }
     assert ("direct", "merged", "merged") == tuple(tags[name][1] for name in "khl")

@@ -15,7 +15,7 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.precisions import MODES
 
-__all__ = ["prepare"]
+__all__ = ["folds_normalizations", "prepare"]
 
 
 _FOLDING = ("conv_batch_norm_fusion", "matmul_batch_norm_fusion")
@@ -39,9 +39,10 @@ def prepare(model: ir.Model, options: QuantizeOptions) -> tuple[ir.Model, list[s
         model, reported = convert_opset(model, least)
         # Conversion makes constants and nodes without names.
         notes += [*reported, *normalize(model).notes]
-    if any(MODES[mode].needs_ranges for mode in options.modes()):
+    if folds_normalizations(model, options):
         model, folded = _fold_normalizations(model)
         notes += folded
+    if any(MODES[mode].needs_ranges for mode in options.modes()):
         model, fused = _fuse_for_provider(model, options)
         notes += fused
     return model, notes
@@ -58,10 +59,14 @@ def _fuse_for_provider(model: ir.Model, options: QuantizeOptions) -> tuple[ir.Mo
     return fused.model, [*([words] if counts else []), *fused.notes]
 
 
+def folds_normalizations(model: ir.Model, options: QuantizeOptions) -> bool:
+    """Return True if batch normalizations of a model are folded before it is quantized."""
+    has_ranges = any(MODES[mode].needs_ranges for mode in options.modes())
+    return has_ranges and any(node.op_type == "BatchNormalization" for node in model.graph)
+
+
 def _fold_normalizations(model: ir.Model) -> tuple[ir.Model, list[str]]:
     """Compute batch normalizations into the weights before them: no integer kernel computes one."""
-    if not any(node.op_type == "BatchNormalization" for node in model.graph):
-        return model, []
     folded = optimize(model, parse_options(OptimizeOptions, dict.fromkeys(_FOLDING, True), "folding"))
     count = sum(folded.fired.values())
     words = f"{count} batch normalizations were folded into the weights of the preceding layers."

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import below_minimum_hint, refuse_unfaithful
-from winml.modelkit.errors import QuantizeError, VerificationError
+from winml.modelkit.errors import QuantizeError, UsageError, VerificationError
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.flows.graph_file import (
     FLOAT_SOURCE_DIGITS,
@@ -37,12 +37,15 @@ from winml.modelkit.flows.quantize.activation_statistics import measure_states
 from winml.modelkit.flows.quantize.budget import SearchTools, SolvedOnce, choose_bits
 from winml.modelkit.flows.quantize.calibration_data import Calibration, CalibrationStatistics, refuse_missing_data
 from winml.modelkit.flows.quantize.layer_calibration import LayerCalibration
-from winml.modelkit.flows.quantize.preparation import prepare
+from winml.modelkit.flows.quantize.preparation import folds_normalizations, prepare
 from winml.modelkit.flows.quantize.quantized_variants import FloatGraph
 from winml.modelkit.flows.quantize.unfinished_work import unfinished_folder
+from winml.modelkit.graph.bundle import is_one_of_several
+from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.writing import written_bytes
+from winml.modelkit.graph.fingerprint import is_normalized
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.graph.weights import to_weightless
 from winml.modelkit.hierarchy.tagging import measure_coverage
@@ -53,7 +56,7 @@ from winml.modelkit.quantize.half_float_engine import clipped_values
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, WeightSolver, quantize
 from winml.modelkit.quantize.placements import placement_for
-from winml.modelkit.quantize.planning import refuse_quantized
+from winml.modelkit.quantize.planning import refuse_idle_selectors, refuse_quantized
 from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, LEAST_CACHE_SQNR_DB, PRECISIONS, Mode
 from winml.modelkit.results.quantization_budget import BudgetSearch
 from winml.modelkit.results.transformed_file import Calibrated, GraphSummary, QuantizedFile
@@ -288,10 +291,29 @@ class Quantization(GraphWork[QuantizeResult]):
 
             refuse_no_cache(model)
         sizes_of_dimensions(model.graph, self.sizes)
-        if selectors := (*self.options.per_module, *self.options.include, *self.options.exclude):
+        if selectors := self.options.selectors:
             modules = graph_modules(model, self.source.stem)
             for selector in selectors:
                 modules.selected_tags(selector)
+            # Else weights may still be outputs of nodes, or get other modules folded into them.
+            if is_normalized(model) and not folds_normalizations(model, self.options):
+                self._refuse_idle_selectors(model, modules)
+
+    def _refuse_idle_selectors(self, model: ir.Model, modules: GraphModules) -> None:
+        """Refuse selectors without effect; in a part of several, note them, since another part may have the nodes.
+
+        Raises:
+            UsageError: names the selector.
+        """
+        if not self.options.selectors or not (self.options.modes() or self.options.kv_cache):
+            return
+        try:
+            refuse_idle_selectors(model, self.options, modules)
+        except UsageError as error:
+            if not is_one_of_several(model.metadata_props):
+                raise
+            if (note := f"{error.message}.") not in self.notes:
+                self.notes.append(note)
 
     @property
     def request_words(self) -> str:
@@ -303,6 +325,7 @@ class Quantization(GraphWork[QuantizeResult]):
         model, notes = prepare(model, self.options)
         self.notes += notes
         modules = graph_modules(model, self.source.stem)
+        self._refuse_idle_selectors(model, modules)
         if self._is_within_limit(model):
             self._stay_float()
         elif self.options.bit_budget is not None:

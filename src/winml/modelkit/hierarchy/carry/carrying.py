@@ -1,7 +1,8 @@
 """Restores the module tag of every node after a tool that drops node metadata.
 
 Compares the original graph with the graph the tool wrote and tags every node of the latter, in place. A node that
-replaced nodes of several modules gets the deepest module that contains all of them. Knows no particular tool; which
+replaced nodes of several modules gets the module of the product among them, else the deepest module that contains
+all of them. Knows no particular tool; which
 original nodes a node stands for is decided in ``matching``. Why it works by several anchors:
 docs/decisions/0007-carry-by-anchors.md.
 """

@@ -22,6 +22,7 @@ from winml.modelkit.hierarchy.carry.original_graph import (
     OriginalModel,
     Place,
     Replaced,
+    tags_of,
     walk,
 )
 from winml.modelkit.metadata_keys import NAMESPACE_KEY, TAG_KEY
@@ -477,9 +478,10 @@ def _match_by_layout_names(matching: _Matching) -> None:
         if node in matching.matches or not places:
             continue
         upstream = _union_of([matching.replaced_by_maker_of(value) for value in fused[-1].inputs])
-        place = original.places.common(places)
+        replaced = Replaced(places, len(fused), owners=original.owners_among(fused))
+        place = original.owner(replaced)
         if len(fused) > 1:
-            matching.matches[node] = Match("fused", place, None, Replaced(places, len(fused)), upstream)
+            matching.matches[node] = Match("fused", place, None, replaced, upstream)
             continue
         (only,) = fused
         survivor = only if only.op_type == node.op_type and only not in matching.claimed else None
@@ -535,8 +537,10 @@ def _match_by_values(matching: _Matching) -> None:
         # Where new nodes feed it, they share the replaced region with it; the makers certainly belong to this node.
         maker_places = [place for maker in makers if (place := original.place_of.get(maker)) is not None]
         ends_region = bool(maker_places) and any(_is_new(matching, feeder) for feeder in _nodes_feeding(node))
-        replaced = Replaced(frozenset(maker_places), len(maker_places)) if ends_region else region
-        place = original.places.common(replaced.places)
+        replaced = region
+        if ends_region:
+            replaced = Replaced(frozenset(maker_places), len(maker_places), owners=original.owners_among(makers))
+        place = original.owner(replaced)
         way: Way = "output" if region.nodes == 1 else "replaced"
         matching.matches[node] = Match(way, place, None, replaced, region if region.nodes > 1 else NOTHING)
 
@@ -577,12 +581,12 @@ def _match_by_readers(matching: _Matching) -> None:
         fused_original = _original_in_name(matching.names, node.name or "")
         named_place = original.place_of.get(fused_original) if fused_original is not None else None
         if owners := _weight_owners(original, node, region):
-            replaced = Replaced(owners, max(len(owners), region.nodes))
+            replaced = Replaced(owners, max(len(owners), region.nodes), owners=region.owners & owners)
         elif named_place is not None and {named_place.tag} != {place.tag for place in region.places}:
             replaced = Replaced(frozenset({named_place}), 1)
         if replaced.places:
             way: Way = "fused" if named_place in replaced.places else "replaced"
-            place = original.places.common(replaced.places)
+            place = original.owner(replaced)
             matching.matches[node] = Match(way, place, None, replaced, region if region.nodes > 1 else NOTHING)
 
 
@@ -633,7 +637,7 @@ def _original_in_name(names: GraphNames, name: str) -> ir.Node | None:
 
 
 def _add_absorbed_work(matching: _Matching) -> None:
-    """Give nodes that took over the work of others, values and weights tell, the common place."""
+    """List the modules of nodes that took over the work of others, which values and weights show."""
     matches, original = matching.matches, matching.original
     known = {
         node: (match.survivor, makers)
@@ -647,9 +651,13 @@ def _add_absorbed_work(matching: _Matching) -> None:
             continue
         others = {place for worker in work if (place := original.place_of.get(worker)) is not None}
         places = frozenset(others | (match.replaced.places or {match.place}))
-        place = original.places.common(places)
-        if place.tag != match.place.tag:
-            matches[node] = Match("replaced", place, None, Replaced(places, len(places)), match.upstream)
+        owners = match.replaced.owners | original.owners_among(work)
+        if match.survivor is not None:
+            owners |= original.owners_among([match.survivor])
+        replaced = Replaced(places, len(places), owners=owners)
+        place = original.owner(replaced)
+        if place.tag != match.place.tag or (owners and len(tags_of(places)) > 1):
+            matches[node] = Match("replaced", place, None, replaced, match.upstream)
 
 
 def _match_by_neighbours(matching: _Matching, outside: Callable[[], Place]) -> None:
@@ -717,4 +725,5 @@ def _union_of(regions: list[Replaced]) -> Replaced:
     if len(distinct) == 1:
         return distinct[0]
     places = frozenset().union(*(region.places for region in distinct))
-    return Replaced(places, sum(region.nodes for region in distinct))
+    owners = frozenset().union(*(region.owners for region in distinct))
+    return Replaced(places, sum(region.nodes for region in distinct), owners=owners)

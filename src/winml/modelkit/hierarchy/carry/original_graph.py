@@ -16,7 +16,7 @@ import onnx_ir as ir
 from winml.modelkit.hierarchy import address
 from winml.modelkit.metadata_keys import MODULE_KEY, NAMESPACE_KEY, TAG_KEY, TREE_KEY
 
-__all__ = ["GraphNames", "OriginalModel", "Place", "Places", "Replaced", "walk"]
+__all__ = ["GraphNames", "OriginalModel", "Place", "Places", "Replaced", "tags_of", "walk"]
 
 MOST_PLACES = 64
 """Most modules listed for the nodes that one node replaced; beyond, only their common module is kept. Chosen: fused
@@ -152,8 +152,23 @@ class Replaced(NamedTuple):
     """Number of nodes; a node reached on two paths may count twice."""
     only: ir.Node | None = None
     """The node, where there is exactly one."""
+    owners: frozenset[Place] = frozenset()
+    """Places of the products among them, which do the work: see :data:`PRODUCTS`."""
 
 
+def tags_of(places: Iterable[Place]) -> set[str]:
+    """Return the tags of places; those of one tag differ in the namespace."""
+    return {place.tag for place in places}
+
+
+PRODUCTS = frozenset({
+    "Conv", "ConvTranspose", "ConvInteger", "DeformConv", "MatMul", "MatMulInteger", "Gemm", "Einsum",
+    "LSTM", "GRU", "RNN", "Attention", "FusedConv", "NhwcFusedConv", "FusedMatMul", "FusedGemm", "QLinearConv",
+    "QLinearMatMul", "QGemm", "MatMulNBits", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MultiHeadAttention",
+    "GroupQueryAttention",
+})  # fmt: skip
+"""Operators that do the work of a node that replaces them: what is fused into a product (a bias, a batch norm, an
+activation, a transposition) costs little beside it. A node that replaced products of one module belongs to it."""
 CONVERTING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 """Specified: ONNX's operators between floating point and integers; a value stays the same but for rounding."""
 
@@ -250,8 +265,9 @@ class OriginalModel:
 
     def _joined_region(self, node: ir.Node, makers: list[ir.Node]) -> Replaced:
         place = self.place_of.get(node)
+        owners = {place} if place is not None and node.op_type in PRODUCTS else set()
         if not makers:
-            return Replaced(frozenset((place,)) if place is not None else frozenset(), 1, node)
+            return Replaced(frozenset((place,)) if place is not None else frozenset(), 1, node, frozenset(owners))
         places = {place} if place is not None else set()
         count = 1
         for maker in makers:
@@ -259,10 +275,20 @@ class OriginalModel:
             # What only converted a value of another module is no work of that module.
             if region.only is None or region.only.op_type not in CONVERTING or not places:
                 places |= region.places
+                owners |= region.owners
             count += region.nodes
         if len(places) > MOST_PLACES:
             places = {self.places.common(places)}
-        return Replaced(frozenset(places), count)
+        return Replaced(frozenset(places), count, owners=frozenset(owners))
+
+    def owner(self, replaced: Replaced) -> Place:
+        """Return the place of a node that replaced others: that of the products, else the common place of all."""
+        return self.places.common(replaced.owners if len(tags_of(replaced.owners)) == 1 else replaced.places)
+
+    def owners_among(self, nodes: Iterable[ir.Node]) -> frozenset[Place]:
+        """Return the places of the products among original nodes."""
+        found = (self.place_of.get(node) for node in nodes if node.op_type in PRODUCTS)
+        return frozenset(place for place in found if place is not None)
 
     def readers_of_weight(self, name: str) -> frozenset[Place]:
         """Return the places of the nodes that read the weight of this name.

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 import onnx_ir as ir
@@ -230,19 +231,33 @@ class OnnxSide:
 
 
 def _taken_in(model: ir.Model) -> dict[str, str]:
-    """Return the modules whose last work is part of a node above them, with the name of the node."""
+    """Return module path → node in which its last operators are fused with those of other modules."""
     found: dict[str, str] = {}
     for node in model.graph:
-        own = node.metadata_props.get(MODULE_KEY, "")
+        listed = listed_modules(node)
+        if not listed:
+            continue
+        owner = node.metadata_props.get(MODULE_KEY, "")
+        common = _common_path([owner, *listed])
         makers = [value.producer() for value in node.inputs if value is not None]
         read = [maker.metadata_props.get(MODULE_KEY, "") for maker in makers if maker is not None]
-        for path in listed_modules(node):
-            # Up to the module of the node itself, each that made something the node reads ends in it.
-            while path and path != own:
-                if any(f"{maker}.".startswith(f"{path}.") for maker in read):
+        for path in {owner, *listed}:
+            # Up to the common module: each that owns the node, or made something the node reads, ends in it.
+            while path and path != common:
+                if any(_is_inside(other, path) for other in (owner, *read)):
                     found[path] = node.name or node.op_type
                 path = path.rpartition(".")[0]
     return found
+
+
+def _is_inside(path: str, module: str) -> bool:
+    return f"{path}.".startswith(f"{module}.")
+
+
+def _common_path(paths: Sequence[str]) -> str:
+    """Return the longest module path that contains all of these."""
+    levels = zip(*(path.split(".") for path in paths), strict=False)
+    return ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
 def _boundaries(module: OnnxModule, parts: ModuleParts, position: Mapping[ir.Node, int]) -> list[ModuleBoundary]:

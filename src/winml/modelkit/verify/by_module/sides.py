@@ -39,8 +39,8 @@ class ModuleBoundary:
     reason: str = ""
     """Why there is no such boundary."""
     ends_in: str = ""
-    """Name of a node of a module above it that took in its last work, such as an addition: ``outputs`` are then not
-    what it returns; empty where there is none."""
+    """Name of a node in which its last operators are fused with those of other modules, so that ``outputs`` are not
+    the values that it returns; empty if there is none."""
 
     @property
     def key(self) -> CallKey:

@@ -80,7 +80,7 @@ def _matched(
 
 
 def _ends_in_words(node: str) -> str:
-    return f"last operators fused into {node}, which belongs to a parent module"
+    return f"last operators fused with those of other modules in {node}"
 
 
 def match_with_torch(counts: ValueCounts, file: OnnxSide) -> list[MatchedBoundary]:
