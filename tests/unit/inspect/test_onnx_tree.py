@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import numpy as np
 import onnx
+import onnx_ir as ir
+import onnxscript
+import pytest
 from onnx import helper
 
+from winml.modelkit.hierarchy.address import is_within
+from winml.modelkit.hierarchy.selector import select
 from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
 
 
@@ -117,6 +124,98 @@ def test_read_tree_malformed_torch_metadata_leaves_the_node_without_module() -> 
     good = _torch_node(["", "a", "relu"], ["M", "A", "aten.relu.default"])
     bad = [_torch_node(["", "a"], ["M"]), _make_node("n", pkg__torch__onnx__name_scopes="__import__('os')")]
     assert ("/M/A", "", "") == read_tree([good, *bad], {}, "main").tags
+
+
+class _Product(onnxscript.nn.Module):
+    """A matrix product with a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = ir.tensor(np.zeros((4, 4), np.float32))
+        self.weight = onnxscript.nn.Parameter([4, 4], name="weight", data=weight)
+
+    def forward(self, op: Any, x: Any) -> Any:
+        return op.MatMul(x, self.weight)
+
+
+class _Layer(onnxscript.nn.Module):
+    """Two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = _Product(), _Product()
+
+    def forward(self, op: Any, x: Any) -> Any:
+        return op.Add(x, self.down(op, self.up(op, x)))
+
+
+class _Layers(onnxscript.nn.Module):
+    """Two layers and a head, as Olive and onnxruntime/mobius build decoders."""
+
+    def __init__(self, name: str | None) -> None:
+        super().__init__(name)
+        self.layers, self.head = onnxscript.nn.ModuleList([_Layer(), _Layer()]), _Product()
+
+    def forward(self, op: Any, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(op, x)
+        return self.head(op, x)
+
+
+def _built_nodes(name: str | None, *without: str) -> list[onnx.NodeProto]:
+    """Return the nodes that onnxscript's builder makes of the layers."""
+    graph = ir.Graph([], [], nodes=[], name="g", opset_imports={"": 21})
+    builder = onnxscript.GraphBuilder(graph)
+    builder.add_output(_Layers(name)(builder.op, builder.input("x", ir.DataType.FLOAT, [2, 4])), "y")
+    for node in graph:
+        for key in [key for key in node.metadata_props if key.startswith(without or ("none",))]:
+            del node.metadata_props[key]
+    return [ir.serde.serialize_node(node) for node in graph]
+
+
+@pytest.mark.parametrize("name", [None, "model"])
+@pytest.mark.parametrize(("without", "source"), [((), "pkg.onnxscript metadata"), (("pkg.",), "namespace")])
+def test_read_tree_of_onnxscript_builder_joins_names_to_paths(
+    name: str | None, without: tuple[str, ...], source: str
+) -> None:
+    """Its scopes hold the name of each module inside the one before; the outermost is the root."""
+    nodes = _built_nodes(name, *without)
+    tree = read_tree(nodes, {}, "main")
+    assert source == tree.source
+    assert ["", "layers.0", "layers.0.up", "layers.0.down", "layers.1", "layers.1.up", "layers.1.down", "head"] == [
+        module.path for module in tree.modules
+    ]
+    assert "/_Layers/_Layer.1/_Product.down" == tree.tags[4]
+    assert tree.coverage.is_complete
+
+
+def test_selector_of_onnxscript_layer_excludes_all_of_it() -> None:
+    """The layer and the modules inside it."""
+    tree = read_tree(_built_nodes("model"), {}, "main")
+    (layer,) = select(tree.modules, "layers.1")
+    assert 3 == sum(is_within(tag, layer.tag) for tag in tree.tags)
+
+
+def test_read_tree_of_several_outermost_modules_has_the_graph_as_root() -> None:
+    """Modules that are called one by one are siblings."""
+    nodes = [_make_node("n", **_builder_keys(["a", "x"], ["A", "X"])), _make_node("m", **_builder_keys(["b"], ["B"]))]
+    assert ["", "a", "a.x", "b"] == [module.path for module in read_tree(nodes, {}, "main").modules]
+
+
+def _builder_keys(names: list[str], classes: list[str]) -> dict[str, str]:
+    return {"pkg__onnxscript__name_scopes": repr(names), "pkg__onnxscript__class_hierarchy": repr(classes)}
+
+
+def test_read_tree_placeholder_of_torch_passes_is_no_module() -> None:
+    """A node whose module torch does not know belongs to none."""
+    placeholder = "_empty_nn_module_stack_from_metadata_hook"
+    nodes = [
+        _torch_node(["", "a", "relu"], ["models.M", "models.A", "aten.relu"]),
+        _torch_node([placeholder, "add"], [placeholder, "aten.add.Tensor"]),
+    ]
+    tree = read_tree(nodes, {}, "main")
+    assert ("/M/A", "") == tree.tags
+    assert ["", "a"] == [module.path for module in tree.modules]
 
 
 def test_read_tree_namespace_alone_is_read_in_both_spellings() -> None:

@@ -1,8 +1,8 @@
 """Reads what an ONNX file contains: its numbers, its module tree, and the module of each node.
 
-Tries, in this order: our tags, the metadata of torch's dynamo exporter, the namespace, the scopes in node names. The
-first that any node has is used for the whole file and named in the result. A node without it belongs to no module;
-nothing is guessed.
+Tries, in this order: our tags, the metadata of torch's dynamo exporter, that of onnxscript's builder, the namespace,
+the scopes in node names. The first that any node has is used for the whole file and named in the result. A node without
+it belongs to no module; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.tagging import Coverage, name_scope, scope_path
 from winml.modelkit.hierarchy.torch_modules import comes_with_torch, comes_with_transformers, hierarchy_paths
 from winml.modelkit.metadata_keys import (
+    BUILDER_CLASSES_KEY,
+    BUILDER_SCOPES_KEY,
     CLASSES_KEY,
     MODULE_KEY,
     NAMESPACE_KEY,
@@ -46,7 +48,9 @@ __all__ = [
     "read_tree",
 ]
 
-TreeSource = Literal["winml tags", "pkg.torch.onnx metadata", "namespace", "node names", "none"]
+TreeSource = Literal[
+    "winml tags", "pkg.torch.onnx metadata", "pkg.onnxscript metadata", "namespace", "node names", "none"
+]
 
 
 Scope = tuple[tuple[str, str], ...]
@@ -91,13 +95,14 @@ def read_tree(nodes: Sequence[onnx.NodeProto], metadata: Metadata, root: str) ->
     properties = [{item.key: item.value for item in node.metadata_props} for node in nodes]
     if any(TAG_KEY in node_metadata for node_metadata in properties):
         return _tagged_tree(properties, metadata)
-    readers: tuple[tuple[TreeSource, Callable[[onnx.NodeProto, Metadata], Scope]], ...] = (
-        ("pkg.torch.onnx metadata", lambda _, node_metadata: _torch_scope(node_metadata)),
-        ("namespace", lambda _, node_metadata: _namespace_scope(node_metadata.get(NAMESPACE_KEY, ""))),
-        ("node names", lambda node, _: _name_scope(node)),
+    readers: tuple[tuple[TreeSource, Callable[[], list[Scope]]], ...] = (
+        ("pkg.torch.onnx metadata", lambda: [_torch_scope(item) for item in properties]),
+        ("pkg.onnxscript metadata", lambda: _absolute_scopes(map(_onnxscript_scope, properties))),
+        ("namespace", lambda: _namespace_scopes([item.get(NAMESPACE_KEY, "") for item in properties])),
+        ("node names", lambda: list(map(_name_scope, nodes))),
     )
     for tree_source, reader in readers:
-        scopes = [reader(node, node_metadata) for node, node_metadata in zip(nodes, properties, strict=True)]
+        scopes = reader()
         if any(scopes) and (tree_source != "node names" or any(len(scope) > 1 for scope in scopes)):
             return _scoped_tree(tree_source, _hierarchy_scopes(scopes), root)
     return OnnxTree("none", (), ("",) * len(nodes), Coverage(len(nodes), 0, {}))
@@ -235,10 +240,37 @@ def _assign_tags(classes: Mapping[str, str], parents: Mapping[str, str | None], 
 
 def _torch_scope(metadata: Metadata) -> Scope:
     """Read torch's two lists; the last entry is the node itself."""
-    paths, classes = _python_list(metadata.get(SCOPES_KEY, "")), _python_list(metadata.get(CLASSES_KEY, ""))
-    if len(paths) != len(classes):
-        return ()
-    return tuple(zip(paths, classes, strict=True))[:-1]
+    scope = _listed_scope(metadata.get(SCOPES_KEY, ""), metadata.get(CLASSES_KEY, ""))[:-1]
+    return tuple(level for level in scope if level[0] != _NO_MODULE)
+
+
+_NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
+"""Specified: what torch's passes write where the module of a node is unknown (torch/_export/passes)."""
+
+
+def _onnxscript_scope(metadata: Metadata) -> Scope:
+    """Read the two lists of onnxscript's builder: the name of each module inside the one before, and its class."""
+    return _listed_scope(metadata.get(BUILDER_SCOPES_KEY, ""), metadata.get(BUILDER_CLASSES_KEY, ""))
+
+
+def _listed_scope(paths_text: str, classes_text: str) -> Scope:
+    paths, classes = _python_list(paths_text), _python_list(classes_text)
+    return tuple(zip(paths, classes, strict=True)) if len(paths) == len(classes) else ()
+
+
+def _absolute_scopes(scopes: Iterable[Scope]) -> list[Scope]:
+    """Return scopes with module paths instead of names; the outermost module that all nodes share is the root."""
+    scopes = list(scopes)
+    has_root = len({scope[0] for scope in scopes if scope}) == 1
+    found: list[Scope] = []
+    for scope in scopes:
+        path, levels = "", [("", scope[0][1] if has_root else "")] if scope else []
+        for name, class_name in scope[1:] if has_root else scope:
+            path = f"{path}.{name}" if path and name else path or name
+            if path and path != levels[-1][0]:
+                levels.append((path, class_name))
+        found.append(tuple(levels))
+    return found
 
 
 def _python_list(text: str) -> list[str]:
@@ -249,17 +281,31 @@ def _python_list(text: str) -> list[str]:
     return [str(item) for item in value] if isinstance(value, list) else []
 
 
-def _namespace_scope(namespace: str) -> Scope:
-    """Read ``BertModel/encoder: BertEncoder``, or torch's ``: package.BertModel/…``, whose last level is the node."""
-    if not namespace:
-        return ()
-    levels = namespace.split(address.SEPARATOR)
-    scope = [
-        (path, class_name) for path, separator, class_name in (level.partition(": ") for level in levels) if separator
+def _namespace_scopes(namespaces: Sequence[str]) -> list[Scope]:
+    """Read the namespaces of torch or winml, which have paths, or of onnxscript's builder, which have names."""
+    levels = [
+        [_namespace_level(level) for level in text.split(address.SEPARATOR)] if text else [] for text in namespaces
     ]
-    if levels[0].startswith(": "):
-        return tuple(scope[:-1])
-    return (("", levels[0]), *scope) if len(scope) == len(levels) - 1 else ()
+    outermost = [node_levels[0] for node_levels in levels if node_levels]
+    # torch writes the package before the class of the root, winml the class alone.
+    is_relative = bool(outermost) and not any(name is None or (not name and "." in kind) for name, kind in outermost)
+    if is_relative:
+        return _absolute_scopes(tuple((name or "", kind) for name, kind in node_levels) for node_levels in levels)
+    return list(map(_namespace_scope, levels))
+
+
+def _namespace_level(text: str) -> tuple[str | None, str]:
+    """Return name and class of a level such as ``encoder: BertEncoder``; the name is `None` if there is none."""
+    name, separator, class_name = text.partition(": ")
+    return (name, class_name) if separator else (None, text)
+
+
+def _namespace_scope(levels: Sequence[tuple[str | None, str]]) -> Scope:
+    """Read ``BertModel/encoder: BertEncoder``, or torch's ``: package.BertModel/…``, whose last level is the node."""
+    scope = tuple((path, class_name) for path, class_name in levels if path is not None)
+    if not levels or levels[0][0] == "":
+        return tuple(level for level in scope[:-1] if level[0] != _NO_MODULE)
+    return (("", levels[0][1]), *scope) if len(scope) == len(levels) - 1 else ()
 
 
 def _name_scope(node: onnx.NodeProto) -> Scope:
