@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cache, partial
 
 import onnx_ir as ir
 
 from winml.modelkit.hierarchy.carry.matching import Match, Way, match_nodes
-from winml.modelkit.hierarchy.carry.original_graph import OriginalModel, Place
+from winml.modelkit.hierarchy.carry.original_graph import OriginalModel, Place, is_foreign
 from winml.modelkit.hierarchy.tagging import SOURCES, NodeTag, Source, measure_coverage, read_tag, write_tag
-from winml.modelkit.metadata_keys import MODULES_KEY, NAMESPACE_KEY, OUR_PREFIX, SOURCE_KEY, TORCH_PREFIX
+from winml.modelkit.metadata_keys import MODULES_KEY, NAMESPACE_KEY, OUR_PREFIX, SOURCE_KEY
 
 __all__ = ["CarryReport", "Way", "carry_tags"]
 
@@ -46,14 +46,19 @@ class CarryReport:
 def carry_tags(original_model: ir.Model, carried_model: ir.Model) -> CarryReport:
     """Give every node of ``carried_model`` a tag, in place; subgraphs and functions included.
 
-    ``original_model`` is not changed. Where it has no tags, ``carried_model`` gets none.
+    Metadata of other tools goes the same way: a node that survived keeps it, one that replaced several gets their
+    values, joined by ``;`` if they differ. ``original_model`` is not changed. If it has no tags, ``carried_model`` gets
+    none.
 
     Args:
         original_model: The model before the tool.
         carried_model: The model the tool wrote.
     """
     original = OriginalModel(original_model)
-    if not original.place_of:
+    if not original.is_tagged:
+        if original.place_of:
+            for node, match in _match_model(carried_model, original).items():
+                _write_foreign(node, match, original)
         coverage = measure_coverage(carried_model)
         note = "the original model has no tags to carry"
         return CarryReport(coverage.nodes, coverage.tagged, {}, (note,), is_known=False)
@@ -97,6 +102,19 @@ def _match_model(carried_model: ir.Model, original: OriginalModel) -> dict[ir.No
     return matches
 
 
+def _write_foreign(node: ir.Node, match: Match, original: OriginalModel) -> None:
+    """Write the metadata of other tools to a matched node of a model without tags, in place."""
+    metadata = node.metadata_props
+    if match.survivor is not None:
+        pairs: Iterable[tuple[str, str]] = match.survivor.metadata_props.items()
+    elif match.way == "root":
+        return
+    else:
+        pairs = (*original.dialects.get(match.place.tag, ()), *match.place.foreign)
+    for key, text in pairs:
+        metadata.setdefault(key, text)
+
+
 class _TagWriter:
     """Writes the tags of matched nodes, in place."""
 
@@ -112,15 +130,17 @@ class _TagWriter:
         if match.way == "kept":
             if metadata != survivor:
                 _realign_tag(node, match.place)
+                _add_missing(metadata, survivor or {})
             return
         if metadata:
             for key in self._owned_keys(metadata):
                 del metadata[key]
         if survivor is not None:
-            owned = self._owned_keys(survivor)
-            metadata.update(survivor if len(owned) == len(survivor) else {key: survivor[key] for key in owned})
+            metadata.update({key: survivor[key] for key in self._owned_keys(survivor)})
+            _add_missing(metadata, survivor)
             return
         metadata.update(self._tag_metadata(match.place, self._tag_source(match)))
+        _add_missing(metadata, dict(match.place.foreign))
         if len(match.replaced.places) > 1:
             modules = sorted({replaced.module for replaced in match.replaced.places})
             if len(modules) > 1:
@@ -140,7 +160,7 @@ class _TagWriter:
         keys = tuple(metadata)
         owned = self._keys_by_set.get(keys)
         if owned is None:
-            owned = tuple(key for key in keys if key == NAMESPACE_KEY or key.startswith((OUR_PREFIX, TORCH_PREFIX)))
+            owned = tuple(key for key in keys if not is_foreign(key))
             self._keys_by_set[keys] = owned
         return owned
 
@@ -150,6 +170,13 @@ class _TagWriter:
         if match.way == "output" and (only := match.replaced.only) is not None and (tag := read_tag(only)) is not None:
             return tag.source
         return "inherited" if match.way in ("neighbours", "output") else "merged"
+
+
+def _add_missing(metadata: MutableMapping[str, str], others: Mapping[str, str]) -> None:
+    """Add the keys of other tools that a node has lost, in place."""
+    for key, text in others.items():
+        if is_foreign(key):
+            metadata.setdefault(key, text)
 
 
 def _realign_tag(node: ir.Node, place: Place) -> None:

@@ -416,7 +416,7 @@ def _previous_position(matching: _Matching, node: ir.Node, tag: str) -> Place:
     places = matching.original.places
     place = places.of_tag(tag)
     namespace = node.metadata_props.get(NAMESPACE_KEY)
-    return places.add(tag, place.module, namespace) if namespace else place
+    return places.add(tag, place.module, namespace, place.foreign) if namespace else place
 
 
 def _surviving_original(matching: _Matching, node: ir.Node) -> ir.Node | None:

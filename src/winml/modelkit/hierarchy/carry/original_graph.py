@@ -6,21 +6,39 @@ Answers which original nodes lie behind a value that no longer exists. Does not 
 
 from __future__ import annotations
 
+import ast
 import json
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from winml.modelkit.hierarchy import address
-from winml.modelkit.metadata_keys import MODULE_KEY, NAMESPACE_KEY, TAG_KEY, TREE_KEY
+from winml.modelkit.hierarchy.tagging import all_nodes
+from winml.modelkit.metadata_keys import (
+    BUILDER_CLASSES_KEY,
+    BUILDER_SCOPES_KEY,
+    CLASSES_KEY,
+    MODULE_KEY,
+    NAMESPACE_KEY,
+    OUR_PREFIX,
+    SCOPES_KEY,
+    TAG_KEY,
+    TORCH_PREFIX,
+    TREE_KEY,
+)
 
-__all__ = ["GraphNames", "OriginalModel", "Place", "Places", "Replaced", "tags_of", "walk"]
+__all__ = ["GraphNames", "OriginalModel", "Place", "Places", "Replaced", "is_foreign", "tags_of", "walk"]
 
 MOST_PLACES = 64
 """Most modules listed for the nodes that one node replaced; beyond, only their common module is kept. Chosen: fused
 operators replace nodes of a handful of modules. The limit keeps the work linear in the size of the graph."""
+
+JOINT = ";"
+"""Specified: stands between the values of merged nodes (docs/reference/formats.md)."""
+_UNTAGGED = "/-"
+"""Begins the tags that stand for the modules of a model without tags while it is matched; no file has them."""
 
 _COUNTS = frozenset({ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.STRING})
 """Types of shapes, axes and masks."""
@@ -30,13 +48,48 @@ _IS_RANDOM = frozenset(
 )
 
 
+Pairs = tuple[tuple[str, str], ...]
+"""Metadata keys with their values."""
+
+
 @dataclass(frozen=True, eq=False)
 class Place:
-    """A position in the hierarchy: tag, module path, namespace. One object for each, compared by identity."""
+    """A position in the hierarchy: tag, module path, namespace, and the metadata of others that nodes there have.
+
+    One object for each, compared by identity.
+    """
 
     tag: str
     module: str
     namespace: str
+    foreign: Pairs = ()
+    """Keys of other tools on the nodes, with their values."""
+    index: int = 0
+    """Position among the places, in the order of the graph."""
+
+
+def is_foreign(key: str) -> bool:
+    """Return True for a metadata key of a node that neither winml nor torch writes."""
+    return key != NAMESPACE_KEY and not key.startswith((OUR_PREFIX, TORCH_PREFIX))
+
+
+def names_module(key: str) -> bool:
+    """Return True for a metadata key in which an exporter names the module of a node."""
+    return key in (NAMESPACE_KEY, SCOPES_KEY, CLASSES_KEY, BUILDER_SCOPES_KEY, BUILDER_CLASSES_KEY)
+
+
+_LEVEL_KEYS = (SCOPES_KEY, BUILDER_SCOPES_KEY, NAMESPACE_KEY)
+
+
+def _levels(key: str, text: str) -> list[str]:
+    """Return the modules that a key names, outermost first; torch names the node itself last."""
+    if key == NAMESPACE_KEY:
+        return text.split(address.SEPARATOR)
+    try:
+        names = [str(name) for name in ast.literal_eval(text)]
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return []
+    return names[:-1] if key == SCOPES_KEY else names
 
 
 def walk(graph: ir.Graph | ir.Function) -> Iterator[tuple[ir.Node, ir.Node | None]]:
@@ -70,7 +123,7 @@ class Places:
     def __init__(self, model: ir.Model) -> None:
         self._modules: dict[str, str] = {}
         self._namespaces: dict[str, str] = {}
-        self._places: dict[tuple[str, str], Place] = {}
+        self._places: dict[tuple[str, str, Pairs], Place] = {}
         self._of_tags: dict[str, Place] = {}
         for entry in _recorded_tree(model):
             self._modules.setdefault(*entry)
@@ -78,11 +131,11 @@ class Places:
     def __contains__(self, tag: str) -> bool:
         return tag in self._modules
 
-    def add(self, tag: str, module: str, namespace: str) -> Place:
-        """Return the place with this tag and namespace, added if it is new."""
-        place = self._places.get((tag, namespace))
+    def add(self, tag: str, module: str, namespace: str, foreign: Pairs = ()) -> Place:
+        """Return the place with this tag, namespace and foreign metadata, added if it is new."""
+        place = self._places.get((tag, namespace, foreign))
         if place is None:
-            place = self._places[tag, namespace] = Place(tag, module, namespace)
+            place = self._places[tag, namespace, foreign] = Place(tag, module, namespace, foreign, len(self._places))
             self._modules.setdefault(tag, module)
             for path, scope in _enclosing_scopes(namespace):
                 self._namespaces.setdefault(path, scope)
@@ -117,8 +170,18 @@ class Places:
         distinct = set(places)
         if len(distinct) == 1:
             return distinct.pop()
-        place = self.of_tag(address.common_ancestor({place.tag for place in distinct}))
-        return place if place.tag else self.root()
+        tags = {place.tag for place in distinct}
+        place = self.of_tag(tags.pop() if len(tags) == 1 else address.common_ancestor(tags))
+        return self.with_foreign(place if place.tag else self.root(), distinct)
+
+    def with_foreign(self, place: Place, others: Iterable[Place]) -> Place:
+        """Return a place with the foreign metadata of several: of one key, the different values joined by ``;``."""
+        values: dict[str, dict[str, None]] = {}
+        for other in sorted(others, key=lambda other: other.index):
+            for key, text in other.foreign:
+                values.setdefault(key, {}).update(dict.fromkeys(text.split(JOINT)))
+        foreign = tuple((key, JOINT.join(list(texts)[:MOST_PLACES])) for key, texts in sorted(values.items()))
+        return place if foreign == place.foreign else self.add(place.tag, place.module, place.namespace, foreign)
 
 
 def _recorded_tree(model: ir.Model) -> list[tuple[str, str]]:
@@ -192,6 +255,12 @@ class OriginalModel:
     def __init__(self, original: ir.Model) -> None:
         self.places = Places(original)
         self.place_of: dict[ir.Node, Place] = {}
+        nodes = list(all_nodes(original))
+        self.is_tagged = any(node.metadata_props.get(TAG_KEY) for node in nodes)
+        """Whether nodes have tags; else only the metadata of other tools is carried."""
+        self.dialects: dict[str, Pairs] = {}
+        """Of a model without tags: tag that stands for a module → keys of other exporters that name the module."""
+        self._has_metadata = any(node.metadata_props for node in nodes)
         self.functions: dict[ir.OperatorIdentifier, GraphNames] = {}
         self.main = self._read_names(original.graph)
         for identifier, function in original.functions.items():
@@ -216,10 +285,26 @@ class OriginalModel:
                     makers[output.name] = node
             metadata = node.metadata_props
             if tag := metadata.get(TAG_KEY):
-                self.place_of[node] = places.add(tag, metadata.get(MODULE_KEY, ""), metadata.get(NAMESPACE_KEY, ""))
+                module, namespace = metadata.get(MODULE_KEY, ""), metadata.get(NAMESPACE_KEY, "")
+                self.place_of[node] = places.add(tag, module, namespace, self._foreign_pairs(metadata))
+            elif not self.is_tagged and self._has_metadata:
+                self.place_of[node] = self._untagged_place(metadata)
         for name in ambiguous:
             del by_name[name]
         return names
+
+    @staticmethod
+    def _foreign_pairs(metadata: Mapping[str, str]) -> Pairs:
+        return tuple((key, text) for key, text in metadata.items() if is_foreign(key))
+
+    def _untagged_place(self, metadata: Mapping[str, str]) -> Place:
+        """Return the place of a node of a model without tags: that of the module which other exporters name."""
+        dialect = tuple((key, text) for key, text in metadata.items() if names_module(key))
+        levels = next((_levels(key, metadata[key]) for key in _LEVEL_KEYS if metadata.get(key)), [])
+        tag = _UNTAGGED + "".join(f"/{level.replace(address.SEPARATOR, '_') or '-'}" for level in levels)
+        self.dialects.setdefault(tag, dialect)
+        foreign = tuple((key, text) for key, text in metadata.items() if not names_module(key))
+        return self.places.add(tag, "", "", foreign)
 
     def replaced_by_maker_of(
         self, value: ir.Value | None, present: Container[str], claimed: Container[ir.Node]
@@ -283,7 +368,9 @@ class OriginalModel:
 
     def owner(self, replaced: Replaced) -> Place:
         """Return the place of a node that replaced others: that of the products, else the common place of all."""
-        return self.places.common(replaced.owners if len(tags_of(replaced.owners)) == 1 else replaced.places)
+        if len(tags_of(replaced.owners)) != 1:
+            return self.places.common(replaced.places)
+        return self.places.with_foreign(self.places.common(replaced.owners), replaced.places)
 
     def owners_among(self, nodes: Iterable[ir.Node]) -> frozenset[Place]:
         """Return the places of the products among original nodes."""

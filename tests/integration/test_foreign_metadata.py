@@ -1,0 +1,143 @@
+"""Node metadata of other tools travels as tags do, through every verb that changes a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+from winml.modelkit import HTPExporter, WinMLExportConfig, optimize_onnx
+from winml.modelkit.flows.module_functions import graph_modules
+from winml.modelkit.hierarchy.tagging import clear_tag
+from winml.modelkit.verbs.quantize import quantize_onnx
+
+KEY = "layer_ann"
+"""What ONNX Runtime reads to place nodes on devices."""
+
+
+class Net(nn.Module):
+    """A convolution with a batch norm and an activation, and two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.act = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()
+        self.up, self.head = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.up(self.act(self.norm(self.conv(x))).mean((2, 3)))))
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The network with its operators as annotations, with tags and without."""
+    folder = tmp_path_factory.mktemp("sources")
+    tagged, plain = folder / "tagged.onnx", folder / "plain.onnx"
+    config = WinMLExportConfig(exporter="torchscript", verify=False)
+    HTPExporter(config).export(Net().eval(), tagged, {"x": torch.randn(1, 3, 8, 8)})
+    model = ir.load(tagged)
+    for node in model.graph:
+        node.metadata_props[KEY] = f"{node.op_type.lower()} of {node.metadata_props['winml.hierarchy.module'] or 'net'}"
+    ir.save(model, tagged)
+    for node in model.graph:
+        clear_tag(node)
+        node.name = node.name.replace("/", "_")
+    model.metadata_props.clear()
+    ir.save(model, plain)
+    return {"tagged": tagged, "plain": plain}
+
+
+WORKS: dict[str, Callable[[Path, Path], object]] = {
+    "opset": lambda source, target: optimize_onnx(source, target, opset=21),
+    **{
+        level: lambda source, target, level=level: optimize_onnx(source, target, level=level)
+        for level in ("basic", "extended", "full")
+    },
+    **{
+        name: lambda source, target, options=options: quantize_onnx(source, target, verify=False, **options)
+        for name, options in {
+            "dynamic": {"mode": "dynamic"},
+            "qdq": {"mode": "qdq"},
+            "weight-only": {"precision": "int4", "block_size": 16},
+            "fp16": {"precision": "fp16"},
+        }.items()
+    },
+}
+
+
+def annotations(path: Path) -> dict[str, str]:
+    """Return the output of each node → its annotation."""
+    return {
+        value.name or "": node.metadata_props.get(KEY, "") for node in ir.load(path).graph for value in node.outputs
+    }
+
+
+@pytest.mark.parametrize("kind", ["tagged", "plain"])
+@pytest.mark.parametrize("work", WORKS)
+def test_annotation_is_kept_by_nodes_and_joined_where_they_are_fused(
+    sources: dict[str, Path], tmp_path: Path, kind: str, work: str
+) -> None:
+    """What makes a value of the source has what the maker of the value had; a fused node has the values of all."""
+    WORKS[work](sources[kind], tmp_path / "after.onnx")
+    onnx.checker.check_model(tmp_path / "after.onnx")
+    before, after = annotations(sources[kind]), annotations(tmp_path / "after.onnx")
+    shared = before.keys() & after.keys()
+    assert len(shared) >= 5
+    assert {name: before[name] for name in shared} == {
+        name: before[name] for name in shared if before[name] in after[name].split(";")
+    }
+    fused = next((text for text in after.values() if "batchnorm" in text and "conv of" in text), "")
+    assert bool(fused) == (work in ("basic", "extended", "full", "qdq"))
+
+
+@pytest.mark.parametrize("kind", ["tagged", "plain"])
+def test_annotation_of_a_folded_convolution_has_both(sources: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    """In the order of the graph, each once."""
+    optimize_onnx(sources[kind], tmp_path / "after.onnx", level="basic")
+    (node,) = [node for node in ir.load(tmp_path / "after.onnx").graph if node.op_type == "Conv"]
+    assert "conv of conv;batchnormalization of norm" == node.metadata_props[KEY]
+
+
+def test_nodes_that_replace_a_product_have_its_annotation(sources: dict[str, Path], tmp_path: Path) -> None:
+    """Dynamic quantization makes several nodes of a product."""
+    quantize_onnx(sources["tagged"], tmp_path / "after.onnx", mode="dynamic", verify=False)
+    made = [node for node in ir.load(tmp_path / "after.onnx").graph if node.op_type == "MatMulInteger"]
+    assert ["gemm of up", "gemm of head"] == [node.metadata_props.get(KEY) for node in made]
+
+
+def test_untagged_file_gets_no_tags(sources: dict[str, Path], tmp_path: Path) -> None:
+    """What is carried is the metadata that it has."""
+    optimize_onnx(sources["plain"], tmp_path / "after.onnx", level="full")
+    keys = {key for node in ir.load(tmp_path / "after.onnx").graph for key in node.metadata_props}
+    assert {KEY} == keys
+
+
+@pytest.mark.parametrize("options", [{"mode": "dynamic"}, {"mode": "qdq"}, {"precision": "int4", "block_size": 16}])
+def test_modules_of_a_file_of_onnxscript_builder_survive(tmp_path: Path, options: dict[str, str]) -> None:
+    """Each node of the quantized file names its module, as the builder wrote it."""
+    keys = {"pkg.onnxscript.name_scopes": "['net', '{}']", "pkg.onnxscript.class_hierarchy": "['Net', 'Linear']"}
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["" : 21]> g (float[2, 16] x) => (float[2, 16] z)
+        <float[16, 16] v, float[16, 16] w> { a = MatMul (x, v) y = Relu (a) z = MatMul (y, w) }"""
+    )
+    for number, name in enumerate("vw"):
+        weight = np.random.default_rng(number).normal(size=(16, 16)).astype(np.float32)
+        model.graph.initializers.pop(name, None)
+        value = next(value for node in model.graph for value in node.inputs if value is not None and value.name == name)
+        value.const_value = ir.tensor(weight, name=name)
+        model.graph.register_initializer(value)
+    for node, module in zip(model.graph, ("up", "up", "down"), strict=True):
+        node.name = f"{module}_{node.op_type}"
+        node.metadata_props.update({key: text.format(module) for key, text in keys.items()})
+    ir.save(model, tmp_path / "source.onnx")
+    quantize_onnx(tmp_path / "source.onnx", tmp_path / "after.onnx", verify=False, exclude=("down",), **options)
+    modules = graph_modules(ir.load(tmp_path / "after.onnx"), "net")
+    assert "pkg.onnxscript metadata" == modules.source
+    assert {"/Net/Linear.up", "/Net/Linear.down"} == set(modules.tag_of.values())
+    assert {"/Net/Linear.down"} == {tag for name, tag in modules.tag_of.items() if name == "down_MatMul"}
