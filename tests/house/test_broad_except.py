@@ -23,6 +23,7 @@ BOUNDARIES: dict[str, str] = {
     "cli._errors:exit_status": "turns a mistake of ours into a request for a report instead of a traceback",
     "export.dynamo.capturing:capture_dynamo": "the exporter raises what it likes; named with its operator",
     "export.torchscript.capturing:capture_torchscript": "the exporter raises what it likes; named with its operator",
+    "graph.files.foreign_files:foreign_parser": "parsers of foreign files raise what they like; said with the file",
     "graph.files.placing:_named_data": "what is replaced may be anything at all; then it names no data of ours",
     "graph.stage:run_passes": "a library pass raises what it likes; said again with its name and place",
     "inference.generation.causal_lm:generated_by.work": "raised again in the thread that waits",

@@ -95,7 +95,7 @@ CLOSED = {
     "cli": "commands of transformers; not used",
     "dynamic_module_utils.py": "own code: load/checkpoints/config.py decides, and refuses code of other repositories",
     "generation/utils.py": "custom generate: asked for with trust only, and its file is looked for in the folder",
-    "integrations": "kernels: hub_kernels.get_kernel is replaced (load/library_access.py)",
+    "integrations": "kernels: hub_kernels.get_kernel is replaced (runtime/foreign_libraries.py)",
     "integrations/peft.py": "a folder with an adapter is refused (load/checkpoints/config.py)",
     "backbone_utils.py": "repo_exists: the network is closed, which ends in a CheckpointError",
     "modeling_utils.py": "conversion of pickles: of Hub ids only, and not offline",

@@ -29,6 +29,7 @@ from winml.modelkit.load.checkpoints.companion_files import companion_files
 from winml.modelkit.load.checkpoints.hub import hub_file
 from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, resolve_source
+from winml.modelkit.options import read_text_file
 
 if TYPE_CHECKING:
     from winml.modelkit.results.build_manifest import BuildManifest
@@ -280,7 +281,7 @@ def _manifest_in(folder: Path) -> BuildManifest | None:
     from winml.modelkit.results.build_manifest import read_manifest
 
     try:
-        return read_manifest((folder / BUILD_MANIFEST_NAME).read_bytes())
+        return read_manifest(read_text_file(folder / BUILD_MANIFEST_NAME))
     except (OSError, ValueError):
         return None
 

@@ -14,7 +14,7 @@ from torch import nn
 from transformers.integrations import hub_kernels
 from transformers.utils import logging as messages
 
-from winml.modelkit.load.library_access import local_files_only, local_libraries, quiet_libraries
+from winml.modelkit.runtime.foreign_libraries import local_files_only, local_libraries, quiet_libraries
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 
 

@@ -23,7 +23,7 @@ from winml.modelkit.graph.files.foreign_names import lies_within
 from winml.modelkit.graph.files.output_files import refuse_existing, refuse_special, waiting_files, write_error
 from winml.modelkit.graph.files.recovery import settle_interrupted
 from winml.modelkit.graph.files.resumable_results import write_atomically
-from winml.modelkit.options import read_json_file
+from winml.modelkit.options import read_json_file, read_text_file
 from winml.modelkit.results.build_manifest import (
     MANIFEST_VERSION,
     READABLE_VERSIONS,
@@ -132,7 +132,7 @@ class BuildFolder:
         self._owned = {BUILD_MANIFEST_NAME, *files} if version is not None else set(self._names)
         if version in READABLE_VERSIONS:
             with contextlib.suppress(ValueError, OSError):
-                self.manifest = read_manifest(path.read_bytes())
+                self.manifest = read_manifest(read_text_file(path))
         if self.manifest is None:
             problem = (
                 "is damaged"

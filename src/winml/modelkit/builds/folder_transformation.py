@@ -29,7 +29,7 @@ from winml.modelkit.graph.files.output_files import OutputFiles, recover, refuse
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.writing import place_self_contained
 from winml.modelkit.hierarchy.selector import HasAddress, Selector, select
-from winml.modelkit.options import Options
+from winml.modelkit.options import Options, read_text_file
 from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord, read_manifest
 from winml.modelkit.results.transformed_file import RecordT, TransformedFolder
 from winml.modelkit.version import __version__
@@ -158,7 +158,7 @@ def _manifest_text(
 def _earlier_names(output: Path) -> tuple[str, ...]:
     """Return what a build left in the folder before, which the next one may remove."""
     try:
-        return read_manifest((output / BUILD_MANIFEST_NAME).read_bytes()).files
+        return read_manifest(read_text_file(output / BUILD_MANIFEST_NAME)).files
     except (OSError, ValueError):
         return ()
 

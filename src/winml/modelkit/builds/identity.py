@@ -10,6 +10,7 @@ import contextvars
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +21,6 @@ from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_belo
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.load.checkpoints.adapters import adapter_files, read_adapters
 from winml.modelkit.load.checkpoints.companion_files import card_files, companion_files
-from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, ModelSource, checkpoint_path, resolve_source
 from winml.modelkit.results.build_manifest import FileRecord
 
@@ -156,7 +156,7 @@ def _files_read(source: ModelSource, folder: Path, request: ModelRequest) -> Ite
         return
     suffixes = (*_READ_SUFFIXES, ".py") if request.trust_remote_code else _READ_SUFFIXES
     yield from (path for path in sorted(folder.iterdir()) if path.suffix in suffixes and path.is_file())
-    weights = None if request.random_weights else find_weights(folder)
+    weights = None if request.random_weights else replace(source, path=folder).stored_weights
     yield from weights.files if weights is not None else ()
 
 

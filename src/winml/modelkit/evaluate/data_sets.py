@@ -33,8 +33,8 @@ from winml.modelkit.evaluate.data_sources import (
 )
 from winml.modelkit.evaluate.local_files import FolderLayout, prepared_splits, read_files, read_layout, read_saved
 from winml.modelkit.evaluate.media import Unreadable, open_image, open_recording
-from winml.modelkit.evaluate.processors import UNREADABLE
 from winml.modelkit.fields import read_columns
+from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.options import load_json, nearest
@@ -310,12 +310,13 @@ def _read_splits(
     """Return the splits, and what is to be said of their files."""
     if source.kind == "hub":
         return _from_hub(request, source), ()
-    import datasets
 
     assert source.path is not None
     if source.path.is_file() and not source.path.stat().st_size:
         raise UsageError(f"{request.words}: empty file, no samples", hint=DATA_SET_FORMATS)
-    try:
+    hint = "Correct the file, or use a different format. Text is read as UTF-8."
+    kind = _KIND_WORDS.get(source.kind, source.kind)
+    with foreign_parser(f"{request.words}: cannot be read as {kind}", hint=hint, reason=_reason):
         if source.kind == "saved":
             return read_saved(source.path), ()
         cache = resources.enter_context(temporary_folder())
@@ -329,18 +330,9 @@ def _read_splits(
         labels = {"drop_labels": False} if layout.kind == "images" and _is_one_class(source.path, layout) else {}
         read = read_files(layout.kind, layout.splits, cache, options={**labels, **layout.options}, info=layout.info)
         return read, layout.notes
-    except (*_DAMAGED, datasets.exceptions.DatasetsError) as error:
-        raise InputError(
-            f"{request.words}: cannot be read as {_KIND_WORDS.get(source.kind, source.kind)}: {_reason(error)}",
-            hint="Correct the file, or use a different format. Text is read as UTF-8.",
-        ) from error
 
 
 _KIND_WORDS = {"saved": "a folder written by save_to_disk", "images": "a folder of images"}
-
-
-_DAMAGED = (*UNREADABLE, ArithmeticError, AssertionError, MemoryError, RuntimeError)
-"""What datasets, pandas and pyarrow raise for files that are missing or damaged."""
 
 
 def _is_one_class(folder: Path, layout: FolderLayout) -> bool:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import io
 import math
-import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below, refuse_special_file
 from winml.modelkit.runtime.host import available_bytes
 from winml.modelkit.version import install_command
@@ -32,11 +31,13 @@ IMAGE_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _ORIENTATION = 0x0112
 """Specified by Exif: the tag that says how a picture is turned; 1 is not at all."""
 _SAMPLE_BYTES = 4
-_DAMAGED = (
-    OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError,
-    SyntaxError, EOFError, struct.error, zlib.error,
-)  # fmt: skip
-"""What Pillow and soundfile raise for files that are damaged."""
+_PIXEL_BYTES = 24
+"""Memory that a pixel takes from decoding to the values of a processor. Measured: 20."""
+_MOST_PIXELS = 89_478_485
+"""Of an image: the size from which Pillow warns of decompression bombs."""
+_RATES_HZ = (1000, 1_000_000)
+"""Sampling rates that are read. Chosen: telephones record at 8 kHz, ultrasound at 500 kHz. A lower rate makes
+resampling multiply the samples."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,30 @@ def open_image(cell: object, folders: Sequence[Path] | None, place: str) -> Imag
     if isinstance(source, Unreadable):
         return source
     try:
-        image = source if isinstance(source, PIL.Image.Image) else PIL.Image.open(source, formats=IMAGE_FORMATS)
-        image.load()
-        if image.getexif().get(_ORIENTATION, 1) != 1:
-            # Cameras write how the picture is turned beside the pixels; the pipelines turn it, too.
-            image = PIL.ImageOps.exif_transpose(image)
-    except PIL.UnidentifiedImageError:
-        return Unreadable(name, f"the format is none of {', '.join(IMAGE_FORMATS)}")
-    except (*_DAMAGED, PIL.Image.DecompressionBombError) as error:
-        return Unreadable(name, str(error) or type(error).__name__)
+        with foreign_parser(""):
+            try:
+                image = source if isinstance(source, PIL.Image.Image) else PIL.Image.open(source, formats=IMAGE_FORMATS)
+            except PIL.UnidentifiedImageError:
+                return Unreadable(name, f"the format is none of {', '.join(IMAGE_FORMATS)}")
+            if problem := _size_problem(image.width, image.height):
+                return Unreadable(name, problem)
+            image.load()
+            if image.getexif().get(_ORIENTATION, 1) != 1:
+                # Cameras write how the picture is turned beside the pixels; the pipelines turn it, too.
+                image = PIL.ImageOps.exif_transpose(image)
+    except InputError as error:
+        return Unreadable(name, error.message)
     return image
+
+
+def _size_problem(width: int, height: int) -> str:
+    """Return why an image of this size is not decoded; empty if it is."""
+    pixels, free = width * height, available_bytes()
+    if pixels > _MOST_PIXELS:
+        return f"its header declares {width} x {height} pixels; the maximum is {_MOST_PIXELS:_} pixels"
+    if free is not None and pixels * _PIXEL_BYTES > free // 2:
+        return f"its header declares {width} x {height} pixels; {size_words(free)} of memory are free"
+    return ""
 
 
 def open_recording(cell: object, folders: Sequence[Path] | None, place: str) -> Recording | Unreadable:
@@ -123,7 +138,12 @@ def open_recording(cell: object, folders: Sequence[Path] | None, place: str) -> 
     if isinstance(source, Unreadable):
         return source
     try:
-        with soundfile.SoundFile(source) as file:
+        with foreign_parser(""), soundfile.SoundFile(source) as file:
+            if not _RATES_HZ[0] <= file.samplerate <= _RATES_HZ[1]:
+                return Unreadable(
+                    name,
+                    f"its sampling rate is {file.samplerate} Hz, expected {_RATES_HZ[0]} to {_RATES_HZ[1]} Hz",
+                )
             declared, free = file.frames * file.channels * _SAMPLE_BYTES, available_bytes()
             if free is not None and declared > free // 2:
                 return Unreadable(
@@ -131,8 +151,8 @@ def open_recording(cell: object, folders: Sequence[Path] | None, place: str) -> 
                     f"its header declares {size_words(declared)} of samples; {size_words(free)} of memory are free",
                 )
             samples, rate_hz = file.read(dtype="float32"), file.samplerate
-    except (*_DAMAGED, soundfile.SoundFileError) as error:
-        return Unreadable(name, str(error) or type(error).__name__)
+    except InputError as error:
+        return Unreadable(name, error.message)
     return Recording(_one_channel(samples), int(rate_hz))
 
 

@@ -28,6 +28,7 @@ from winml.modelkit.evaluate.processors import (
     sentence_length,
     tokenizer_call,
 )
+from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.runtime.decoding.inputs import empty_state_sizes
 from winml.modelkit.runtime.default_sizes import IMAGE_EDGE
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words
@@ -61,8 +62,6 @@ _STRIDE = 128
 _ONE_AT_A_TIME = "images of different sizes are run one at a time, since the graph takes no pixel mask"
 _GROWING = frozenset({"key", "value", "indexer"})
 """Kinds of states of a cache that hold one entry for every token."""
-_FAILURES = (ValueError, TypeError, LookupError, RuntimeError)
-"""What processors raise for values they cannot use."""
 
 
 @dataclass(frozen=True)
@@ -214,18 +213,14 @@ class Preprocessor:
         rows = [Row(number, sample) for number, sample in chunk]
         arrays: dict[str, Array] = {}
         for kind, processor in self.processors.items():
-            try:
+            words = f"{self._option}: the {kind} failed on samples from {chunk[0][0]}"
+            with foreign_parser(words, hint="Check these samples, or use .npz files."):
                 if kind == "tokenizer":
                     created, rows = self._tokenized(processor, rows)
                 elif kind == "image processor":
                     created, rows = self._image_inputs(processor, rows)
                 else:
                     created = self._recordings(processor, rows)
-            except _FAILURES as error:
-                raise InputError(
-                    f"{self._option}: the {kind} failed on samples from {chunk[0][0]}: {' '.join(str(error).split())}",
-                    hint="Check these samples, or use .npz files.",
-                ) from error
             arrays |= created
         return arrays, rows
 

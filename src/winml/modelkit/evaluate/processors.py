@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -17,12 +17,13 @@ from typing import Any, Final, Literal
 from winml.modelkit.errors import InputError, UsageError, first_line, is_panic
 from winml.modelkit.evaluate.media import install_hint
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_NAME
-from winml.modelkit.options import read_json_file
+from winml.modelkit.graph.files.foreign_files import library_file
+from winml.modelkit.options import JsonError, read_json_file
+from winml.modelkit.runtime.foreign_libraries import library_folder
 from winml.modelkit.runtime.shared_settings import shared_by_threads
 
 __all__ = [
     "LONGEST_TEXT_CHARACTERS",
-    "UNREADABLE",
     "ProcessorKind",
     "kinds_for",
     "missing_processors",
@@ -37,26 +38,19 @@ __all__ = [
 # --- Reads the transformers config that lies beside a model, for the names of its classes.
 
 
-UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError)
-"""What transformers raises for files that are missing, damaged, or need code of their own or another package."""
-
-
 def open_config(folder: Path) -> Any:
     """Return the config in a folder, or None where there is none.
 
     Raises:
         InputError: it is damaged.
     """
-    if not (folder / CHECKPOINT_CONFIG_NAME).is_file():
+    path = library_file(folder, CHECKPOINT_CONFIG_NAME)
+    if path is None:
         return None
-    from transformers import AutoConfig
+    with library_folder(folder, f"{path} cannot be read", hint="Correct or replace it."):
+        from transformers import AutoConfig
 
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except UNREADABLE as error:
-        raise InputError(
-            f"{folder / CHECKPOINT_CONFIG_NAME} cannot be read: {first_line(error)}", hint="Correct or replace it."
-        ) from error
+        return AutoConfig.from_pretrained(folder)
 
 
 ProcessorKind = Literal["tokenizer", "image processor", "feature extractor"]
@@ -145,37 +139,34 @@ def open_processor(kind: ProcessorKind, folder: Path, option: str, *, instead: s
         )
     if kind == "image processor":
         _require_pillow(option)
-    import transformers
+    with library_folder(folder, f"the {kind} in {folder} cannot be read", hint="Correct or replace its files."):
+        import transformers
 
-    try:
         with tokenizer_call(folder):
-            return getattr(transformers, about.class_name).from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-    except UNREADABLE as error:
-        raise InputError(
-            f"the {kind} in {folder} cannot be read: {' '.join(str(error).split())}",
-            hint="Correct or replace its files.",
-        ) from error
+            return getattr(transformers, about.class_name).from_pretrained(folder)
 
 
 def position_count(folder: Path) -> int | None:
     """Return how many positions of tokens the config in a folder says the model has; None where it does not say."""
-    try:
-        config = read_json_file(folder / "config.json")
-        values = (config.get(name) for name in ("max_position_embeddings", "n_positions"))
-    except (OSError, ValueError, AttributeError):
-        return None
+    config = _json_object(folder, CHECKPOINT_CONFIG_NAME)
+    values = (config.get(name) for name in ("max_position_embeddings", "n_positions"))
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
 def sentence_length(folder: Path) -> int | None:
     """Return how many tokens of a text sentence-transformers reads, by its file in a folder; None without one."""
-    try:
-        value = read_json_file(folder / "sentence_bert_config.json").get("max_seq_length")
-    except (OSError, ValueError, AttributeError):
-        return None
+    value = _json_object(folder, "sentence_bert_config.json").get("max_seq_length")
     return value if isinstance(value, int) and value > 0 else None
+
+
+def _json_object(folder: Path, name: str) -> Mapping[str, Any]:
+    """Return the JSON object in a file of a folder; ``{}`` if there is none, or it is damaged."""
+    try:
+        path = library_file(folder, name)
+        content = {} if path is None else read_json_file(path)
+    except (OSError, InputError, JsonError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _require_pillow(option: str) -> None:

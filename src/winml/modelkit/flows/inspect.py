@@ -33,11 +33,9 @@ from winml.modelkit.load.checkpoints.weight_files import (
     StoredSize,
     WeightFiles,
     check_safetensors,
-    find_weights,
     stored_sizes,
 )
 from winml.modelkit.load.inputs.shape_run import REFUSALS
-from winml.modelkit.load.library_access import local_libraries
 from winml.modelkit.load.model import load_resolved, model_info
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest
@@ -50,6 +48,7 @@ from winml.modelkit.results.inspected_model import (
     WeightsOnDisk,
 )
 from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.runtime.foreign_libraries import local_libraries
 from winml.modelkit.verify.reference_run import conditions_as_python, prepared_part
 from winml.modelkit.words import count_words, size_words
 
@@ -364,7 +363,7 @@ def _stored_weights(resolved: ResolvedModel) -> tuple[WeightsOnDisk | None, tupl
     if source.kind not in ("folder", "hub") or source.path is None:
         return None, ()
     try:
-        files = find_weights(source.path)
+        files = source.stored_weights
         on_disk = None if files is None else _weights_on_disk(files)
     except CheckpointError as error:
         return None, (error.message,)

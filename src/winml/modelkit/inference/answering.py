@@ -18,14 +18,16 @@ import numpy as np
 import torch
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import InputError, UsageError, WinMLError, first_line
+from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import Recording, resampled
 from winml.modelkit.evaluate.preprocessing import text_limit
-from winml.modelkit.evaluate.processors import UNREADABLE, ProcessorKind, open_processor, tokenizer_call
+from winml.modelkit.evaluate.processors import ProcessorKind, open_processor, tokenizer_call
 from winml.modelkit.evaluate.tasks.texts import best_span, cosine, read_pooling
 from winml.modelkit.export.tensors import to_numpy
+from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.inference.generation.settings import position_limit, read_settings
 from winml.modelkit.results.inference import AnswerEntry, AnswerKind
+from winml.modelkit.runtime.foreign_libraries import local_files_only
 from winml.modelkit.runtime.graph_inputs import GraphInput
 
 __all__ = ["AUDIO", "Answer", "TaskRunner", "tensor_answer"]
@@ -127,7 +129,8 @@ class TaskRunner:
             InputError: these files are damaged.
             StageError: ONNX Runtime fails.
         """
-        answer = _ANSWERS[self._task](self, inputs)
+        with _explained(self._task):
+            answer = _ANSWERS[self._task](self, inputs)
         return Answer(answer.kind, answer.entries, answer.arrays, (*self._notes, *answer.notes))
 
     # --- What lies beside the model.
@@ -175,13 +178,13 @@ class TaskRunner:
     def text_classes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes of a text, or of a pair."""
         pair = {"text_pair": inputs["text_pair"]} if inputs.get("text_pair") else {}
-        with _explained(self._task), tokenizer_call(self._tokenizer, inputs["text"]):
+        with tokenizer_call(self._tokenizer, inputs["text"]):
             found = self._pipeline("tokenizer")({"text": inputs["text"], **pair}, top_k=self._top, truncation=True)
         return _classes(found)
 
     def entities(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the entities of a text: neighbouring tokens of one class together."""
-        with _explained(self._task), tokenizer_call(self._tokenizer, inputs["text"]):
+        with tokenizer_call(self._tokenizer, inputs["text"]):
             found = self._pipeline("tokenizer")(inputs["text"], aggregation_strategy="simple")
         return Answer(
             "entities",
@@ -211,7 +214,7 @@ class TaskRunner:
             )
         if mask not in text:
             raise UsageError(f"text {text!r} has no mask", hint=f"Put {mask} where the model should predict a token.")
-        with _explained(self._task), tokenizer_call(self._tokenizer, text):
+        with tokenizer_call(self._tokenizer, text):
             found = self._pipeline("tokenizer")(text, top_k=self._top, tokenizer_kwargs={"truncation": True})
         return Answer(
             "labels",
@@ -317,14 +320,13 @@ class TaskRunner:
     def image_classes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes of an image."""
         self._fit_images(inputs["image"])
-        with _explained(self._task):
-            return _classes(self._pipeline("image processor")(inputs["image"], top_k=self._top))
+        return _classes(self._pipeline("image processor")(inputs["image"], top_k=self._top))
 
     def labelled_image(self, inputs: Mapping[str, Any]) -> Answer:
         """Return how well each of the candidate labels describes an image."""
         self._fit_images(inputs["image"])
         labels = _several(inputs["label"])
-        with _explained(self._task), tokenizer_call(self._tokenizer, labels):
+        with tokenizer_call(self._tokenizer, labels):
             return _classes(
                 self._pipeline("image processor", "tokenizer")(inputs["image"], candidate_labels=list(labels))
             )
@@ -332,8 +334,7 @@ class TaskRunner:
     def boxes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the objects in an image, each with its box."""
         self._fit_images(inputs["image"])
-        with _explained(self._task):
-            found = self._pipeline("image processor")(inputs["image"], **self._threshold)
+        found = self._pipeline("image processor")(inputs["image"], **self._threshold)
         entries = (
             AnswerEntry(
                 label=str(item["label"]),
@@ -347,8 +348,7 @@ class TaskRunner:
     def segments(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes or objects that pixels of an image belong to, the largest first."""
         self._fit_images(inputs["image"])
-        with _explained(self._task):
-            found = self._pipeline("image processor")(inputs["image"], **self._threshold)
+        found = self._pipeline("image processor")(inputs["image"], **self._threshold)
         masks = [np.asarray(item["mask"]) > 0 for item in found]
         order = sorted(range(len(masks)), key=lambda place: -int(masks[place].sum()))
         numbers = np.zeros(masks[0].shape if masks else (0, 0), np.int32)
@@ -367,8 +367,7 @@ class TaskRunner:
     def depth(self, inputs: Mapping[str, Any]) -> Answer:
         """Return how far the pixels of an image are; the unit is that of the model."""
         self._fit_images(inputs["image"])
-        with _explained(self._task):
-            found = self._pipeline("image processor")(inputs["image"])
+        found = self._pipeline("image processor")(inputs["image"])
         return Answer("depth", *_tensors({"depth": to_numpy(found["predicted_depth"]).squeeze()}))
 
     def image_embeddings(self, inputs: Mapping[str, Any]) -> Answer:
@@ -429,15 +428,14 @@ class TaskRunner:
             # Room for the tokens of language, task and times before the text.
             settings = read_settings(self._folder).fitted(_BEFORE_TEXT, position_limit(self._folder))
             arguments["generate_kwargs"] = {"max_new_tokens": settings.max_new_tokens}
-        with _explained(self._task), tokenizer_call(self._tokenizer):
+        with tokenizer_call(self._tokenizer):
             found = pipeline(samples, **arguments)
         return Answer("text", (AnswerEntry(text=str(found["text"])),))
 
     def audio_classes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes of a recording."""
         samples = self._samples(inputs["audio"])
-        with _explained(self._task):
-            return _classes(self._pipeline("feature extractor")(samples, top_k=self._top))
+        return _classes(self._pipeline("feature extractor")(samples, top_k=self._top))
 
 
 _ANSWERS: Mapping[str, Callable[[TaskRunner, Mapping[str, Any]], Answer]] = {
@@ -553,12 +551,6 @@ def _explained(task: str) -> Iterator[None]:
     Raises:
         InputError: holds its words.
     """
-    try:
+    hint = "Check that the processor files and the config beside the model are those of its checkpoint."
+    with local_files_only(), foreign_parser(f"{task}: the transformers pipeline failed", hint=hint):
         yield
-    except WinMLError:
-        raise
-    except UNREADABLE as error:
-        raise InputError(
-            f"{task}: the transformers pipeline failed: {first_line(error)}",
-            hint="Check that the processor files and the config beside the model are those of its checkpoint.",
-        ) from error

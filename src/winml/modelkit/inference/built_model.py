@@ -24,12 +24,13 @@ from transformers.utils.generic import ModelOutput
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import output_fidelity
 from winml.modelkit.compare.outputs import compare_outputs
-from winml.modelkit.errors import UsageError
-from winml.modelkit.evaluate.processors import UNREADABLE, tokenizer_call
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.evaluate.processors import open_config
 from winml.modelkit.export.tensors import to_numpy, to_torch
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, files_folder
+from winml.modelkit.file_names import files_folder
 from winml.modelkit.graph.bundle import described_model
 from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.inference.generation.text import open_tokenizer
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
@@ -441,13 +442,9 @@ def _compares_tokens(path: Path, padding: Mapping[str, _Padding]) -> bool:
 def config_beside(model: Path) -> PretrainedConfig | None:
     """Return the transformers config in the folder of a model, or in the one above; None where it can read none."""
     folder = files_folder(model)
-    if not (folder / CHECKPOINT_CONFIG_NAME).is_file():
-        return None
-    from transformers import AutoConfig
-
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except UNREADABLE:
+        config: PretrainedConfig | None = open_config(folder)
+    except InputError:
         return None
     return config
 
@@ -457,12 +454,9 @@ def pad_token_beside(model: Path, config: PretrainedConfig | None) -> int | None
     pad_token = getattr(config, "pad_token_id", None)
     if pad_token is not None or config is None:
         return pad_token
-    from transformers import AutoTokenizer
-
     try:
-        with tokenizer_call(folder := files_folder(model)):
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except UNREADABLE:
+        tokenizer = open_tokenizer(files_folder(model))
+    except InputError:
         return None
     token: int | None = tokenizer.pad_token_id
     return token

@@ -1,92 +1,14 @@
-"""Restricts transformers to local files and installed code while a model is resolved and loaded, and to what it needs.
-
-``checkpoints/hub.py`` alone talks to the Hub, before; ``checkpoints/config.py`` alone runs code of a checkpoint, where
-the user allowed it. Whatever else would be fetched, for whatever entry of a config, fails here.
-"""
+"""Imports the parts of transformers that a model needs, without those that only a training calls."""
 
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
-from winml.modelkit.runtime.shared_settings import shared_by_threads
-
-__all__ = [
-    "import_losses",
-    "local_files_only",
-    "local_libraries",
-    "quiet_libraries",
-]
-
-
-# --- Keeps libraries from writing to the terminal while a model is loaded.
-#
-# What transformers has to say comes back as errors and notes of ours.
-
-
-@shared_by_threads
-def quiet_libraries() -> Iterator[None]:
-    """Keep transformers and huggingface_hub from writing to stderr.
-
-    Threads share the change: the last to leave puts back what the first found.
-    """
-    from huggingface_hub.utils import logging as hub_messages
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-    from transformers.utils import logging as messages
-
-    level, has_bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
-    hub_level, has_hub_bars = hub_messages.get_verbosity(), not are_progress_bars_disabled()
-    messages.set_verbosity(logging.CRITICAL)
-    messages.disable_progress_bar()
-    hub_messages.set_verbosity(logging.CRITICAL)
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        messages.set_verbosity(level)
-        if has_bars:
-            messages.enable_progress_bar()
-        hub_messages.set_verbosity(hub_level)
-        if has_hub_bars:
-            enable_progress_bars()
-
-
-@shared_by_threads
-def local_files_only() -> Iterator[None]:
-    """Keep the libraries off the network and from fetching kernels.
-
-    Threads share the change: the last to leave puts back what the first found.
-    What they try all the same raises OSError (the Hub) or ImportError (a kernel), as with a missing file or package.
-    """
-    from huggingface_hub import constants
-    from transformers.integrations import hub_kernels
-
-    # The one function that loads a kernel; its callers look it up when they need it.
-    was_offline, get_kernel = constants.HF_HUB_OFFLINE, hub_kernels.get_kernel
-    constants.HF_HUB_OFFLINE, hub_kernels.get_kernel = True, _refuse_kernel
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE, hub_kernels.get_kernel = was_offline, get_kernel
-
-
-@contextmanager
-def local_libraries() -> Iterator[None]:
-    """Keep the libraries to local files, and from writing to the terminal."""
-    with local_files_only(), quiet_libraries():
-        yield
-
-
-def _refuse_kernel(kernel_name: str, *_arguments: object, **_keywords: object) -> NoReturn:
-    raise ImportError(f"the kernel {kernel_name} would have to be downloaded from the Hub, and winml downloads no code")
-
-
-# --- Imports what no export needs when it is called.
+__all__ = ["import_losses"]
 
 
 _ASSIGNMENT = ("scipy.optimize", "linear_sum_assignment")

@@ -18,12 +18,12 @@ from winml.modelkit.load.checkpoints.config import build_error
 from winml.modelkit.load.checkpoints.merging import merge_adapters, swappable_branches
 from winml.modelkit.load.checkpoints.weights import load_checkpoint
 from winml.modelkit.load.families.input_decisions import decide_parts
-from winml.modelkit.load.library_access import local_libraries
 from winml.modelkit.load.live_module import refuse_without_values
 from winml.modelkit.load.parts import LoadedModel, ModelInfo, ModelPart
 from winml.modelkit.load.request import ModelRequest, ModelSource
 from winml.modelkit.load.resolution import ResolvedModel, requested_dtype, resolve_model, with_plain_outputs
 from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.runtime.foreign_libraries import local_libraries
 
 __all__ = [
     "build_random_model",

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PureWindowsPath
 from typing import Literal
 
-from winml.modelkit.errors import ModelPathError, UsageError, WinMLError
+from winml.modelkit.errors import CheckpointError, ModelPathError, UsageError, WinMLError
 from winml.modelkit.fields import RECORDED
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX, files_folder
+from winml.modelkit.graph.files.foreign_files import check_library_files
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec, is_open
 from winml.modelkit.load.checkpoints.adapters import ADAPTER_CONFIG_NAME, named_adapter, read_adapters
@@ -137,6 +138,17 @@ class ModelSource:
     """Weight files of a checkpoint folder; None with random weights."""
 
     @property
+    def stored_weights(self) -> WeightFiles | None:
+        """The weight files, also where the request needs none; those of a GGUF file are in another folder.
+
+        Raises:
+            CheckpointError: an index is malformed, or names a shard that is missing.
+        """
+        if self.weights is not None and self.weights.format == "gguf":
+            return self.weights
+        return find_weights(self.path) if self.path is not None else None
+
+    @property
     def files(self) -> tuple[Path, ...]:
         """The files that stand at the path: the config, the script, or all of the checkpoint folder."""
         if self.path is None:
@@ -230,7 +242,7 @@ def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
         from winml.modelkit.load.checkpoints.quantized.gguf import gguf_folder  # of those who name such a file
 
         folder = gguf_folder(path)
-        return ModelSource("folder", name, path=folder, weights=check_folder(folder, needs_weights=needs_weights))
+        return ModelSource("folder", name, path=folder, weights=WeightFiles("gguf", folder, (path,)))
     if path.suffix in _WEIGHT_SUFFIXES:
         hint = f"Pass the folder with weights and {CHECKPOINT_CONFIG_NAME}: {path.parent}"
         raise ModelPathError(f"{name}: is a weights file, which does not define a model", hint=hint)
@@ -312,8 +324,10 @@ def check_folder(folder: Path, *, needs_weights: bool) -> WeightFiles | None:
 
     Raises:
         ModelPathError: it lacks a config or weights; names what it holds instead.
-        CheckpointError: the weights are truncated, or shards are missing, or in few bits of a format that is not read.
+        CheckpointError: the weights are truncated, or shards are missing, or in few bits of a format that is not read;
+            or a file is a link that leads out of the folder, or no regular file.
     """
+    check_library_files(folder, error=CheckpointError)
     if not (folder / CHECKPOINT_CONFIG_NAME).is_file():
         config = folder / CHECKPOINT_CONFIG_NAME
         problem = f"{CHECKPOINT_CONFIG_NAME} is not a regular file" if config.exists() else f"has no {config.name}"

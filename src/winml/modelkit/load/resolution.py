@@ -62,12 +62,13 @@ from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments, arguments_of_names
 from winml.modelkit.load.inputs.options import INPUT_SPECS_OPTION
 from winml.modelkit.load.inputs.sizes import SEPARATOR
-from winml.modelkit.load.library_access import import_losses, local_libraries, quiet_libraries
+from winml.modelkit.load.library_access import import_losses
 from winml.modelkit.load.live_module import NamedExample, name_examples, refuse_uninitialized
 from winml.modelkit.load.load_options import Dtype
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest, ModelSource, check_folder, resolve_source
 from winml.modelkit.options import nearest
+from winml.modelkit.runtime.foreign_libraries import local_libraries, quiet_libraries
 
 __all__ = ["ResolvedModel", "requested_dtype", "resolve_checkpoint", "resolve_model", "with_plain_outputs"]
 
@@ -181,7 +182,7 @@ def resolve_model(
         model_class = _model_class(checkpoint, decision)
         checkpoint = with_config_of_class(checkpoint, model_class)
         folder = _folder_of_weights(source, request, checkpoint.config)
-        coded = _coded_weights(checkpoint, folder)
+        coded = _coded_weights(checkpoint, folder, source)
         # What codes stand for is exact in float32 alone.
         widens_halves = widens_halves or coded is not None
         dtype, is_widened = _read_dtype(checkpoint.config, folder, request, widens_halves=widens_halves)
@@ -316,13 +317,13 @@ def _folder_of_weights(source: ModelSource, request: ModelRequest, config: objec
     return source.path
 
 
-def _coded_weights(checkpoint: CheckpointConfig, folder: Path | None) -> CodedCheckpoint | None:
+def _coded_weights(checkpoint: CheckpointConfig, folder: Path | None, source: ModelSource) -> CodedCheckpoint | None:
     """Find the weights of few bits, where a checkpoint says that it has some.
 
     Raises:
         CheckpointError: their format is not read, or they are damaged.
     """
-    weights = find_weights(folder) if folder is not None else None
+    weights = source.stored_weights if folder is not None else None
     if folder is None or weights is None:
         return None
     if weights.format == "gguf":

@@ -15,6 +15,7 @@ import onnxruntime as ort
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, StageError, UsageError
 from winml.modelkit.file_names import ADAPTER_SUFFIX
+from winml.modelkit.graph.files.foreign_files import library_file
 from winml.modelkit.metadata_keys import ADAPTERS_KEY
 from winml.modelkit.options import load_json, nearest
 from winml.modelkit.runtime.ort_values import to_ort_value
@@ -85,7 +86,7 @@ def adapter_beside(model: Path, name: str, metadata: Mapping[str, str]) -> Path:
             f"--adapter {name}: no {adapter_name(name)} beside {model}",
             hint=f"Did you mean {guess}? {known}" if guess else known,
         )
-    return found[name]
+    return library_file(model.parent, found[name].name) or found[name]
 
 
 def write_adapter(path: Path, values: Mapping[str, Array]) -> None:

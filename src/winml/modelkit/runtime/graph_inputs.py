@@ -6,21 +6,20 @@ of arrays. What the file says about the values that make sense (``winml.io.input
 
 from __future__ import annotations
 
-import lzma
+import contextlib
 import math
-import stat
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.graph.files.foreign_files import foreign_parser
+from winml.modelkit.graph.files.foreign_names import ForeignNameError, refuse_special_file
 from winml.modelkit.graph.specs import (
     DTYPES,
     CacheSlot,
@@ -447,13 +446,36 @@ def batch_of(inputs: Sequence[GraphInput], feeds: Arrays, outputs: Mapping[str, 
     return 1, "no common first dimension: a run counts as one sample"
 
 
-_DAMAGED = (
-    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError, SyntaxError,
-    EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError,
-)  # fmt: skip
-"""What numpy and zipfile raise for files that are damaged, locked or no archive."""
 _HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 """Specified by numpy; a version 3 is for names of fields that are not Latin, which no tensor has."""
+_SAVE_ARRAYS = "Pass a file written by numpy.savez with arrays of numbers or text (dtype U)."
+_SAVE_ARRAY = "Pass a file written by numpy.save with numbers."
+
+
+def read_array(path: Path, source: str) -> Array:
+    """Return the array of a file that ``numpy.save`` wrote.
+
+    Args:
+        path: The file.
+        source: What named it, for messages.
+
+    Raises:
+        UsageError: there is no such file.
+        InputError: it is damaged, holds several arrays or Python objects, or declares more than it holds.
+    """
+    with _opened(path, source, _SAVE_ARRAY) as file, _parsed(source, "not an .npy file", _SAVE_ARRAY):
+        if file.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
+            raise InputError(f"{source}: does not begin as an .npy file", hint=_SAVE_ARRAY)
+        file.seek(0)
+        declared = _declared_bytes(file)
+        held = path.stat().st_size - file.tell()
+        if declared > held:
+            raise InputError(
+                f"{source}: the array declares {size_words(declared)} and has {size_words(held)}", hint=_SAVE_ARRAY
+            )
+        file.seek(0)
+        array: Array = np.load(file, allow_pickle=False)
+        return array
 
 
 def _read_arrays(path: Path, source: str) -> dict[str, Array]:
@@ -467,28 +489,54 @@ def _read_arrays(path: Path, source: str) -> dict[str, Array]:
         UsageError: there is no such file, or it holds one array without a name.
         InputError: it is damaged, holds Python objects, or declares more than is read.
     """
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise UsageError(f"{source}: not a regular file", hint="Pass a file written by numpy.savez.")
-        with path.open("rb") as file:
-            is_single = file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
-            file.seek(0)
-            if not is_single:
+    with _opened(path, source, "Pass a file written by numpy.savez.") as file:
+        is_single = file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
+        file.seek(0)
+        if not is_single:
+            with _parsed(source, "not an .npz file", _SAVE_ARRAYS):
                 content = np.load(file, allow_pickle=False)
                 _refuse_oversized(content.zip, source)
                 return {name: content[name] for name in content.files}
-    except OSError as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        raise UsageError(f"{source}: {reason}", hint="Pass a file written by numpy.savez.") from None
-    except _DAMAGED as error:
-        raise InputError(
-            f"{source}: not an .npz file, or damaged, or contains Python objects",
-            hint="Pass a file written by numpy.savez with arrays of numbers or text (dtype U).",
-        ) from error
     raise UsageError(
         f"{source}: contains one array without a name",
         hint='Save it with the name of the input: numpy.savez("inputs.npz", input_ids=array).',
     )
+
+
+@contextlib.contextmanager
+def _opened(path: Path, source: str, hint: str) -> Iterator[IO[bytes]]:
+    """Open a regular file for the time of the block.
+
+    Raises:
+        UsageError: there is no such file, or it is a folder, a pipe or a device.
+    """
+    try:
+        refuse_special_file(path)
+        file = path.open("rb")
+    except ForeignNameError as error:
+        problem = "not a regular file" if error.problem == "not regular" else str(error)
+        raise UsageError(f"{source}: {problem}", hint=hint) from None
+    except OSError as error:
+        raise UsageError(f"{source}: cannot be read: {error.strerror}", hint=hint) from None
+    with file:
+        yield file
+
+
+def _parsed(source: str, kind: str, hint: str) -> contextlib.AbstractContextManager[None]:
+    return foreign_parser(f"{source}: {kind}, or damaged, or contains Python objects", hint=hint)
+
+
+def _declared_bytes(file: IO[bytes]) -> int:
+    """Return the size of the values that the header of an array declares; the file is then behind the header.
+
+    Raises:
+        ValueError: it is not the header of an array.
+    """
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADER_READERS:
+        raise ValueError(f"an array of the version {version}")
+    shape, _, dtype = _HEADER_READERS[version](file)
+    return math.prod(shape) * int(dtype.itemsize)
 
 
 def _refuse_oversized(archive: zipfile.ZipFile, source: str) -> None:
@@ -502,11 +550,7 @@ def _refuse_oversized(archive: zipfile.ZipFile, source: str) -> None:
     total = 0
     for member in archive.infolist():
         with archive.open(member) as file:
-            version = np.lib.format.read_magic(file)
-            if version not in _HEADER_READERS:
-                raise ValueError(f"an array of the version {version}")
-            shape, _, dtype = _HEADER_READERS[version](file)
-        declared = math.prod(shape) * dtype.itemsize
+            declared = _declared_bytes(file)
         total += declared
         name = member.filename.removesuffix(".npy")
         if declared > member.file_size:

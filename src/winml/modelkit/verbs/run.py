@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.errors import InputError, ModelPathError, TaskError, UsageError
 from winml.modelkit.fields import INPUTS, OUTPUT, RECORDED, declare
 from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART, PROMPT, VISION
+from winml.modelkit.graph.files.foreign_names import ForeignNameError, refuse_special_file
 from winml.modelkit.inference.task_inputs import IMAGE_SUFFIXES, RUN_TASKS, RunTask, TaskInput, run_task
 from winml.modelkit.load.checkpoints.task import canonical_task
-from winml.modelkit.options import nearest
+from winml.modelkit.options import load_json, nearest, read_json_file
 from winml.modelkit.results.plan import PlannedStep
 from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
 from winml.modelkit.verbs.running import ProviderFields
@@ -573,8 +573,10 @@ def _value(item: TaskInput, given: str) -> Any:
     if not given.startswith("@"):
         return given
     path = Path(given[1:])
-    if not path.is_file():
-        raise ModelPathError(f"input {item.name!r}: {path}: no such file", hint="Pass the path of a file.")
+    try:
+        refuse_special_file(path)
+    except ForeignNameError as error:
+        raise ModelPathError(f"input {item.name!r}: {path}: {error}", hint="Pass the path of a file.") from None
     if item.kind == "text":
         from winml.modelkit.options import JsonError, read_text_file
 
@@ -598,19 +600,21 @@ def _tensor(name: str, given: str) -> Any:
 
     Raises:
         UsageError: there is no such file, or it is neither.
+        InputError: the file of numpy is damaged, or declares more than it holds.
     """
     import numpy as np
 
+    from winml.modelkit.runtime.graph_inputs import read_array
+
     hint = f"Pass numbers as JSON, --input {name}=[[1,2,3]], or a file of numpy.save: --input {name}=@{name}.npy."
+    path = Path(given[1:]) if given.startswith("@") else None
     try:
-        if given.startswith("@"):
-            path = Path(given[1:])
-            if path.suffix == ".npy":
-                return np.load(path, allow_pickle=False)
-            given = path.read_text(encoding="utf-8")
-        array = np.asarray(json.loads(given))
-    except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"--input {name}: cannot be read: {error}", hint=hint) from error
+        if path is not None and path.suffix == ".npy":
+            return read_array(path, f"--input {name}: {path}")
+        array = np.asarray(load_json(given) if path is None else read_json_file(path))
+    except (OSError, ValueError) as error:
+        label = f"--input {name}" if path is None else f"--input {name}: {path}"
+        raise UsageError(f"{label}: {error}", hint=hint) from error
     if array.dtype.kind not in "biuf":
         raise UsageError(f"--input {name}: holds no numbers in rows of equal length", hint=hint)
     return array.astype(np.float32) if array.dtype.kind == "f" else array

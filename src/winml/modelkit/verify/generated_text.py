@@ -25,9 +25,9 @@ from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.load.caches.inputs import several_positions
 from winml.modelkit.load.caches.layout import CACHE_ARGUMENTS, EMBEDDED, CacheLayout, cache_field
 from winml.modelkit.load.inputs.shape_run import REFUSALS
-from winml.modelkit.load.library_access import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.decoding.inputs import MASK, POSITIONS, SCORES, TOKEN_IDS
+from winml.modelkit.runtime.foreign_libraries import quiet_libraries
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside
 
 __all__ = [

@@ -11,8 +11,8 @@ import pytest
 import transformers
 from transformers import tokenization_utils_base, utils
 
+from winml.modelkit.graph.files.foreign_files import COMPANION_NAMES
 from winml.modelkit.load.checkpoints.companion_files import (
-    COMPANION_NAMES,
     LARGEST_COMPANION,
     LARGEST_MODULE_WEIGHTS,
     companion_files,

@@ -11,7 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from winml.modelkit.errors import CheckpointError
-from winml.modelkit.load.checkpoints.config import refuse_absurd_sizes
+from winml.modelkit.graph.files.foreign_numbers import refuse_absurd_sizes
 
 PATH = Path("config.json")
 

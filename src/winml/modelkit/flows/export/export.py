@@ -27,13 +27,13 @@ from winml.modelkit.flows.module_functions import refuse_old_runtime, refuse_unr
 from winml.modelkit.graph.files.named_paths import restored_working_directory
 from winml.modelkit.graph.files.output_files import OutputFiles, recover
 from winml.modelkit.load.caches.inputs import PAST_KEY
-from winml.modelkit.load.library_access import local_files_only
 from winml.modelkit.load.live_module import ExampleInputs, loaded_from_module
 from winml.modelkit.load.parts import LoadedModel, ModelPart
 from winml.modelkit.load.request import CHECKPOINT_KINDS, ModelRequest
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.export_result import STEPS, ExportResult
 from winml.modelkit.runtime.execution_providers import refuse_dynamic
+from winml.modelkit.runtime.foreign_libraries import local_files_only
 from winml.modelkit.version import __version__
 from winml.modelkit.words import count_words
 

@@ -27,13 +27,13 @@ from winml.modelkit.load.checkpoints.weights import (
     NotDeferrableError,
     load_checkpoint,
 )
-from winml.modelkit.load.library_access import local_files_only, local_libraries
 from winml.modelkit.load.model import dtype_notes, load_resolved, model_info
 from winml.modelkit.load.parts import LoadedModel, ModelPart
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import ResolvedModel, resolve_model, with_plain_outputs
 from winml.modelkit.runtime.default_sizes import default_size
 from winml.modelkit.runtime.execution_providers import find_execution_provider
+from winml.modelkit.runtime.foreign_libraries import local_files_only, local_libraries
 from winml.modelkit.runtime.host import available_bytes
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.reference_run import prepared_part, refuse_verification_beyond_memory, run_reference

@@ -43,7 +43,6 @@ from winml.modelkit.graph.weights import idle_weight_bytes
 from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage, read_tag
 from winml.modelkit.load.caches.finding import NO_CACHE_HINT
 from winml.modelkit.load.checkpoints.merging import adapter_merged
-from winml.modelkit.load.library_access import local_files_only
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest, processor_folder
 from winml.modelkit.progress import StepClock
@@ -52,6 +51,7 @@ from winml.modelkit.report.markdown import render_markdown
 from winml.modelkit.results.export_result import STEPS, ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.results.transformed_file import ModuleFunctions, WrittenFile
 from winml.modelkit.results.words import verification_notes, verification_words
+from winml.modelkit.runtime.foreign_libraries import local_files_only
 from winml.modelkit.runtime.graph_inputs import inputs_of_specs
 from winml.modelkit.runtime.host import available_bytes
 from winml.modelkit.verify.parts.parts_together import (

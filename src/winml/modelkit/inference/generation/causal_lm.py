@@ -24,6 +24,7 @@ from winml.modelkit.errors import InputError, UsageError, first_line
 from winml.modelkit.evaluate.processors import tokenizer_call
 from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.file_names import GENERATION_CONFIG_NAME
+from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.inference.built_model import config_beside
 from winml.modelkit.inference.generation.loop import GeneratedToken
 from winml.modelkit.inference.generation.settings import SPEED_ONLY, GenerationSettings, read_generation_config
@@ -222,12 +223,8 @@ def generation_config_beside(folder: Path, config: PretrainedConfig, *, has_cach
     """
     path = folder / GENERATION_CONFIG_NAME
     passed = {key: value for key, value in read_generation_config(folder).items() if key not in SPEED_ONLY}
-    try:
+    with foreign_parser(f"{path}: transformers rejects it", hint="Correct it in this file."):
         found = GenerationConfig.from_dict(passed) if path.is_file() else GenerationConfig.from_model_config(config)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path}: transformers rejects it: {first_line(error)}", hint="Correct it in this file."
-        ) from error
     found.use_cache = has_cache
     return found
 

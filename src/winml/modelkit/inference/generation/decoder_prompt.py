@@ -200,7 +200,7 @@ def _token_of(name: object, known: Mapping[str, int], key: str, folder: Path) ->
 def _read_config(folder: Path) -> dict[str, Any]:
     """Return ``config.json``, in which older checkpoints keep what ``generation_config.json`` holds now."""
     path = folder / CHECKPOINT_CONFIG_NAME
-    record = _without_none(read_record(path))
+    record = _without_none(read_record(folder, CHECKPOINT_CONFIG_NAME))
     check_kinds({key: record[key] for key in record.keys() & _OF_CONFIG}, path)
     return record
 

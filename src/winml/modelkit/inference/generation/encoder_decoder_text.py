@@ -18,12 +18,14 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import Recording, Unreadable, open_recording, resampled
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, ENCODER, GENERATION_CONFIG_NAME, files_folder
+from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt, read_decoder_prompt
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
 from winml.modelkit.inference.generation.settings import part_position_limit, read_generation_config
 from winml.modelkit.inference.generation.text import TextSegment, TimedText, read_tokenizer
 from winml.modelkit.load.checkpoints.companion_files import read_processor_files
 from winml.modelkit.runtime.decoding.encoder_decoder import EncoderDecoder
+from winml.modelkit.runtime.foreign_libraries import library_folder
 from winml.modelkit.runtime.graph_inputs import GraphInput
 
 __all__ = [
@@ -89,12 +91,15 @@ def recorded_tokens(graphs: EncoderDecoder, prompt: PreparedPrompt, timed: Timed
     folder = files_folder(prompt.model)
     model: Any = EncoderDecoderModel.of_graphs(graphs, folder)
     make: Any = AutoFeatureExtractor
-    extractor = make.from_pretrained(folder, local_files_only=True)
+    words = f"the feature extractor in {folder} cannot be used"
+    with library_folder(folder, words, hint="Correct or replace its files."):
+        extractor = make.from_pretrained(folder)
     assert prompt.recording is not None  # opened by recorded_prompt
-    samples = resampled(prompt.recording, int(extractor.sampling_rate))
-    is_long = len(samples) > extractor.n_samples
-    complete = {"truncation": False, "padding": "longest", "return_attention_mask": True} if is_long else {}
-    passed = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt", **complete)
+    with foreign_parser(words, hint="Correct or replace its files."):
+        samples = resampled(prompt.recording, int(extractor.sampling_rate))
+        is_long = len(samples) > extractor.n_samples
+        complete = {"truncation": False, "padding": "longest", "return_attention_mask": True} if is_long else {}
+        passed = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt", **complete)
     settings = prompt.settings
     requested: dict[str, object] = {} if settings.is_default_length else {"max_new_tokens": settings.max_new_tokens}
     drawn = {"temperature": settings.step.temperature, "top_p": settings.step.top_p} if settings.step.is_sampled else {}

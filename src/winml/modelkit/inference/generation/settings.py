@@ -14,6 +14,7 @@ import pydantic
 
 from winml.modelkit.errors import ConfigError, InputError, UsageError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, GENERATION_CONFIG_NAME
+from winml.modelkit.graph.files.foreign_files import library_file
 from winml.modelkit.options import JsonError, Options, parse_options, read_json_file
 
 __all__ = [
@@ -117,7 +118,9 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
         UsageError: it asks for a way to choose tokens that is not offered.
     """
     path = folder / GENERATION_CONFIG_NAME
-    record = {key: value for key, value in read_record(path).items() if value not in (None, [])}
+    record = {
+        key: value for key, value in read_record(folder, GENERATION_CONFIG_NAME).items() if value not in (None, [])
+    }
     check_kinds(record, path)
     for key, neutral in UNSUPPORTED.items():
         if key in record and record[key] != neutral:
@@ -140,13 +143,14 @@ def check_kinds(record: Mapping[str, object], path: Path) -> None:
         raise InputError(error.message, hint="Correct or remove this key.") from None
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file beside a model; empty where there is no such file.
+def read_record(folder: Path, name: str) -> dict[str, Any]:
+    """Return the JSON object in a file beside a model; ``{}`` if there is no such file.
 
     Raises:
-        InputError: it is damaged.
+        InputError: it is damaged, or a link that leads out of the folder.
     """
-    if not path.is_file():
+    path = library_file(folder, name)
+    if path is None:
         return {}
     try:
         record = read_json_file(path)
@@ -337,7 +341,7 @@ def read_settings(folder: Path) -> GenerationSettings:
         InputError: a file is damaged, or a value is of the wrong kind.
         UsageError: a way to choose tokens is asked for that is not supported.
     """
-    config = read_record(folder / CHECKPOINT_CONFIG_NAME)
+    config = read_record(folder, CHECKPOINT_CONFIG_NAME)
     passed = read_generation_config(folder)
     eos = passed.get("eos_token_id", _first_of(config, ("eos_token_id",)))
     ids = eos if isinstance(eos, list) else [eos]
@@ -380,7 +384,7 @@ def position_limit(folder: Path, part: str = DECODER) -> int | None:
     Raises:
         InputError: the config is damaged.
     """
-    config = read_record(folder / CHECKPOINT_CONFIG_NAME)
+    config = read_record(folder, CHECKPOINT_CONFIG_NAME)
     keys: tuple[str, ...] = (f"max_{part}_position_embeddings", *_POSITION_KEYS)
     if isinstance(config.get(part), dict):
         config = config[part]

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.evaluate.processors import LONGEST_TEXT_CHARACTERS, UNREADABLE, tokenizer_call
+from winml.modelkit.evaluate.processors import LONGEST_TEXT_CHARACTERS, tokenizer_call
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+from winml.modelkit.graph.files.foreign_files import foreign_parser, library_file
 from winml.modelkit.inference.generation.settings import read_record
 from winml.modelkit.options import JsonError, read_text_file
+from winml.modelkit.runtime.foreign_libraries import library_folder
 from winml.modelkit.runtime.processes import ask_limited
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "rendered_chat",
 ]
 
+_REBUILD = "Build the model again."
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 """What stands for bytes of a character that is not whole yet."""
 
@@ -107,8 +110,8 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     Raises:
         InputError: there is none, or it cannot be read.
     """
-    path = folder / TOKENIZER_NAME
-    if path.is_file():
+    path = library_file(folder, TOKENIZER_NAME)
+    if path is not None:
         return _TokenizerOfFile(path)
     names = {CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, "vocab.json", "tokenizer.model", "spiece.model"}
     if not any((folder / name).is_file() for name in names - {CHECKPOINT_CONFIG_NAME}):
@@ -126,7 +129,7 @@ class _TokenizerOfFile:
         import tokenizers
 
         self._folder = path.parent
-        with tokenizer_call(self._folder):
+        with foreign_parser(f"{path} cannot be read", hint=_REBUILD), tokenizer_call(self._folder):
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         # What a training needed: a prompt is neither cut nor filled up.
         self._tokenizer.no_truncation()
@@ -152,15 +155,10 @@ def open_tokenizer(folder: Path) -> Any:
     Raises:
         InputError: it cannot be read.
     """
-    from transformers import AutoTokenizer
+    with library_folder(folder, f"{folder}: its tokenizer cannot be read", hint=_REBUILD), tokenizer_call(folder):
+        from transformers import AutoTokenizer
 
-    try:
-        with tokenizer_call(folder):
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except UNREADABLE as error:
-        raise InputError(
-            f"{folder}: its tokenizer cannot be read: {' '.join(str(error).split())}", hint="Build the model again."
-        ) from error
+        return AutoTokenizer.from_pretrained(folder)
 
 
 class _TokenizerOfTransformers:
@@ -214,7 +212,7 @@ def chat_prompt(folder: Path, message: str, system: str | None = None) -> str:
         UsageError: the model has no chat template.
         InputError: the template fails or takes too much, or a file is damaged.
     """
-    config = read_record(folder / TOKENIZER_CONFIG_NAME)
+    config = read_record(folder, TOKENIZER_CONFIG_NAME)
     template = _chat_template(folder, config)
     if template is None:
         raise UsageError(
@@ -268,13 +266,13 @@ def rendered_chat(
 
 
 def _chat_template(folder: Path, config: Mapping[str, object]) -> str | None:
-    path = folder / _TEMPLATE_NAME
-    if path.is_file():
+    path = library_file(folder, _TEMPLATE_NAME)
+    if path is not None:
         try:
             return read_text_file(path)
         except JsonError as error:
             raise InputError(f"{path}: {error}", hint=error.hint) from error
-    value = config.get("chat_template") or read_record(folder / "chat_template.json").get("chat_template")
+    value = config.get("chat_template") or read_record(folder, "chat_template.json").get("chat_template")
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
         value = named.get("default")

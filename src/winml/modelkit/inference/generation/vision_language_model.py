@@ -15,12 +15,14 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
+from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.inference.generation.causal_lm import DecoderModel, passed_cache
 from winml.modelkit.load.caches.layout import loop_cache_name
 from winml.modelkit.runtime.decoding.decoder import GraphCache
 from winml.modelkit.runtime.decoding.inputs import TOKEN_TYPES
 from winml.modelkit.runtime.decoding.vision_language import PIXEL_MASK, VisionLanguageDecoder, VisionLanguageSessions
 from winml.modelkit.runtime.devices import choose_provider
+from winml.modelkit.runtime.foreign_libraries import local_files_only
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = ["ImagePositions", "VisionLanguageModel"]
@@ -203,7 +205,8 @@ class ImagePositions:
         from transformers import AutoModelForImageTextToText
 
         make: Any = AutoModelForImageTextToText
-        with torch.device("meta"):
+        words = "the model of config.json cannot be built"
+        with local_files_only(), foreign_parser(words, hint="Correct or replace it."), torch.device("meta"):
             self._model = make.from_config(config)
         self._rows = rows
 

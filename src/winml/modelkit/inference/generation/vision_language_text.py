@@ -15,22 +15,22 @@ from typing import Any, Literal
 import numpy as np
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.errors import InputError, UsageError, first_line
+from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.processors import tokenizer_call
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION, files_folder
+from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
 from winml.modelkit.inference.generation.settings import part_position_limit, read_settings
 from winml.modelkit.inference.generation.text import read_tokenizer, rendered_chat
 from winml.modelkit.runtime.decoding.inputs import POSITIONS, TOKEN_TYPES
 from winml.modelkit.runtime.decoding.vision_language import PIXEL_MASK, VisionLanguageDecoder, VisionLanguageFiles
+from winml.modelkit.runtime.foreign_libraries import library_folder
 
 __all__ = ["prepare_vision_language", "vision_language_tokens"]
 
 _VIDEO_HALF = "video_processor"
 """Specified by transformers: part of a processor, which needs torchvision."""
-_FAILURES = (ValueError, TypeError, LookupError, RuntimeError, AttributeError)
-"""What processors raise for values they cannot use."""
 
 
 def prepare_vision_language(
@@ -135,16 +135,11 @@ def _processed(
     processor = _open_processor(folder)
     count = len(images)
     text = _chat_text(processor, folder, text, count, system) if is_chat else _placed_text(processor, text, count)
-    try:
-        with tokenizer_call(folder, text):
-            created = processor(
-                images=list(images) or None, text=[text], add_special_tokens=not is_chat, return_tensors="pt"
-            )
-    except _FAILURES as error:
-        raise InputError(
-            f"--image: the processor in {folder} failed: {first_line(error)}",
-            hint="Pass one image for each image placeholder in the prompt.",
-        ) from error
+    hint = "Pass one image for each image placeholder in the prompt."
+    with foreign_parser(f"--image: the processor in {folder} failed", hint=hint), tokenizer_call(folder, text):
+        created = processor(
+            images=list(images) or None, text=[text], add_special_tokens=not is_chat, return_tensors="pt"
+        )
     arrays = {name: np.asarray(value) for name, value in created.items()}
     names = [value.name for value in read_structure(files[VISION]).graph.input]
     requested = {value.name: value for value in read_structure(files[DECODER]).graph.input}
@@ -167,13 +162,8 @@ def _positions_with_images(folder: Path, rows: int, created: Mapping[str, Any]) 
 
 
 def _open_processor(folder: Path) -> Any:
-    from winml.modelkit.evaluate.processors import UNREADABLE
-
-    try:
-        with tokenizer_call(folder):
-            processor = _processor_class(folder).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except UNREADABLE as error:
-        raise InputError(f"{folder}: its processor cannot be read: {first_line(error)}", hint=_COPY_HINT) from error
+    with library_folder(folder, f"{folder}: its processor cannot be read", hint=_COPY_HINT), tokenizer_call(folder):
+        processor = _processor_class(folder).from_pretrained(folder)
     if not hasattr(processor, "image_processor"):
         raise InputError(f"{folder}: no processor for images and text", hint=_COPY_HINT)
     return processor

@@ -74,6 +74,21 @@ the module, as in peft."""
 _ORIGINAL_WEIGHTS = frozenset({"gaussian", "eva", "orthogonal"})
 """Initial weights of an adapter, by name, that leave the base model as it is; others, such as pissa, change it."""
 
+_PATTERNS = ("rank_pattern", "alpha_pattern")
+_MODULE_NAME = re.compile(r"\^?(?:[\w.-]|\\\.){1,1000}\$?")
+"""Keys of these that are no expressions but the end of a path, or after ``^`` a whole one."""
+_LARGEST = 10**9
+"""Chosen: of a rank or an alpha; ranks are at most some thousands."""
+_EXPECTED_NUMBER = f"expected a number above 0 and below {_LARGEST:_}"
+_SHOWN = 100
+"""Characters of a value in a message."""
+_DTYPES = frozenset({
+    "float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2",
+    "bool", "uint8", "int8", "int16", "int32", "int64",
+})  # fmt: skip
+"""Element types of the tensors of an adapter; integers are those of buffers that are saved whole."""
+
+_MERGE = "Merge it into its base model with peft (merge_and_unload), save that, and pass the result with -m."
 _RESAVE = "Save the adapter again with the save_pretrained of peft."
 
 
@@ -178,6 +193,10 @@ def _read_adapter(requested: NamedAdapter) -> Adapter:
     weights_path = _adapter_file(requested, ADAPTER_WEIGHTS_NAME)
     check_safetensors(weights_path)
     tensors = stored_entries([weights_path])
+    for name, entry in tensors.items():
+        if entry.dtype not in _DTYPES:
+            expected = ", ".join(sorted(_DTYPES))
+            raise _tensor_error(requested, tensors, name, f"is {entry.dtype}, expected {expected}")
     pairs, replaced = _sorted_tensors(requested, config, tensors)
     return Adapter(requested, weights_path, tensors, pairs, replaced)
 
@@ -204,8 +223,8 @@ def _refuse_config(requested: NamedAdapter, config: Mapping[str, Any]) -> None:
 
     def refusal(key: str, because: str) -> CheckpointError:
         return CheckpointError(
-            f"{requested.words}: {ADAPTER_CONFIG_NAME}: {key} is {config.get(key)!r}: {because}",
-            hint="Merge it into its base model with peft (merge_and_unload), save that, and pass the result with -m.",
+            f"{requested.words}: {ADAPTER_CONFIG_NAME}: {key} is {_shown(config.get(key))}: {because}",
+            hint=_MERGE,
         )
 
     if str(config.get("peft_type")).upper() != "LORA":
@@ -222,16 +241,30 @@ def _refuse_config(requested: NamedAdapter, config: Mapping[str, Any]) -> None:
         if key not in _REFUSED and key not in _WITHOUT_EFFECT and config[key] not in (None, False, [], {}, ""):
             raise refusal(key, "the key is unknown to this version, and may change the weights")
     for key in ("r", "lora_alpha"):
-        if not _is_number(config.get(key)) or config[key] <= 0:
-            raise refusal(key, "expected a number above 0")
-    for key in ("rank_pattern", "alpha_pattern"):
+        if not _is_positive(config.get(key)):
+            raise refusal(key, _EXPECTED_NUMBER)
+    for key in _PATTERNS:
         pattern = config.get(key) or {}
-        if not isinstance(pattern, dict) or not all(_is_number(value) and value > 0 for value in pattern.values()):
-            raise refusal(key, "expected an object of numbers above 0 by module")
+        if not isinstance(pattern, dict) or not all(map(_is_positive, pattern.values())):
+            raise refusal(key, f"expected an object: path of a module → {_EXPECTED_NUMBER.removeprefix('expected ')}")
+        if expression := next((name for name in pattern if not _MODULE_NAME.fullmatch(name)), None):
+            raise CheckpointError(
+                f"{requested.words}: {ADAPTER_CONFIG_NAME}: {key} has the key {expression[:_SHOWN]!r}: expected the "
+                "path of a module or its end; regular expressions are not evaluated",
+                hint=_MERGE,
+            )
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _LARGEST
 
 
 def _sorted_tensors(
@@ -256,15 +289,21 @@ def _sorted_tensors(
             replaced[name] = tensor
     if not found:
         raise CheckpointError(f"{requested.words}: {ADAPTER_WEIGHTS_NAME} contains no LoRA weights", hint=_RESAVE)
-    return {path: _pair(requested, config, tensors, path, parts) for path, parts in found.items()}, replaced
+    ranks, alphas = (_ValuesByModule(config.get(key) or {}) for key in _PATTERNS)
+    pairs = {}
+    for path, parts in found.items():
+        rank, alpha = ranks.of(path, config["r"]), alphas.of(path, config["lora_alpha"])
+        pairs[path] = _pair(requested, config, tensors, parts, int(rank), float(alpha))
+    return pairs, replaced
 
 
 def _pair(
     requested: NamedAdapter,
     config: Mapping[str, Any],
     tensors: Mapping[str, StoredEntry],
-    path: str,
     parts: Mapping[str, str],
+    rank: int,
+    alpha: float,
 ) -> LoraPair:
     is_embedding = "lora_embedding_A" in parts or "lora_embedding_B" in parts
     names = ("lora_embedding_A", "lora_embedding_B") if is_embedding else ("lora_A", "lora_B")
@@ -275,7 +314,6 @@ def _pair(
     shapes = tensors[a].shape, tensors[b].shape
     if any(len(shape) < 2 for shape in shapes) or len(shapes[0]) != len(shapes[1]):
         raise _tensor_error(requested, tensors, a, f"does not fit {b} of shape {list(shapes[1])}")
-    rank = int(_by_pattern(config, "rank_pattern", path, config["r"]))
     if shapes[0][0] != rank or shapes[1][1] != rank:
         raise _tensor_error(
             requested,
@@ -283,7 +321,6 @@ def _pair(
             a,
             f"has rank {shapes[0][0]}, and {b} has rank {shapes[1][1]}; expected {rank} by {ADAPTER_CONFIG_NAME}",
         )
-    alpha = float(_by_pattern(config, "alpha_pattern", path, config["lora_alpha"]))
     scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     if ("magnitude" in parts) != bool(config.get("use_dora")):
         problem = (
@@ -293,17 +330,28 @@ def _pair(
     return LoraPair(a, b, rank, scaling, is_embedding, parts.get("lora_B.bias"), parts.get("magnitude"))
 
 
-def _by_pattern(config: Mapping[str, Any], key: str, path: str, default: float) -> float:
-    """Return the value of the first pattern that a module path ends with, as peft matches them."""
-    pattern = config.get(key) or {}
-    for expression, value in pattern.items():
-        try:
-            is_match = re.match(rf"(.*\.)?({expression})$", path)
-        except re.error:
-            is_match = None
-        if is_match:
-            return float(value)
-    return default
+class _ValuesByModule:
+    """The numbers of ``rank_pattern`` or ``alpha_pattern``.
+
+    peft takes the keys as regular expressions for the end of the path of a module. Text of a file is never used as one:
+    its time has no bound. Names are looked up, and :func:`_refuse_config` refuses other expressions.
+    """
+
+    def __init__(self, pattern: Mapping[str, float]) -> None:
+        self._values: dict[str, tuple[int, float]] = {}
+        for place, (name, value) in enumerate(pattern.items()):
+            self._values.setdefault(name.replace("\\.", ".").removesuffix("$"), (place, float(value)))
+        self._longest = max(map(len, self._values), default=0)
+
+    def of(self, path: str, default: float) -> float:
+        """Return the number of a module: that of the first key that its path ends with."""
+        found = [self._values[f"^{path}"]] if f"^{path}" in self._values else []
+        start = len(path)
+        while start > 0 and len(path) - start <= self._longest:
+            start = path.rfind(".", 0, start)
+            if (ending := path[start + 1 :]) in self._values:
+                found.append(self._values[ending])
+        return min(found)[1] if found else default
 
 
 def _tensor_error(

@@ -16,15 +16,19 @@ from typing import Any
 
 from winml.modelkit.errors import CheckpointError
 from winml.modelkit.file_names import is_plain_name
+from winml.modelkit.graph.files.foreign_files import (
+    MODULES_NAME,
+    TEMPLATES_FOLDER,
+    is_companion_name,
+    library_file,
+)
 from winml.modelkit.graph.files.foreign_names import name_problem
 from winml.modelkit.load.checkpoints.weight_files import FORMATS
-from winml.modelkit.options import JsonError, read_json_file
+from winml.modelkit.options import JsonError, read_json_file, read_text_file
 
 __all__ = [
-    "COMPANION_NAMES",
     "LARGEST_COMPANION",
     "LARGEST_MODULE_WEIGHTS",
-    "MODULES_NAME",
     "ProcessorClass",
     "ProcessorInfo",
     "card_files",
@@ -35,74 +39,8 @@ __all__ = [
 ]
 
 
-MODULES_NAME = "modules.json"
-"""Names the modules of a sentence-transformers checkpoint and the folders they are in."""
-_VOCABULARY_NAMES = frozenset(
-    {
-        "bpe.codes",
-        "byte_maps.json",
-        "dict.txt",
-        "emoji.json",
-        "entity_vocab.json",
-        "merges.txt",
-        "normalizer.json",
-        "prophetnet.tokenizer",
-        "sentencepiece.bpe.model",
-        "sentencepiece.model",
-        "source.spm",
-        "spiece.model",
-        "spm.model",
-        "spm_char.model",
-        "target.spm",
-        "target_vocab.json",
-        "tokenizer.json",
-        "tokenizer.model",
-        "tokenizer_config.json",
-        "vocab-src.json",
-        "vocab-tgt.json",
-        "vocab.json",
-        "vocab.txt",
-        "word_pronunciation.json",
-        "word_shape.json",
-    }
-)
-"""Every file name in ``vocab_files_names`` of transformers' tokenizers; a test compares them with those installed."""
-_TRANSFORMERS_NAMES = frozenset(
-    {
-        "added_tokens.json",
-        "audio_tokenizer_config.json",
-        "chat_template.jinja",
-        "chat_template.json",
-        "config.json",
-        "generation_config.json",
-        "preprocessor_config.json",
-        "processor_config.json",
-        "special_tokens_map.json",
-        "video_preprocessor_config.json",
-    }
-)
-"""Constants in ``transformers.utils`` and ``transformers.tokenization_utils_base``; image processors and feature
-extractors share a name."""
-_SENTENCE_TRANSFORMERS_NAMES = frozenset(
-    {
-        MODULES_NAME,
-        "config_sentence_transformers.json",
-        "sentence_albert_config.json",
-        "sentence_bert_config.json",
-        "sentence_camembert_config.json",
-        "sentence_distilbert_config.json",
-        "sentence_roberta_config.json",
-        "sentence_xlm-roberta_config.json",
-        "sentence_xlnet_config.json",
-    }
-)
-COMPANION_NAMES = _VOCABULARY_NAMES | _TRANSFORMERS_NAMES | _SENTENCE_TRANSFORMERS_NAMES
-"""Names of files at the top of a checkpoint that go beside its ONNX file."""
-_OF_A_VERSION = re.compile(r"(config|tokenizer)\.\d+(\.\d+)*\.json")
-"""What transformers from that version on reads instead."""
 _OF_CARD = re.compile(r"(README|LICEN[SC]E|NOTICE|USE_POLICY|COPYING)([._-].*)?", re.IGNORECASE)
 """How the Hub's checkpoints name their card, licence and what goes with it."""
-_TEMPLATES_FOLDER = "additional_chat_templates"
 _MODULES_WITH_WEIGHTS = frozenset({"CNN", "Dense", "LSTM", "LayerNorm", "WeightedLayerPooling"})
 """Classes of sentence-transformers that work on what the model returns, and so are no part of the ONNX file."""
 _MODULE_SUFFIXES = frozenset({".json", ".txt"})
@@ -120,45 +58,45 @@ def companion_files(folder: Path) -> dict[str, Path]:
     Besides those at the top, these are the files of the folders that ``modules.json`` names, such as
     ``1_Pooling/config.json``. Files of other names, of more than 200 MB, and hidden ones stay behind. Empty for a path
     that is no folder.
+
+    Raises:
+        CheckpointError: a file is a link that leads out of the folder, a pipe, a device or a socket.
     """
     if not folder.is_dir():
         return {}
-    files = [path for path in folder.iterdir() if _is_companion(path)]
-    templates = folder / _TEMPLATES_FOLDER
-    if templates.is_dir():
-        files += (
-            path for path in templates.iterdir() if path.suffix == ".jinja" and _is_up_to(path, LARGEST_COMPANION)
-        )
-    for place, type_name in _modules(folder / MODULES_NAME):
-        files += _module_files(folder / place, type_name)
-    displayed = (path for path in sorted(set(files)) if not path.name.startswith("."))
-    return {path.relative_to(folder).as_posix(): path for path in displayed}
+    names = [path.name for path in folder.iterdir() if is_companion_name(path.name)]
+    if (templates := folder / TEMPLATES_FOLDER).is_dir():
+        names += [f"{TEMPLATES_FOLDER}/{path.name}" for path in templates.iterdir() if path.suffix == ".jinja"]
+    files = _files_up_to(folder, names, LARGEST_COMPANION)
+    if MODULES_NAME in files:
+        for place, type_name in _modules(files[MODULES_NAME]):
+            files |= _module_files(folder, place, type_name)
+    displayed = (name for name in sorted(files) if not files[name].name.startswith("."))
+    return {name: files[name] for name in displayed}
 
 
 def card_files(folder: Path) -> dict[str, Path]:
-    """Return card and licence of a checkpoint folder: name → file. Empty for a path that is no folder."""
+    """Return card and licence of a checkpoint folder: name → file. Empty for a path that is no folder.
+
+    Raises:
+        CheckpointError: a file is a link that leads out of the folder, a pipe, a device or a socket.
+    """
     if not folder.is_dir():
         return {}
-    return {path.name: path for path in sorted(folder.iterdir()) if _OF_CARD.fullmatch(path.name) and _is_small(path)}
+    names = sorted(path.name for path in folder.iterdir() if _OF_CARD.fullmatch(path.name))
+    return _files_up_to(folder, names, _LARGEST_MODULE_FILE)
 
 
-def _is_small(path: Path) -> bool:
-    return _is_up_to(path, _LARGEST_MODULE_FILE)
-
-
-def _is_companion(path: Path) -> bool:
-    is_known = path.name in COMPANION_NAMES or _OF_A_VERSION.fullmatch(path.name)
-    return bool(is_known) and _is_up_to(path, LARGEST_COMPANION)
-
-
-def _is_up_to(path: Path, size_bytes: int) -> bool:
-    return path.is_file() and path.stat().st_size <= size_bytes
+def _files_up_to(folder: Path, names: Iterable[str], size_bytes: int) -> dict[str, Path]:
+    """Return the files of these names that are no larger: name → file."""
+    found = ((name, library_file(folder, name, error=CheckpointError)) for name in names)
+    return {name: path for name, path in found if path is not None and path.stat().st_size <= size_bytes}
 
 
 def _modules(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the folders that ``modules.json`` names, each with its class; none where it is missing or damaged."""
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = json.loads(read_text_file(path))
     except (OSError, ValueError, RecursionError):
         return
     for entry in content if isinstance(content, list) else ():
@@ -170,15 +108,17 @@ def _modules(path: Path) -> Iterator[tuple[str, str]]:
             yield place, type_name.rpartition(".")[2] if isinstance(type_name, str) else ""
 
 
-def _module_files(folder: Path, type_name: str) -> Iterator[Path]:
+def _module_files(folder: Path, place: str, type_name: str) -> dict[str, Path]:
+    """Return the files of one folder that ``modules.json`` names."""
     indexes = {index for _, _, index in FORMATS}
-    for path in folder.iterdir():
-        is_small = path.suffix in _MODULE_SUFFIXES and _is_up_to(path, _LARGEST_MODULE_FILE)
-        if path.name not in indexes and (is_small or _is_companion(path)):
-            yield path
+    names = {path.name for path in (folder / place).iterdir()} - indexes
+    small = [f"{place}/{name}" for name in names if Path(name).suffix in _MODULE_SUFFIXES]
+    large = [f"{place}/{name}" for name in names if is_companion_name(name)]
+    files = _files_up_to(folder, small, _LARGEST_MODULE_FILE) | _files_up_to(folder, large, LARGEST_COMPANION)
     if type_name in _MODULES_WITH_WEIGHTS:
-        weights = (folder / single for _, single, _ in FORMATS)
-        yield from [path for path in weights if _is_up_to(path, LARGEST_MODULE_WEIGHTS)][:1]
+        weights = _files_up_to(folder, [f"{place}/{single}" for _, single, _ in FORMATS], LARGEST_MODULE_WEIGHTS)
+        files |= dict(list(weights.items())[:1])
+    return files
 
 
 # --- Reads what the files of the tokenizer and the processors say about the inputs.
@@ -216,10 +156,10 @@ def read_processor_files(folder: Path | None) -> ProcessorInfo:
     """
     if folder is None:
         return ProcessorInfo()
-    tokenizer = read_json_object(folder / "tokenizer_config.json")
+    tokenizer = read_json_object(folder, "tokenizer_config.json")
     processor: dict[str, object] = {}
     for name in _IMAGE_FILES:
-        content = read_json_object(folder / name)
+        content = read_json_object(folder, name)
         # Newer processors nest their parts in one file.
         for part in ("image_processor", "feature_extractor", "video_processor"):
             nested = content.get(part)
@@ -235,16 +175,17 @@ def read_processor_files(folder: Path | None) -> ProcessorInfo:
     )
 
 
-def read_json_object(path: Path) -> dict[str, object]:
-    """Return the JSON object in a file; empty where there is no such file.
+def read_json_object(folder: Path, name: str) -> dict[str, object]:
+    """Return the JSON object in a file of a folder; ``{}`` if there is no such file.
 
     Raises:
-        CheckpointError: it is there and is not a JSON object.
+        CheckpointError: the file is not a JSON object, or is a link that leads out of the folder.
     """
+    path = library_file(folder, name, error=CheckpointError)
+    if path is None:
+        return {}
     try:
         content = read_json_file(path)
-    except FileNotFoundError:
-        return {}
     except JsonError as error:
         raise CheckpointError(
             f"{path}: {error}", hint="Correct the file, or delete it to determine the inputs from the config only."
@@ -347,7 +288,7 @@ def find_processor_classes(
     """
     classes: dict[str, ProcessorClass] = {}
     for role, file, key in _FILES:
-        name = read_json_object(folder / file).get(key) if folder is not None else None
+        name = read_json_object(folder, file).get(key) if folder is not None else None
         if isinstance(name, str) and name and role not in classes:
             classes[role] = ProcessorClass(role, name, file)
     for role in _roles_for(set(input_names)):

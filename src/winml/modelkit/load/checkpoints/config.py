@@ -8,14 +8,15 @@ nothing is fetched. Does not decide task or class (``task.py``).
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import CheckpointError, RemoteCodeError, UsageError, failed_import, first_line
 from winml.modelkit.file_names import MODEL_CARD_NAME
+from winml.modelkit.graph.files.foreign_files import foreign_parser
+from winml.modelkit.graph.files.foreign_numbers import refuse_absurd_sizes
 from winml.modelkit.graph.files.front_matter import FrontMatterError, front_matter_value
 from winml.modelkit.load.checkpoints.quantized.formats import quantization_of, without_quantization
 from winml.modelkit.load.checkpoints.task import tasks_for
@@ -30,89 +31,9 @@ __all__ = [
     "load_config",
     "model_type_of_class",
     "own_class",
-    "refuse_absurd_sizes",
     "refuse_foreign_weights",
     "with_config_of_class",
 ]
-
-# --- Refuses configs with sizes that no model has.
-#
-# Configs are looked at before anything is built from them: a wrong number would otherwise make a library build layers
-# until the memory is full. Goes by the names of the keys; what a class itself refuses is found out when it is built.
-
-
-_REPEATED = re.compile(r"^(n_?|num_)?(\w+_)?(layers?|blocks?|stages|depths?)$")
-"""Keys that say how many modules are built one after another."""
-_SIZES = re.compile(
-    r"(_size|_dim|_heads|_positions|_embeddings|_channels|_labels|_experts)$|^(d_\w+|n_\w+|dim|num_\w+)$"
-)
-"""Keys that say how large a tensor is, or how many of something there are."""
-_NEVER_NEGATIVE = re.compile(
-    r"^((hidden|intermediate|vocab|patch)_size|(num_|encoder_|decoder_)?(hidden_)?layers|n_layers?|n_embd|d_model|dim"
-    r"|(num_)?(attention_)?heads|n_heads?)$"
-)
-"""Keys without a use of -1; others have one, such as the layer whose output is taken."""
-
-_LONGEST_STACK = 10_000
-"""Chosen: a hundred times the layers of the deepest models known; even so many take seconds to build."""
-_LARGEST_SIZE = 10**9
-"""Chosen: a hundred times the longest context known, a thousand times the largest vocabulary."""
-_MOST_LABELS = 10**6
-"""Chosen: transformers makes a name for each of them."""
-
-
-def refuse_absurd_sizes(content: Mapping[str, object], path: Path) -> None:
-    """Refuse a config that names sizes no model has.
-
-    Args:
-        content: The config, as read.
-        path: Where it was read from, for messages.
-
-    Raises:
-        CheckpointError: names the key, its value and the limit.
-    """
-    for name, key, value in _named_numbers(content):
-        limit = _largest_value(key)
-        if value > limit:
-            raise _size_error(path, name, value, f"expected at most {limit:_}")
-        if value < 0 and _NEVER_NEGATIVE.match(key):
-            raise _size_error(path, name, value, "expected no negative number")
-
-
-def _largest_value(key: str) -> float:
-    if _REPEATED.search(key):
-        return _LONGEST_STACK
-    if key == "num_labels":
-        return _MOST_LABELS
-    return _LARGEST_SIZE if _SIZES.search(key) else float("inf")
-
-
-def _size_error(path: Path, name: str, value: int, expected: str) -> CheckpointError:
-    displayed = (
-        str(value) if abs(value) < 10**15 else f"{float(value):.0e}" if abs(value) < 10**300 else "far too large"
-    )
-    return CheckpointError(
-        f"{path}: {name} is {displayed}, {expected}", hint="Correct the value, or download the config again."
-    )
-
-
-def _named_numbers(content: Mapping[str, object]) -> Iterator[tuple[str, str, int]]:
-    """Yield every integer with its dotted name and its key; a list counts as the sum of its numbers."""
-    waiting: list[tuple[str, Mapping[str, Any]]] = [("", content)]
-    while waiting:
-        prefix, part = waiting.pop()
-        for key, value in part.items():
-            if isinstance(value, dict):
-                waiting.append((f"{prefix}{key}.", value))
-            elif isinstance(value, list) and value and all(_is_number(entry) for entry in value):
-                yield f"{prefix}{key}", key, sum(value) if min(value) >= 0 else min(value)
-            elif _is_number(value):
-                yield f"{prefix}{key}", key, value
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
 
 _AUTO_CONFIG = "AutoConfig"
 _AUTO_MODEL_PREFIX = "AutoModel"
@@ -120,12 +41,6 @@ _AUTO_MODEL_PREFIX = "AutoModel"
 _SPECIAL_FLOAT_KEY = "__float__"
 _SPECIAL_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 """Specified by transformers: ``{"__float__": "Infinity"}`` is how a config writes what JSON has no number for."""
-
-_CONFIG_ERRORS = (
-    ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError,
-    OSError,
-)  # fmt: skip
-"""What config classes raise for values that make no sense to them."""
 
 
 @dataclass(frozen=True)
@@ -323,21 +238,28 @@ def _build_config(path: Path, content: dict[str, object], model_type: str, refer
 
 
 def _built_or_refused(build: Callable[[], object], subject: str) -> Any:
-    from huggingface_hub.errors import OfflineModeIsEnabled, StrictDataclassError
+    from huggingface_hub.errors import OfflineModeIsEnabled
 
+    hint = "Correct the value, or download the checkpoint again."
     try:
-        return build()
+        with foreign_parser(
+            f"{subject} rejects the config",
+            error=CheckpointError,
+            hint=hint,
+            reason=_reason,
+            spared=OfflineModeIsEnabled,
+        ):
+            return build()
     except OfflineModeIsEnabled as error:
         raise CheckpointError(
             f"{subject} requires a part of the config from the Hub ({_requested_url(error)}), but only the folder "
             "is read",
             hint="Write that part into the config, such as a backbone as backbone_config.",
         ) from error
-    except (StrictDataclassError, *_CONFIG_ERRORS) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise CheckpointError(
-            f"{subject} rejects the config: {reason}", hint="Correct the value, or download the checkpoint again."
-        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _requested_url(error: Exception) -> str:

@@ -18,12 +18,8 @@ from pathlib import Path, PurePosixPath
 
 from winml.modelkit.errors import CheckpointError, HubError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, MODEL_CARD_NAME, MODEL_SUFFIX
-from winml.modelkit.load.checkpoints.companion_files import (
-    COMPANION_NAMES,
-    LARGEST_COMPANION,
-    LARGEST_MODULE_WEIGHTS,
-    MODULES_NAME,
-)
+from winml.modelkit.graph.files.foreign_files import COMPANION_NAMES, MODULES_NAME
+from winml.modelkit.load.checkpoints.companion_files import LARGEST_COMPANION, LARGEST_MODULE_WEIGHTS
 from winml.modelkit.load.checkpoints.weight_files import FORMATS, find_weights
 
 __all__ = ["HubFile", "cached_snapshot", "hub_file", "snapshot_folder"]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import CheckpointError, first_line
+from winml.modelkit.graph.files.foreign_files import library_file
 from winml.modelkit.graph.files.foreign_names import file_within, name_problem
 from winml.modelkit.options import JsonError, load_json, read_json_file
 
@@ -72,15 +73,17 @@ def find_weights(folder: Path) -> WeightFiles | None:
     """Return the weight files transformers would load from ``folder``, or None if there are none.
 
     Raises:
-        CheckpointError: an index is malformed, names a shard that is missing, or one outside of the folder.
+        CheckpointError: an index is malformed, names a shard that is missing, or one outside of the folder; or a file
+            is a link that leads out of the folder, or no regular file.
     """
     for kind, single, index in FORMATS:
-        if (folder / single).is_file():
-            return WeightFiles(kind, folder, (folder / single,))
-        if (folder / index).is_file():
-            return WeightFiles(kind, folder, _complete_shards(folder / index))
-    files = sorted(folder.glob("*.gguf"))
-    return WeightFiles("gguf", folder, tuple(files)) if len(files) == 1 else None
+        if (file := library_file(folder, single, error=CheckpointError)) is not None:
+            return WeightFiles(kind, folder, (file,))
+        if (file := library_file(folder, index, error=CheckpointError)) is not None:
+            return WeightFiles(kind, folder, _complete_shards(file))
+    names = sorted(path.name for path in folder.glob("*.gguf"))
+    found = library_file(folder, names[0], error=CheckpointError) if len(names) == 1 else None
+    return None if found is None else WeightFiles("gguf", folder, (found,))
 
 
 def check_index(folder: Path) -> None:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from winml.modelkit.errors import CheckpointError
 from winml.modelkit.graph.coded_weights import CodedTensor, joined, stacked
+from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.load.checkpoints.quantized.formats import CodedCheckpoint
 from winml.modelkit.load.checkpoints.weight_files import StoredEntry, WeightFiles, stored_entries, tensor_shapes
@@ -93,8 +94,18 @@ def load_checkpoint(
         NotDeferrableError: the values are needed to load them.
     """
     tensors = _deferred_tensors(weights, coded) if is_deferred or coded is not None else None
+    pickle_errors = _PICKLE_ERRORS if weights.format == "pickle" else ()
     try:
-        with warnings.catch_warnings():
+        with (
+            foreign_parser(
+                f"{_listed_files(weights.files)}: {model_class.__name__} cannot be loaded",
+                error=CheckpointError,
+                hint="Download or save the checkpoint again.",
+                reason=_first_sentence,
+                spared=(*pickle_errors, ImportError, NotDeferrableError),
+            ),
+            warnings.catch_warnings(),
+        ):
             # torch asks to report pickles of newer protocols to it, which nobody here can act on.
             warnings.filterwarnings("ignore", message="Detected pickle protocol", category=UserWarning)
             model, loading = model_class.from_pretrained(
@@ -108,17 +119,13 @@ def load_checkpoint(
                 ignore_mismatched_sizes=True,  # so that all of them are reported, and by us
                 output_loading_info=True,
             )
-    except _PICKLE_ERRORS as error:
-        if weights.format != "pickle":
-            raise _loading_error(model_class, weights, error) from error
+    except pickle_errors as error:
         raise _pickle_error(weights, error) from error
     except ImportError as error:
         raise CheckpointError(
             f"{weights.folder}: {model_class.__name__} needs a package that is not installed: {_first_sentence(error)}",
             hint="Install that package.",
         ) from error
-    except _loading_errors() as error:
-        raise _loading_error(model_class, weights, error) from error
     _check_shapes(loading["mismatched_keys"], weights)
     if coded is None:
         _check_scales(loading["unexpected_keys"], weights)
@@ -150,19 +157,6 @@ def _realize(model: torch.nn.Module) -> None:
         for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
             if isinstance(buffer, DeferredTensor):
                 setattr(module, name, buffer.realized())
-
-
-def _loading_errors() -> tuple[type[Exception], ...]:
-    from safetensors import SafetensorError
-
-    return (SafetensorError, OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
-
-
-def _loading_error(model_class: Any, weights: WeightFiles, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"{_listed_files(weights.files)}: {model_class.__name__} cannot be loaded: {_first_sentence(error)}",
-        hint="Download or save the checkpoint again.",
-    )
 
 
 def _pickle_error(weights: WeightFiles, error: Exception) -> CheckpointError:

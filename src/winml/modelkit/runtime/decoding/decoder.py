@@ -18,9 +18,10 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError, WinMLError
 from winml.modelkit.file_names import GENAI_CONFIG_NAME
 from winml.modelkit.graph.bundle import TextTokens
+from winml.modelkit.graph.files.foreign_files import library_file
 from winml.modelkit.graph.files.wire_format import NodeSummary, WireError, node_summaries
 from winml.modelkit.metadata_keys import PART_KEY
-from winml.modelkit.options import load_json
+from winml.modelkit.options import load_json, read_json_file
 from winml.modelkit.runtime.decoding.inputs import (
     MASK,
     POSITIONS,
@@ -537,10 +538,10 @@ def _with_head_size(inputs: Sequence[GraphInput], session: Session, states: Coll
     """Return inputs whose states have a head size: genai's builder leaves it open, and names it in its config."""
     is_open = [item.name in states and len(item.shape) == 4 and not isinstance(item.shape[-1], int) for item in inputs]
     config = None if session.model_path is None else session.model_path.with_name(GENAI_CONFIG_NAME)
-    if not any(is_open) or config is None or not config.is_file():
+    if not any(is_open) or config is None or library_file(config.parent, config.name) is None:
         return tuple(inputs)
     try:
-        size = load_json(config.read_text(encoding="utf-8"))["model"]["decoder"]["head_size"]
+        size = read_json_file(config)["model"]["decoder"]["head_size"]
     except (WinMLError, OSError, ValueError, TypeError, KeyError):
         size = None
     if not isinstance(size, int):

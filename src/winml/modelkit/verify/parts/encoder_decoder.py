@@ -33,9 +33,9 @@ from winml.modelkit.load.caches.arguments import (
     ENCODER_STATES,
     TOKENS,
 )
-from winml.modelkit.load.library_access import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.decoding.inputs import MASK, SCORES
+from winml.modelkit.runtime.foreign_libraries import quiet_libraries
 from winml.modelkit.verify.generated_text import (
     GeneratedText,
     as_the_user_calls_it,

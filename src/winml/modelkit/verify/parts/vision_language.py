@@ -23,9 +23,9 @@ from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.inputs import several_positions
 from winml.modelkit.load.inputs.modalities.text import KINDS_PARAMETER
-from winml.modelkit.load.library_access import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.decoding.inputs import SCORES, TOKEN_IDS, plain_value
+from winml.modelkit.runtime.foreign_libraries import quiet_libraries
 from winml.modelkit.verify.generated_text import GeneratedText, as_the_user_calls_it, generated_text, reason_against
 from winml.modelkit.verify.generation import compare_generation, read_scores
 from winml.modelkit.verify.input_draws import InputDraws

@@ -1,6 +1,6 @@
 """Reads GGUF files: their config and tokenizer as transformers writes them, and their weights by reference.
 
-The package ``gguf`` reads the header; values are read by plain reads when they are needed. Blocks whose offsets are no
+``gguf_header.py`` reads the header; values are read by plain reads when they are needed. Blocks whose offsets are no
 whole steps (Q4_K) get zero points between the steps. What integers do not hold exactly, such as Q5_K, keeps its numbers
 and is written in the nearest form.
 """
@@ -8,23 +8,28 @@ and is written in the nearest form.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
-import os
-import tempfile
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.errors import CheckpointError, UsageError, first_line
+from winml.modelkit.errors import CheckpointError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 from winml.modelkit.graph.coded_weights import CodedParts, CodedTensor, CodedWeight, pack_codes
+from winml.modelkit.graph.files.foreign_files import foreign_parser
+from winml.modelkit.graph.files.foreign_numbers import refuse_absurd_sizes
+from winml.modelkit.graph.files.recovery import temporary_folder
+from winml.modelkit.load.checkpoints.quantized.gguf_header import GgufHeader, GgufTensor, read_header
 from winml.modelkit.load.checkpoints.quantized.stored import CodedEntries, StoredTensors
 from winml.modelkit.load.checkpoints.weight_files import StoredEntry
+from winml.modelkit.options import read_json_file
+from winml.modelkit.runtime.foreign_libraries import library_folder, local_libraries, quiet_libraries
 
 __all__ = ["gguf_folder", "read_gguf"]
 
@@ -42,12 +47,18 @@ _NORMS_NAME = "norms.bin"
 _FLOATS = {"F32": ("float32", 32), "F16": ("float16", 16), "BF16": ("bfloat16", 16)}
 _HALF = np.dtype("<f2")
 
+_COUNTS = (
+    "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
+    "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
+)  # fmt: skip
+"""Keys behind the name of the architecture whose values are positive integers."""
+
 _FOLDERS: dict[tuple[str, int, int], Path] = {}
 """Path, size and time of a file → the folder that stands for it in this process."""
 
 
 def gguf_folder(path: Path) -> Path:
-    """Return a folder with the config and the tokenizer of a GGUF file, which refers to it; gone when the process ends.
+    """Return a folder with the config and the tokenizer of a GGUF file; it is removed when the process ends.
 
     Raises:
         UsageError: the package is missing that reads such files.
@@ -56,83 +67,89 @@ def gguf_folder(path: Path) -> Path:
     status = path.stat()
     key = (str(path.absolute()), status.st_size, status.st_mtime_ns)
     if key not in _FOLDERS:
-        reader = _reader(path)
-        config = _config_of(path, reader)
-        temporary = tempfile.TemporaryDirectory(prefix="winml-gguf-")
-        atexit.register(temporary.cleanup)
-        folder = Path(temporary.name)
+        config = _config_of(path, read_header(path))
+        folder = _temporary_folder()
         record: dict[str, Any] = {"quant_method": "gguf"}
         try:
             _save_tokenizer(path, folder)
-        except (ValueError, KeyError, TypeError, OSError, ImportError, AttributeError, IndexError) as error:
-            record["tokenizer_problem"] = f"{type(error).__name__}: {first_line(error)}"
+        except CheckpointError as error:
+            record["tokenizer_problem"] = error.message.replace(str(folder), path.name)
+            for file in folder.glob("*.json"):
+                file.unlink()
         text = json.dumps({**config, "quantization_config": record}, indent=2)
         (folder / CHECKPOINT_CONFIG_NAME).write_text(text, encoding="utf-8")
-        target = folder / path.name
-        try:
-            target.symlink_to(path.absolute())
-        except OSError:  # Windows lets administrators alone make them
-            os.link(path, target)
         _FOLDERS[key] = folder
     return _FOLDERS[key]
 
 
-def _reader(path: Path) -> Any:
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise UsageError(
-            f"{path}: reading a GGUF file needs the package gguf, which is not installed",
-            hint="pip install 'winml-modelkit[gguf]'",
-        ) from error
-    try:
-        return GGUFReader(path)
-    except (ValueError, KeyError, IndexError, OSError, TypeError) as error:
-        raise CheckpointError(
-            f"{path}: not a GGUF file, or a damaged one: {first_line(error)}", hint="Download the file again."
-        ) from error
+def _temporary_folder() -> Path:
+    """Return a new folder that is removed when the process ends, or by a later command after a kill."""
+    folders = ExitStack()
+    atexit.register(folders.close)
+    return folders.enter_context(temporary_folder())
 
 
-def _field(reader: Any, key: str, default: Any = None) -> Any:
-    field = reader.get_field(key)
-    return default if field is None else field.contents()
-
-
-def _config_of(path: Path, reader: Any) -> dict[str, Any]:
+def _config_of(path: Path, header: GgufHeader) -> dict[str, Any]:
     """Return the config of the float model, as transformers derives it from the header."""
-    architecture = _field(reader, "general.architecture")
-    if (count := _field(reader, "split.count", 1)) > 1:
+    architecture = header.metadata.get("general.architecture")
+    if (count := header.metadata.get("split.count", 1)) not in (0, 1):
         raise CheckpointError(
-            f"{path}: is one of {count} files of a model, and one file is read", hint="Merge them with gguf-split."
+            f"{path}: is one of {count!r} files of a model, and one file is read", hint="Merge them with gguf-split."
         )
     if architecture not in _ARCHITECTURES:
         raise CheckpointError(
             f"{path}: architecture {architecture!r} is not supported from GGUF; expected {', '.join(_ARCHITECTURES)}",
             hint="Pass the transformers checkpoint that the file was converted from.",
         )
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    _refuse_absurd_values(path, architecture, header.metadata)
+    words = f"{path}: transformers cannot read the header"
+    with local_libraries(), foreign_parser(words, error=CheckpointError, hint=_DOWNLOAD):
+        from transformers import AutoConfig
+        from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    try:
         config: dict[str, Any] = load_gguf_checkpoint(str(path), return_tensors=False)["config"]
-    except (ValueError, KeyError, TypeError, IndexError, ImportError) as error:
-        raise CheckpointError(
-            f"{path}: transformers cannot read the header: {type(error).__name__}: {first_line(error)}",
-            hint="Download the file again.",
-        ) from error
-    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in config.items()}
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in config.items()}
+        refuse_absurd_sizes(plain, path)
+        kind = plain["model_type"]
+        # Refused here, where the file is known: the config is written to a temporary folder.
+        AutoConfig.for_model(**plain)
+        return {**plain, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]], "dtype": "float32"}
 
-    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[plain["model_type"]]
-    return {**plain, "architectures": [architecture], "dtype": "float32"}
+
+def _refuse_absurd_values(path: Path, architecture: str, metadata: Mapping[str, Any]) -> None:
+    """Refuse counts that are no positive integers, and numbers that are not finite.
+
+    Raises:
+        CheckpointError: names the key and its value.
+    """
+    for key, value in metadata.items():
+        name = key.removeprefix(f"{architecture}.")
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if name != key and name in _COUNTS and not (is_integer and 0 < value < _MOST):
+            shown = "an array" if value is None else repr(value)
+            raise CheckpointError(f"{path}: {key} is {shown}, expected a positive integer", hint=_DOWNLOAD)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise CheckpointError(f"{path}: {key} is {value}, expected a finite number", hint=_DOWNLOAD)
+
+
+_MOST = 2**31
+"""Chosen: twice the largest size that a config may name."""
+_DOWNLOAD = "Download the file again."
 
 
 def _save_tokenizer(path: Path, folder: Path) -> None:
-    from transformers import AutoTokenizer
+    """Save the tokenizer of a file; files that lie beside it are not read.
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(
-        str(path.absolute().parent), gguf_file=path.name, local_files_only=True
-    )
-    tokenizer.save_pretrained(folder)
+    Raises:
+        CheckpointError: transformers cannot convert it.
+    """
+    with quiet_libraries(), library_folder(folder, "", error=CheckpointError):
+        from transformers import AutoTokenizer
+
+        # An absolute path replaces the folder that it is joined with.
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=str(path.absolute()))
+        tokenizer.save_pretrained(folder)
 
 
 @dataclass(frozen=True)
@@ -207,35 +224,35 @@ def read_gguf(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
         CheckpointError: the file is damaged, or a tensor has a type or name that is not read.
     """
     (path,) = stored.files
-    reader = _reader(path)
-    architecture = _field(reader, "general.architecture")
-    heads = _field(reader, f"{architecture}.attention.head_count", 0)
-    groups = {"attn_q": heads, "attn_k": _field(reader, f"{architecture}.attention.head_count_kv", heads)}
+    header = read_header(path)
+    architecture = header.metadata.get("general.architecture")
+    heads = header.metadata.get(f"{architecture}.attention.head_count", 0)
+    groups = {"attn_q": heads, "attn_k": header.metadata.get(f"{architecture}.attention.head_count_kv", heads)}
     found = CodedEntries()
     if problem := config.get("tokenizer_problem"):
         found.notes.append(f"The tokenizer of the file cannot be converted ({problem}): the result has none.")
-    names = _names_of_model(stored.folder, reader)
-    norms = _Norms(stored.folder / _NORMS_NAME)
+    names = _names_of_model(path, stored.folder, architecture)
+    norms = _Norms(path)
     ignored = []
-    for tensor in reader.tensors:
-        part = tensor.name.split(".")[-2]
+    for tensor in header.tensors:
         if tensor.name not in names:
             if not tensor.name.startswith(_ROTATIONS):
                 raise stored.error(tensor.name, f"has no place in a {architecture} of transformers")
             ignored.append(tensor.name)
             continue
-        name = names[tensor.name]
-        shape = tuple(int(size) for size in reversed(tensor.shape))
+        name, shape, kind = names[tensor.name], tensor.shape, tensor.type_name
+        part = tensor.name.split(".")[-2]
         count = groups.get(part) if architecture == _PERMUTED else None
+        if count is not None and (not isinstance(count, int) or count <= 0 or shape[0] % (2 * count)):
+            raise stored.error(tensor.name, f"has {shape[0]} rows, which are no pairs of {count!r} heads")
         order = None if count is None else _halves(shape[0], count)
-        kind, offset = tensor.tensor_type.name, int(tensor.data_offset)
         if architecture in _RAISED and name.endswith("norm.weight"):
             found.plain[name] = norms.lowered(tensor)
         elif kind in _FLOATS and order is None:
             dtype, bits = _FLOATS[kind]
-            found.plain[name] = StoredEntry(path, offset, dtype, shape, bits)
+            found.plain[name] = StoredEntry(path, tensor.offset, dtype, shape, bits)
         else:
-            found.tensors[name] = CodedTensor(_weight(stored, path, tensor, shape, order, name))
+            found.tensors[name] = CodedTensor(_weight(stored, path, tensor, order, name))
     if ignored:
         found.notes.append(
             f"{', '.join(ignored)} of the file, which scale RoPE by position, are ignored, as in transformers: "
@@ -244,20 +261,20 @@ def read_gguf(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
     return found
 
 
-def _names_of_model(folder: Path, reader: Any) -> dict[str, str]:
+def _names_of_model(path: Path, folder: Path, architecture: object) -> dict[str, str]:
     """Return name in the file → parameter of the model, by the map of the package gguf."""
     import torch
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = json.loads((folder / CHECKPOINT_CONFIG_NAME).read_text(encoding="utf-8"))
-    config.pop("quantization_config", None)
-    kind = config.pop("model_type")
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config))
-    architecture = _field(reader, "general.architecture")
-    number = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
-    known = get_tensor_name_map(number, model.config.num_hidden_layers)
+    with foreign_parser(f"{path}: the model of its config cannot be built", error=CheckpointError, hint=_DOWNLOAD):
+        config = read_json_file(folder / CHECKPOINT_CONFIG_NAME)
+        config.pop("quantization_config", None)
+        kind = config.pop("model_type")
+        with torch.device("meta"), local_libraries():
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config))
+        number = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
+        known = get_tensor_name_map(number, model.config.num_hidden_layers)
     names = {}
     for parameter in model.state_dict():
         module, _, ending = parameter.rpartition(".")
@@ -267,21 +284,43 @@ def _names_of_model(folder: Path, reader: Any) -> dict[str, str]:
 
 
 class _Norms:
-    """A file beside the config with weights of norms as transformers has them."""
+    """A temporary file with weights of norms as transformers has them."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        path.write_bytes(b"")
+    def __init__(self, source: Path) -> None:
+        self._source = source
+        self._file: Path | None = None
 
-    def lowered(self, tensor: Any) -> StoredEntry:
+    def lowered(self, tensor: GgufTensor) -> StoredEntry:
         """Write a weight less one, and return where it is."""
-        from gguf import quants
-
-        values = np.asarray(quants.dequantize(tensor.data, tensor.tensor_type), np.float32) - np.float32(1)
-        offset = self._path.stat().st_size
-        with self._path.open("ab") as file:
+        if self._file is None:
+            self._file = _temporary_folder() / _NORMS_NAME
+            self._file.touch()
+        values = _dequantize(tensor, _raw_bytes(self._source, tensor)) - np.float32(1)
+        offset = self._file.stat().st_size
+        with self._file.open("ab") as file:
             file.write(values.tobytes())
-        return StoredEntry(self._path, offset, "float32", tuple(values.shape), 32)
+        return StoredEntry(self._file, offset, "float32", tensor.shape, 32)
+
+
+def _raw_bytes(path: Path, tensor: GgufTensor) -> Array:
+    """Return the bytes of a tensor.
+
+    Raises:
+        CheckpointError: the file became shorter.
+    """
+    content: Array = np.fromfile(path, np.uint8, tensor.size_bytes, offset=tensor.offset)
+    if len(content) < tensor.size_bytes:
+        raise CheckpointError(f"{path}: truncated: tensor {tensor.name} ends behind it", hint="Download it again.")
+    return content
+
+
+def _dequantize(tensor: GgufTensor, content: Array) -> Array:
+    """Return the values of a tensor from its bytes, float32."""
+    from gguf import GGMLQuantizationType, quants
+
+    rows = content.reshape(math.prod(tensor.shape[:-1]), -1)
+    values: Array = quants.dequantize(rows, GGMLQuantizationType[tensor.type_name])
+    return np.asarray(values, np.float32).reshape(tensor.shape)
 
 
 def _halves(rows: int, heads: int) -> Array:
@@ -290,25 +329,20 @@ def _halves(rows: int, heads: int) -> Array:
     return places
 
 
-def _weight(
-    stored: StoredTensors, path: Path, tensor: Any, shape: tuple[int, ...], order: Array | None, name: str
-) -> CodedWeight:
-    kind, start, size = tensor.tensor_type.name, int(tensor.data_offset), int(tensor.n_bytes)
+def _weight(stored: StoredTensors, path: Path, tensor: GgufTensor, order: Array | None, name: str) -> CodedWeight:
+    kind, shape = tensor.type_name, tensor.shape
     if len(shape) != 2:
         raise stored.error(tensor.name, f"is {kind} with {len(shape)} axes, expected 2")
     form = _TYPES.get(kind)
 
     def raw() -> Array:
-        content: Array = np.fromfile(path, np.uint8, size, offset=start)
-        if len(content) < size:
-            raise CheckpointError(f"{path}: truncated: tensor {tensor.name} ends behind it", hint="Download it again.")
-        return content
+        return _raw_bytes(path, tensor)
 
     def ordered(values: Array) -> Array:
         return np.ascontiguousarray(values if order is None else values[order])
 
     if form is None or shape[1] % form.values:
-        return _as_numbers(stored, tensor, shape, raw, ordered, name)
+        return _as_numbers(stored, tensor, raw, ordered, name)
 
     def read() -> CodedParts:
         codes, scales, points = form.decode(raw().reshape(-1, form.size_bytes))
@@ -325,27 +359,25 @@ def _weight(
 
 def _as_numbers(
     stored: StoredTensors,
-    tensor: Any,
-    shape: tuple[int, ...],
+    tensor: GgufTensor,
     raw: Callable[[], Array],
     ordered: Callable[[Array], Array],
     name: str,
 ) -> CodedWeight:
     """Return a weight whose codes no integers hold exactly: its numbers, to be written in the nearest form."""
-    from gguf import quants
+    kind, (rows, depth) = tensor.type_name, tensor.shape
+    row_bytes = tensor.size_bytes // rows
+    try:
+        # Is there a way to read the type at all?
+        _dequantize(replace(tensor, shape=(1, depth)), np.zeros(row_bytes, np.uint8))
+    except (NotImplementedError, KeyError):
+        raise stored.error(tensor.name, f"is {kind}, which the package gguf does not dequantize") from None
 
-    kind = tensor.tensor_type
-    with contextlib.suppress(NotImplementedError, KeyError):
-        rows, row_bytes = shape[0], int(tensor.n_bytes) // shape[0]
-        quants.dequantize(np.zeros((1, row_bytes), np.uint8), kind)  # is there a way to read the type at all?
+    def numbers() -> Array:
+        return ordered(_dequantize(tensor, raw()))
 
-        def numbers() -> Array:
-            values: Array = quants.dequantize(raw().reshape(rows, row_bytes), kind).astype(np.float32)
-            return ordered(values)
+    def read() -> CodedParts:
+        return CodedParts(numbers().view(np.uint8), np.ones((rows, 1), np.float32))
 
-        def read() -> CodedParts:
-            return CodedParts(numbers().view(np.uint8), np.ones((rows, 1), np.float32))
-
-        bits = max(1, round(8 * row_bytes / shape[1]))
-        return CodedWeight("gguf", name, shape, "number", bits, shape[1], read, stored_type=kind.name)
-    raise stored.error(tensor.name, f"is {kind.name}, which the package gguf does not dequantize")
+    bits = max(1, round(8 * row_bytes / depth))
+    return CodedWeight("gguf", name, (rows, depth), "number", bits, depth, read, stored_type=kind)

@@ -86,15 +86,18 @@ def group_order(stored: StoredTensors, name: str, group_size: int) -> Array | No
     """Return the input channels in the order of their groups; None where they are in it.
 
     Raises:
-        CheckpointError: a group has more or fewer members than the others.
+        CheckpointError: a group does not exist, or has more or fewer members than the others.
     """
     index = stored.read(name).astype(np.int64)
     regular = np.arange(len(index)) // group_size
+    groups = int(regular[-1]) + 1
+    if outside := index[(index < 0) | (index >= groups)].tolist():
+        raise stored.error(name, f"names group {outside[0]}, expected groups from 0 to {groups - 1}")
     if np.array_equal(index, regular):
         return None
     order = np.argsort(index, kind="stable")
     if not np.array_equal(index[order], regular):
-        sizes = np.bincount(np.clip(index, 0, None))
+        sizes = np.bincount(index, minlength=groups)
         odd = next((group for group, size in enumerate(sizes) if size != group_size), 0)
         raise stored.error(name, f"group {odd} has {sizes[odd]} input channels, expected {group_size} in each group")
     return order

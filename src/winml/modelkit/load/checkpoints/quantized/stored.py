@@ -68,6 +68,11 @@ class StoredTensors:
     files: Sequence[Path] = ()
     """The weight files."""
 
+    @property
+    def _place(self) -> Path:
+        """The weight file, or the folder of several."""
+        return self.files[0] if len(self.files) == 1 else self.folder
+
     def modules(self, suffix: str) -> Iterator[str]:
         """Yield what stands before a suffix in names that end with it, in the order of the files."""
         for name in self.entries:
@@ -82,7 +87,7 @@ class StoredTensors:
         """
         found = self.entries.get(name)
         if found is None:
-            raise CheckpointError(f"{self.folder}: {self.format}: tensor {name!r} is missing", hint=_RESAVE)
+            raise CheckpointError(f"{self._place}: {self.format}: tensor {name!r} is missing", hint=_RESAVE)
         if found.dtype not in dtypes or (axes is not None and len(found.shape) != axes) or 0 in found.shape:
             expected = f"{' or '.join(dtypes)}{f' with {axes} axes' if axes is not None else ''}, none of size 0"
             raise CheckpointError(
@@ -109,7 +114,7 @@ class StoredTensors:
     def error(self, name: str, problem: str) -> CheckpointError:
         """Return the error for a tensor that cannot be read."""
         found = self.entries.get(name)
-        place = self.folder if found is None else found.path
+        place = found.path if found is not None else self._place
         return CheckpointError(f"{place}: {self.format}: {name}: {problem}", hint=_RESAVE)
 
     def checked(self, coded: CodedTensor) -> CodedTensor:

@@ -1,0 +1,186 @@
+"""Reads folders that somebody else made: which of their files may be opened, and how errors of parsers are reported.
+
+Libraries such as transformers open files of a folder by names of their own. Each of these files has to pass
+:func:`check_library_files` before a library is given the folder: a link could lead to any file of the machine, and a
+pipe or a device would never end. Files that are copied out of a folder pass the same check. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from winml.modelkit.errors import InputError, WinMLError, first_line, is_panic
+from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
+
+__all__ = [
+    "COMPANION_NAMES",
+    "MODULES_NAME",
+    "TEMPLATES_FOLDER",
+    "check_library_files",
+    "foreign_parser",
+    "is_companion_name",
+    "library_file",
+    "listed_files",
+]
+
+MODULES_NAME = "modules.json"
+"""Names the modules of a sentence-transformers checkpoint and the folders they are in."""
+_VOCABULARY_NAMES = frozenset(
+    {
+        "bpe.codes",
+        "byte_maps.json",
+        "dict.txt",
+        "emoji.json",
+        "entity_vocab.json",
+        "merges.txt",
+        "normalizer.json",
+        "prophetnet.tokenizer",
+        "sentencepiece.bpe.model",
+        "sentencepiece.model",
+        "source.spm",
+        "spiece.model",
+        "spm.model",
+        "spm_char.model",
+        "target.spm",
+        "target_vocab.json",
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "vocab-src.json",
+        "vocab-tgt.json",
+        "vocab.json",
+        "vocab.txt",
+        "word_pronunciation.json",
+        "word_shape.json",
+    }
+)
+"""Every file name in ``vocab_files_names`` of transformers' tokenizers; a test compares them with those installed."""
+_TRANSFORMERS_NAMES = frozenset(
+    {
+        "added_tokens.json",
+        "audio_tokenizer_config.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "config.json",
+        "generation_config.json",
+        "preprocessor_config.json",
+        "processor_config.json",
+        "special_tokens_map.json",
+        "video_preprocessor_config.json",
+    }
+)
+"""Constants in ``transformers.utils`` and ``transformers.tokenization_utils_base``; image processors and feature
+extractors share a name."""
+_SENTENCE_TRANSFORMERS_NAMES = frozenset(
+    {
+        MODULES_NAME,
+        "config_sentence_transformers.json",
+        "sentence_albert_config.json",
+        "sentence_bert_config.json",
+        "sentence_camembert_config.json",
+        "sentence_distilbert_config.json",
+        "sentence_roberta_config.json",
+        "sentence_xlm-roberta_config.json",
+        "sentence_xlnet_config.json",
+    }
+)
+COMPANION_NAMES = _VOCABULARY_NAMES | _TRANSFORMERS_NAMES | _SENTENCE_TRANSFORMERS_NAMES
+"""Names of files at the top of a checkpoint that go beside its ONNX file."""
+_NOT_COPIED = frozenset({"adapter_config.json", "tekken.json", "tiktoken.model"})
+"""Further names that transformers opens."""
+_OF_A_VERSION = re.compile(r"(config|tokenizer)\.\d+(\.\d+)*\.json")
+"""What transformers from that version on reads instead."""
+TEMPLATES_FOLDER = "additional_chat_templates"
+"""Specified by transformers: folder of further chat templates, ``*.jinja``."""
+
+_REMEDY = "Put a copy of the file there instead, or remove it."
+
+
+def is_companion_name(name: str) -> bool:
+    """Return True if files of this name go beside an ONNX file."""
+    return name in COMPANION_NAMES or _OF_A_VERSION.fullmatch(name) is not None
+
+
+def library_file(folder: Path, name: str, *, error: type[InputError] = InputError) -> Path | None:
+    """Return a file of a folder by its name; None if there is no such file.
+
+    Args:
+        folder: The folder.
+        name: Path below it, with ``/`` between parts.
+        error: Type of the error to raise.
+
+    Raises:
+        InputError: the name leads to another folder by a link, or to a pipe, a device or a socket.
+    """
+    try:
+        return file_below(folder, name)
+    except ForeignNameError as problem:
+        if problem.problem == "missing" or (folder / name).is_dir():
+            return None
+        raise error(f"{folder / name}: {problem}", hint=_REMEDY) from None
+
+
+def listed_files(folder: Path, *, error: type[InputError] = InputError) -> tuple[Path, ...]:
+    """Return the files of a folder that libraries open by their names, sorted; ``()`` if there is no such folder.
+
+    Raises:
+        InputError: one of them is a link to another folder, a pipe, a device or a socket.
+    """
+    if not folder.is_dir():
+        return ()
+    names = [entry.name for entry in folder.iterdir() if is_companion_name(entry.name) or entry.name in _NOT_COPIED]
+    templates = folder / TEMPLATES_FOLDER
+    if templates.is_dir():
+        names += [f"{TEMPLATES_FOLDER}/{entry.name}" for entry in templates.iterdir() if entry.suffix == ".jinja"]
+    found = (library_file(folder, name, error=error) for name in sorted(names))
+    return tuple(path for path in found if path is not None)
+
+
+def check_library_files(folder: Path, *, error: type[InputError] = InputError) -> None:
+    """Check the files of a folder that libraries open by their names.
+
+    Raises:
+        InputError: one of them is a link to another folder, a pipe, a device or a socket.
+    """
+    listed_files(folder, error=error)
+
+
+@contextmanager
+def foreign_parser(
+    words: str,
+    *,
+    error: type[InputError] = InputError,
+    hint: str = "",
+    reason: Callable[[BaseException], str] = first_line,
+    spared: type[Exception] | tuple[type[Exception], ...] = (),
+) -> Iterator[None]:
+    """Replace any error of a parser of foreign files by an error that names the file.
+
+    Args:
+        words: Subject and verb of the message, such as ``FILE cannot be read``; empty: the reason alone.
+        error: Type of the error to raise.
+        hint: What the user can do.
+        reason: Returns the reason from the error of the parser.
+        spared: Errors that the caller handles.
+
+    Raises:
+        InputError: the parser failed. Errors of this package pass unchanged.
+    """
+    try:
+        yield
+    except BaseException as failure:
+        if isinstance(failure, (WinMLError, spared)):
+            raise
+        if not isinstance(failure, Exception) and not is_panic(failure):
+            raise
+        text = reason(failure)[:_LONGEST_REASON]
+        if isinstance(failure, KeyError):
+            text = f"key {text} is missing"
+        raise error(f"{words}: {text}" if words else text, hint=hint) from failure
+
+
+_LONGEST_REASON = 400
+"""Characters of a message of a library. Chosen: some print the whole value that they reject."""

@@ -1,0 +1,87 @@
+"""Which files of a folder may a library open, and what becomes of the errors of a parser?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from winml.modelkit.errors import CheckpointError, InputError, UsageError
+from winml.modelkit.graph.files.foreign_files import check_library_files, foreign_parser, library_file, listed_files
+
+needs_links = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes need rights there")
+
+
+@pytest.fixture(name="folder")
+def make_folder(tmp_path: Path) -> Path:
+    """A checkpoint folder with a template, beside a secret."""
+    (tmp_path / "id_rsa").write_text("secret")
+    folder = tmp_path / "checkpoint"
+    (folder / "additional_chat_templates").mkdir(parents=True)
+    for name in ("config.json", "vocab.txt", "notes.txt", "additional_chat_templates/rag.jinja"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+def test_files_that_libraries_open_are_listed(folder: Path) -> None:
+    """Files of other names, and a folder that is not there, are left alone."""
+    (folder / "merges.txt").mkdir()
+    names = [path.relative_to(folder).as_posix() for path in listed_files(folder)]
+    assert ["additional_chat_templates/rag.jinja", "config.json", "vocab.txt"] == names
+    assert () == listed_files(folder / "missing")
+
+
+@needs_links
+@pytest.mark.parametrize(
+    "name", ["vocab.txt", "chat_template.jinja", "additional_chat_templates/x.jinja", "adapter_config.json"]
+)
+@pytest.mark.parametrize("target", ["{above}/id_rsa", "/dev/zero", "/proc/self/environ"])
+def test_link_that_leads_out_is_refused(folder: Path, name: str, target: str) -> None:
+    """Relative or absolute, to a file or a device."""
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(target.format(above=folder.parent))
+    with pytest.raises(CheckpointError) as caught:
+        check_library_files(folder, error=CheckpointError)
+    assert str(folder / name) in caught.value.message
+
+
+@needs_links
+def test_pipe_is_refused(folder: Path) -> None:
+    """Opening it would wait for ever."""
+    os.mkfifo(folder / "tokenizer.json")
+    with pytest.raises(InputError, match="not a regular file"):
+        check_library_files(folder)
+
+
+@needs_links
+def test_links_inside_the_folder_and_of_the_hub_cache_pass(folder: Path, tmp_path: Path) -> None:
+    """A snapshot of the Hub's cache consists of links to blobs of the same repository."""
+    (folder / "vocab.json").symlink_to("vocab.txt")
+    (folder / "merges.txt").symlink_to("nowhere")
+    assert library_file(folder, "vocab.json") == folder / "vocab.json"
+    assert library_file(folder, "merges.txt") is None
+    repository = tmp_path / "models--a--b"
+    (repository / "snapshots" / "1234").mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    (repository / "blobs" / "abc").write_text("{}")
+    (repository / "snapshots" / "1234" / "config.json").symlink_to("../../blobs/abc")
+    assert 1 == len(listed_files(repository / "snapshots" / "1234"))
+
+
+@pytest.mark.parametrize("raised", [ZeroDivisionError("x"), MemoryError(), RecursionError("x"), KeyError("x")])
+def test_any_error_of_a_parser_names_the_file(raised: Exception) -> None:
+    """With the reason, and the error itself as the cause."""
+    with pytest.raises(CheckpointError) as caught, foreign_parser("a.bin cannot be read", error=CheckpointError):
+        raise raised
+    assert caught.value.message.startswith("a.bin cannot be read: ")
+    assert caught.value.__cause__ is raised
+
+
+@pytest.mark.parametrize("raised", [UsageError("x"), KeyboardInterrupt(), ImportError("x")])
+def test_errors_of_ours_and_interruptions_pass(raised: BaseException) -> None:
+    """So do errors that the caller handles."""
+    with pytest.raises(type(raised)) as caught, foreign_parser("a.bin", spared=ImportError):
+        raise raised
+    assert caught.value is raised
