@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from blocked_graphs import floats, sqnr_db, task_for, weighted
 from graphs import answer, operators, tags
 from winml.modelkit.quantize.half_float_engine import clipped_values, convert_floats
+from winml.modelkit.runtime.sessions import run_onnx
 
 CHAIN = """m (float[2,64] x) => (float[2,64] y, float[2,64] z) <float[1] w = {0}, float[1] wb = {0}> {
     a = MatMul (x, w)
@@ -206,6 +209,24 @@ def test_weights_beyond_float16_are_clipped_and_counted() -> None:
     assert tensor is not None
     assert [65504, -65504, 2.0**-24, np.inf, 0] == tensor.numpy()[:5].tolist()
     assert 2 == clipped_values(halved)
+
+
+@pytest.mark.parametrize("order", [[1, 0, 2], [1, 2, 0], [0, 2, 1]])
+def test_batch_transposed_before_a_product_stays_float32(order: list[int], tmp_path: Path) -> None:
+    """ONNX Runtime 1.31 crashes while it fuses these in float16; other transposes become float16."""
+    shape = [[2, 5, 64][axis] for axis in np.argsort(order)]
+    model = weighted(
+        f"m (float{shape} x) => (float[2,5,64] z) <float[1] w = {{0}}> {{\n"
+        f"    t = Transpose <perm = {order}> (x)\n    y = MatMul (t, w)\n    z = Tanh (y)\n}}",
+        w=(64, 64),
+    )
+    halved = convert_floats(model, task_for(model, "fp16"))
+    halves = {node.op_type for node in halved.graph if node.inputs[0].dtype == ir.DataType.FLOAT16}
+    assert {"MatMul", "Tanh", "Cast", *(["Transpose"] if order[0] == 0 else [])} == halves
+    ir.save(halved, tmp_path / "halved.onnx")
+    x = floats(*shape)
+    reference = np.tanh(x.transpose(order) @ model.graph.initializers["w"].const_value.numpy())
+    np.testing.assert_allclose(reference, run_onnx(tmp_path / "halved.onnx", {"x": x})["z"], atol=0.01)
 
 
 @pytest.mark.parametrize("is_shared", [False, True])

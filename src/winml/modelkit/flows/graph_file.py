@@ -90,8 +90,8 @@ class CopyRules:
     share_data: bool = False
     """Let the result name the data files of the source; right only where both lie in one folder and the source
     stays."""
-    may_link: bool = True
-    """Whether who writes into the result may write into the source too; else the result is a file of its own."""
+    may_link: bool = False
+    """Allow a hard link, through which a later write into the result changes the source."""
     of_any_form: bool = False
     """Also copy a source that is not in its plain form, where normalization is skipped."""
 
@@ -281,7 +281,7 @@ def transform_file(
 ) -> Transformation[ResultT]:
     """Read a graph, bring it into its plain form, do the work, and put the verified result in place.
 
-    A source that is in its plain form, of which nothing is requested, is copied by reference; its weights are not read.
+    A source that is in its plain form, of which nothing is requested, is copied; its weights are not parsed.
 
     Args:
         task: From which file to which.
@@ -529,7 +529,7 @@ def _write_result(
         if model is None:
             rules = task.copying
             place_copy(task.source, staged, share_data=rules.share_data, may_link=rules.may_link)
-            step.summary = "a copy by reference"
+            step.summary = "a copy of the source"
         else:
             refresh_metadata(model, work, is_plain=is_plain)
             _record_float_source(model, task)

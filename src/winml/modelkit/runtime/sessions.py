@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.options import load_json
 from winml.modelkit.runtime.adapters import ActiveAdapter
+from winml.modelkit.runtime.crash_check import refuse_crashing_model
 from winml.modelkit.runtime.host import instruction_sets, saturates_integer_sums
 from winml.modelkit.runtime.ort_values import to_array, to_ort_value
 from winml.modelkit.runtime.plug_ins import (
@@ -33,11 +35,11 @@ from winml.modelkit.runtime.plug_ins import (
     named_providers,
     ort_reason,
 )
+from winml.modelkit.runtime.session_settings import SessionSettings
 
 __all__ = [
     "CPU",
     "DATA_LIMIT_BYTES",
-    "SEVERITY_FATAL",
     "InPlaceRun",
     "PreparedRun",
     "Session",
@@ -64,8 +66,6 @@ CPU = ("CPUExecutionProvider",)
 
 EXACT_INTEGER_SUMS = "session.x64quantprecision"
 """Specified: entry of ONNX Runtime's session configuration; takes effect where graphs are optimized when opened."""
-SEVERITY_FATAL = 4
-"""Log nothing less severe than this: warnings are for developers of ONNX Runtime, and errors are raised."""
 
 
 _UNWRITTEN = ("Failed to write external initializers", "Protobuf serialization failed")
@@ -129,18 +129,22 @@ class Session:
         self._adapter = None if adapter is None else ActiveAdapter(adapter)
         self._weights = dict(weights or {})
 
+        self.check_seconds = 0.0
+        """Duration of the crash check, in a different process."""
+
         def opened(*, exact_sums: bool) -> ort.InferenceSession:
-            options = _session_options(optimize, threads, prepack, in_written_order)
-            _request_files(options, profile_prefix, optimized_path, data_folder)
+            settings = _settings(optimize, threads, prepack, in_written_order, data_folder, folds_constants, exact_sums)
+            sent = model if isinstance(model, bytes) else os.fspath(model)
+            if providers[0] in CPU:
+                started = time.perf_counter()
+                refuse_crashing_model(sent, settings, self.name, self._weights)
+                self.check_seconds += time.perf_counter() - started
+            options = settings.options()
+            _request_files(options, profile_prefix, optimized_path)
             if self._weights:
                 options.add_external_initializers(list(self._weights), list(self._weights.values()))
-            if not folds_constants:
-                options.add_session_config_entry("optimization.disable_specified_optimizers", "ConstantFolding")
-            if exact_sums:
-                # Signed weights become unsigned ones when the file is opened, whose sums are exact on any processor.
-                options.add_session_config_entry(EXACT_INTEGER_SUMS, "1")
             return ort.InferenceSession(
-                model if isinstance(model, bytes) else os.fspath(model),
+                sent,
                 sess_options=options,
                 **named_providers(options, providers, provider_options or {}),
                 # Otherwise it prints the failure on stdout and continues with another provider.
@@ -489,28 +493,35 @@ def run_onnx(
     return Session(model, providers=providers, optimize=optimize).run(feeds)
 
 
-def _session_options(optimize: bool, threads: int | None, prepack: bool, in_written_order: bool) -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.log_severity_level = SEVERITY_FATAL
-    level = ort.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+def _settings(
+    optimize: bool,
+    threads: int | None,
+    prepack: bool,
+    in_written_order: bool,
+    data_folder: str | os.PathLike[str] | None,
+    folds_constants: bool,
+    exact_sums: bool,
+) -> SessionSettings:
+    entries: dict[str, str] = {}
     if not (optimize and prepack):
         # Weights laid out for this processor are a second copy, which pays off after many runs only.
-        options.add_session_config_entry("session.disable_prepacking", "1")
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    if in_written_order:
-        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
-    return options
+        entries["session.disable_prepacking"] = "1"
+    if data_folder is not None:
+        entries["session.model_external_initializers_file_folder_path"] = str(Path(data_folder).absolute())
+    if not folds_constants:
+        entries["optimization.disable_specified_optimizers"] = "ConstantFolding"
+    if exact_sums:
+        # Signed weights become unsigned ones when the file is opened, whose sums are exact on any processor.
+        entries[EXACT_INTEGER_SUMS] = "1"
+    return SessionSettings("ORT_ENABLE_ALL" if optimize else "ORT_DISABLE_ALL", entries, threads, in_written_order)
 
 
 def _request_files(
     options: ort.SessionOptions,
     profile_prefix: str | os.PathLike[str] | None,
     optimized_path: str | os.PathLike[str] | None,
-    data_folder: str | os.PathLike[str] | None,
 ) -> None:
-    """Set the files a session writes and reads, in place."""
+    """Set the files that a session writes, in place."""
     if profile_prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = os.fspath(profile_prefix)
@@ -519,9 +530,6 @@ def _request_files(
         # One file could not hold more than 2 GB of weights.
         data_name = unfinished_data_path(Path(optimized_path)).name
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", data_name)
-    if data_folder is not None:
-        folder = os.fspath(data_folder)
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
 
 
 def _refuse_unknown(providers: Sequence[str]) -> None:
@@ -627,11 +635,6 @@ def rewrite_file(
     Raises:
         StageError: ONNX Runtime cannot load the graph; gives its reason.
     """
-    options = ort.SessionOptions()
-    options.log_severity_level = SEVERITY_FATAL
-    level = ort.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if with_layouts else level.ORT_ENABLE_EXTENDED
-    options.optimized_model_filepath = str(target)
     entries = {
         "session.optimized_model_external_initializers_file_name": unfinished_data_path(target).name,
         "session.optimized_model_external_initializers_min_size_in_bytes": str(DATA_LIMIT_BYTES),
@@ -640,8 +643,10 @@ def rewrite_file(
         "optimization.disable_specified_optimizers": ";".join(sorted(disabled)),
         **(config or {}),
     }
-    for key, value in entries.items():
-        options.add_session_config_entry(key, value)
+    settings = SessionSettings("ORT_ENABLE_ALL" if with_layouts else "ORT_ENABLE_EXTENDED", entries)
+    refuse_crashing_model(str(original), settings, "the graph")
+    options = settings.options()
+    options.optimized_model_filepath = str(target)
     try:
         ort.InferenceSession(str(original), sess_options=options, providers=list(CPU))
     except ORT_ERRORS as error:

@@ -451,7 +451,7 @@ def _planned_steps(
         if is_normalized(checked.model) or task.skip_normalization:
             normalization = "none: already normalized" if is_normalized(checked.model) else "left out"
     comparison = f"compared with {task.source} in ONNX Runtime" if task.verify else "not compared"
-    writing = f"{task.output}: {'a hard link to the source, or a copy' if is_copy else comparison}"
+    writing = f"{task.output}: {'a copy of the source' if is_copy else comparison}"
     read, *middle, written = work.steps()
     words = {work.step_name: work.request_words}
     return (

@@ -117,7 +117,7 @@ def optimize_onnx(
 ) -> OptimizedFile:
     """Optimize an ONNX file. Its module tags are preserved.
 
-    Without flags, a normalized file is copied by reference, and any other is normalized.
+    Without flags, a normalized file is copied, and any other is normalized.
 
     Args:
         model: The file; it is not changed.

@@ -54,9 +54,9 @@ def test_model_with_its_weights_inside_is_linked(tmp_path: Path) -> None:
     """Nothing is outside, so nothing is numbered."""
     graph = helper.make_graph([], "empty", [], [])
     onnx.save(helper.make_model(graph), tmp_path / "a.onnx")
-    assert (tmp_path / "b.onnx",) == place_numbered(tmp_path / "a.onnx", tmp_path / "b.onnx")
+    assert (tmp_path / "b.onnx",) == place_numbered(tmp_path / "a.onnx", tmp_path / "b.onnx", may_link=True)
     assert (tmp_path / "a.onnx").samefile(tmp_path / "b.onnx")
-    assert (tmp_path / "c.onnx",) == place_numbered(tmp_path / "a.onnx", tmp_path / "c.onnx", may_link=False)
+    assert (tmp_path / "c.onnx",) == place_numbered(tmp_path / "a.onnx", tmp_path / "c.onnx")
     assert not (tmp_path / "a.onnx").samefile(tmp_path / "c.onnx")
 
 

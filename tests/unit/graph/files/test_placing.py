@@ -28,17 +28,17 @@ def written(folder: Path, *, external: bool, name: str = "model.onnx") -> Path:
     return folder / name
 
 
-def test_place_copy_of_whole_file_is_another_name_for_it(tmp_path: Path) -> None:
+def test_place_copy_that_may_link_is_another_name(tmp_path: Path) -> None:
     """Weights inside: nothing is written twice."""
     source = written(tmp_path, external=False)
-    assert (tmp_path / "other.onnx",) == place_copy(source, tmp_path / "other.onnx")
+    assert (tmp_path / "other.onnx",) == place_copy(source, tmp_path / "other.onnx", may_link=True)
     assert (tmp_path / "other.onnx").samefile(source)
 
 
-def test_place_copy_that_may_not_link_is_a_file_of_its_own(tmp_path: Path) -> None:
+def test_place_copy_is_a_file_of_its_own(tmp_path: Path) -> None:
     """What is written into the copy does not reach the source."""
     source = written(tmp_path, external=False)
-    place_copy(source, tmp_path / "other.onnx", may_link=False)
+    place_copy(source, tmp_path / "other.onnx")
     assert not (tmp_path / "other.onnx").samefile(source)
     assert (tmp_path / "other.onnx").read_bytes() == source.read_bytes()
 

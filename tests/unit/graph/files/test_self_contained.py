@@ -78,7 +78,7 @@ def test_model_with_its_weights_inside_is_linked(model: Path, tmp_path: Path) ->
     """Nothing is written twice."""
     first = tmp_path / "first.onnx"
     place_self_contained(model, first)
-    assert (tmp_path / "second.onnx",) == place_self_contained(first, tmp_path / "second.onnx")
+    assert (tmp_path / "second.onnx",) == place_self_contained(first, tmp_path / "second.onnx", may_link=True)
     assert first.samefile(tmp_path / "second.onnx")
-    place_self_contained(first, tmp_path / "third.onnx", may_link=False)
+    place_self_contained(first, tmp_path / "third.onnx")
     assert not first.samefile(tmp_path / "third.onnx")

@@ -65,8 +65,8 @@ _NO_FLAGS: dict[str, None] = dict.fromkeys(CAPABILITIES)
 def command(**options: Any) -> None:
     """Optimize an ONNX model without changing its outputs. Tags are preserved.
 
-    Without --level or an enabled optimization, the graph is only normalized. If it already is, the output is a hard
-    link to the source, or a copy.
+    Without --level or an enabled optimization, the graph is only normalized. If it already is, the output is a copy
+    of the source.
 
     Exit codes: 0 success, 1 invalid files, 2 usage error, 3 the outputs differ from the source beyond tolerance.
     """

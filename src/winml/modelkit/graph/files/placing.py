@@ -1,8 +1,7 @@
-"""Stores an ONNX file under a second name without a second copy of its content.
+"""Copies ONNX files with their external data.
 
-Uses a hard link where the file system supports them. External data files are copied, or shared by both models: onnx
-refuses data files with more than one hard link. A copy is a reflink where the file system has them. Does not look at
-what the graph computes.
+A copy is a reflink where the file system has them. Files of one build folder may be hard links, and may share data
+files: onnx refuses data files with more than one hard link. Does not look at what the graph computes.
 """
 
 from __future__ import annotations
@@ -127,18 +126,19 @@ def rename_locations(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
         attribute.s = names.get(name, name).encode()
 
 
-def place_copy(original: Path, target: Path, *, share_data: bool = False, may_link: bool = True) -> tuple[Path, ...]:
-    """Pass a model another name: a hard link, or a copy where links fail.
+def place_copy(original: Path, target: Path, *, share_data: bool = False, may_link: bool = False) -> tuple[Path, ...]:
+    """Copy a model.
 
     Weights kept outside are copied under names that go with the target and their content (``data_path``), unless they
     are shared.
 
     Args:
         original: The model; not changed.
-        target: The new name; must not exist.
+        target: The copy; must not exist.
         share_data: Let the target name the data files of the source. Valid only for a target in the folder of the
             source, and as long as the source exists.
-        may_link: Allow a hard link, through which a later write into the target changes the source; else it is copied.
+        may_link: Allow a hard link, through which a later write into one of the two changes the other. Valid only
+            between files of one build folder.
 
     Returns:
         The files made, the model first.
@@ -153,7 +153,7 @@ def place_copy(original: Path, target: Path, *, share_data: bool = False, may_li
         if may_link:
             link_or_copy(original, target)
         else:
-            shutil.copyfile(original, target)
+            copy_data(original, target)
         return (target,)
     copies = place_data(data, target)
     # Small: the large tensors are in the data files.

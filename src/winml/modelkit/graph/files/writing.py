@@ -477,7 +477,7 @@ class _FramedTensor:
 
 
 def place_self_contained(
-    original: Path, target: Path, *, may_link: bool = True, inline_limit_bytes: int = INLINE_LIMIT_BYTES
+    original: Path, target: Path, *, may_link: bool = False, inline_limit_bytes: int = INLINE_LIMIT_BYTES
 ) -> tuple[Path, ...]:
     """Pass a model another name under which it depends on files of that name only.
 
@@ -693,7 +693,7 @@ _COPIED_BYTES = 1 << 24
 
 
 def place_numbered(
-    original: Path, target: Path, *, may_link: bool = True, piece_bytes: int = PIECE_BYTES
+    original: Path, target: Path, *, may_link: bool = False, piece_bytes: int = PIECE_BYTES
 ) -> tuple[Path, ...]:
     """Pass a model another name; weights outside go to ``<name>.onnx_data``, ``<name>.onnx_data_1`` and so on.
 

@@ -1,0 +1,92 @@
+"""A model that crashes ONNX Runtime is refused, and the process that opens it goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from winml.modelkit.errors import StageError
+from winml.modelkit.runtime.graph_sessions import GraphSessions
+from winml.modelkit.runtime.sessions import Session, rewrite_file
+
+OPENING = """
+import sys, onnxruntime
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 4
+onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
+"""
+"""Opens a file as any program does."""
+
+
+def transposed_product(order: list[int], dtype: str = "float16") -> ir.Model:
+    """Return ``y = Transpose(x) W`` with a small weight."""
+    model = ir.from_onnx_text(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        g ({dtype}[5,2,16] x) => ({dtype}[A,B,8] y) <{dtype}[1] w = {{0}}> {{
+            t = Transpose <perm = {order}> (x)
+            y = MatMul (t, w)
+        }}"""
+    )
+    weight = model.graph.initializers["w"]
+    values = np.random.default_rng(0).standard_normal((16, 8)).astype({"float": "float32"}.get(dtype, dtype))
+    weight.const_value, weight.shape = ir.tensor(values, name="w"), ir.Shape([16, 8])
+    return model
+
+
+def saved(model: ir.Model, path: Path) -> Path:
+    """Write a model and return its path."""
+    ir.save(model, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def crashing_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file that crashes the installed ONNX Runtime, as 1.31 does with a batch transposed in float16."""
+    path = saved(transposed_product([1, 0, 2]), tmp_path_factory.mktemp("crashing") / "half.onnx")
+    if subprocess.run([sys.executable, "-c", OPENING, path], capture_output=True, check=False).returncode in (0, 1):
+        pytest.skip("the installed ONNX Runtime opens this file")
+    return path
+
+
+def test_model_that_crashes_onnxruntime_is_refused(crashing_file: Path) -> None:
+    """Each opening is refused, in this process, and models without the fault are opened afterwards."""
+    for _ in range(2):
+        with pytest.raises(StageError, match="crashes while it opens"):
+            Session(crashing_file)
+    written = Session(crashing_file, optimize=False).run({"x": np.ones((5, 2, 16), np.float16)})
+    good = Session(saved(transposed_product([0, 1, 2]), crashing_file.with_name("good.onnx")))
+    assert (2, 5, 8) == written["y"].shape
+    assert (5, 2, 8) == good.run({"x": np.ones((5, 2, 16), np.float16)})["y"].shape
+
+
+@pytest.mark.usefixtures("crashing_file")
+def test_model_in_memory_that_crashes_onnxruntime_is_refused() -> None:
+    """The check needs the types and shapes of weights, not their values."""
+    model = transposed_product([1, 0, 2])
+    assert isinstance(GraphSessions(model).open(model, optimize=False), Session)
+    with pytest.raises(StageError, match="the graph"):
+        GraphSessions(model).open(model)
+
+
+def test_optimizer_that_crashes_is_refused(crashing_file: Path, tmp_path: Path) -> None:
+    """No graph is written."""
+    with pytest.raises(StageError, match="crashes while it opens"):
+        rewrite_file(crashing_file, tmp_path / "rewritten.onnx", disabled=(), with_layouts=True)
+    assert not (tmp_path / "rewritten.onnx").exists()
+    rewrite_file(crashing_file, tmp_path / "rewritten.onnx", disabled=())
+    assert (tmp_path / "rewritten.onnx").is_file()
+
+
+def test_float32_model_is_opened_once(tmp_path: Path) -> None:
+    """No second process loads a model without 16-bit floats; one with them is checked once per process."""
+    single = Session(saved(transposed_product([1, 0, 2], "float"), tmp_path / "single.onnx"))
+    path = saved(transposed_product([0, 1, 2]), tmp_path / "half.onnx")
+    first, second = Session(path), Session(path)
+    assert single.check_seconds < 0.1  # starting a process and importing ONNX Runtime takes longer
+    assert second.check_seconds < 0.1
+    assert (5, 2, 8) == first.run({"x": np.ones((5, 2, 16), np.float16)})["y"].shape
