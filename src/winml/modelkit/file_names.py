@@ -15,6 +15,7 @@ __all__ = [
     "data_path",
     "files_folder",
     "is_data_of",
+    "is_output_name",
     "is_plain_name",
     "measured_path",
     "numbered_data_path",
@@ -210,6 +211,28 @@ def is_plain_name(name: str) -> bool:
     (True, False, False)
     """
     return stays_inside(name) and "/" not in name
+
+
+_OUTPUT_SUFFIXES = frozenset({
+    ".bin", ".bpe", ".codes", ".csv", ".data", ".dict", ".htm", ".html", ".jinja", ".json", ".md", ".model", ".npy",
+    ".npz", ".onnx", ".onnx_adapter", ".safetensors", ".spm", ".tiktoken", ".tokenizer", ".txt", ".vocab",
+    ".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp",
+})  # fmt: skip
+"""Models and their data, records, reports, vocabularies and templates of tokenizers, and images."""
+CARD_NAME = re.compile(r"(README|LICEN[SC]E|NOTICE|USE_POLICY|COPYING)([._-].*)?", re.IGNORECASE)
+"""How the Hub's checkpoints name their card, licence and what goes with it."""
+
+
+def is_output_name(name: str) -> bool:
+    """Return True if commands write files of this name; hidden files, scripts and libraries are none of them.
+
+    >>> is_output_name("model.onnx_data_1"), is_output_name(".bashrc"), is_output_name("conftest.py")
+    (True, False, False)
+    """
+    if name.startswith(".") or not is_plain_name(name):
+        return False
+    has_suffix = PurePosixPath(name).suffix.lower() in _OUTPUT_SUFFIXES
+    return has_suffix or any(re.fullmatch(pattern, name) for pattern in (r".+\.onnx_data(_\d+)?", CARD_NAME))
 
 
 def files_folder(model: Path) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from winml.modelkit.errors import OutputExistsError
-from winml.modelkit.file_names import JOURNAL_NAME, OWNER_LOCK_NAME, PARTIAL_PREFIX
+from winml.modelkit.file_names import JOURNAL_NAME, OWNER_LOCK_NAME, PARTIAL_PREFIX, is_output_name
 from winml.modelkit.graph.files.named_paths import taken_settled
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing
 from winml.modelkit.graph.files.recovery import (
@@ -22,6 +22,7 @@ from winml.modelkit.graph.files.recovery import (
     unfinished_notes,
     write_journal,
 )
+from winml.modelkit.load.checkpoints.companion_files import COMPANION_NAMES
 
 
 @pytest.fixture
@@ -119,6 +120,29 @@ def test_journal_never_leads_out_of_its_folder(tmp_path: Path, killed: Path, nam
         assert () == settle_interrupted(tmp_path)
     assert "mine" == (tmp_path.parent / "precious").read_text()
     assert killed.exists()
+
+
+@pytest.mark.parametrize("name", [".bashrc", "conftest.py", "json.pyc", "run.sh", "Makefile", ".winml-build.lock"])
+def test_journal_moves_no_file_that_no_command_writes(tmp_path: Path, killed: Path, name: str) -> None:
+    """A downloaded folder may hold a journal: neither are its files put in place, nor those it says were aside."""
+    (killed / STAGED / name).write_text("theirs")
+    (killed / MOVED_ASIDE).mkdir()
+    record = json.loads((killed / JOURNAL_NAME).read_text())
+    record["moves"].append({"name": name, "size_bytes": 6, "replaces": None})
+    for text in (json.dumps(record), json.dumps({**record, "moves": []})):
+        (killed / JOURNAL_NAME).write_text(text)
+        assert () == unfinished_notes([tmp_path])
+        assert () == settle_interrupted(tmp_path)
+        (killed / MOVED_ASIDE / name).write_text("theirs")
+    assert {"a.json": "old a"} == _contents(tmp_path)
+    assert killed.exists()
+
+
+def test_files_beside_models_and_weights_have_output_names() -> None:
+    """What commands put in place together is completed after a kill."""
+    models = ["model.onnx", "m.onnx.0123456789ab.data", "model.onnx_data", "model.onnx_data_1", "french.onnx_adapter"]
+    texts = ["model_htp_metadata.json", "build_manifest.json", "results.csv", "tune.html", "LICENSE", "values.npz"]
+    assert [] == [name for name in (*models, *texts, *COMPANION_NAMES) if not is_output_name(name)]
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"version": 99}', "[" * 100_000])

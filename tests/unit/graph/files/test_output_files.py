@@ -102,7 +102,7 @@ def test_commit_failing_midway_puts_earlier_files_back(
 
 def test_earlier_files_that_cannot_be_put_back_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a disk fails in the middle, and again while that is undone, the next command completes what was begun."""
-    targets = [tmp_path / name for name in ("first", "second")]
+    targets = [tmp_path / name for name in ("first.txt", "second.txt")]
     for target in targets:
         target.write_text(f"earlier {target.name}")
     replace = Path.replace
@@ -123,7 +123,7 @@ def test_earlier_files_that_cannot_be_put_back_are_not_lost(tmp_path: Path, monk
         with pytest.raises(WriteError, match="Input/output error"):
             commit_both()
     recover([tmp_path / "other"])
-    assert ["new first", "new second"] == [target.read_text() for target in targets]
+    assert ["new first.txt", "new second.txt"] == [target.read_text() for target in targets]
     assert ["first", "second"] == _file_names(tmp_path)
 
 

@@ -26,7 +26,7 @@ from winml.modelkit.file_names import (
     PARTIAL_PREFIX,
     TEMPORARY_PREFIX,
     is_data_of,
-    is_plain_name,
+    is_output_name,
 )
 from winml.modelkit.graph.files.named_paths import record_settled
 
@@ -59,7 +59,8 @@ __all__ = [
 # good.
 #
 # The journal is written when every file is complete and before the first is moved. Whoever finds one whose writer ended
-# completes it. Only plain names in one folder are ever read from it. Standard library only.
+# completes it. A downloaded folder may hold one as well: only files of names that commands write are moved, within one
+# folder, and a journal with other names is left alone. Standard library only.
 
 
 MOVED_ASIDE = "moved"
@@ -187,7 +188,11 @@ def waiting_names(folder: Path, staged: Path, directory: Path) -> tuple[str, ...
     try:
         journal = _read_journal(folder / JOURNAL_NAME)
         waiting = _waiting_files(journal, staged)
-        aside = [name for name in _regular_files(folder / MOVED_ASIDE) if not os.path.lexists(directory / name)]
+        aside = [
+            name
+            for name in map(_output_name, _regular_files(folder / MOVED_ASIDE))
+            if not os.path.lexists(directory / name)
+        ]
         is_meant = all(_is_still_meant(journal, name, waiting[name], folder, directory) for name in waiting)
     except (OSError, ValueError, OverflowError):
         return ()
@@ -199,9 +204,10 @@ def put_back(folder: Path, staged: Path, directory: Path) -> tuple[str, ...]:
 
     Raises:
         OSError: a file cannot be put back.
+        ValueError: no command writes a file of such a name.
     """
     names = []
-    for name in _regular_files(folder / MOVED_ASIDE):
+    for name in map(_output_name, _regular_files(folder / MOVED_ASIDE)):
         if os.path.lexists(staged / name) and not os.path.lexists(directory / name):
             (folder / MOVED_ASIDE / name).replace(directory / name)
             names.append(name)
@@ -256,10 +262,10 @@ def _read_journal(path: Path) -> _Journal:
         if record["version"] != _VERSION:
             raise ValueError(record["version"])
         moves = {
-            _plain_name(entry["name"]): (int(entry["size_bytes"]), _state(entry["replaces"]))
+            _output_name(entry["name"]): (int(entry["size_bytes"]), _state(entry["replaces"]))
             for entry in record["moves"]
         }
-        removals = {_plain_name(entry["name"]): _state(entry["state"]) for entry in record["removals"]}
+        removals = {_output_name(entry["name"]): _state(entry["state"]) for entry in record["removals"]}
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(path) from error
     models = [name for name in moves if name.lower().endswith(MODEL_SUFFIX)]
@@ -269,13 +275,13 @@ def _read_journal(path: Path) -> _Journal:
     return _Journal(moves, removals)
 
 
-def _plain_name(name: object) -> str:
-    """Return the name of a file, which leads out of no folder.
+def _output_name(name: object) -> str:
+    """Return the name of a file in a folder, as commands write them.
 
     Raises:
-        ValueError: it may.
+        ValueError: no command writes a file of this name.
     """
-    if not isinstance(name, str) or not is_plain_name(name):
+    if not isinstance(name, str) or not is_output_name(name):
         raise ValueError(name)
     return name
 

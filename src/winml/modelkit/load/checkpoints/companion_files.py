@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import CheckpointError
-from winml.modelkit.file_names import is_plain_name
+from winml.modelkit.file_names import CARD_NAME, is_plain_name
 from winml.modelkit.graph.files.foreign_files import (
     MODULES_NAME,
     TEMPLATES_FOLDER,
@@ -39,8 +38,6 @@ __all__ = [
 ]
 
 
-_OF_CARD = re.compile(r"(README|LICEN[SC]E|NOTICE|USE_POLICY|COPYING)([._-].*)?", re.IGNORECASE)
-"""How the Hub's checkpoints name their card, licence and what goes with it."""
 _MODULES_WITH_WEIGHTS = frozenset({"CNN", "Dense", "LSTM", "LayerNorm", "WeightedLayerPooling"})
 """Classes of sentence-transformers that work on what the model returns, and so are no part of the ONNX file."""
 _MODULE_SUFFIXES = frozenset({".json", ".txt"})
@@ -83,7 +80,7 @@ def card_files(folder: Path) -> dict[str, Path]:
     """
     if not folder.is_dir():
         return {}
-    names = sorted(path.name for path in folder.iterdir() if _OF_CARD.fullmatch(path.name))
+    names = sorted(path.name for path in folder.iterdir() if CARD_NAME.fullmatch(path.name))
     return _files_up_to(folder, names, _LARGEST_MODULE_FILE)
 
 
