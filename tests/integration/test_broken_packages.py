@@ -77,3 +77,12 @@ def test_package_that_code_of_a_checkpoint_imports_is_named(packages: Path, tmp_
     (folder / "code.py").write_text(REMOTE, encoding="utf-8")
     error = _inspect(packages, "-m", folder / "config.json", "--trust-remote-code")
     assert "einops:" in error
+
+
+@pytest.mark.parametrize("content", [b"[other.group]\nname = \xff:x\n", b"[other.group]\nname\n"])
+def test_package_whose_metadata_cannot_be_read_is_named(packages: Path, tmp_path: Path, content: bytes) -> None:
+    """Libraries read the entry points of all packages, and Python does not say which it cannot read."""
+    (packages / "einops-1.0.dist-info" / "entry_points.txt").write_bytes(content)
+    error = _inspect(packages, tmp_path / "missing.onnx", is_warm=False)
+    assert "installed package einops is damaged" in error
+    assert str(packages / "einops-1.0.dist-info") in error

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from winml.modelkit import registries
 from winml.modelkit.builds.config import parse_build_config
 from winml.modelkit.errors import UsageError
 from winml.modelkit.optimize.capabilities import CAPABILITIES, RESERVED
@@ -62,6 +66,43 @@ def test_taken_names_wrong_types_and_other_contracts_are_reported(folder: Path) 
     with pytest.raises(UsageError, match="package old"):
         numbers["zero"]
     assert {"numbers"} == {item.group for item in installed_plug_ins()}
+
+
+def test_package_with_damaged_entry_points_is_reported_and_others_work(folder: Path) -> None:
+    """Of a damaged METADATA, the folder states name and version."""
+    _package(folder, "bad_entries", "")
+    (folder / "bad_entries-1.0.dist-info" / "entry_points.txt").write_bytes(b"[winml.numbers]\nbad = \xff:x\n")
+    _package(folder, "no_value", "[winml.numbers]\nword\n")
+    _package(folder, "bad_metadata", "[winml.numbers]\npie = math:pi\n")
+    (folder / "bad_metadata-1.0.dist-info" / "METADATA").write_bytes(b"Name: \xff\n")
+    numbers = _numbers()
+    assert ["one", "tau", "pie"] == list(numbers)
+    assert numbers.source("pie").startswith("bad_metadata ")
+    damaged = {item.package: item.problem for item in installed_plug_ins() if item.problem and item.name != "pie"}
+    assert {"bad_entries", "no_value"} == {*damaged}
+    assert all("entry_points.txt is damaged" in problem for problem in damaged.values())
+
+
+def test_plug_in_that_prints_does_not_write_to_stdout(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What its import prints goes to stderr."""
+    _package(folder, "printing", "[winml.numbers]\npie = printing_number:PIE\n")
+    (folder / "printing_number.py").write_text("print('loaded')\nPIE = 3.25\n", encoding="utf-8")
+    assert 3.25 == _numbers()["pie"]
+    assert ("", "loaded\n") == capsys.readouterr()
+
+
+@pytest.mark.parametrize(("variable", "is_found"), [(":other", False), ("other::", False), (".:other:", True)])
+def test_working_directory_adds_plug_ins_only_if_it_is_named(tmp_path: Path, variable: str, is_found: bool) -> None:
+    """An empty entry of PYTHONPATH, as an unset variable leaves it, names nothing."""
+    _package(tmp_path, "pies", "[winml.numbers]\npie = math:pi\n")
+    program = "from winml.modelkit.registries import installed_sources as s; print(s('numbers'))"
+    package = str(Path(registries.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.append({package!r}); {program}"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": variable.replace(":", os.pathsep)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert is_found == ("pies 1.0" in done.stdout)
 
 
 def test_reader_of_a_package_reads_configs_of_its_tool(folder: Path) -> None:

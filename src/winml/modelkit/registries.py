@@ -7,23 +7,37 @@ left out of listings; asking for its name says which package to remove. What the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from winml.modelkit.errors import UsageError, first_line
 from winml.modelkit.records import Record
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from pydantic import GetCoreSchemaHandler
 
-__all__ = ["CONTRACT", "REGISTRIES", "Names", "PlugIn", "Registry", "installed_plug_ins", "installed_sources"]
+__all__ = [
+    "CONTRACT",
+    "REGISTRIES",
+    "Names",
+    "PlugIn",
+    "Registry",
+    "damaged_package",
+    "installed_plug_ins",
+    "installed_sources",
+    "search_path",
+]
 
 CONTRACT = "v1"
 """Version of the contracts in ``extend``; a plug-in package names the one it was written for in the entry-point group
@@ -47,6 +61,13 @@ _NAMESPACE, _CONTRACT = "winml", "contract"
 """Entry-point groups are ``winml.layouts`` and so on; ``winml.contract`` says which contracts a package is for."""
 _METADATA_SUFFIXES = (".dist-info", ".egg-info")
 """Specified: how installers call the folder in which they describe a distribution."""
+_ENTRY_POINTS = "entry_points.txt"
+
+try:
+    _STARTING_FOLDER = os.path.realpath(os.curdir)
+    """Working directory of this process when it started; empty if it was deleted."""
+except OSError:
+    _STARTING_FOLDER = ""
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -247,7 +268,7 @@ class Registry(Names[T_co]):
         return tuple(self._checked(p)[0] if usable.get(p.name) is p else self._unreachable(p) for p in self._found())
 
     def _found(self) -> tuple[PlugIn, ...]:
-        return _installed(tuple(sys.path)).get(self.group, ())
+        return _installed(search_path()).get(self.group, ())
 
     def _plug_ins(self) -> Mapping[str, PlugIn]:
         """Return the plug-ins that own their names: no built-in has it, and none before it."""
@@ -282,20 +303,39 @@ class Registry(Names[T_co]):
 
 def installed_sources(group: str) -> dict[str, str]:
     """Return the names that plug-ins add to a group, each with package and version; nothing is imported."""
-    found = _installed(tuple(sys.path)).get(group, ())
+    found = _installed(search_path()).get(group, ())
     return {plug_in.name: f"{plug_in.package} {plug_in.version}" for plug_in in found}
 
 
 def installed_plug_ins() -> tuple[PlugIn, ...]:
-    """Return every plug-in of every installed package, with what is wrong with it; imports them."""
+    """Return every plug-in of every installed package, with what is wrong with it; imports them.
+
+    A package whose description cannot be read is listed with the file instead of a name.
+    """
     found: list[PlugIn] = []
-    for group, plug_ins in sorted(_installed(tuple(sys.path)).items()):
+    for group, plug_ins in sorted(_installed(search_path()).items()):
         if group in REGISTRIES:
             registry: Registry[Any] = _resolved(REGISTRIES[group])
             found += registry.reported()
+        elif group == _CONTRACT:
+            found += plug_ins
         else:
             found += (replace(item, problem=f"winml has no group {_NAMESPACE}.{group}") for item in plug_ins)
     return tuple(found)
+
+
+def search_path() -> tuple[str, ...]:
+    """Return where this process searches for modules, without working directories that nobody named.
+
+    Python itself adds the working directory as an empty entry, and for an empty entry of ``PYTHONPATH``, as in
+    ``PYTHONPATH=$UNSET:folder``.
+    """
+    entries = [entry for entry in sys.path if entry not in ("", os.curdir)]
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    is_named = any(entry and os.path.realpath(entry) == _STARTING_FOLDER for entry in named)
+    if len(named) > 1 and "" in named and not is_named:
+        return tuple(entry for entry in entries if os.path.realpath(entry) != _STARTING_FOLDER)
+    return tuple(entries)
 
 
 def _resolved(target: str) -> Any:
@@ -306,7 +346,9 @@ def _resolved(target: str) -> Any:
 def _imported(target: str) -> tuple[str, Any]:
     """Return why an object of a plug-in cannot be imported, or an empty string and the object."""
     try:
-        return "", _resolved(target)
+        # Stdout is for results, which may be JSON.
+        with contextlib.redirect_stdout(sys.stderr):
+            return "", _resolved(target)
     except (Exception, SystemExit) as error:
         # winml sys names no path.
         words = re.sub(r"\(?(?<!\w)(?:/|[A-Za-z]:[\\/])\S+", "…", first_line(error))
@@ -314,36 +356,97 @@ def _imported(target: str) -> tuple[str, Any]:
 
 
 @functools.cache
-def _installed(search_path: tuple[str, ...]) -> Mapping[str, tuple[PlugIn, ...]]:
+def _installed(places: tuple[str, ...]) -> Mapping[str, tuple[PlugIn, ...]]:
     """Return the entry points of packages that add to winml, by group, in the order of their names.
 
     Only files that name a group of ours are parsed: reading the others takes 2 ms for a hundred distributions, where
     ``importlib.metadata`` takes 35 to 150 ms to import and 5 to 10 ms to read them (measured).
 
     Args:
-        search_path: Where Python looks for modules.
+        places: Where Python looks for modules.
     """
     found: dict[str, list[PlugIn]] = {}
     seen: set[str] = set()
-    for folder in _described_folders(dict.fromkeys(search_path)):
-        from importlib.metadata import Distribution
-
-        distribution = Distribution.at(folder)
-        if distribution.name in seen:  # as for modules, the first on the path is the one
+    for folder in _described_folders(dict.fromkeys(places)):
+        package, version, entries, problem = _description(folder)
+        if package in seen:  # as for modules, the first on the path is the one
             continue
-        seen.add(distribution.name)
+        seen.add(package)
+        if problem:
+            found.setdefault(_CONTRACT, []).append(PlugIn(_CONTRACT, _ENTRY_POINTS, package, version, "", problem))
+        contracts = [entry.name for group, entry in entries if group == _CONTRACT]
+        problem = "" if CONTRACT in contracts else _contract_words(contracts)
+        for group, entry in entries:
+            if group != _CONTRACT:
+                added = PlugIn(group, entry.name, package, version, entry.value, problem)
+                found.setdefault(group, []).append(added)
+    return {group: tuple(plug_ins) for group, plug_ins in found.items()}
+
+
+class _Description(NamedTuple):
+    """Metadata of an installed package."""
+
+    package: str
+    version: str
+    entries: list[tuple[str, EntryPoint]]
+    """Group without its namespace, and entry point; in the order of the names."""
+    problem: str
+    """Reason why the entry points cannot be read; empty otherwise."""
+
+
+def _description(folder: Path) -> _Description:
+    """Read the metadata of a package; name and version come from the name of the folder if METADATA is damaged."""
+    from importlib.metadata import Distribution
+
+    distribution = Distribution.at(folder)
+    package, _, version = folder.name.rpartition(".")[0].partition("-")
+    # A damaged METADATA: the name of the folder states both as well.
+    with contextlib.suppress(ValueError, KeyError, TypeError, OSError, ImportError):
+        package, version = distribution.name or package, distribution.version or version
+    try:
         entries = [
             (entry.group.removeprefix(f"{_NAMESPACE}."), entry)
             for entry in sorted(distribution.entry_points, key=lambda entry: entry.name)
             if entry.group.startswith(f"{_NAMESPACE}.")
         ]
-        contracts = [entry.name for group, entry in entries if group == _CONTRACT]
-        problem = "" if CONTRACT in contracts else _contract_words(contracts)
-        for group, entry in entries:
-            if group != _CONTRACT:
-                added = PlugIn(group, entry.name, distribution.name, distribution.version, entry.value, problem)
-                found.setdefault(group, []).append(added)
-    return {group: tuple(plug_ins) for group, plug_ins in found.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        return _Description(package, version, [], f"{_ENTRY_POINTS} is damaged: {first_line(error)}")
+    return _Description(package, version, entries, "")
+
+
+def damaged_package(error: BaseException) -> tuple[str, Path] | None:
+    """Return the installed package whose metadata raised an error, and the damaged file.
+
+    Libraries read the metadata of every installed package, and Python does not name the one that it cannot read.
+
+    Returns:
+        Name of the package and path of the file; ``None`` for any other error.
+    """
+    if not any(_is_of_metadata(one) for one in _chain(error)):
+        return None
+    for folder in _metadata_folders(dict.fromkeys(sys.path)):
+        package, _, _, problem = _description(folder)
+        if problem:
+            return package, folder / _ENTRY_POINTS
+        metadata = folder / ("METADATA" if folder.suffix == ".dist-info" else "PKG-INFO")
+        try:
+            metadata.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):
+            return package, metadata
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_of_metadata(error: BaseException) -> bool:
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(str(frame.f_globals.get("__name__")).startswith("importlib.metadata") for frame in frames)
 
 
 def _contract_words(contracts: Iterable[str]) -> str:
@@ -351,17 +454,21 @@ def _contract_words(contracts: Iterable[str]) -> str:
     return f"its package is for contract {stated} (group {_NAMESPACE}.{_CONTRACT}), and this winml has {CONTRACT}"
 
 
-def _described_folders(search_path: Iterable[str]) -> Iterator[Path]:
-    for place in search_path:
+def _described_folders(places: Iterable[str]) -> Iterator[Path]:
+    for folder in _metadata_folders(places):
+        try:
+            content = (folder / _ENTRY_POINTS).read_bytes()
+        except OSError:
+            continue
+        if f"[{_NAMESPACE}.".encode() in content:
+            yield folder
+
+
+def _metadata_folders(places: Iterable[str]) -> Iterator[Path]:
+    for place in places:
         try:
             with os.scandir(place or os.curdir) as entries:
                 folders = sorted(entry.path for entry in entries if entry.name.endswith(_METADATA_SUFFIXES))
         except OSError:
             continue
-        for folder in folders:
-            try:
-                content = Path(folder, "entry_points.txt").read_bytes()
-            except OSError:
-                continue
-            if f"[{_NAMESPACE}.".encode() in content:
-                yield Path(folder)
+        yield from map(Path, folders)

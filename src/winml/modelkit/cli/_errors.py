@@ -32,6 +32,7 @@ from winml.modelkit.errors import (
     missing_name,
 )
 from winml.modelkit.fields import DEVICE
+from winml.modelkit.registries import damaged_package
 from winml.modelkit.words import printable
 
 __all__ = [
@@ -342,6 +343,8 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
             return report_error(_NO_TEMPORARY_FOLDER)
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             return report_error(_name_too_long(error))
+        if damaged := damaged_package(error):
+            return _report_damaged_package(*damaged, error, debug=debug)
         if missing := missing_name(error):
             return _report_missing_name(missing, error, debug=debug)
         if package := failed_import(error):
@@ -377,6 +380,13 @@ def _declared_versions(library: str) -> str:
             if re.split(r"[^\w-]", requirement)[0].replace("-", "_") == library:
                 return f" (winml requires {requirement})"
     return ""
+
+
+def _report_damaged_package(package: str, file: Path, error: Exception, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    hint = f"Reinstall it (pip install --force-reinstall {package}), or delete the folder {file.parent}."
+    return report_error(InputError(f"the installed package {package} is damaged: {file} cannot be read", hint=hint))
 
 
 def _report_failed_import(package: str, error: Exception, *, debug: bool) -> int:

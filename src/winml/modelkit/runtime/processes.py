@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 
 from winml.modelkit.errors import InputError
+from winml.modelkit.registries import search_path
 from winml.modelkit.runtime.shared_settings import shared_by_threads
 
 __all__ = [
@@ -46,12 +47,12 @@ _RUN = "import sys; sys.path[:] = {path}; import runpy; runpy.run_module({module
 
 
 def module_path() -> list[str]:
-    """Return where this process searches for modules, without the working directory that Python itself put there.
+    """Return where this process searches for modules, without the working directory that Python itself added.
 
     Entries are absolute, so that they mean the same in another working directory. Last comes where this package was
     found, should that be nowhere else.
     """
-    found = [str(Path(entry).absolute()) for entry in sys.path if entry not in ("", os.curdir)]
+    found = [str(Path(entry).absolute()) for entry in search_path()]
     return list(dict.fromkeys((*found, str(Path(__file__).absolute().parents[3]))))
 
 

@@ -124,7 +124,7 @@ def test_earlier_files_that_cannot_be_put_back_are_not_lost(tmp_path: Path, monk
             commit_both()
     recover([tmp_path / "other"])
     assert ["new first.txt", "new second.txt"] == [target.read_text() for target in targets]
-    assert ["first", "second"] == _file_names(tmp_path)
+    assert ["first.txt", "second.txt"] == _file_names(tmp_path)
 
 
 def test_commit_on_a_file_system_without_links_replaces_and_rolls_back(
