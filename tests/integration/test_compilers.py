@@ -20,9 +20,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from checkpoints import one_layer
+from checkpoints import one_layer, save_checkpoint
 from encoder_decoder import save_encoder_decoder
-from generating import save_decoder
+from generating import save_decoder, save_tokenizer
 from graphs import parse
 from house.sources import REPOSITORY
 from readers import folder_of, python_of
@@ -243,6 +243,30 @@ def test_decoder_is_built_for_an_npu_and_writes_through_it(name: str, tmp_path: 
         operators = [node.op_type for node in onnx.load(path).graph.node]
         assert 1 == operators.count("EPContext")
         assert {*operators} <= {"EPContext", "QuantizeLinear", "DequantizeLinear", "Cast"}
+
+
+@pytest.mark.reader(QNN)
+def test_compiled_file_is_judged_on_samples_of_the_processor(tmp_path: Path) -> None:
+    """In a build that of the checkpoint, of a file alone that beside it, else that beside its float file."""
+    checkpoint = save_checkpoint("bert", tmp_path / "checkpoint")
+    save_tokenizer(checkpoint)
+    place = ("--ep", "qnn", "--ep-options", "soc_model=60", "--min-sqnr", "0")
+    code, record, err = winml(QNN, "build", "-m", checkpoint, "-o", tmp_path / "built", *place, "-p", "w8a16")
+    assert 0 == code, err
+    (stage,) = (item for item in record["parts"][0]["stages"] if item["name"] == "compile")
+    assert "samples of its processor" in stage["summary"]
+    files = {name: tmp_path / "built" / f"{name}.onnx" for name in ("quantized", "optimized")}
+    (tmp_path / "alone").mkdir()
+    alone = tmp_path / "alone" / "model.onnx"
+    alone.write_bytes(files["quantized"].read_bytes())
+    for arguments, expected in (
+        (("-m", files["quantized"]), "processor"),
+        (("-m", alone, "--reference", files["optimized"]), "processor"),
+        (("-m", alone), "random"),
+    ):
+        code, record, err = winml(QNN, "compile", *arguments, "-o", tmp_path / "npu.onnx", *place, "--overwrite")
+        assert 0 == code, err
+        assert expected == record["verification"]["quality"]["samples"]["source"]
 
 
 @pytest.mark.reader(QNN)

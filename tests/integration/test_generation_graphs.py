@@ -17,9 +17,10 @@ import transformers
 from numpy.typing import NDArray
 
 from checkpoints import build_model, save_checkpoint
-from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
+from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, quantize_onnx
 from winml.modelkit.compare.outputs import GenerationInfo
 from winml.modelkit.errors import UsageError, VerificationError
+from winml.modelkit.flows.generated_samples import decoding_samples
 from winml.modelkit.graph.bundle import PartFeed, read_part_description
 from winml.modelkit.inference.generation.loop import generate_tokens
 from winml.modelkit.inference.generation.settings import GenerationSettings
@@ -521,6 +522,22 @@ def test_prompt_of_a_step_of_fixed_sizes_is_read_by_a_graph_of_its_own(llama: Pa
     assert np.abs(answer - expected[:, :21]).max() < TOLERANCE * np.abs(expected).max()
     with pytest.raises(UsageError, match=r"53 tokens.*32"):
         graph.run(rows_of([5] * 32), cache=cache)
+
+
+def test_prompt_graph_gets_samples_that_fill_its_cache(llama: Path, tmp_path: Path) -> None:
+    """Whole runs of its tokens alone, the second of which reads what the first left; quantizing it needs these."""
+    request = ModelRequest(str(llama), shape_config=ShapeConfig(past_sequence_length=31), prompt_length=16)
+    result = HTPExporter(WinMLExportConfig(ep="QNNExecutionProvider", verify=False)).export_checkpoint(
+        request, tmp_path / "model.onnx"
+    )
+    prompt = result.parts[0].model_path
+    samples = list(decoding_samples(prompt, llama, {}, 4, seed=0))
+    assert [(1, 16)] * 4 == [feeds["input_ids"].shape for feeds in samples]
+    filled = [bool(feeds["past_key_values.0.key"].any()) for feeds in samples]
+    assert [False, True, False, True] == filled
+    quantized = quantize_onnx(prompt, tmp_path / "quantized.onnx", mode="qdq", precision="w8a16", ep="qnn")
+    assert quantized.fidelity is not None
+    assert quantized.fidelity.is_verified
 
 
 def test_open_graph_needs_no_other_for_its_prompt(llama: Path) -> None:

@@ -112,6 +112,28 @@ def test_every_operator_is_a_unit_of_integers(ep: str, precision: str, source: P
     assert is_symmetric == all(not zero.any() for zero in zeros)
 
 
+def test_product_weights_for_qnn_have_a_scale_for_each_channel(source: Path, tmp_path: Path) -> None:
+    """Signed and symmetric, as QNN requires it of weights with several scales; products of two activations have one."""
+    graph = Graph(quantized(source, tmp_path, ep="qnn", precision="w8a16"))
+    makers = [graph.makers[node.input[1]] for node in graph.operators("MatMul", "Gemm")]
+    weights = [maker for maker in makers if maker.input[0] in graph.stored]
+    assert 6 == len(weights)
+    for maker in weights:
+        integers, scale = (graph.stored[name] for name in maker.input[:2])
+        axis = next(attribute.i for attribute in maker.attribute if attribute.name == "axis")
+        assert (onnx.TensorProto.INT8, [integers.dims[axis]]) == (integers.data_type, list(scale.dims))
+        assert not numpy_helper.to_array(graph.stored[maker.input[2]]).any()
+
+
+def test_provider_that_takes_other_integer_operators_is_not_said_to_take_qdq_only(source: Path, tmp_path: Path) -> None:
+    """QNN takes MatMulNBits; of VitisAI nobody says so."""
+    notes = {
+        ep: quantize_onnx(source, tmp_path / f"{ep}.onnx", precision="int4", ep=ep, verify=False).notes
+        for ep in ("qnn", "vitisai")
+    }
+    assert {"qnn": False, "vitisai": True} == {ep: any("Q/DQ only" in note for note in notes[ep]) for ep in notes}
+
+
 @pytest.mark.parametrize("ep", ["tensorrt", "nvtensorrtrtx", "openvino"])
 def test_inputs_of_products_alone_are_integers(ep: str, source: Path, tmp_path: Path) -> None:
     """Outputs and biases stay float; weights have a scale for each channel."""

@@ -431,13 +431,18 @@ def _compile_options(plan: BuildPlan) -> dict[str, object]:
 def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.flows.compile import compilation, compile_file
     from winml.modelkit.flows.graph_file import GraphFileTask
+    from winml.modelkit.load.request import processor_folder
 
     section, seed = task.plan.config.compile, task.plan.request.seed
     assert section is not None  # skipped otherwise
     assert task.source is not None  # an earlier stage ran, or the build starts from an ONNX file
     file_task = GraphFileTask(task.source, task.output, overwrite=True, verify=task.plan.verify, seed=seed)
     try:
-        result = compile_file(file_task, compilation(file_task, section, {}))
+        result = compile_file(
+            file_task,
+            compilation(file_task, section, {}),
+            processors=processor_folder(task.plan.onnx_path or task.plan.request),
+        )
     except (UsageError, StageError) as error:
         error.hint += WITHOUT_COMPILATION
         raise

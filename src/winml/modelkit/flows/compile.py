@@ -10,13 +10,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Arrays
-from winml.modelkit.compare.fidelity import FidelityInfo, SourceFidelity, measure_fidelity
+from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, SourceFidelity, measure_fidelity
 from winml.modelkit.compare.files import (
     outputs_of_file,
     reference_outputs,
@@ -29,6 +30,7 @@ from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.compile.pipeline import UNNAMED_FILE, CompileResult, OutsideNode, compile_graph
 from winml.modelkit.errors import LimitError, StageError, UsageError, VerificationError, rename_options
 from winml.modelkit.file_names import files_folder
+from winml.modelkit.flows.generated_samples import has_processors
 from winml.modelkit.flows.graph_file import (
     CheckedSource,
     GraphFileTask,
@@ -51,6 +53,7 @@ from winml.modelkit.progress import StepEvent, counted
 from winml.modelkit.results.transformed_file import CompilableProvider, CompiledFile
 from winml.modelkit.runtime.devices import ChosenProvider, choose_compiler, present_providers, unreadable_reason
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, short_name
+from winml.modelkit.runtime.graph_inputs import graph_inputs
 from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.words import count_noun
@@ -63,6 +66,8 @@ def compile_file(
     work: Compilation,
     on_step: Callable[[StepEvent], None] | None = None,
     checked: CheckedSource | None = None,
+    *,
+    processors: Path | None = None,
 ) -> CompiledFile:
     """Compile an ONNX file as a task says; see :func:`~winml.modelkit.compile_onnx`.
 
@@ -71,11 +76,13 @@ def compile_file(
         work: What it is compiled for, of :func:`compilation`.
         on_step: Called when a step starts and when it ends.
         checked: The source, where a plan has read it.
+        processors: Folder of the tokenizer, image processor or feature extractor that makes samples; None: that of the
+            source, or else that of its float source.
     """
     task.refuse_early()  # before the folder of compiled parts is made
     task.recover()
     found, note = _found_reference(task, work)
-    work = replace(work, reference=found)
+    work = replace(work, reference=found, processors=processors)
     try:
         with temporary_folder(beside=task.output) as folder, rename_options({UNNAMED_FILE: str(task.source)}):
             done = transform_file(task, replace(work, folder=folder), on_step, checked)
@@ -181,6 +188,8 @@ class Compilation(GraphWork[CompileResult]):
     """Folder for files that the compiled model refers to until it is written; a plan has none."""
     reference: Path | None = None
     """The float file that the source was quantized from; None: the source is what the result is compared with."""
+    processors: Path | None = None
+    """Folder of what makes arrays of the samples; None: that of the source, or else that of the float file."""
 
     def refuse_graph(self, model: ir.Model) -> None:
         """Refuse a graph without a dimension that has a size.
@@ -255,8 +264,10 @@ class Compilation(GraphWork[CompileResult]):
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
         # Of a decoder, the float file writes the texts that are read.
         model = self.reference or source
-        request = SampleRequest(run, files_folder(source.absolute()), count=SAMPLES, tries_sizes=True, model=model)
-        draws, expected, samples = reference_outputs(source, request.read)
+        beside = [files_folder(path.absolute()) for path in (source, model)]
+        folders = [self.processors] if self.processors is not None else list(dict.fromkeys(beside))
+        request = SampleRequest(run, count=SAMPLES, tries_sizes=True, model=model)
+        draws, expected, samples = reference_outputs(source, partial(_read_samples, request, folders))
         provider = self.chosen
         try:
             session = Session(written, providers=provider.names, provider_options=provider.options)
@@ -280,6 +291,15 @@ class Compilation(GraphWork[CompileResult]):
         fidelity = replace(measure_fidelity(float_outputs, outputs, least, samples), beside=beside)
         refuse_below_minimum_sqnr(fidelity, self.reference.name, draws[0], _REMEDY)
         return fidelity
+
+
+def _read_samples(
+    request: SampleRequest, folders: Sequence[Path], session: Session
+) -> tuple[Sequence[Arrays], QualitySamples]:
+    """Return the samples of the first folder with what makes the inputs of a session; else those of the first."""
+    inputs = graph_inputs(session)
+    folder = next((folder for folder in folders if has_processors(inputs, folder)), folders[0])
+    return replace(request, folder=folder).read(session)
 
 
 _REMEDY = (

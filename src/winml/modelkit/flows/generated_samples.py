@@ -174,8 +174,8 @@ class _Text:
         decoder, cache = self.decoder, self.cache or self.decoder.empty_cache(len(self.tokens))
         room = decoder.most_tokens or PROMPT_TOKENS + NEW_TOKENS
         tokens = self.tokens[:, : max(room - 1, 1)]
-        # Of the text as it fits: every text is read, whatever its length.
-        left = max(min(NEW_TOKENS, room - tokens.shape[1]), 0)
+        # Of the text as it fits: every text is read, whatever its length. A prompt graph generates nothing.
+        left = 0 if _reads_prompts_only(decoder) else max(min(NEW_TOKENS, room - tokens.shape[1]), 0)
         if decoder.length is None and tokens.shape[1] > 1:
             # So that one run reads several tokens after others.
             decoder.run(tokens[:, :1], cache=cache)
@@ -210,8 +210,20 @@ def _texts(
             yield _Text(model.decoder, np.tile([first, *tokens[: PROMPT_TOKENS - 1]], (rows, 1)), model.start(feeds))
     decoder = DecoderGraph(session)
     batch = next(item.shape[0] for item in decoder.inputs if item.name == TOKEN_IDS)
-    for tokens in token_texts(decoder.inputs, processors, seed):
-        yield _Text(decoder, np.tile(tokens[:PROMPT_TOKENS], (batch if isinstance(batch, int) else 1, 1)), None)
+    rows = batch if isinstance(batch, int) else 1
+    # A prompt graph reads two runs of tokens, so that its cache is filled in the second.
+    length = max(PROMPT_TOKENS, 2 * (decoder.length or 0)) if _reads_prompts_only(decoder) else PROMPT_TOKENS
+    texts = token_texts(decoder.inputs, processors, seed)
+    for tokens in texts:
+        text = tokens
+        while len(text) < length and length > PROMPT_TOKENS:
+            text = np.concatenate([text, next(texts)])
+        yield _Text(decoder, np.tile(text[:length], (rows, 1)), None)
+
+
+def _reads_prompts_only(decoder: DecoderGraph) -> bool:
+    """Return True if each run of a decoder with a cache of a fixed length reads several tokens."""
+    return decoder.held is not None and (decoder.length or 1) > 1
 
 
 def _encoder_of(source: Path, decoder: PartDescription) -> Path:

@@ -100,7 +100,7 @@ class Placement:
     finite_masks: bool = True
     """Whether masks of attention get a finite minimum in the range of the scores."""
     takes_qdq_alone: bool = False
-    """Whether Q/DQ is the only form with few bits that it takes: other integer operators then run on the CPU."""
+    """True if Q/DQ is the only quantized form that the provider is documented to take."""
     fusions: tuple[str, ...] = ()
     """Capabilities of the optimizer that make the form the provider takes, such as a GELU as one operator."""
 
@@ -188,14 +188,13 @@ _BUILT_IN: Mapping[str, Placement] = {
         _QNN_RULES,
         signed_weights=False,
         symmetric_weights=False,
-        channel_axes=_CHANNELS,
+        channel_axes=_ALL_CHANNELS,
         limited={
             **_UNIT_RANGE,
             # Specified: QNN's 16-bit Sigmoid and Tanh have these scales, 1/65536 and 1/32768.
             ("Sigmoid", 16): (0.0, 65535 / 65536),
             ("Tanh", 16): (-1.0, 32767 / 32768),
         },
-        takes_qdq_alone=True,
         fusions=("gelu_fusion", "layer_norm_fusion"),
     ),
     "openvino": Placement(

@@ -339,8 +339,8 @@ class Quantization(GraphWork[QuantizeResult]):
         others = [mode for mode in self.options.modes() if mode not in ("qdq", "float")]
         if placement_for(self.options.ep).takes_qdq_alone and others:
             self.notes.append(
-                f"{self.options.ep} supports quantization as Q/DQ only: nodes quantized with "
-                f"{' and '.join(others)} run on the CPU instead. Use --mode qdq (--precision w8a8 or w8a16)."
+                f"{self.options.ep} is documented to take quantized operators as Q/DQ only: nodes quantized with "
+                f"{' and '.join(others)} may run on the CPU instead. Use --mode qdq (--precision w8a8 or w8a16)."
             )
         if not self.options.modes() and (self.stays_float or self.options.kv_cache is not None):
             result = QuantizeResult(model, changed=True, notes=(), coverage=measure_coverage(model))
