@@ -178,6 +178,7 @@ class VerificationError(WinMLError):
         most: Name of a dynamic dimension → largest size with equal outputs, if only larger sizes differ.
         is_silent: Whether all outputs are equal but none depends on the inputs, so that a wrong graph would
             go unnoticed.
+        is_quality: Whether a result of fewer bits is below its minimum SQNR, which another export would not change.
     """
 
     exit_code = 3
@@ -190,6 +191,7 @@ class VerificationError(WinMLError):
         self.inputs = inputs
         self.most: Mapping[str, int] = {}
         self.is_silent = False
+        self.is_quality = False
 
 
 class InternalError(WinMLError):

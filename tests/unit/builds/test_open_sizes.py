@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from winml.modelkit.builds.open_sizes import build_with_open_sizes
-from winml.modelkit.errors import ModelPathError, WinMLError
+from winml.modelkit.builds.build_model import build_in_cache, passed_build_config
+from winml.modelkit.builds.open_sizes import build_most_open, build_with_open_sizes
+from winml.modelkit.builds.plan import BuildPlan, plan_build
+from winml.modelkit.errors import ModelPathError, VerificationError, WinMLError
 from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.results.build_manifest import BuildResult
 
 _NET = """
 import torch
@@ -25,6 +28,16 @@ def net():
 
 def example_inputs():
     return torch.ones(2, 4)
+"""
+_LINEAR = """
+import torch
+
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh())
+
+def example_inputs():
+    return torch.ones(2, 64)
 """
 _CONFIG = {"optim": None, "quant": None, "compile": None}
 
@@ -55,6 +68,26 @@ def test_reason_is_told_where_no_choice_builds(place: Path) -> None:
     (place / "nets.py").write_text(_NET.format(broken=True), encoding="utf-8")
     with pytest.raises(WinMLError, match="no answer today"):
         build_with_open_sizes(ModelRequest(f"{place / 'nets.py'}:net"), _CONFIG)
+
+
+def test_result_below_its_minimum_sqnr_is_not_exported_at_other_sizes(place: Path) -> None:
+    """Fewer dynamic sizes do not make it better."""
+    (place / "nets.py").write_text(_LINEAR, encoding="utf-8")
+    config = {"optim": None, "quant": {"precision": "int4", "min_sqnr_db": 150}, "compile": None}
+    tried: list[BuildPlan] = []
+
+    def build(plan: BuildPlan) -> BuildResult:
+        tried.append(plan)
+        return build_in_cache(plan)
+
+    plan = plan_build(passed_build_config(config), ModelRequest(f"{place / 'nets.py'}:net"))
+    with pytest.raises(VerificationError, match="150 dB") as caught:
+        build_most_open(plan, build)
+    assert (True, False) == (caught.value.is_quality, caught.value.is_graph_wrong)
+    # The model has no sequence, so the first choice was refused by name.
+    exports = [plan.config.export for plan in tried]
+    asked = [(export.dynamic_batch, export.dynamic_sequence) for export in exports if export is not None]
+    assert [(True, True), (True, False)] == asked
 
 
 def test_missing_model_is_told_at_once(place: Path) -> None:

@@ -13,6 +13,7 @@ from winml.modelkit.compare.fidelity import (
     MOST_DB,
     FidelityInfo,
     FidelitySum,
+    QualitySamples,
     SourceFidelity,
     measure_fidelity,
     value_fidelity,
@@ -102,6 +103,38 @@ def test_all_draws_count_together() -> None:
     power = float((SIGNAL.astype(float) ** 2).sum())
     assert info.worst.sqnr_db == pytest.approx(10 * np.log10(power / 0.03), abs=1e-4)
     assert 2 == info.draws
+
+
+def test_error_of_a_single_number_is_measured_against_all_samples() -> None:
+    """One that is near zero has no ratio of its own: the interval is that of errors beside the mean signal."""
+    values, error = [10.0, -8.0, 0.01, 9.0], 0.1
+    draws = [{"logits": np.array([[value]], np.float32)} for value in values]
+    answers = [{"logits": draw["logits"] + np.float32(error)} for draw in draws]
+    info = measure_fidelity(draws, answers, 30.0, QualitySamples("processor", 4, 0))
+    expected = 10 * np.log10(np.mean(np.square(values)) / error**2)
+    assert info.worst.sqnr_db == pytest.approx(expected, abs=1e-3)
+    assert info.worst.lower_db == pytest.approx(expected, abs=1e-3)
+    assert info.is_verified
+    # Of several numbers, each sample has its own ratio.
+    pairs = [{"y": np.array([value, value], np.float32)} for value in values]
+    answers = [{"y": draw["y"] + np.float32(error)} for draw in pairs]
+    assert not measure_fidelity(pairs, answers, 30.0, QualitySamples("processor", 4, 0)).is_verified
+
+
+def test_worst_output_is_the_one_that_limits_judge() -> None:
+    """By the lower end of the interval, not by the ratio over all samples."""
+    steady = [np.full(4, 1.0, np.float32)] * 4
+    draws = [{"steady": value, "varied": value} for value in steady]
+    errors = [(0.05, 0.03), (0.05, 0.03), (0.05, 0.03), (0.05, 0.085)]
+    answers = [
+        {"steady": draw["steady"] + np.float32(a), "varied": draw["varied"] + np.float32(b)}
+        for draw, (a, b) in zip(draws, errors, strict=True)
+    ]
+    info = measure_fidelity(draws, answers, 20.0, QualitySamples("processor", 4, 0))
+    assert info.outputs[0].sqnr_db < info.outputs[1].sqnr_db
+    assert "varied" == info.worst.name
+    assert info.quality is not None
+    assert "varied" == info.quality["worst_output"]
 
 
 def test_where_both_sides_have_no_value_the_others_count() -> None:

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from winml.modelkit.compare.outputs import MINIMUM_SCALE, THRESHOLDS, VerificationInfo, compare_outputs
+from winml.modelkit.compare.outputs import MINIMUM_SCALE, THRESHOLDS, Rounding, VerificationInfo, compare_outputs
 
 Array = np.ndarray[Any, Any]
 
@@ -193,21 +193,21 @@ def test_compare_by_the_coarsest_dtype_inside_but_integers_exactly() -> None:
     other = {"single": np.float32([1.005, 2.0]), "index": np.int64([1, 2])}
     reference = [draw, {"single": np.float32([5.0, 2.0]), "index": np.int64([2, 2])}]
     assert not compare_outputs(reference, [other, reference[1]]).is_verified
-    info = compare_outputs(reference, [other, reference[1]], computed_in=("float32", "float16", "int8"))
+    info = compare_outputs(reference, [other, reference[1]], rounding=Rounding(("float32", "float16", "int8")))
     assert info.is_verified
     assert [(1e-2, "float16"), (0.0, "")] == [(item.threshold, item.computed_in) for item in info.comparisons[:2]]
     shifted = {**other, "index": np.int64([1, 3])}
-    assert not compare_outputs(reference, [shifted, reference[1]], computed_in=("float16",)).is_verified
+    assert not compare_outputs(reference, [shifted, reference[1]], rounding=Rounding(("float16",))).is_verified
 
 
 def test_compare_dtype_inside_that_is_finer_changes_nothing() -> None:
     """float32 weights behind a float16 output leave it its threshold; signal is asked for by the same measure."""
     reference = [{"y": np.float16([1.0])}, {"y": np.float16([3.0])}]
-    info = compare_outputs(reference, reference, computed_in=("float32",))
+    info = compare_outputs(reference, reference, rounding=Rounding(("float32",)))
     assert (1e-2, "") == (info.worst.threshold, info.worst.computed_in)
     near = [{"y": np.float32([1.0])}, {"y": np.float32([1.001])}]
     assert compare_outputs(near, near).has_signal
-    assert not compare_outputs(near, near, computed_in=("float16",)).has_signal
+    assert not compare_outputs(near, near, rounding=Rounding(("float16",))).has_signal
 
 
 def _boxes_and_scores(seed: int) -> Array:
@@ -264,3 +264,34 @@ def test_compare_slice_that_stays_as_in_the_first_draw_is_refused() -> None:
     comparisons = compare_outputs(reference, answers).comparisons
     assert [item.is_equal for item in comparisons] == [True, False]
     assert "samples 1 and 2" in comparisons[1].problem
+
+
+def _near_zero(seed: int) -> Array:
+    """Probabilities up to 1e-4."""
+    return np.random.default_rng(seed).uniform(0, 1e-4, (2, 50)).astype(np.float32)
+
+
+def test_probability_near_zero_may_differ_by_units_of_one() -> None:
+    """Not a value of another kind, nor a probability that differs by more; the threshold of the record says so."""
+    reference = [{"y": _near_zero(0)}, {"y": _near_zero(1)}]
+    near, far = ([{"y": draw["y"] + np.float32(off)} for draw in reference] for off in (2e-7, 2e-6))
+    probabilities = Rounding(probabilities=lambda: frozenset("y"))
+    assert not compare_outputs(reference, near).is_verified
+    info = compare_outputs(reference, near, rounding=probabilities)
+    assert info.is_verified
+    assert info.worst.threshold == pytest.approx(8 * 2**-23 / info.worst.scale)
+    assert not compare_outputs(reference, far, rounding=probabilities).is_verified
+
+
+def test_probability_that_only_rounding_moves_is_no_signal() -> None:
+    """Where a difference is accepted, a change of that size in the reference proves nothing."""
+    reference = [{"y": _near_zero(0) * np.float32(1e-3)}, {"y": _near_zero(1) * np.float32(1e-3)}]
+    answers = [{"y": np.zeros_like(draw["y"])} for draw in reference]
+    assert not compare_outputs(reference, answers, rounding=Rounding(probabilities=lambda: frozenset("y"))).has_signal
+
+
+def test_probabilities_that_are_equal_keep_their_threshold() -> None:
+    """So a softmax over a large vocabulary still has a signal."""
+    reference = [{"y": _near_zero(seed) * np.float32(1e-3)} for seed in (0, 1)]
+    info = compare_outputs(reference, reference, rounding=Rounding(probabilities=lambda: frozenset("y")))
+    assert (True, 1e-4) == (info.is_verified, info.worst.threshold)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.compare.outputs import Rounding, VerificationInfo
 from winml.modelkit.errors import VerificationError
 from winml.modelkit.load.live_module import loaded_from_module
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference
@@ -112,7 +112,9 @@ def compared(model: nn.Module, firsts: Sequence[float], change: Change) -> Verif
 
         first_two = [draw_inputs(1), draw_inputs(2)]
         draws = [Draw(tensors, run_reference(ready, tensors), {}) for tensors in first_two]
-        return compare_stable_draws(ready, draws, computed_in=("float32",), draw_inputs=draw_inputs, run_file=changed)
+        return compare_stable_draws(
+            ready, draws, rounding=Rounding(("float32",)), draw_inputs=draw_inputs, run_file=changed
+        )
 
 
 def choosing_otherwise(*numbers: int) -> Change:

@@ -129,6 +129,8 @@ def build_most_open(
         except _NO_SIZES:
             raise
         except (UsageError, StageError, VerificationError) as error:
+            if isinstance(error, VerificationError) and error.is_quality:
+                raise
             # Of fixed sizes the reason is the model's; of open ones it may be that they are open.
             failed = error if failed is None or not choice else failed
             if note is not None and choice == remembered:

@@ -180,8 +180,8 @@ class FidelityInfo(Record):
         return min(self.least_sqnr_db, max(own - beside.margin_db, own / 2))
 
     def _distance_db(self, output: OutputFidelity) -> float:
-        """Return how far above its limit an output is where each has its own, else its ratio."""
-        return output.sqnr_db if self.beside is None else self.judged_db(output) - self.limit_db(output)
+        """Return how far above its limit an output is."""
+        return self.judged_db(output) - self.limit_db(output)
 
     def judged_db(self, output: OutputFidelity) -> float:
         """Return what the limit judges: over samples, the lower end of the interval; over a few draws, all together."""
@@ -227,7 +227,7 @@ def quality_record(samples: QualitySamples, outputs: Sequence[OutputFidelity]) -
         samples: What both were fed.
         outputs: Every output; at least one.
     """
-    worst = min(judged_outputs(outputs), key=lambda output: (not output.problem, output.sqnr_db))
+    worst = min(judged_outputs(outputs), key=lambda output: (not output.problem, output.lower_db))
     return {
         "samples": samples.as_record(),
         "outputs": {output.name: _quality_of(output) for output in outputs},
@@ -318,6 +318,8 @@ class FidelitySum:
         self._has_symbols = self._has_numbers = self._has_finite = False
         self._silent: set[str] = set()
         self._ratios: list[float] = []
+        self._noises: list[float] = []
+        self._are_single = True
         self._has_scores = _SCORES in name
         self._agreeing: list[float] = []
 
@@ -364,6 +366,10 @@ class FidelitySum:
                 spread=SampleSpread.of(self._ratios),
             )
         signal, noise, other = self._signal, self._noise, self._other
+        ratios = self._ratios
+        if self._are_single and len(ratios) > 1:
+            # A single number may be near zero by itself: its error is measured against the mean signal of all samples.
+            ratios = [_decibels(_relative(item, signal / len(ratios))) for item in self._noises]
         relative = _relative(noise, signal)
         cosine = self._product / math.sqrt(signal * other) if signal and other else float(signal == other)
         return OutputFidelity(
@@ -373,7 +379,7 @@ class FidelitySum:
             relative,
             self._largest,
             has_signal=bool(signal),
-            spread=SampleSpread.of(self._ratios) if self._ratios else None,
+            spread=SampleSpread.of(ratios) if ratios else None,
             top1_agreement=float(np.mean(self._agreeing)) if self._has_scores and self._agreeing else None,
         )
 
@@ -406,6 +412,8 @@ class FidelitySum:
         difference = right - left
         signal, noise = _dot(left, left), _dot(difference, difference)
         self._ratios.append(_decibels(_relative(noise, signal)))
+        self._noises.append(noise)
+        self._are_single = self._are_single and expected.size == 1
         self._signal += signal
         self._other += _dot(right, right)
         self._noise += noise

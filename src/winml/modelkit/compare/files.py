@@ -18,12 +18,14 @@ import onnx
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
-from winml.modelkit.compare.outputs import ROUNDING_FACTOR, VerificationInfo, compare_outputs
+from winml.modelkit.compare.outputs import ROUNDING_FACTOR, Rounding, VerificationInfo, compare_outputs
 from winml.modelkit.compare.words import difference_words, fidelity_words, samples_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError
 from winml.modelkit.graph.contexts import proto_nodes
+from winml.modelkit.graph.files.graph_reading import graph_of
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.reading import read_referring, read_structure
+from winml.modelkit.graph.probabilities import probability_outputs
 from winml.modelkit.graph.specs import current_name
 from winml.modelkit.graph.weights import QUANTIZED_OPERATORS
 from winml.modelkit.progress import counted
@@ -95,12 +97,14 @@ def refuse_different(
         raise VerificationError(
             f"the result has outputs {', '.join(outputs[0])}; {reference.name} has {', '.join(expected[0])}", hint=_HINT
         )
-    verification = compare_outputs(expected, outputs)
+    rounding = Rounding(probabilities=lambda: probability_outputs(graph_of(read_structure(reference), reference).graph))
+    verification = compare_outputs(expected, outputs, rounding=rounding)
     is_equal = all(item.is_equal for item in verification.comparisons)
     if not is_equal and (_may_be_rounding(verification) or _rounds_activations(reference)):
         verification = compare_outputs(
             _reference_outputs(reference, draws, as_written=False),
             _candidate_outputs(candidate, draws, as_written=False),
+            rounding=rounding,
         )
     if not all(item.is_equal for item in verification.comparisons):
         raise VerificationError(
@@ -205,12 +209,13 @@ def refuse_below_minimum_sqnr(
         VerificationError: an output does not reach the ratio.
     """
     if fidelity.has_signal and not fidelity.is_near:
-        raise VerificationError(
+        error = VerificationError(
             _below_minimum_words(fidelity, reference),
             hint=below_minimum_hint(()) if hint is None else hint,
-            is_graph_wrong=fidelity.worst.sqnr_db < 0,
             inputs=inputs,
         )
+        error.is_quality = True
+        raise error
 
 
 def _below_minimum_words(fidelity: FidelityInfo, reference: str) -> str:

@@ -6,7 +6,7 @@ reference, and a reference that would hide a wrong answer has no signal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ __all__ = [
     "CheckedValue",
     "GenerationInfo",
     "OutputComparison",
+    "Rounding",
     "VerificationInfo",
     "compare_outputs",
     "constant_outputs",
@@ -72,6 +73,10 @@ OUTLIER_FACTOR = 30
 channels that are computed alike by amounts of one order; a wrong column beside columns in pixels is off by thousands of
 times the rounding of its neighbours."""
 
+PROBABILITY_UNITS = 8
+"""Units in the last place of 1.0 by which a probability is not refused, however small: kernels of Sigmoid and Softmax
+round relative to 1. Measured: ONNX Runtime's Sigmoid is off by up to 1.1e-7, whatever its value."""
+
 _CHANNEL_DTYPES = ("float32", "float64")
 """Dtypes whose rounding is far below their threshold; in half precision it is not, and channels are not told apart."""
 
@@ -111,6 +116,21 @@ def silent_words(kinds: Sequence[str]) -> str:
     ('only zeros and NaN', 'no value')
     """
     return f"only {' and '.join(kinds)}" if kinds else "no value"
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Rounding errors that a comparison of outputs accepts."""
+
+    dtypes: tuple[str, ...] = ()
+    """Dtypes the model computes in: float32 that was cast from half precision is not exact."""
+    probabilities: Callable[[], frozenset[str]] = frozenset
+    """Returns the names of the outputs of Sigmoid or Softmax; called where a comparison fails."""
+
+    @property
+    def coarsest(self) -> str:
+        """The dtype with the largest threshold; empty without dtypes."""
+        return max(self.dtypes, key=lambda dtype: THRESHOLDS.get(dtype, 0.0), default="")
 
 
 @dataclass(frozen=True)
@@ -217,26 +237,45 @@ def compare_outputs(
     reference: Sequence[Arrays],
     answers: Sequence[Arrays],
     *,
-    computed_in: Iterable[str] = (),
+    rounding: Rounding = Rounding(),
 ) -> VerificationInfo:
     """Compare outputs with those of a reference, draw by draw.
+
+    A probability that differs by more than its threshold is equal within :data:`PROBABILITY_UNITS`; then, changes of
+    that size are no signal either.
 
     Args:
         reference: Outputs of the reference by name, one mapping per draw: those of PyTorch, or of another file.
         answers: Outputs of the file by name, in the same order of draws.
-        computed_in: Dtypes the model computes in: what half precision has rounded is not exact to float32 again for
-            being cast to it at the end.
+        rounding: Rounding errors to accept.
     """
-    coarsest = max(computed_in, key=lambda dtype: THRESHOLDS.get(dtype, 0.0), default="")
+    info = _compare_all(reference, answers, rounding.coarsest, frozenset())
+    differing = {item.name for item in info.comparisons if not item.is_equal}
+    probabilities = rounding.probabilities() if differing else frozenset()
+    if differing.isdisjoint(probabilities):
+        return info
+    return _compare_all(reference, answers, rounding.coarsest, probabilities)
+
+
+def _compare_all(
+    reference: Sequence[Arrays], answers: Sequence[Arrays], coarsest: str, probabilities: frozenset[str]
+) -> VerificationInfo:
     comparisons = tuple(
-        _compare_one(name, draw, expected, output[name], coarsest)
+        _compare_one(name, draw, expected, output[name], coarsest, _floor(name, expected, coarsest, probabilities))
         for draw, (outputs, output) in enumerate(zip(reference, answers, strict=True), start=1)
         for name, expected in outputs.items()
     )
-    comparisons = tuple(_frozen_refused(item, reference, answers, coarsest) for item in comparisons)
-    has_signal = _has_signal(reference, coarsest)
+    comparisons = tuple(_frozen_refused(item, reference, answers, coarsest, probabilities) for item in comparisons)
+    has_signal = _has_signal(reference, coarsest, probabilities)
     silent = None if has_signal else silent_kinds(value for outputs in reference for value in outputs.values())
     return VerificationInfo(comparisons, has_signal, silent=silent)
+
+
+def _floor(name: str, expected: Array, coarsest: str, probabilities: frozenset[str]) -> float:
+    """Return the absolute difference that is accepted of an output, whatever its values."""
+    dtype = str(expected.dtype)
+    is_exact = dtype in _CHANNEL_DTYPES and _output_threshold(dtype, coarsest) == THRESHOLDS[dtype]
+    return PROBABILITY_UNITS * float(np.finfo(dtype).eps) if name in probabilities and is_exact else 0.0
 
 
 def constant_outputs(reference: Sequence[Arrays]) -> tuple[str, ...]:
@@ -255,7 +294,7 @@ def _output_threshold(dtype: str, coarsest: str) -> float:
     return max(own, THRESHOLDS.get(coarsest, 0.0)) if own else 0.0
 
 
-def _compare_one(name: str, draw: int, expected: Array, actual: Array, coarsest: str) -> OutputComparison:
+def _compare_one(name: str, draw: int, expected: Array, actual: Array, coarsest: str, floor: float) -> OutputComparison:
     dtype = str(expected.dtype)
     threshold = _output_threshold(dtype, coarsest)
     computed_in = coarsest if threshold > THRESHOLDS.get(dtype, 0.0) else ""
@@ -271,10 +310,12 @@ def _compare_one(name: str, draw: int, expected: Array, actual: Array, coarsest:
     difference = _largest_difference(expected[finite], actual[finite])
     scale = float(np.abs(left[finite]).max(initial=0.0))
     relative = difference / scale if scale else (0.0 if difference == 0 else np.inf)
+    threshold = max(threshold, floor / scale) if scale else threshold
     nan_count = int(np.isnan(left).sum())
     problem = ""
     if relative <= threshold and not computed_in and dtype in _CHANNEL_DTYPES and finite.all():
-        problem = _wrong_channel(left, right, threshold, CHANNEL_UNITS * float(np.finfo(dtype).eps) * scale)
+        least = max(floor, CHANNEL_UNITS * float(np.finfo(dtype).eps) * scale)
+        problem = _wrong_channel(left, right, threshold, least)
     is_equal = relative <= threshold and not problem
     return OutputComparison(
         name, draw, dtype, difference, scale, relative, threshold, is_equal, computed_in, nan_count, problem
@@ -318,7 +359,11 @@ def _axis_words(axis: int, rank: int) -> str:
 
 
 def _frozen_refused(
-    comparison: OutputComparison, reference: Sequence[Arrays], answers: Sequence[Arrays], coarsest: str
+    comparison: OutputComparison,
+    reference: Sequence[Arrays],
+    answers: Sequence[Arrays],
+    coarsest: str,
+    probabilities: frozenset[str],
 ) -> OutputComparison:
     """Return a comparison as unequal where a channel of the file stays as in the first draw and the reference's moves.
 
@@ -333,6 +378,7 @@ def _frozen_refused(
     if not unmoved.any() or not (np.isfinite(first).all() and np.isfinite(expected).all()):
         return comparison
     threshold = _output_threshold(comparison.dtype, coarsest)
+    least = max(MINIMUM_SCALE, _floor(name, expected, coarsest, probabilities))
     for axis in (axis for axis in reversed(range(expected.ndim)) if expected.shape[axis] > 1):
         others = tuple(other for other in range(expected.ndim) if other != axis)
         is_frozen = unmoved.all(axis=others)
@@ -340,7 +386,7 @@ def _frozen_refused(
             continue
         change = np.abs(_as_float64(expected) - _as_float64(first)).max(axis=others, initial=0)
         scales = np.abs(_as_float64(first)).max(axis=others, initial=0)
-        frozen = np.flatnonzero(is_frozen & (change > threshold * scales) & (change > MINIMUM_SCALE))
+        frozen = np.flatnonzero(is_frozen & (change > threshold * scales) & (change > least))
         if frozen.size:
             problem = (
                 f"index {frozen[0]} of {_axis_words(axis, expected.ndim)} ({frozen.size} of {change.size}) is equal in "
@@ -359,12 +405,13 @@ def _largest_difference(expected: Array, actual: Array) -> float:
     return float(distances.max(initial=0))
 
 
-def _has_signal(reference: Sequence[Arrays], coarsest: str) -> bool:
+def _has_signal(reference: Sequence[Arrays], coarsest: str, probabilities: frozenset[str]) -> bool:
     """Say whether some output changes between the draws by more than the comparison would forgive."""
     first, *later_draws = reference
     for name, value in first.items():
         values = _as_float64(value)
         scale = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+        floor = _floor(name, value, coarsest, probabilities)
         if scale < MINIMUM_SCALE:
             continue
         for draw in later_draws:
@@ -373,7 +420,7 @@ def _has_signal(reference: Sequence[Arrays], coarsest: str) -> bool:
                 return True
             both = np.isfinite(values) & np.isfinite(later_values)
             change = float(np.abs(values[both] - later_values[both]).max(initial=0.0))
-            if change > _output_threshold(str(value.dtype), coarsest) * scale:
+            if change > max(floor, _output_threshold(str(value.dtype), coarsest) * scale):
                 return True
     return False
 

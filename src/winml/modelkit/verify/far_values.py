@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.outputs import ROUNDING_FACTOR, OutputComparison, compare_outputs
+from winml.modelkit.compare.outputs import ROUNDING_FACTOR, OutputComparison, Rounding, compare_outputs
 from winml.modelkit.errors import ExportError, StageError, VerificationError
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.specs import InputTensorSpec
@@ -115,7 +115,7 @@ def refuse_wrong_far_values(
     written: WrittenGraph,
     far: Varied,
     run_file: Callable[[Draw], Arrays],
-    computed_in: Sequence[str],
+    rounding: Rounding,
     is_rounding: Callable[[Varied, Collection[str]], bool],
 ) -> None:
     """Compare the written file with PyTorch at far values.
@@ -124,7 +124,7 @@ def refuse_wrong_far_values(
         written: The file, and what was traced.
         far: The sample.
         run_file: Runs the file; raises VerificationError if it cannot.
-        computed_in: Dtypes the model computes in.
+        rounding: Rounding errors to accept.
         is_rounding: Returns True if rounding alone decides outputs at other values.
 
     Raises:
@@ -134,15 +134,13 @@ def refuse_wrong_far_values(
     if answers.keys() != far.draw.reference.keys():
         return
     expected, actual = _where_finite(far.draw.reference, answers)
-    comparisons = compare_outputs([expected], [actual], computed_in=computed_in).comparisons
+    comparisons = compare_outputs([expected], [actual], rounding=rounding).comparisons
     wrong = [item for item in comparisons if _is_wrong(item)]
     if wrong and not is_rounding(far, [item.name for item in wrong]):
         raise _far_error(written, far, wrong)
 
 
-def is_rounded_in_pytorch(
-    prepared: PreparedPart, draw: Draw, outputs: Collection[str], computed_in: Sequence[str]
-) -> bool:
+def is_rounded_in_pytorch(prepared: PreparedPart, draw: Draw, outputs: Collection[str], rounding: Rounding) -> bool:
     """Return True if PyTorch in float64 answers a sample otherwise than in float32, beyond the tolerance.
 
     Then its float32 is no reference: `1 - sigmoid(20)` is all rounding.
@@ -151,14 +149,14 @@ def is_rounded_in_pytorch(
         prepared: The part.
         draw: The sample.
         outputs: Names of the outputs that the file answers otherwise.
-        computed_in: Dtypes the model computes in.
+        rounding: Rounding errors to accept.
     """
     with with_values(prepared) as weighted:
         precise = run_in_float64(weighted, draw.inputs)
     if precise is None:
         return False
     narrowed = {name: precise[name].astype(value.dtype) for name, value in draw.reference.items()}
-    comparisons = compare_outputs([draw.reference], [narrowed], computed_in=computed_in).comparisons
+    comparisons = compare_outputs([draw.reference], [narrowed], rounding=rounding).comparisons
     return {*outputs} <= {item.name for item in comparisons if not item.is_equal}
 
 

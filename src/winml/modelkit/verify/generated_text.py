@@ -18,7 +18,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.outputs import compare_outputs
+from winml.modelkit.compare.outputs import Rounding, compare_outputs
 from winml.modelkit.errors import first_line
 from winml.modelkit.export.state_restoration import unchanged_attributes
 from winml.modelkit.export.tensors import to_numpy
@@ -278,8 +278,8 @@ def _difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -
         scores = _scores_after(part, model, second, cache)[:, -1:]
     except REFUSALS:  # it reads a prompt in one run alone
         return None
-    dtypes = dtypes_inside(model, {SCORES: scores})
-    found = compare_outputs([{SCORES: prompt.scores[:, -1:]}], [{SCORES: scores}], computed_in=dtypes).worst
+    rounding = Rounding(dtypes_inside(model, {SCORES: scores}))
+    found = compare_outputs([{SCORES: prompt.scores[:, -1:]}], [{SCORES: scores}], rounding=rounding).worst
     return None if found.is_equal else found.relative_diff
 
 
@@ -347,8 +347,8 @@ def _hides_padding(part: ModelPart, model: nn.Module, tokens: torch.Tensor, mask
     for step in (padded, alone):
         with unchanged_attributes(model):
             scores.append(to_numpy(_torch_output_after(part, model, step, None)[SCORES])[:1, -1:])
-    dtypes = dtypes_inside(model, {SCORES: scores[0]})
-    return compare_outputs([{SCORES: scores[1]}], [{SCORES: scores[0]}], computed_in=dtypes).worst.is_equal
+    rounding = Rounding(dtypes_inside(model, {SCORES: scores[0]}))
+    return compare_outputs([{SCORES: scores[1]}], [{SCORES: scores[0]}], rounding=rounding).worst.is_equal
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.outputs import GenerationInfo, OutputComparison, compare_outputs
+from winml.modelkit.compare.outputs import GenerationInfo, OutputComparison, Rounding, compare_outputs
 from winml.modelkit.errors import VerificationError
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.load.caches.arguments import empty_states
@@ -56,7 +56,7 @@ def compare_generation(
     part: ModelPart,
     text: GeneratedText,
     run_file: Callable[[Draw], Arrays],
-    computed_in: Sequence[str],
+    rounding: Rounding,
     is_rounding: Callable[[Draw], bool],
     vectors_of: Callable[[Array], Arrays] | None = None,
 ) -> GenerationInfo:
@@ -66,7 +66,7 @@ def compare_generation(
         part: The part.
         text: What PyTorch generated.
         run_file: Runs the file.
-        computed_in: Dtypes the model computes in.
+        rounding: Rounding errors to accept.
         is_rounding: Says of inputs whether rounding decides what PyTorch answers.
         vectors_of: Returns the vectors of tokens by name of the input, for a graph that takes these.
 
@@ -84,7 +84,7 @@ def compare_generation(
         joined = text.steps[number : number + count]
         states = graph.states
         scores, draw = graph.read(_joined(joined))
-        found = _compared(joined, scores, computed_in)
+        found = _compared(joined, scores, rounding)
         wrong = next((place for place, item in enumerate(found) if not item.is_equal), None)
         if wrong is not None and count > 1:
             # What excuses one token is no excuse for the others of a run: each is judged alone.
@@ -205,10 +205,10 @@ class _Graph:
         }
 
 
-def _compared(joined: Sequence[TextStep], scores: Array, computed_in: Sequence[str]) -> list[OutputComparison]:
+def _compared(joined: Sequence[TextStep], scores: Array, rounding: Rounding) -> list[OutputComparison]:
     """Compare the scores of steps that were read at once, each by itself."""
     return [
-        compare_outputs([{SCORES: expected}], [{SCORES: passed}], computed_in=computed_in).worst
+        compare_outputs([{SCORES: expected}], [{SCORES: passed}], rounding=rounding).worst
         for expected, passed in _by_step(joined, scores)
     ]
 

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.outputs import OutputComparison, VerificationInfo, compare_outputs
+from winml.modelkit.compare.outputs import OutputComparison, Rounding, VerificationInfo, compare_outputs
 from winml.modelkit.errors import ExportError, VerificationError
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.verify.failure_explanation import explained_failure
@@ -53,7 +53,7 @@ def compare_stable_draws(
     prepared: PreparedPart,
     draws: Sequence[Draw],
     *,
-    computed_in: Sequence[str],
+    rounding: Rounding,
     draw_inputs: Callable[[int, Draw], Mapping[str, torch.Tensor]],
     run_file: Callable[[Sequence[Draw]], Sequence[Arrays]],
 ) -> VerificationInfo:
@@ -62,7 +62,7 @@ def compare_stable_draws(
     Args:
         prepared: The part.
         draws: Inputs and PyTorch's answers, at the traced sizes.
-        computed_in: Dtypes the model computes in.
+        rounding: Rounding errors to accept.
         draw_inputs: Number, and the draw they are to stand in for → further inputs.
         run_file: Draws → the file's answers to their inputs.
 
@@ -76,7 +76,7 @@ def compare_stable_draws(
     draws, aside = list(draws), dict[int, OutputComparison]()
     outputs = list(run_file(draws))
     while True:
-        info = _compare_remaining_draws(draws, outputs, aside, computed_in)
+        info = _compare_remaining_draws(draws, outputs, aside, rounding)
         failed = sorted({comparison.draw for comparison in info.comparisons if not comparison.is_equal})
         if not failed and info.has_signal:
             return replace(info, set_aside=tuple(aside.values()))
@@ -84,7 +84,7 @@ def compare_stable_draws(
             if not info.has_signal:
                 raise explained_failure(info, weighted, draws)
             for number in failed:
-                moved = _moved_outputs(weighted, draws[number - 1], computed_in)
+                moved = _moved_outputs(weighted, draws[number - 1], rounding)
                 differing = tuple(item for item in info.comparisons if item.draw == number and not item.is_equal)
                 added_up = sum(item.is_equal for item in aside.values()) >= MOST_ADDED_UP
                 if not all(_is_rounding(item, moved, decides=added_up) for item in differing):
@@ -102,33 +102,31 @@ def compare_stable_draws(
 
 
 def _compare_remaining_draws(
-    draws: Sequence[Draw], outputs: Sequence[Arrays], aside: Mapping[int, object], computed_in: Sequence[str]
+    draws: Sequence[Draw], outputs: Sequence[Arrays], aside: Mapping[int, object], rounding: Rounding
 ) -> VerificationInfo:
     """Compare the draws that were not set aside; each keeps its number."""
     retained = [number for number in range(1, len(draws) + 1) if number not in aside]
     references = [draws[number - 1].reference for number in retained]
-    info = compare_outputs(references, [outputs[number - 1] for number in retained], computed_in=computed_in)
+    info = compare_outputs(references, [outputs[number - 1] for number in retained], rounding=rounding)
     return replace(info, comparisons=tuple(replace(item, draw=retained[item.draw - 1]) for item in info.comparisons))
 
 
-def is_decided_by_rounding(
-    prepared: PreparedPart, draw: Draw, outputs: Collection[str], computed_in: Sequence[str]
-) -> bool:
+def is_decided_by_rounding(prepared: PreparedPart, draw: Draw, outputs: Collection[str], rounding: Rounding) -> bool:
     """Say whether one unit in the last place, of inputs or of results of modules, moves these outputs of a draw.
 
     Args:
         prepared: The part.
         draw: Inputs and PyTorch's answer.
         outputs: Names of outputs.
-        computed_in: Dtypes the model computes in.
+        rounding: Rounding errors to accept.
     """
     with with_values(prepared) as weighted:
-        moved = {name for name, item in _moved_outputs(weighted, draw, computed_in).items() if not item.is_equal}
+        moved = {name for name, item in _moved_outputs(weighted, draw, rounding).items() if not item.is_equal}
         for seed in range(1, MOVED_RUNS + 1):
             # Values that are equal are ranked in any order.
             tensors = {name: _moved(value, torch.Generator().manual_seed(seed)) for name, value in draw.inputs.items()}
             output = run_reference(weighted, tensors)
-            comparisons = compare_outputs([draw.reference], [output], computed_in=computed_in).comparisons
+            comparisons = compare_outputs([draw.reference], [output], rounding=rounding).comparisons
             moved |= {item.name for item in comparisons if not item.is_equal and not item.problem}
         return set(outputs) <= moved
 
@@ -273,7 +271,7 @@ def _is_rounding(different: OutputComparison, moved: Mapping[str, OutputComparis
     return not item.is_equal or (adds_up and not decides)
 
 
-def _moved_outputs(prepared: PreparedPart, draw: Draw, computed_in: Sequence[str]) -> dict[str, OutputComparison]:
+def _moved_outputs(prepared: PreparedPart, draw: Draw, rounding: Rounding) -> dict[str, OutputComparison]:
     """Return the outputs, each with the most that one unit in the last place of modules' results moves it.
 
     None where PyTorch answers otherwise without being moved, too: then it is not rounding.
@@ -282,7 +280,7 @@ def _moved_outputs(prepared: PreparedPart, draw: Draw, computed_in: Sequence[str
     for seed in range(MOVED_RUNS + 1):
         with _moved_results(prepared.model, seed):
             moved = run_reference(prepared, draw.inputs)
-        comparisons = compare_outputs([draw.reference], [moved], computed_in=computed_in).comparisons
+        comparisons = compare_outputs([draw.reference], [moved], rounding=rounding).comparisons
         if seed == 0 and not all(item.is_equal for item in comparisons):
             return {}
         for item in comparisons:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 import torch
 
 from winml.modelkit.arrays import Arrays
-from winml.modelkit.compare.outputs import OutputComparison, compare_outputs
+from winml.modelkit.compare.outputs import OutputComparison, Rounding, compare_outputs
 from winml.modelkit.errors import ExportError, StageError, UsageError, VerificationError
 from winml.modelkit.export.output_shapes import Observation, explain_output_shapes
 from winml.modelkit.export.tensors import to_numpy
@@ -418,7 +418,7 @@ def _module_of_failure(model: ir.Model, reason: str) -> str:
 
 def compare_at_varied_sizes(
     written: WrittenGraph,
-    computed_in: Sequence[str],
+    rounding: Rounding,
     run_file: Callable[[Draw], Arrays],
     run: Callable[[Sizes], Draw],
     *,
@@ -428,7 +428,7 @@ def compare_at_varied_sizes(
 
     Args:
         written: The file, and what PyTorch answered.
-        computed_in: Dtypes the model computes in.
+        rounding: Rounding errors to accept.
         run_file: Runs the file; raises StageError where it cannot.
         run: Draws inputs of these sizes and runs PyTorch; raises ExportError where it refuses them.
         advice: What to try first where it fails.
@@ -443,7 +443,7 @@ def compare_at_varied_sizes(
     comparisons: list[OutputComparison] = []
     proof = written.proof
     for number, draw in enumerate((*proof.draws, *proof.far_draws), start=3):
-        found = _compared_or_reason(written, draw, computed_in, run_file)
+        found = _compared_or_reason(written, draw, rounding, run_file)
         if not isinstance(found, str):
             comparisons += (replace(item, draw=number) for item in found)
             continue
@@ -456,7 +456,7 @@ def compare_at_varied_sizes(
             def holds(sizes: Sizes) -> bool:
                 tried = _run_or_reason(run, sizes)[0]
                 # What PyTorch refuses, nobody runs.
-                return tried is None or not isinstance(_compared_or_reason(written, tried, computed_in, run_file), str)
+                return tried is None or not isinstance(_compared_or_reason(written, tried, rounding, run_file), str)
 
             error.most = _largest_that_holds(written, draw, holds)
         raise error
@@ -480,7 +480,7 @@ def _largest_that_holds(written: WrittenGraph, failed: Draw, holds: Callable[[Si
 
 
 def _compared_or_reason(
-    written: WrittenGraph, draw: Draw, computed_in: Sequence[str], run_file: Callable[[Draw], Arrays]
+    written: WrittenGraph, draw: Draw, rounding: Rounding, run_file: Callable[[Draw], Arrays]
 ) -> Sequence[OutputComparison] | str:
     """Compare the file with PyTorch's answer to a draw; in words, how it fails or differs."""
     if _output_ranks(draw) != _output_ranks(written.draw):
@@ -490,7 +490,7 @@ def _compared_or_reason(
     except StageError as error:
         feeds = {name: to_numpy(value) for name, value in draw.inputs.items()}
         return _without_path(_unoptimized_reason(written.path, feeds) or error.message, written.path)
-    comparisons = compare_outputs([draw.reference], [output], computed_in=computed_in).comparisons
+    comparisons = compare_outputs([draw.reference], [output], rounding=rounding).comparisons
     for item in comparisons:
         if not item.is_equal:
             return f"Output {item.name!r}: {item.problem or f'relative difference {item.relative_diff:.1e}'}."

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.outputs import CheckedValue, compare_outputs
+from winml.modelkit.compare.outputs import CheckedValue, Rounding, compare_outputs
 from winml.modelkit.errors import ExportError, VerificationError, first_line
 from winml.modelkit.graph.assumptions import Assumption, branch_taken, size_taken, values_taken
 from winml.modelkit.graph.specs import InputTensorSpec
@@ -338,7 +338,7 @@ def refuse_frozen_values(
     written: WrittenGraph,
     values: VariedValues,
     run_file: Callable[[Draw], Arrays],
-    computed_in: Sequence[str],
+    rounding: Rounding,
     is_rounding: Callable[[Varied, Collection[str]], bool],
 ) -> tuple[Varied, ...]:
     """Compare the written file with what PyTorch answers at other values.
@@ -347,7 +347,7 @@ def refuse_frozen_values(
         written: The file, and what was traced.
         values: What PyTorch answers.
         run_file: Runs the file; raises VerificationError where it cannot.
-        computed_in: Dtypes the model computes in.
+        rounding: Rounding errors to accept.
         is_rounding: Says whether rounding alone decides these outputs at other values; asked where they differ.
 
     Returns:
@@ -358,7 +358,7 @@ def refuse_frozen_values(
     """
     compared = []
     for varied in values.varied:
-        difference = _difference(varied.draw, run_file, computed_in)
+        difference = _difference(varied.draw, run_file, rounding)
         if difference is not None and difference.is_nan and _hides_rows(varied):
             # Of a row that is all hidden a softmax makes NaN, and PyTorch's own kernels zeros.
             continue
@@ -382,14 +382,14 @@ class _Difference:
     """Whether the file answers NaN where PyTorch has none."""
 
 
-def _difference(draw: Draw, run_file: Callable[[Draw], Arrays], computed_in: Sequence[str]) -> _Difference | None:
+def _difference(draw: Draw, run_file: Callable[[Draw], Arrays], rounding: Rounding) -> _Difference | None:
     try:
         output = run_file(draw)
     except VerificationError as error:
         return _Difference(f"the file fails where PyTorch succeeds: {error.message}")
     if set(output) != set(draw.reference):
         return _Difference(f"PyTorch returns different outputs ({', '.join(draw.reference)})")
-    comparisons = compare_outputs([draw.reference], [output], computed_in=computed_in).comparisons
+    comparisons = compare_outputs([draw.reference], [output], rounding=rounding).comparisons
     unequal = [item for item in comparisons if not item.is_equal]
     if not unequal:
         return None
@@ -513,7 +513,7 @@ def deciding_inputs(
     other: Draw,
     run: Callable[[Tensors], Draw],
     run_file: Callable[[Draw], Arrays],
-    computed_in: Sequence[str],
+    rounding: Rounding,
 ) -> list[str]:
     """Return the inputs that alone, with the values of another draw, make the file differ from PyTorch.
 
@@ -522,7 +522,7 @@ def deciding_inputs(
         other: One of the same shapes on which they do not.
         run: Runs PyTorch; raises ExportError where it refuses.
         run_file: Runs the file.
-        computed_in: Dtypes the model computes in.
+        rounding: Rounding errors to accept.
     """
     names = [name for name, values in traced.inputs.items() if _differ(values, other.inputs[name])]
     if len(names) < 2:
@@ -533,6 +533,6 @@ def deciding_inputs(
             draw = run({**traced.inputs, name: other.inputs[name]})
         except ExportError:
             continue
-        if _difference(replace(draw, sizes=traced.sizes), run_file, computed_in):
+        if _difference(replace(draw, sizes=traced.sizes), run_file, rounding):
             deciding.append(name)
     return deciding

@@ -19,7 +19,7 @@ from torch import nn
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
 from winml.modelkit.compare.files import refuse_below_minimum_sqnr
-from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs, constant_outputs
+from winml.modelkit.compare.outputs import Rounding, VerificationInfo, compare_outputs, constant_outputs
 from winml.modelkit.compare.words import difference_words
 from winml.modelkit.errors import ExportError, StageError, VerificationError
 from winml.modelkit.export.tensors import to_numpy, to_torch
@@ -27,6 +27,7 @@ from winml.modelkit.graph.assumptions import constant_output
 from winml.modelkit.graph.bfloat16 import computes_in_bfloat16
 from winml.modelkit.graph.cutting import Cut, Cutter, cut_model
 from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.probabilities import probability_outputs
 from winml.modelkit.progress import counted
 from winml.modelkit.verify.failure_explanation import refuse_outputs_by_value
 from winml.modelkit.verify.far_values import is_rounded_in_pytorch, refuse_wrong_far_values, run_at_far_values
@@ -237,6 +238,7 @@ def _verify(
     written = replace(written, assumed=settled_assumptions(written, values.reads))
     refuse_outputs_by_value((written.draw, second))
     dtypes = (*dtypes_inside(prepared.part.module, written.draw.reference), *computed_in)
+    rounding = Rounding(dtypes, lambda: probability_outputs(written.model.graph))
     file = _File(written, prepared.model)
     if is_streamed:
         file.run_beforehand([written.draw, second, *written.proof.draws, *(item.draw for item in values.varied)])
@@ -247,30 +249,30 @@ def _verify(
         verification = compare_stable_draws(
             prepared,
             (written.draw, second),
-            computed_in=dtypes,
+            rounding=rounding,
             # The third is for other sizes.
             draw_inputs=lambda number, replaced: inputs.draw(number + 1, with_padding=inputs.hides(replaced.inputs)),
             run_file=lambda new_draws: [file.run(draw) for draw in new_draws],
         )
     except VerificationError as error:
         if error.is_graph_wrong:
-            _name_deciding_inputs(error, prepared, written, second, file.run, dtypes)
+            _name_deciding_inputs(error, prepared, written, second, file.run, rounding)
         raise
 
     def is_rounding(varied: Varied, outputs: Collection[str]) -> bool:
-        if is_decided_by_rounding(prepared, varied.draw, outputs, dtypes):
+        if is_decided_by_rounding(prepared, varied.draw, outputs, rounding):
             return True
         return varied.are_ties and is_decided_by_ties(
             prepared, varied.draw, written.draw, outputs, file.run(varied.draw)
         )
 
-    compared = refuse_frozen_values(written, values, file.run, dtypes, is_rounding)
+    compared = refuse_frozen_values(written, values, file.run, rounding, is_rounding)
     if values.far is not None:
 
         def is_rounding_far(varied: Varied, outputs: Collection[str]) -> bool:
-            return is_rounded_in_pytorch(prepared, varied.draw, outputs, dtypes) or is_rounding(varied, outputs)
+            return is_rounded_in_pytorch(prepared, varied.draw, outputs, rounding) or is_rounding(varied, outputs)
 
-        refuse_wrong_far_values(written, values.far, file.run, dtypes, is_rounding_far)
+        refuse_wrong_far_values(written, values.far, file.run, rounding, is_rounding_far)
     refuse_unread_values(written, values)
 
     def outputs_at(sizes: Mapping[str, int]) -> Draw:
@@ -280,7 +282,7 @@ def _verify(
                 lambda tensors: _outputs_of_draw(weighted, Draw(tensors, {}, sizes)),
             )
 
-    at_other_sizes = compare_at_varied_sizes(written, dtypes, file.answer, outputs_at, advice=advice)
+    at_other_sizes = compare_at_varied_sizes(written, rounding, file.answer, outputs_at, advice=advice)
     checked = checked_values(written, (second, *written.proof.draws), values, compared)
     generation = None
     if isinstance(text, GeneratedText):
@@ -288,9 +290,9 @@ def _verify(
         def is_uncertain(draw: Draw) -> bool:
             with with_values(prepared) as weighted:
                 draw = _outputs_of_draw(weighted, draw)
-            return is_decided_by_rounding(prepared, draw, ["logits"], dtypes)
+            return is_decided_by_rounding(prepared, draw, ["logits"], rounding)
 
-        generation = compare_generation(prepared.part, text, file.run, dtypes, is_uncertain)
+        generation = compare_generation(prepared.part, text, file.run, rounding, is_uncertain)
     comparisons = (*verification.comparisons, *at_other_sizes)
     # At other sizes, other shapes: an output that follows these alone is compared there.
     answers = [draw.reference for draw in (written.draw, second, *written.proof.draws)]
@@ -339,13 +341,31 @@ def measure_written_file(
     outputs = file.run_in_pieces(answered, piece_bytes) if is_streamed else [file.run(draw) for draw in answered]
     fidelity = measure_fidelity([draw.reference for draw in draws], outputs[: len(draws)], least_sqnr_db)
     fidelity = replace(fidelity, is_streamed=is_streamed)
-    refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", draws[0].inputs)
+    try:
+        refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", draws[0].inputs)
+    except VerificationError as error:
+        if _differs_at_other_sizes(draws, outputs, least_sqnr_db):
+            error.is_graph_wrong, error.is_quality = True, False
+        raise
     if judged and about is not None:
         references = [draw.reference for draw in judged]
         fidelity = measure_fidelity(references, outputs[len(draws) :], least_sqnr_db, about)
         fidelity = replace(fidelity, is_streamed=is_streamed)
         refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", judged[0].inputs)
     return fidelity
+
+
+def _differs_at_other_sizes(draws: Sequence[Draw], outputs: Sequence[Arrays], least_sqnr_db: float) -> bool:
+    """Return True if outputs reach the minimum at the traced sizes only, and are wrong at others: an axis is frozen."""
+    at_traced = [draw.sizes == draws[0].sizes for draw in draws]
+
+    def measured(is_traced: bool) -> FidelityInfo | None:  # of two groups
+        places = [place for place, item in enumerate(at_traced) if item == is_traced]
+        references = [draws[place].reference for place in places]
+        return measure_fidelity(references, [outputs[place] for place in places], least_sqnr_db) if places else None
+
+    traced, others = measured(True), measured(False)
+    return traced is not None and others is not None and traced.is_near and others.worst.sqnr_db < 0
 
 
 def verify_with_adapter(
@@ -370,7 +390,8 @@ def verify_with_adapter(
         refuse_below_minimum_sqnr(fidelity, f"the model in PyTorch with adapter {name} merged", draw.inputs)
         return
     dtypes = dtypes_inside(weighted.part.module, draw.reference)
-    verification = compare_outputs([draw.reference], [outputs], computed_in=dtypes)
+    rounding = Rounding(dtypes, lambda: probability_outputs(written.model.graph))
+    verification = compare_outputs([draw.reference], [outputs], rounding=rounding)
     if not all(item.is_equal for item in verification.comparisons):
         raise VerificationError(
             f"with adapter {name}, the outputs of the file differ from PyTorch's with the adapter merged: "
@@ -527,18 +548,18 @@ def _name_deciding_inputs(
     written: WrittenGraph,
     second: Draw,
     run_file: Callable[[Draw], Arrays],
-    dtypes: Sequence[str],
+    rounding: Rounding,
 ) -> None:
     """Add to an error which inputs the answers go apart by, and which lines read values, as far as that is known."""
     traced = written.draw
-    if compare_outputs([traced.reference], [run_file(traced)], computed_in=dtypes).worst.is_equal:
+    if compare_outputs([traced.reference], [run_file(traced)], rounding=rounding).worst.is_equal:
         with with_values(prepared) as weighted:
             names = deciding_inputs(
                 traced,
                 second,
                 lambda tensors: _outputs_of_draw(weighted, Draw(tensors, {}, traced.sizes)),
                 run_file,
-                dtypes,
+                rounding,
             )
         error.message += f"; caused by the values of {' and '.join(names)}" if names else ""
     error.message += f"; {places_words(written.choices)}" if written.choices else ""

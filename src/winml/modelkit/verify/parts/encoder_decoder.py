@@ -7,7 +7,7 @@ in the run before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.outputs import GenerationInfo
+from winml.modelkit.compare.outputs import GenerationInfo, Rounding
 from winml.modelkit.errors import StageError, VerificationError, first_line
 from winml.modelkit.export.state_restoration import unchanged_attributes
 from winml.modelkit.export.tensors import to_numpy
@@ -116,11 +116,11 @@ def failures_as_unverified() -> Iterator[None]:
         ) from error
 
 
-def is_rounding(prepared: PreparedPart, inputs: Mapping[str, torch.Tensor], dtypes: Sequence[str]) -> bool:
+def is_rounding(prepared: PreparedPart, inputs: Mapping[str, torch.Tensor], rounding: Rounding) -> bool:
     """Say whether rounding decides what PyTorch answers to inputs of a part."""
     with with_values(prepared) as weighted:
         draw = Draw(inputs, run_reference(weighted, inputs), {})
-        return is_decided_by_rounding(weighted, draw, [SCORES], dtypes)
+        return is_decided_by_rounding(weighted, draw, [SCORES], rounding)
 
 
 def sizes_of_rows(part: ModelPart, rows: int) -> dict[str, int]:
@@ -273,16 +273,16 @@ def _compare(parts: EncoderDecoderParts, reference: _Reference) -> GenerationInf
     tensors = {name: torch.from_numpy(np.array(value)) for name, value in fixed.items()}
     # What was encoded is the same in every run.
     stepping = replace(decoder, inputs=tuple(spec for spec in decoder.inputs if spec.name not in fixed))
-    dtypes = dtypes_inside(decoder.module, encoded)
+    rounding = Rounding(dtypes_inside(decoder.module, encoded))
 
     def is_uncertain(draw: Draw) -> bool:
         passed = {**draw.inputs, **tensors}
-        return is_rounding(parts.decoder, {spec.name: passed[spec.name] for spec in decoder.inputs}, dtypes)
+        return is_rounding(parts.decoder, {spec.name: passed[spec.name] for spec in decoder.inputs}, rounding)
 
     return compare_generation(
         stepping,
         reference.text,
         lambda draw: run({**{name: to_numpy(value) for name, value in draw.inputs.items()}, **fixed}),
-        dtypes,
+        rounding,
         is_uncertain,
     )

@@ -16,7 +16,7 @@ import torch
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import OutputFidelity, output_fidelity
-from winml.modelkit.compare.outputs import GenerationInfo
+from winml.modelkit.compare.outputs import GenerationInfo, Rounding
 from winml.modelkit.errors import first_line
 from winml.modelkit.export.state_restoration import unchanged_attributes
 from winml.modelkit.export.tensors import to_numpy
@@ -86,15 +86,15 @@ def compare_vision_language_generation(parts: VisionLanguageParts, seed: int) ->
     if isinstance(reference, str):
         return reference
     decoder = parts.decoder.part
-    dtypes = dtypes_inside(decoder.module, {})
+    rounding = Rounding(dtypes_inside(decoder.module, {}))
 
     with failures_as_unverified():
         return compare_generation(
             decoder,
             reference.text,
             _runs(parts),
-            dtypes,
-            lambda draw: is_rounding(parts.decoder, draw.inputs, dtypes),
+            rounding,
+            lambda draw: is_rounding(parts.decoder, draw.inputs, rounding),
             _vectors_of(parts, reference.images),
         )
 
