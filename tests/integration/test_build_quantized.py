@@ -15,6 +15,7 @@ import onnx_ir as ir
 import pytest
 
 from checkpoints import save_checkpoint
+from e2e.in_process import run_here
 from e2e.warm_processes import run_warm
 from e2e.workplace import TIMEOUT_S, WITH_A_LIMIT
 from integration.test_parts import stages_of, two_parts
@@ -225,3 +226,20 @@ def test_precision_without_the_stage_is_refused(bert: Path, tmp_path: Path) -> N
     with pytest.raises(UsageError, match="uint8"):
         build_hf_model(bert, tmp_path / "out", precision="uint8", config=config)
     assert not (tmp_path / "out").exists()
+
+
+def test_folder_of_a_refused_build_names_the_stage_that_failed(bert: Path, tmp_path: Path) -> None:
+    """Every command says so, until a build is done there."""
+    place = tmp_path / "built"
+    refused = run_here("build", "-m", bert, "-o", place, "-p", "int8", "--min-sqnr", "190")
+    assert 3 == refused.code, refused.err
+    manifest = json.loads((place / "build_manifest.json").read_text(encoding="utf-8"))
+    jsonschema.validate(manifest, manifest_schema())
+    assert ("unfinished", "quantize") == (manifest["status"], manifest["failed"])
+    for verb, *options in (("run",), ("generate", "-p", "the"), ("perf",), ("inspect",)):
+        outcome = run_here(verb, place, *options)
+        assert 0 != outcome.code
+        assert "failed in the stage quantize" in outcome.err
+    assert 0 == run_here("build", "-m", bert, "-o", place, "-p", "int8", "--min-sqnr", "0").code
+    manifest = json.loads((place / "build_manifest.json").read_text(encoding="utf-8"))
+    assert ("done", None) == (manifest["status"], manifest["failed"])

@@ -291,6 +291,40 @@ def test_speech_of_whisper_is_the_text_of_the_pipeline(folder: Path, monkeypatch
     assert expected == found["entries"][0]["text"]
 
 
+def test_labels_of_an_image_are_read_one_by_one_by_a_graph_of_one_text(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default export of CLIP has fixed sizes; short labels are filled up, and scores are those of the pipeline."""
+    monkeypatch.chdir(folder)
+    _save_clip(folder / "fixed-clip")
+    task, labels = "zero-shot-image-classification", [WORDS[0], f"{WORDS[1]} {WORDS[2]}", WORDS[3]]
+    model = exported(folder / "fixed-clip", task, is_open=False)
+    found = answer(model, *PHOTO, *(part for label in labels for part in ("--label", label)), "--reference")
+    assert found["reference"]["is_same"], found["reference"]
+    expected = pipeline_of(folder / "fixed-clip", task)("photo.png", candidate_labels=labels)
+    assert [item["label"] for item in expected] == [entry["label"] for entry in found["entries"]]
+    for item, entry in zip(expected, found["entries"], strict=True):
+        assert item["score"] == pytest.approx(entry["score"], abs=CLOSE)
+
+
+def test_candidate_labels_of_a_text_are_those_of_the_pipeline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A classifier with a class of entailment; another one refuses labels."""
+    monkeypatch.chdir(folder)
+    task, labels = "zero-shot-classification", [WORDS[0], WORDS[1]]
+    asked = ("--text", TEXT, *(part for label in labels for part in ("--label", label)))
+    for name, classes in (("inference", ("contradiction", "entailment")), ("moods", ("bad", "good"))):
+        _text("BertForSequenceClassification", classes)(folder / name)
+    model = exported(folder / "inference", task, is_open=True)
+    found = answer(model, *asked, "--reference")
+    assert found["reference"]["is_same"], found["reference"]
+    expected = pipeline_of(folder / "inference", task)(TEXT, candidate_labels=labels)
+    assert expected["labels"] == [entry["label"] for entry in found["entries"]]
+    assert expected["scores"] == pytest.approx([entry["score"] for entry in found["entries"]], abs=CLOSE)
+    outcome = run_here("run", exported(folder / "moods", "text-classification", is_open=True), *asked)
+    assert 2 == outcome.code
+    assert "entailment" in outcome.err
+
+
 def test_each_of_several_texts_has_its_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that takes one text is run on each, and every result names it; two inputs cannot both have several."""
     monkeypatch.chdir(folder)

@@ -303,6 +303,13 @@ def _built_model(folder: Path) -> Path | None:
                 f"{folder}: holds a model of several parts: {', '.join(path.name for path in parts)}",
                 hint=f"Pass one of them: {parts[0]}",
             )
+        manifest = _manifest_in(folder)
+        if manifest is not None and manifest.status == "unfinished":
+            how = f"failed in the stage {manifest.failed}" if manifest.failed else "is unfinished"
+            raise ModelPathError(
+                f"{folder}: its build {how}",
+                hint="Repeat its winml build command, which prints the reason and reuses the finished stages.",
+            )
         raise ModelPathError(
             f"{folder}: is a build folder without {BUILT_MODEL_NAME}", hint="Build it again: winml build."
         )

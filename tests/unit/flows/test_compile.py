@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from e2e.in_process import run_here
 from graphs import parse
 from weighted_graphs import CONVOLUTION, PERCEPTRON
 from winml.modelkit import compile_onnx, optimize_onnx, quantize_onnx
@@ -19,7 +20,7 @@ from winml.modelkit.errors import InputError, StageError, UsageError
 from winml.modelkit.graph.contexts import context_file_names
 from winml.modelkit.graph.files.placing import data_names, external_files, place_copy, replaceable_data
 from winml.modelkit.graph.files.recovery import temporary_folder
-from winml.modelkit.metadata_keys import COMPILE_KEY, NORMALIZED_KEY
+from winml.modelkit.metadata_keys import COMPILE_KEY, MODEL_KEY, NORMALIZED_KEY
 from winml.modelkit.runtime.devices import ChosenProvider, missing_option_hint
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
 from winml.modelkit.runtime.host import instruction_sets, is_x86
@@ -205,3 +206,42 @@ def test_file_of_a_compiled_part_belongs_to_the_model(tmp_path: Path) -> None:
 def test_embedded_part_names_no_file(tmp_path: Path) -> None:
     """What the attribute holds is then what was compiled."""
     assert () == data_names(_context_model(tmp_path / "model.onnx", embed=1, cache="model.bin"))
+
+
+def _compiled_for_qnn(folder: Path) -> Path:
+    """A file that QNN compiled, with its task and no tokenizer beside it."""
+    path = _context_model(folder / "model.onnx")
+    model = onnx.load(path)
+    options = {"backend_type": "htp", "soc_model": "60"}
+    compiled = {"provider": "QNNExecutionProvider", "device": "npu", "options": options}
+    entries = {COMPILE_KEY: json.dumps(compiled), MODEL_KEY: json.dumps({"task": "feature-extraction"})}
+    onnx.helper.set_model_props(model, entries)
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("arguments", [("run", "--input", "x=[[1.0,2.0,3.0]]"), ("perf",), ("run", "--schema")])
+def test_compiled_file_names_the_options_that_run_it(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """Those that it was compiled with; its default device needs none."""
+    verb, *others = arguments
+    outcome = run_here(verb, _compiled_for_qnn(tmp_path), *others)
+    assert (0 if "--schema" in others else 1) == outcome.code
+    assert "--ep qnn --ep-options soc_model=60" in outcome.out + outcome.err
+
+
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_example_command_passes_text_where_a_tokenizer_lies_beside_the_file(
+    has_tokenizer: bool, tmp_path: Path
+) -> None:
+    """Else tensors by name: a text could not be read."""
+    path = tmp_path / "model.onnx"
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> m (int64[1, 3] input_ids) => (int64[1, 3] y) {
+            y = Identity (input_ids) }"""
+    )
+    onnx.helper.set_model_props(model, {MODEL_KEY: json.dumps({"task": "feature-extraction"})})
+    onnx.save(model, path)
+    if has_tokenizer:
+        (tmp_path / "tokenizer.json").write_text("{}")
+    example = json.loads(run_here("run", path, "--schema", "--format", "json").out)["example"]
+    assert (has_tokenizer, not has_tokenizer) == ("--text" in example, "--input input_ids=@" in example)

@@ -131,6 +131,17 @@ def test_load_task_of_the_base_model_drops_the_head_and_says_so(saved: Path) -> 
     assert any("cls." in note for note in loaded.notes)
 
 
+def test_weights_that_the_checkpoint_lacks_are_those_of_the_seed(saved: Path) -> None:
+    """So that two exports are equal, and a comparison with the checkpoint is one of the same weights."""
+    before = torch.random.get_rng_state()
+    first, again, other = (_load(saved, task="feature-extraction", seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(before, torch.random.get_rng_state())
+    poolers = [loaded.model.get_parameter("pooler.dense.weight") for loaded in (first, again, other)]
+    assert torch.equal(poolers[0], poolers[1])
+    assert not torch.equal(poolers[0], poolers[2])
+    assert any("seed 1" in note for note in other.notes)
+
+
 def test_load_task_whose_head_was_never_trained_is_refused(saved: Path) -> None:
     """Random answers are not worth a file; with --random-weights they are what was asked for."""
     words = _refused(CheckpointError, saved, task="text-classification")

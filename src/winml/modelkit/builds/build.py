@@ -40,6 +40,7 @@ from winml.modelkit.builds.stages import (
     names_of,
     skip_reason,
 )
+from winml.modelkit.errors import WinMLError
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
     BUILD_MANIFEST_NAME,
@@ -609,9 +610,12 @@ class _Build:
                     step.summary = self._stage_summary(stage)
                 if self._listener.on_kept is not None and any(part.records[-1].files for part in self._parts):
                     self._listener.on_kept(stage.name)
-        except BaseException:
+        except BaseException as error:
             if not any(part.current_files for part in self._parts):
                 folder.forget()  # nothing is finished: the folder is left as it was found
+            elif isinstance(error, WinMLError):
+                unfinished = self._make_manifest("unfinished", {})
+                folder.save(unfinished.model_copy(update={"failed": stage.name}))
             raise
         manifest = self._make_manifest("done", self._place_models())
         # While the files of the stages are there: the notes look at the graphs.

@@ -89,6 +89,30 @@ class _CuttingTokenizer:
         return bool(is_full and len(self._tokenizer(*texts, **named, verbose=False)["input_ids"]) > limit)
 
 
+class _OneTextModel:
+    """A model of images and texts that was built for one text per run, called with several texts."""
+
+    def __init__(self, model: Any) -> None:
+        """Take the model."""
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the model."""
+        return getattr(self._model, name)
+
+    def __call__(self, **inputs: Any) -> Any:
+        """Return the logits of the image for each text."""
+        rows = len(inputs["input_ids"])
+        texts = {"input_ids", "attention_mask", "token_type_ids", "position_ids"} & inputs.keys()
+        outputs = [
+            self._model(**{name: value[row : row + 1] if name in texts else value for name, value in inputs.items()})
+            for row in range(rows)
+        ]
+        joined = outputs[0]
+        joined["logits_per_image"] = torch.cat([output["logits_per_image"] for output in outputs], dim=-1)
+        return joined
+
+
 class TaskRunner:
     """Answers the inputs of a task with a model."""
 
@@ -155,8 +179,8 @@ class TaskRunner:
     def _image_processor(self) -> Any:
         return self._open("image processor")
 
-    def _pipeline(self, *kinds: ProcessorKind) -> Any:
-        """Return the pipeline of the task.
+    def _pipeline(self, *kinds: ProcessorKind, task: str = "") -> Any:
+        """Return the pipeline of the task, or of another one.
 
         Raises:
             InputError: there is no config beside the model.
@@ -171,16 +195,39 @@ class TaskRunner:
         attributes = {"tokenizer": "_tokenizer", "image processor": "_image_processor",
                       "feature extractor": "_extractor"}  # fmt: skip
         passed = {kind.replace(" ", "_"): getattr(self, attributes[kind]) for kind in kinds}
-        return transformers.pipeline(self._task, model=self._model, device="cpu", **passed)  # type: ignore[call-overload]  # one overload a task
+        return transformers.pipeline(task or self._task, model=self._model, device="cpu", **passed)  # type: ignore[call-overload]  # one overload a task
 
     # --- Texts.
 
     def text_classes(self, inputs: Mapping[str, Any]) -> Answer:
-        """Return the classes of a text, or of a pair."""
+        """Return the classes of a text or of a pair, or how well each of the candidate labels describes a text.
+
+        Raises:
+            UsageError: labels are passed with a text pair, or the model has no class for entailment.
+        """
+        if labels := _several(inputs.get("label", ())):
+            return self._labelled_text(inputs, labels)
         pair = {"text_pair": inputs["text_pair"]} if inputs.get("text_pair") else {}
         with tokenizer_call(self._tokenizer, inputs["text"]):
             found = self._pipeline("tokenizer")({"text": inputs["text"], **pair}, top_k=self._top, truncation=True)
         return _classes(found)
+
+    def _labelled_text(self, inputs: Mapping[str, Any], labels: Sequence[str]) -> Answer:
+        if inputs.get("text_pair"):
+            raise UsageError("label and text_pair cannot be combined", hint="Omit one of them.")
+        pipeline = self._pipeline("tokenizer", task="zero-shot-classification")
+        if pipeline.entailment_id < 0:
+            classes = ", ".join(map(str, self._model.config.id2label.values()))
+            raise UsageError(
+                f"candidate labels require a class 'entailment'; the model has {classes}",
+                hint="Omit --label, or use a model of natural language inference.",
+            )
+        text = inputs["text"]
+        with tokenizer_call(self._tokenizer, text):
+            found = pipeline(text, candidate_labels=list(labels))
+        return _classes([
+            {"label": label, "score": score} for label, score in zip(found["labels"], found["scores"], strict=True)
+        ])  # fmt: skip
 
     def entities(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the entities of a text: neighbouring tokens of one class together."""
@@ -327,9 +374,11 @@ class TaskRunner:
         self._fit_images(inputs["image"])
         labels = _several(inputs["label"])
         with tokenizer_call(self._tokenizer, labels):
-            return _classes(
-                self._pipeline("image processor", "tokenizer")(inputs["image"], candidate_labels=list(labels))
-            )
+            pipeline = self._pipeline("image processor", "tokenizer")
+            tokens = self._graph_inputs.get("input_ids")
+            if tokens is not None and tokens.shape[0] == 1:
+                pipeline.model = _OneTextModel(pipeline.model)
+            return _classes(pipeline(inputs["image"], candidate_labels=list(labels)))
 
     def boxes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the objects in an image, each with its box."""

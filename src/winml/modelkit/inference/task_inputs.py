@@ -50,6 +50,8 @@ RUN_TASKS: Mapping[str, RunTask] = {
     "text-classification": RunTask((
         _TEXT,
         TaskInput("text_pair", "text", "the second text, for models of text pairs", "It is new.", is_required=False),
+        TaskInput("label", "text", "a candidate label, for models of natural language inference", "animals",
+                  is_required=False, is_repeatable=True),
     )),
     "token-classification": RunTask((_TEXT,)),
     "question-answering": RunTask((

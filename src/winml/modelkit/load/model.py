@@ -237,6 +237,7 @@ def _checkpoint_parts(
         dtype=resolved.dtype,
         trust_remote_code=request.trust_remote_code,
         coded=resolved.coded,
+        seed=request.seed,
     )
     merge_adapters(model, resolved.adapters)
     model = with_plain_outputs(model)

@@ -146,6 +146,8 @@ class BuildManifest(Options):
     manifest_version: Literal[2] = MANIFEST_VERSION
     status: Literal["unfinished", "done"]
     """``unfinished``: a build is running, failed or was interrupted; its finished stages are reused."""
+    failed: StageName | None = None
+    """Stage that failed; null if the build is done, running or was interrupted."""
     files: tuple[str, ...]
     """All files of the build; other files in the folder are never changed."""
     parts: tuple[PartRecord, ...] = ()

@@ -6,12 +6,14 @@ Data only: which of them are installed is answered in ``devices``. Imports nothi
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.registries import Registry
 
 __all__ = [
@@ -21,7 +23,9 @@ __all__ = [
     "ExecutionProvider",
     "find_execution_provider",
     "named_libraries",
+    "options_for_compiled",
     "parse_ep_options",
+    "provider_options_of",
     "refuse_dynamic",
     "refuse_uncompilable",
     "short_name",
@@ -253,6 +257,49 @@ def short_name(name: str) -> str:
     ('cpu', 'AzureExecutionProvider')
     """
     return next((short for short, provider in EXECUTION_PROVIDERS.items() if provider.name == name), name)
+
+
+def options_for_compiled(record: str) -> str:
+    """Return the options that select the provider of a compiled file, as on a command line; empty for any other file.
+
+    Args:
+        record: What the file says of its compilation (``winml.compile``); empty: it was not compiled.
+
+    >>> options_for_compiled('{"provider": "QNNExecutionProvider", "device": "npu", "options": {"soc_model": "60"}}')
+    '--ep qnn --ep-options soc_model=60'
+    """
+    from winml.modelkit.options import load_json  # imports pydantic, which the help of a verb does without
+
+    try:
+        stated = load_json(record)
+        name, device, options = str(stated["provider"]), stated.get("device"), dict(stated.get("options") or {})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""
+    short = short_name(name)
+    provider = EXECUTION_PROVIDERS.get(short)
+    if short == "cpu":
+        return ""
+    words = ["--ep", short]
+    if provider is not None and provider.library:
+        words += ["--ep-library", f"{short}={provider.library}"]
+    if provider is not None and device in provider.devices[1:]:
+        words += ["--device", str(device)]
+    by_device = dict(provider.device_options.values()) if provider is not None else {}
+    for key, value in options.items():
+        words += [] if key in by_device else ["--ep-options", f"{key}={value}"]
+    return shlex.join(words)
+
+
+def provider_options_of(path: Path) -> str:
+    """Return the options that select the provider an ONNX file is compiled for; see :func:`options_for_compiled`.
+
+    Raises:
+        WinMLError: there is no such file, or it is no ONNX file.
+    """
+    from winml.modelkit.graph.files.reading import read_structure  # imports onnx
+
+    metadata = {item.key: item.value for item in read_structure(path).metadata_props}
+    return options_for_compiled(metadata.get(COMPILE_KEY, ""))
 
 
 def refuse_dynamic(ep: str | None, *, is_dynamic: bool, allow_dynamic: bool) -> None:

@@ -26,6 +26,7 @@ from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.options import load_json
 from winml.modelkit.runtime.adapters import ActiveAdapter
 from winml.modelkit.runtime.crash_check import refuse_crashing_model
+from winml.modelkit.runtime.execution_providers import provider_options_of
 from winml.modelkit.runtime.host import instruction_sets, saturates_integer_sums
 from winml.modelkit.runtime.ort_values import to_array, to_ort_value
 from winml.modelkit.runtime.plug_ins import (
@@ -170,6 +171,8 @@ class Session:
                 ) from error
             if source is not None:
                 _refuse_foreign_data(source)
+            if source is not None and _EP_CONTEXT in str(error):
+                _refuse_other_provider(source, self.name)
             raise _loading_error(self.name, error) from error
         _refuse_inactive(providers[0], self._session)
         _refuse_other_processor(self.name, self.metadata.get(COMPILE_KEY))
@@ -560,6 +563,23 @@ def _refuse_other_processor(name: str, reported: str | None) -> None:
         raise StageError(
             f"{name} is compiled for {opened_for}, but this processor is {here}",
             hint="Compile its source file again on this machine: winml compile --ep cpu.",
+        )
+
+
+_EP_CONTEXT = "EPContext"
+"""Specified by ONNX Runtime: operator of what a provider compiled, which its errors name."""
+
+
+def _refuse_other_provider(source: Path, name: str) -> None:
+    """Refuse a file that is compiled for a provider that the session does not have.
+
+    Raises:
+        StageError: names the provider and the options that select it.
+    """
+    if options := provider_options_of(source):
+        raise StageError(
+            f"{name} is compiled for another execution provider",
+            hint=f"winml run, perf, eval and generate run it with {options}.",
         )
 
 

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import InputError, ModelPathError, TaskError, UsageError
+from winml.modelkit.evaluate.processors import missing_processors
 from winml.modelkit.fields import INPUTS, OUTPUT, RECORDED, declare
-from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART, PROMPT, VISION
+from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART, PROMPT, VISION, files_folder
 from winml.modelkit.graph.files.foreign_names import ForeignNameError, refuse_special_file
 from winml.modelkit.inference.task_inputs import IMAGE_SUFFIXES, RUN_TASKS, RunTask, TaskInput, run_task
 from winml.modelkit.load.checkpoints.task import canonical_task
 from winml.modelkit.options import load_json, nearest, read_json_file
 from winml.modelkit.results.plan import PlannedStep
+from winml.modelkit.runtime.execution_providers import provider_options_of
 from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
 from winml.modelkit.verbs.running import ProviderFields
 
@@ -217,12 +219,12 @@ def _refuse_generating(request: RunRequest, task: str, definition: RunTask | Non
     if PROMPT in request.files or VISION in request.files or task in ("text-generation", "image-text-to-text"):
         raise UsageError(
             f"{request.name} is for {task}, which winml generate runs",
-            hint=f'winml generate {request.name} -p "Once upon a time"',
+            hint=f'winml generate {_commanded(request)} -p "Once upon a time"',
         )
     if definition is None and {ENCODER, DECODER} <= request.files.keys():
         raise UsageError(
             f"{request.name} is for {task}, which winml generate runs",
-            hint=f"winml generate {request.name} --image photo.jpg",
+            hint=f"winml generate {_commanded(request)} --image photo.jpg",
         )
     if definition is None:
         raise UsageError(
@@ -249,7 +251,11 @@ def _refuse_inputs(
         if name not in known:
             # Those of options are no misspellings: the task takes others.
             guess = None if name in _BY_OPTION else nearest(name, (*known, *tensors))
-            hint = f"Did you mean {guess!r}? " if guess else f"For example {_run_command(request.name, definition)}. "
+            hint = (
+                f"Did you mean {guess!r}? "
+                if guess
+                else f"For example {_run_command(_commanded(request), definition)}. "
+            )
             raise UsageError(
                 f"{request.name} has no input {name!r}: {task} takes {', '.join(known)}",
                 hint=f"{hint}winml run {request.name} --schema lists its inputs.",
@@ -276,7 +282,7 @@ def _refuse_inputs(
     if missing:
         raise UsageError(
             f"input {missing[0].name!r} is missing: {task} takes {', '.join(known)}",
-            hint=_run_command(request.name, definition),
+            hint=_run_command(_commanded(request), definition),
         )
 
 
@@ -303,17 +309,38 @@ def _refuse_save(request: RunRequest, definition: RunTask, what: str) -> None:
 # --- What does it take?
 
 
-def example_command(name: str, task: str, definition: RunTask | None) -> str | None:
-    """Return a command that runs a model on inputs of its task; None where only tensors can be passed.
+def example_command(
+    name: str, task: str, definition: RunTask | None, files: Mapping[str, Path] | None = None
+) -> str | None:
+    """Return a command that runs a model on inputs of its task; None if only tensors can be passed.
 
     Args:
         name: The model, as it is written on a command line.
         task: Its task, as :func:`~winml.modelkit.inference.task_inputs.run_task` names it.
         definition: What the task takes, if it is known.
+        files: Part → ONNX file, to find the tokenizer or processor beside it and the provider it is compiled for.
     """
+    if files:
+        path = next(iter(files.values()))
+        inputs = [item.name for item in _graph_tensors(files, "inputs")]
+        if missing_processors(inputs, files_folder(path)):
+            return None
+        name = _with_provider(name, path)
     if task == "text-generation":
         return f'winml generate {name} -p "Once upon a time"'
     return None if definition is None else _run_command(name, definition)
+
+
+def _with_provider(name: str, path: Path) -> str:
+    """Return a model as it is written on a command line, with the options of the provider that it is compiled for."""
+    return f"{name} {provider_options_of(path)}".rstrip()
+
+
+def _commanded(request: RunRequest) -> str:
+    """Return the model of a request as hints write it."""
+    if request.ep is not None:
+        return f"{request.name} --ep {request.ep}"
+    return _with_provider(request.name, _described_file(request)) if request.files else request.name
 
 
 def _run_command(name: str, definition: RunTask) -> str:
@@ -390,8 +417,9 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
         )
         for item in (definition.inputs if definition is not None else ())
     )
-    by_name = " ".join(f"--input {item.name}=@{item.name}.npy" for item in tensors)
-    example = example_command(request.name, task or "", definition) or f"winml run {request.name} {by_name}"
+    by_name = " ".join(f"--input {name}=@{name}.npy" for name in dict.fromkeys(item.name for item in tensors))
+    example = example_command(request.name, task or "", definition, request.files)
+    example = example or f"winml run {_commanded(request)} {by_name}"
     return RunSchema(request.name, task, inputs, tuple(tensors), tuple(outputs), example)
 
 
@@ -491,7 +519,6 @@ def _runner(model: Any, built: Any, task: str, request: RunRequest) -> TaskRunne
 
     PyTorch takes audio of any length, also where the graph is padded.
     """
-    from winml.modelkit.file_names import files_folder
     from winml.modelkit.inference.answering import AUDIO, TaskRunner
 
     folder = files_folder(_described_file(request))

@@ -236,7 +236,7 @@ def _next_command(result: BuildResult) -> str:
         return f"winml inspect {folder}"  # the CPU, where these commands run it, does not
     inputs = tuple(value.name for value in graph.input)
     try:
-        command = example_command(folder, *run_task(described_model(path).get("task") or "", inputs))
+        command = example_command(folder, *run_task(described_model(path).get("task") or "", inputs), parts)
     except TaskError:  # a script's model: it has no task
         command = None
     return command or f"winml run {folder} --schema"

@@ -136,6 +136,7 @@ def _load_weights(
         trust_remote_code=request.trust_remote_code,
         coded=resolved.coded,
         is_deferred=deferred,
+        seed=request.seed,
     )
     return with_plain_outputs(model), notes
 

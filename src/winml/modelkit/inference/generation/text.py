@@ -117,7 +117,8 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     if not any((folder / name).is_file() for name in names - {CHECKPOINT_CONFIG_NAME}):
         raise InputError(
             f"{folder}: no tokenizer ({TOKENIZER_NAME})",
-            hint="Copy the tokenizer files of the checkpoint there, or build the model again without --no-tokenizer.",
+            hint="Copy the tokenizer files of the model there. If its checkpoint has them, build it again without "
+            "--no-tokenizer.",
         )
     return _TokenizerOfTransformers(folder)
 

@@ -74,6 +74,7 @@ def load_checkpoint(
     trust_remote_code: bool = False,
     coded: CodedCheckpoint | None = None,
     is_deferred: bool = False,
+    seed: int = 0,
 ) -> tuple[torch.nn.Module, tuple[str, ...]]:
     """Load weight files into a new model of ``model_class``; without a dtype, in that they were saved in.
 
@@ -85,6 +86,7 @@ def load_checkpoint(
         trust_remote_code: Whether code that the checkpoint brings along may run.
         coded: Its weights in few bits; None where it has none.
         is_deferred: Whether parameters and buffers become tensors that refer to the files instead of holding values.
+        seed: Seed of the parameters that the checkpoint lacks. The caller's random state is left as it was.
 
     Returns:
         The model, in evaluation mode, and notes for the user.
@@ -105,7 +107,9 @@ def load_checkpoint(
                 spared=(*pickle_errors, ImportError, NotDeferrableError),
             ),
             warnings.catch_warnings(),
+            torch.random.fork_rng(devices=[]),
         ):
+            torch.manual_seed(seed)
             # torch asks to report pickles of newer protocols to it, which nobody here can act on.
             warnings.filterwarnings("ignore", message="Detected pickle protocol", category=UserWarning)
             model, loading = model_class.from_pretrained(
@@ -129,7 +133,7 @@ def load_checkpoint(
     _check_shapes(loading["mismatched_keys"], weights)
     if coded is None:
         _check_scales(loading["unexpected_keys"], weights)
-    notes = _check_missing(loading["missing_keys"], model, config, weights)
+    notes = _check_missing(loading["missing_keys"], model, config, weights, seed)
     notes += [*_notes_on_unused(loading["unexpected_keys"]), *([] if coded else _notes_on_casts(model, weights))]
     if coded is not None and not is_deferred:
         _realize(model)
@@ -200,7 +204,9 @@ def _check_scales(unused: Iterable[str], weights: WeightFiles) -> None:
             )
 
 
-def _check_missing(names: Iterable[str], model: torch.nn.Module, config: Any, weights: WeightFiles) -> list[str]:
+def _check_missing(
+    names: Iterable[str], model: torch.nn.Module, config: Any, weights: WeightFiles, seed: int
+) -> list[str]:
     """Return notes about weights that may be missing, and refuse to go on without the others."""
     missing = [name for name in sorted(names) if name.rpartition(".")[2] not in _UNUSED_WITHOUT_TRAINING]
     optional = [name for name in missing if _OPTIONAL_PART in name.split(".")]
@@ -214,7 +220,7 @@ def _check_missing(names: Iterable[str], model: torch.nn.Module, config: Any, we
             "not matter.",
         )
     if optional:
-        return [f"the checkpoint has no weights for the {_OPTIONAL_PART}: the pooled output is random"]
+        return [f"the checkpoint has no weights for the {_OPTIONAL_PART}: the pooled output is random (seed {seed})"]
     return []
 
 
