@@ -13,6 +13,7 @@ import pytest
 
 from winml.modelkit.errors import OutputExistsError
 from winml.modelkit.file_names import JOURNAL_NAME, OWNER_LOCK_NAME, PARTIAL_PREFIX, is_output_name
+from winml.modelkit.graph.files.foreign_files import COMPANION_NAMES
 from winml.modelkit.graph.files.named_paths import taken_settled
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing
 from winml.modelkit.graph.files.recovery import (
@@ -22,7 +23,6 @@ from winml.modelkit.graph.files.recovery import (
     unfinished_notes,
     write_journal,
 )
-from winml.modelkit.load.checkpoints.companion_files import COMPANION_NAMES
 
 
 @pytest.fixture
